@@ -1,0 +1,182 @@
+"""Types spoken between the gateway's core and its backends.
+
+The core owns OpenFaaS's REST API and the forwarding of calls; a backend owns replicas. Neither knows of experts,
+layers or policies. Vocabulary: OpenFaaS provider types (``FunctionDeployment``, ``FunctionStatus``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+DEFAULT_NAMESPACE = "openfaas-fn"
+
+ReplicaState = Literal["starting", "ready", "draining"]
+
+
+class GatewayError(Exception):
+    """Base of all errors a backend raises on purpose; the core turns them into HTTP replies.
+
+    GatewayError
+    ├── NotFoundError       404
+    ├── InvalidSpecError    400
+    ├── ConflictError       409
+    └── BackendError        500
+    """
+
+
+class NotFoundError(GatewayError):
+    """The function, secret or namespace does not exist."""
+
+
+class InvalidSpecError(GatewayError):
+    """The request is well-formed but asks for something that is not allowed or not there."""
+
+
+class ConflictError(GatewayError):
+    """The thing exists already."""
+
+
+class BackendError(GatewayError):
+    """The backend failed to do what was asked."""
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """What was deployed; fields mirror OpenFaaS's FunctionDeployment."""
+
+    name: str
+    image: str
+    namespace: str = DEFAULT_NAMESPACE
+    env_process: str = ""
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+    constraints: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """Kubernetes quantities by resource: ``memory``, ``cpu``, ``nvidia.com/gpu``."""
+    requests: Mapping[str, str] = field(default_factory=dict)
+    read_only_root_filesystem: bool = False
+
+    @property
+    def key(self) -> str:
+        """``NAME.NAMESPACE``, the ``function_name`` of metrics and of the feed."""
+        return f"{self.name}.{self.namespace}"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One running instance of a function."""
+
+    id: str
+    address: str
+    """``host:port`` of its HTTP server; empty while it has none (starting)."""
+    state: ReplicaState
+    pid: int | None = None
+    started_at_s: float = 0.0
+    """Unix time."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Resources a replica uses. ``None`` means not measured, which is not zero."""
+
+    cpu_seconds_total: float | None
+    cpu_millicores: float | None
+    """Over the last measuring interval."""
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class FunctionState:
+    """A function as the backend sees it now. ``max_inflight`` 0 means unlimited."""
+
+    spec: FunctionSpec
+    desired_replicas: int
+    replicas: tuple[Replica, ...]
+    max_inflight: int
+    created_at_s: float
+    restarts: int = 0
+
+    @property
+    def ready(self) -> tuple[Replica, ...]:
+        return tuple(replica for replica in self.replicas if replica.state == "ready")
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line of a replica's output; ``timestamp_s`` is Unix time."""
+
+    name: str
+    namespace: str
+    instance: str
+    timestamp_s: float
+    text: str
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """Shown in ``/system/info``; ``notes`` says in sentences what this backend cannot do here."""
+
+    provider: str
+    orchestration: str
+    version: str
+    notes: tuple[str, ...] = ()
+
+
+class Backend(Protocol):
+    """Starts, stops, limits and counts replicas. Desired state goes in, the backend converges to it.
+
+    Methods raise :class:`GatewayError` subclasses; names and namespaces are already validated.
+    """
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None:
+        """Drain and end every replica; nothing is left running afterwards."""
+
+    def info(self) -> BackendInfo: ...
+
+    async def create(self, spec: FunctionSpec, replicas: int) -> None:
+        """Raises ConflictError if it exists, InvalidSpecError for bad limits or missing secrets."""
+
+    async def update(self, spec: FunctionSpec) -> None:
+        """Live where only limits, labels, annotations or max_inflight differ, else a rolling update. NotFoundError."""
+
+    async def delete(self, name: str, namespace: str) -> None: ...
+
+    async def scale(self, name: str, namespace: str, replicas: int) -> None: ...
+
+    def get(self, name: str, namespace: str) -> FunctionState:
+        """Raises NotFoundError."""
+
+    def list(self, namespace: str | None = None) -> list[FunctionState]: ...
+
+    def version(self) -> int:
+        """Grows with every change of functions or replicas."""
+
+    async def wait_change(self, seen_version: int, timeout_s: float) -> int:
+        """Return the version once it differs from ``seen_version``, or after ``timeout_s``."""
+
+    def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
+        """By replica id."""
+
+    def start_seconds(self) -> list[float]:
+        """Start times (spawn to ready) measured since the last call of this method."""
+
+    def report_failure(self, name: str, namespace: str, replica_id: str) -> None:
+        """The core could not connect to this replica: look at it now instead of at the next check."""
+
+    def logs(
+        self, name: str, namespace: str, *, instance: str | None, since_s: float | None, tail: int, follow: bool
+    ) -> AsyncIterator[LogLine]:
+        """``tail`` <= 0 means all. With ``follow`` the iterator ends when the function is deleted."""
+
+    def secret_names(self, namespace: str) -> list[str]: ...
+
+    async def put_secret(self, name: str, namespace: str, value: bytes, *, create: bool) -> None:
+        """``create`` and it exists: ConflictError; not ``create`` and it does not: NotFoundError."""
+
+    async def delete_secret(self, name: str, namespace: str) -> None: ...
