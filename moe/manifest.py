@@ -1,0 +1,451 @@
+"""The manifest: the only description of a pipeline (``pipeline.json`` in its folder).
+
+``load`` reads and proves it (JSON Schema, topology, sha256 of every file), ``save`` writes it. This module
+imports no torch, so every room may read a manifest cheaply. Anything wrong raises :class:`ManifestError` with
+a sentence that names the file, the key and the rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+import jsonschema
+
+from moe.errors import ManifestError
+
+__all__ = [
+    "MANIFEST_FILE",
+    "FileRef",
+    "Manifest",
+    "ManifestError",
+    "Node",
+    "Router",
+    "Tokenizer",
+    "WeightsRef",
+    "from_json",
+    "load",
+    "save",
+    "sha256_of",
+    "to_json",
+]
+
+MANIFEST_FILE = "pipeline.json"
+VERSION = 1
+INGRESS = "ingress"
+MAX_MANIFEST_BYTES = 64 * 2**20
+
+Family = Literal["bert", "gpt2", "bert2bert", "mixtral", "qwen3_moe", "olmoe"]
+Task = Literal["embedding", "causal-lm", "seq2seq-lm"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Kind = Literal["segment", "expert"]
+Gates = Literal["softmax-topk", "topk-softmax", "ones"]
+
+
+@dataclass(frozen=True)
+class WeightsRef:
+    """Where a node's tensors lie: a safetensors file of the folder, and the prefix of their names in it."""
+
+    file: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class FileRef:
+    """Identity of one file of the folder."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Router:
+    """How a segment turns router logits ``[T, E]`` into ``expert_ids`` and ``gates`` ``[T, k]``.
+
+    ``softmax-topk``: probabilities over all experts, the k largest; ``normalise`` divides them by their sum.
+    ``topk-softmax``: the k largest logits, softmax over those.
+    ``ones``: the k largest logits, every gate 1: a plain sum, exact for neuron splits with ``top_k`` =
+    experts. Gates are multiplied by ``scale`` at the end.
+    """
+
+    top_k: int
+    gates: Gates = "softmax-topk"
+    normalise: bool = False
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to token ids. ``special`` holds ids by role: ``bos eos pad unk cls sep mask decoder_start``."""
+
+    file: str
+    max_tokens: int
+    """Longest text in tokens, special tokens included."""
+    kind: Literal["tokenizers-json"] = "tokenizers-json"
+    special: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One segment or expert. ``inputs`` and ``outputs`` are tensor names of the pass (architecture.md,
+    section 2).
+    """
+
+    id: str
+    kind: Kind
+    layer: int
+    expert: int | None
+    weights: WeightsRef
+    parameter_bytes: int
+    parameters: int
+    flops_per_token: int
+    """Of matrix products, 2 per multiply-add; the part of attention that grows with the text is not counted.
+    """
+    bytes_in_per_token: int
+    bytes_out_per_token: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A pipeline. Nodes are in canonical order: segments 0…n, then experts by (layer, expert)."""
+
+    name: str
+    family: Family
+    task: Task
+    dtype: Dtype
+    architecture: Mapping[str, Any]
+    router: Router
+    tokenizer: Tokenizer | None
+    nodes: tuple[Node, ...]
+    edges: tuple[tuple[str, str], ...]
+    files: Mapping[str, FileRef]
+    version: int = VERSION
+
+    @cached_property
+    def segments(self) -> tuple[Node, ...]:
+        """Segments 0…n in order."""
+        return tuple(
+            sorted((node for node in self.nodes if node.kind == "segment"), key=lambda node: node.layer)
+        )
+
+    @property
+    def layers(self) -> int:
+        """Number of MoE layers n (one less than segments)."""
+        return len(self.segments) - 1
+
+    @cached_property
+    def _experts(self) -> tuple[tuple[Node, ...], ...]:
+        rows: list[list[Node]] = [[] for _ in range(self.layers)]
+        for node in self.nodes:
+            if node.kind == "expert":
+                rows[node.layer].append(node)
+        return tuple(tuple(sorted(row, key=lambda node: node.expert or 0)) for row in rows)
+
+    def experts(self, layer: int) -> tuple[Node, ...]:
+        """Experts of MoE layer ``layer`` (0…n-1) in order. Raises IndexError outside that range."""
+        if not 0 <= layer < self.layers:
+            raise IndexError(f"Pipeline {self.name} has MoE layers 0 to {self.layers - 1}, not {layer}.")
+        return self._experts[layer]
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, Node]:
+        return {node.id: node for node in self.nodes}
+
+    def node(self, node_id: str) -> Node:
+        """Raises KeyError for an id that is not a segment or expert of this pipeline."""
+        try:
+            return self._by_id[node_id]
+        except KeyError:
+            raise KeyError(f"Pipeline {self.name} has no node {node_id!r}.") from None
+
+    def function_name(self, node_id: str) -> str:
+        """``PIPELINE-NODEID``; the ingress's function is just ``PIPELINE``."""
+        return self.name if node_id == INGRESS else f"{self.name}-{self.node(node_id).id}"
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of all nodes' weights."""
+        return sum(node.parameter_bytes for node in self.nodes)
+
+
+def segment_id(layer: int) -> str:
+    return f"segment-{layer}"
+
+
+def expert_id(layer: int, expert: int) -> str:
+    return f"expert-{layer}-{expert}"
+
+
+def expected_edges(segments: int, experts: Iterable[int]) -> list[tuple[str, str]]:
+    """Edges that the numbering implies: segment i → its experts → segment i+1; ``experts`` counts them by
+    layer.
+    """
+    edges: list[tuple[str, str]] = []
+    for layer, count in zip(range(segments - 1), experts, strict=True):
+        edges += [(segment_id(layer), expert_id(layer, expert)) for expert in range(count)]
+        edges += [(expert_id(layer, expert), segment_id(layer + 1)) for expert in range(count)]
+    return edges
+
+
+# Reading ----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _validator() -> Any:
+    schema = json.loads(Path(__file__).with_name("manifest.schema.json").read_text(encoding="utf-8"))
+    return jsonschema.Draft202012Validator(schema)
+
+
+def load(directory: str | Path, verify: bool = True) -> Manifest:
+    """Read ``directory/pipeline.json``.
+
+    With ``verify`` every file's size and sha256 is compared with the manifest; without it only the manifest
+    itself is checked (schema and topology). Raises ManifestError.
+    """
+    path = Path(directory) / MANIFEST_FILE
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ManifestError(f"{path}: a manifest may hold at most {MAX_MANIFEST_BYTES} bytes.")
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ManifestError(
+            f"{path}: cannot be read ({error.strerror}); is this a pipeline folder?"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
+    manifest = from_json(text, where=str(path))
+    if verify:
+        _verify_files(manifest, Path(directory))
+    return manifest
+
+
+def from_json(text: str, where: str = MANIFEST_FILE) -> Manifest:
+    """Parse and prove a manifest's text (schema and topology). ``where`` begins every message. Raises
+    ManifestError.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except (json.JSONDecodeError, _NotStrictJsonError) as error:
+        raise ManifestError(f"{where}: is not valid JSON: {error}.") from error
+    except RecursionError as error:
+        raise ManifestError(f"{where}: is nested too deeply to be a manifest.") from error
+    broken = jsonschema.exceptions.best_match(_validator().iter_errors(document))
+    if broken is not None:
+        raise ManifestError(
+            f"{where}: key {_path_of(broken)} breaks rule {broken.validator!r}: {broken.message[:300]}."
+        )
+    manifest = _build(document)
+    _check_topology(manifest, where)
+    _check_references(manifest, where)
+    return manifest
+
+
+class _NotStrictJsonError(ValueError):
+    """JSON that Python would accept but a strict reader would not."""
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _NotStrictJsonError(f"key {twice!r} stands twice in one object")
+    return result
+
+
+def _no_constant(text: str) -> Any:
+    raise _NotStrictJsonError(f"{text} is not a JSON number")
+
+
+def _path_of(error: Any) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    return path.lstrip(".") or "(top)"
+
+
+def _build(document: Mapping[str, Any]) -> Manifest:
+    tokenizer = document["tokenizer"]
+    fields = dict(document)
+    fields["router"] = Router(**document["router"])
+    fields["tokenizer"] = None if tokenizer is None else Tokenizer(**tokenizer)
+    fields["nodes"] = tuple(
+        Node(
+            **{
+                **node,
+                "weights": WeightsRef(**node["weights"]),
+                "inputs": tuple(node["inputs"]),
+                "outputs": tuple(node["outputs"]),
+            }
+        )
+        for node in document["nodes"]
+    )
+    fields["edges"] = tuple((edge[0], edge[1]) for edge in document["edges"])
+    fields["files"] = {path: FileRef(**ref) for path, ref in document["files"].items()}
+    fields["architecture"] = MappingProxyType(dict(document["architecture"]))
+    return Manifest(**fields)
+
+
+def _check_topology(manifest: Manifest, where: str) -> None:
+    ids = [node.id for node in manifest.nodes]
+    if len(set(ids)) != len(ids):
+        twice = next(node_id for node_id in ids if ids.count(node_id) > 1)
+        raise ManifestError(f"{where}: key nodes: id {twice!r} stands twice; ids are unique.")
+    for index, node in enumerate(manifest.nodes):
+        if (node.kind == "segment") != (node.expert is None):
+            raise ManifestError(
+                f"{where}: key nodes[{index}].expert: null for segments, a number for experts."
+            )
+        wanted = segment_id(node.layer) if node.expert is None else expert_id(node.layer, node.expert)
+        if node.id != wanted:
+            raise ManifestError(
+                f"{where}: key nodes[{index}].id: is {node.id!r}, its numbers say {wanted!r}."
+            )
+    segments = [node.layer for node in manifest.segments]
+    if segments != list(range(len(segments))) or len(segments) < 2:
+        raise ManifestError(f"{where}: key nodes: segments must be numbered 0 to n (n ≥ 1) without gaps.")
+    counts = [0] * (len(segments) - 1)
+    for node in manifest.nodes:
+        if node.kind == "expert":
+            if node.layer >= len(counts):
+                raise ManifestError(
+                    f"{where}: key nodes: {node.id} belongs to a layer without segments around it."
+                )
+            counts[node.layer] += 1
+    for layer, count in enumerate(counts):
+        if [node.expert for node in manifest.experts(layer)] != list(range(count)) or count == 0:
+            raise ManifestError(
+                f"{where}: key nodes: experts of layer {layer} must be numbered 0 to m without gaps."
+            )
+        if manifest.router.top_k > count:
+            raise ManifestError(
+                f"{where}: key router.top_k: is {manifest.router.top_k}, "
+                f"but layer {layer} has {count} experts."
+            )
+    _check_edges(manifest, counts, where)
+
+
+def _check_edges(manifest: Manifest, counts: list[int], where: str) -> None:
+    known = {node.id for node in manifest.nodes}
+    for index, edge in enumerate(manifest.edges):
+        for end in edge:
+            if end not in known:
+                raise ManifestError(f"{where}: key edges[{index}]: {end!r} is not a node of this pipeline.")
+    if _has_cycle(manifest.edges):
+        raise ManifestError(f"{where}: key edges: they form a cycle; a pipeline is a directed acyclic graph.")
+    wanted, found = set(expected_edges(len(counts) + 1, counts)), set(manifest.edges)
+    if len(found) != len(manifest.edges):
+        raise ManifestError(f"{where}: key edges: an edge stands twice; edges are unique.")
+    if wanted != found:
+        edge, verb = (
+            (min(wanted - found), "is missing") if wanted - found else (min(found - wanted), "is too much")
+        )
+        raise ManifestError(
+            f"{where}: key edges: {edge[0]} → {edge[1]} {verb}; edges go "
+            "from segment i to each expert of layer i "
+            "and from there to segment i+1."
+        )
+
+
+def _has_cycle(edges: Iterable[tuple[str, str]]) -> bool:
+    followers: dict[str, list[str]] = {}
+    open_inputs: dict[str, int] = {}
+    for source, target in edges:
+        followers.setdefault(source, []).append(target)
+        open_inputs.setdefault(source, 0)
+        open_inputs[target] = open_inputs.get(target, 0) + 1
+    ready = [node for node, count in open_inputs.items() if count == 0]
+    done = 0
+    while ready:
+        done += 1
+        for target in followers.get(ready.pop(), ()):
+            open_inputs[target] -= 1
+            if open_inputs[target] == 0:
+                ready.append(target)
+    return done != len(open_inputs)
+
+
+def _check_references(manifest: Manifest, where: str) -> None:
+    for path in manifest.files:
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == MANIFEST_FILE:
+            raise ManifestError(
+                f"{where}: key files: {path!r} must be a plain path inside the pipeline folder."
+            )
+    for node in manifest.nodes:
+        if node.weights.file not in manifest.files:
+            raise ManifestError(
+                f"{where}: key nodes: {node.id} names {node.weights.file!r}, not listed under files."
+            )
+    if manifest.tokenizer is not None and manifest.tokenizer.file not in manifest.files:
+        raise ManifestError(
+            f"{where}: key tokenizer.file: {manifest.tokenizer.file!r} is "
+            "not listed under files; list every file."
+        )
+
+
+def _verify_files(manifest: Manifest, directory: Path) -> None:
+    for name, ref in manifest.files.items():
+        path = directory / name
+        try:
+            size = path.stat().st_size
+            if size != ref.bytes:
+                raise ManifestError(
+                    f"{path}: holds {size} bytes, {MANIFEST_FILE} says {ref.bytes} (files.bytes)."
+                )
+            digest = sha256_of(path)
+        except OSError as error:
+            raise ManifestError(
+                f"{path}: named in {MANIFEST_FILE} but not readable ({error.strerror})."
+            ) from error
+        if digest != ref.sha256:
+            raise ManifestError(
+                f"{path}: sha256 is {digest}, {MANIFEST_FILE} says "
+                f"{ref.sha256}; the file was changed or damaged."
+            )
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# Writing ----------------------------------------------------------------------------------------------------
+
+
+def to_json(manifest: Manifest) -> str:
+    """Canonical text: same manifest, same bytes."""
+    return json.dumps(_plain(manifest), indent=1, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__dataclass_fields__"):
+        names = list(value.__dataclass_fields__)
+        if "version" in names:
+            names.sort(key=lambda name: name != "version")
+        return {name: _plain(getattr(value, name)) for name in names}
+    if isinstance(value, Mapping):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return cast("str | int | float | bool | None", value)
+
+
+def save(manifest: Manifest, directory: str | Path) -> Path:
+    """Prove the manifest, then write ``directory/pipeline.json`` atomically. Returns its path. Raises
+    ManifestError.
+    """
+    path = Path(directory) / MANIFEST_FILE
+    text = to_json(manifest)
+    from_json(text, where=str(path))
+    part = path.with_suffix(".json.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+    return path
