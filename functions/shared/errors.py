@@ -1,0 +1,55 @@
+"""Errors of calls between functions.
+
+CallError                 a call that did not end in an answer; ``status`` is what the client of the pipeline gets
+├── BadInputError         400: the input breaks a rule; the sentence says which
+├── OverloadedError       429: more work than slots and queue hold
+├── NoReplicaError        503: no ready replica until the deadline
+├── DeadlineError         504: the time of the request is spent
+├── NodeFailedError       502: the platform failed more often than the call may be repeated
+└── NodeRefusedError      as the node: a node answered with a 4xx, which is never repeated
+"""
+
+from __future__ import annotations
+
+
+class CallError(Exception):
+    """Base. ``code`` is the word in the JSON error, ``platform`` whether the platform and not the request failed."""
+
+    status = 500
+    code = "internal"
+    platform = True
+
+
+class BadInputError(CallError):
+    status = 400
+    code = "bad_input"
+    platform = False
+
+
+class OverloadedError(CallError):
+    status = 429
+    code = "overloaded"
+
+
+class NoReplicaError(CallError):
+    status = 503
+    code = "no_replica"
+
+
+class DeadlineError(CallError):
+    status = 504
+    code = "deadline_exceeded"
+
+
+class NodeFailedError(CallError):
+    status = 502
+    code = "node_failed"
+
+
+class NodeRefusedError(CallError):
+    code = "node_refused"
+    platform = False
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status

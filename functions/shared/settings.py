@@ -1,0 +1,102 @@
+"""Settings of a function, read once from its environment (the OpenFaaS way), and the live ones from a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0, "": 1.0}
+
+
+class SettingsError(ValueError):
+    """A setting is missing or has a value that is not allowed; the sentence names key, value and rule."""
+
+
+@dataclass(frozen=True)
+class FunctionSettings:
+    """What a function needs to know. Field names follow the environment variables."""
+
+    pipeline_dir: Path
+    nodes: tuple[str, ...]
+    port: int = 8080
+    max_inflight: int = 0
+    write_timeout_s: float = 30.0
+    max_functions: int = 0
+    live_settings: Path | None = None
+    feed_url: str | None = None
+    feed_token_file: Path | None = None
+    address_template: str | None = None
+    timeout_s: float = 60.0
+    """Time a request may take when it does not say (``smoe_timeout``)."""
+    queue_limit: int = 1000
+    """Calls that may wait at the ingress for a slot of one function (``smoe_queue_limit``)."""
+
+    @property
+    def is_ingress(self) -> bool:
+        return self.nodes == ("ingress",)
+
+
+def duration_s(key: str, text: str) -> float:
+    """Seconds of ``30``, ``30s``, ``1m30s`` or ``500ms``. Raises SettingsError."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise SettingsError(f"{key} is {text!r}; it takes seconds or a duration such as 30s, 1m30s, 500ms")
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+def from_environment(environ: Mapping[str, str]) -> FunctionSettings:
+    """Read and check. Raises SettingsError."""
+    name = environ.get("smoe_pipeline", "")
+    if not name:
+        raise SettingsError("smoe_pipeline is not set; it names a pipeline folder, or a pipeline under smoe_pipelines_dir")
+    folder = Path(name)
+    if not folder.is_absolute():
+        folder = Path(environ.get("smoe_pipelines_dir", ".")) / folder
+    if not (folder / "pipeline.json").is_file():
+        raise SettingsError(f"smoe_pipeline is {name!r}, but {folder / 'pipeline.json'} does not exist")
+    nodes = tuple(node.strip() for node in environ.get("smoe_nodes", "").split(",") if node.strip())
+    if not nodes or ("ingress" in nodes and len(nodes) > 1):
+        raise SettingsError("smoe_nodes takes node ids separated by commas, or the one word ingress")
+    live = environ.get("smoe_live_settings")
+    token = environ.get("smoe_feed_token_file")
+    return FunctionSettings(
+        pipeline_dir=folder,
+        nodes=nodes,
+        port=_whole(environ, "port", 8080),
+        max_inflight=_whole(environ, "max_inflight", 0),
+        write_timeout_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
+        max_functions=_whole(environ, "smoe_max_functions", 0),
+        live_settings=Path(live) if live else None,
+        feed_url=environ.get("smoe_feed_url") or None,
+        feed_token_file=Path(token) if token else None,
+        address_template=environ.get("smoe_address_template") or None,
+        timeout_s=duration_s("smoe_timeout", environ.get("smoe_timeout", "60s")),
+        queue_limit=_whole(environ, "smoe_queue_limit", 1000),
+    )
+
+
+def live_max_inflight(path: Path, present: int) -> int:
+    """The limit that the live settings file asks for, or ``present`` where it says nothing. Raises SettingsError."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return present
+    except (OSError, json.JSONDecodeError) as error:
+        raise SettingsError(f"{path} cannot be read as JSON: {error}") from error
+    value = found.get("max_inflight", present) if isinstance(found, dict) else None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SettingsError(f"{path}: max_inflight is {value!r}; it takes a whole number, 0 for no limit")
+    return value
+
+
+def _whole(environ: Mapping[str, str], key: str, default: int) -> int:
+    text = environ.get(key, "").strip()
+    if not text:
+        return default
+    if not text.isdigit():
+        raise SettingsError(f"{key} is {text!r}; it takes a whole number of 0 or more")
+    return int(text)
