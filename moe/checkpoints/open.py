@@ -1,0 +1,44 @@
+"""The reader of a checkpoint, chosen by its ``model_type``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from moe.checkpoints.bert import BertReader
+from moe.checkpoints.bert2bert import Bert2BertReader
+from moe.checkpoints.gpt2 import Gpt2Reader
+from moe.checkpoints.reader import DenseReader, NativeReader
+from moe.checkpoints.rope import RopeReader
+from moe.checkpoints.source import Source
+from moe.errors import CheckpointError
+
+DENSE: dict[str, Callable[[Source], DenseReader]] = {
+    "bert": BertReader,
+    "gpt2": Gpt2Reader,
+    "encoder-decoder": Bert2BertReader,
+}
+NATIVE: dict[str, Callable[[Source], NativeReader]] = {
+    "mixtral": RopeReader,
+    "qwen3_moe": RopeReader,
+    "olmoe": RopeReader,
+}
+
+
+def is_dense(source: Source) -> bool:
+    """Whether the checkpoint has to be converted. Raises CheckpointError for an unknown ``model_type``."""
+    kind = source.config.get("model_type")
+    if kind in DENSE:
+        return True
+    if kind in NATIVE:
+        return False
+    known = ", ".join([*DENSE, *NATIVE])
+    raise CheckpointError(f"{source.where}: config key 'model_type' is {kind!r}; supported are {known}.")
+
+
+def open_dense(source: Source) -> DenseReader:
+    return DENSE[cast("str", source.config["model_type"])](source)
+
+
+def open_native(source: Source) -> NativeReader:
+    return NATIVE[cast("str", source.config["model_type"])](source)

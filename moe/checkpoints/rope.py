@@ -1,0 +1,210 @@
+"""Mixtral, Qwen3-MoE and OLMoE checkpoints, with experts stored one by one or fused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe.checkpoints.reader import NodeTensors
+from moe.checkpoints.source import Fields, Source
+from moe.errors import CheckpointError
+from moe.families.rope import dense_layers_before
+from moe.manifest import Family, Router, Task
+
+FAMILIES: dict[str, Family] = {"mixtral": "mixtral", "qwen3_moe": "qwen3_moe", "olmoe": "olmoe"}
+DEFAULT_THETA = {"mixtral": 1e6, "qwen3_moe": 1e4, "olmoe": 1e4}
+DEFAULT_POSITIONS = {"mixtral": 131072, "qwen3_moe": 32768, "olmoe": 4096}
+DEFAULT_EPS = {"mixtral": 1e-5, "qwen3_moe": 1e-6, "olmoe": 1e-5}
+EXPERT_PARTS = {  # gate, up, down
+    "mixtral": ("w1", "w3", "w2"),
+    "qwen3_moe": ("gate_proj", "up_proj", "down_proj"),
+    "olmoe": ("gate_proj", "up_proj", "down_proj"),
+}
+
+
+def numbers_of(fields: Fields) -> tuple[Family, dict[str, Any], Router, int]:
+    """Family, numbers, router and experts per layer. Raises CheckpointError for anything not honoured."""
+    family = FAMILIES[fields.only("model_type", *FAMILIES)]
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    layers = fields.count("num_hidden_layers")
+    inner = fields.count("intermediate_size")
+    numbers: dict[str, Any] = {
+        "vocab_size": fields.count("vocab_size"),
+        "hidden_size": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": fields.count("num_key_value_heads", heads),
+        "head_dim": fields.count("head_dim", max(1, hidden // heads)),
+        "ffn_size": fields.count("moe_intermediate_size") if family == "qwen3_moe" else inner,
+        "dense_ffn_size": inner,
+        "activation": fields.activation("hidden_act", "silu"),
+        "eps": fields.number("rms_norm_eps", DEFAULT_EPS[family]),
+        "max_positions": fields.count("max_position_embeddings", DEFAULT_POSITIONS[family]),
+        "rope_theta": rope_theta(fields, DEFAULT_THETA[family]),
+        "qk_norm": {"mixtral": "none", "qwen3_moe": "head", "olmoe": "full"}[family],
+        "attention_bias": family != "mixtral" and fields.flag("attention_bias", False),
+        "sliding_window": sliding_window(fields, family),
+        "clip_qkv": None,
+        "moe_layers": list(range(layers)),
+    }
+    if family == "olmoe" and fields.get("clip_qkv") is not None:
+        numbers["clip_qkv"] = fields.number("clip_qkv")
+    if family == "qwen3_moe":
+        numbers["moe_layers"] = moe_layers(fields, layers)
+    for key in ("num_experts", "num_local_experts"):
+        if fields.get(key) is not None:
+            experts = fields.count(key)
+            break
+    else:
+        raise CheckpointError(
+            f"{fields.where}: config names no number of experts (num_local_experts, num_experts)."
+        )
+    normalise = family == "mixtral" or fields.flag("norm_topk_prob", False)
+    router = Router(fields.count("num_experts_per_tok", 2), "softmax-topk", normalise)
+    fields.flag("tie_word_embeddings", False)
+    if heads % numbers["kv_heads"] or numbers["head_dim"] % 2:
+        raise CheckpointError(f"{fields.where}: heads must be a multiple of kv heads, head_dim even.")
+    if router.top_k > experts:
+        raise CheckpointError(f"{fields.where}: num_experts_per_tok is larger than the number of experts.")
+    return family, numbers, router, experts
+
+
+def rope_theta(fields: Fields, default: float) -> float:
+    """The base of plain rotary positions; any scaling of them is refused."""
+    parameters: dict[str, Any] = fields.get("rope_parameters", {})
+    scaling: dict[str, Any] = fields.get("rope_scaling", {})
+    if not isinstance(parameters, dict) or not isinstance(scaling, dict):
+        raise CheckpointError(
+            f"{fields.where}: config keys rope_parameters and rope_scaling must be objects."
+        )
+    base = fields.number("rope_theta", default)
+    for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
+        nested = Fields(value, f"{fields.where} ({name})")
+        nested.only("rope_type", "default")
+        nested.only("type", "default")
+        nested.only("partial_rotary_factor", 1.0)
+        base = nested.number("rope_theta", base)
+        nested.finish()
+    fields.only("partial_rotary_factor", 1.0)
+    return base
+
+
+def sliding_window(fields: Fields, family: Family) -> int | None:
+    """Tokens a token may see, itself included; None: all."""
+    if family == "qwen3_moe" and not fields.flag("use_sliding_window", False):
+        fields.get("sliding_window")
+        return None
+    return None if fields.get("sliding_window") is None else fields.count("sliding_window")
+
+
+def moe_layers(fields: Fields, layers: int) -> list[int]:
+    """Layers with experts: every ``decoder_sparse_step``-th that is not in ``mlp_only_layers``."""
+    step, dense = fields.count("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+    chosen = [layer for layer in range(layers) if layer not in dense and (layer + 1) % step == 0]
+    if not chosen:
+        raise CheckpointError(f"{fields.where}: no layer has experts (mlp_only_layers, decoder_sparse_step).")
+    return chosen
+
+
+class RopeReader:
+    """One of the three families, read expert by expert."""
+
+    task: Task = "causal-lm"
+
+    def __init__(self, source: Source) -> None:
+        fields = Fields(source.config, source.where)
+        self.family, self.architecture, self.router, self.experts = numbers_of(fields)
+        eos = fields.token("eos_token_id", self.architecture["vocab_size"])
+        bos = fields.token("bos_token_id", self.architecture["vocab_size"])
+        fields.finish()
+        self.source = source
+        self.layers = len(self.architecture["moe_layers"])
+        self.max_tokens: int = self.architecture["max_positions"]
+        self.special = {key: value for key, value in (("bos", bos), ("eos", eos)) if value is not None}
+        if self.family == "mixtral" and source.has("model.layers.0.block_sparse_moe.gate.weight"):
+            self.moe = "block_sparse_moe"
+        else:
+            self.moe = "mlp"
+        first = f"model.layers.{self.architecture['moe_layers'][0]}.{self.moe}.experts."
+        self.fused = source.has(f"{first}gate_up_proj")
+        if not self.fused and not source.has(f"{first}0.{EXPERT_PARTS[self.family][0]}.weight"):
+            raise CheckpointError(f"{source.where}: tensors of {first}* are missing, one by one or fused.")
+
+    def segment(self, index: int) -> NodeTensors:
+        n, get = self.architecture, self.source.get
+        d, vocab = n["hidden_size"], n["vocab_size"]
+        tensors: NodeTensors = {}
+        if index == 0:
+            tensors["embed.words"] = get("model.embed_tokens.weight", vocab, d)
+        for place, layer in enumerate(dense_layers_before(n, index)):
+            name, inner = f"dense.{place}", n["dense_ffn_size"]
+            tensors |= self._attention(f"{name}.", layer)
+            gate, up = (
+                get(f"model.layers.{layer}.mlp.{part}_proj.weight", inner, d) for part in ("gate", "up")
+            )
+            tensors[f"{name}.gate_up.weight"] = torch.cat((gate, up))
+            tensors[f"{name}.down.weight"] = get(f"model.layers.{layer}.mlp.down_proj.weight", d, inner)
+        if index == self.layers:
+            tied = not self.source.has("lm_head.weight")
+            if tied and not self.source.config.get("tie_word_embeddings"):
+                raise CheckpointError(
+                    f"{self.source.where}: lm_head.weight is missing and tie_word_embeddings not set."
+                )
+            tensors["head.norm.weight"] = get("model.norm.weight", d)
+            name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+            return tensors | {"head.vocabulary.weight": get(name, vocab, d)}
+        layer = n["moe_layers"][index]
+        tensors |= self._attention("", layer)
+        tensors["router.weight"] = get(f"model.layers.{layer}.{self.moe}.gate.weight", self.experts, d)
+        return tensors
+
+    def _attention(self, ours: str, layer: int) -> NodeTensors:
+        n, name = self.architecture, f"model.layers.{layer}."
+        d, q_width, kv_width = n["hidden_size"], n["heads"] * n["head_dim"], n["kv_heads"] * n["head_dim"]
+        get = self.source.get
+        parts = (("q", q_width), ("k", kv_width), ("v", kv_width))
+        tensors = {
+            f"{ours}attention.norm.weight": get(f"{name}input_layernorm.weight", d),
+            f"{ours}attention.qkv.weight": torch.cat(
+                [get(f"{name}self_attn.{part}_proj.weight", width, d) for part, width in parts]
+            ),
+            f"{ours}attention.out.weight": get(f"{name}self_attn.o_proj.weight", d, q_width),
+            f"{ours}expert_norm.weight": get(f"{name}post_attention_layernorm.weight", d),
+        }
+        if n["attention_bias"]:
+            biases = [get(f"{name}self_attn.{part}_proj.bias", width) for part, width in parts]
+            tensors[f"{ours}attention.qkv.bias"] = torch.cat(biases)
+            tensors[f"{ours}attention.out.bias"] = get(f"{name}self_attn.o_proj.bias", d)
+        if n["qk_norm"] != "none":
+            each = n["qk_norm"] == "head"
+            for part, width in parts[:2]:
+                size = n["head_dim"] if each else width
+                tensors[f"{ours}attention.{part}_norm.weight"] = get(
+                    f"{name}self_attn.{part}_norm.weight", size
+                )
+        return tensors
+
+    def expert(self, layer: int, expert: int) -> NodeTensors:
+        n = self.architecture
+        d, inner = n["hidden_size"], n["ffn_size"]
+        name = f"model.layers.{n['moe_layers'][layer]}.{self.moe}.experts."
+        gate_up, down = (
+            self._fused(name, expert) if self.fused else self._single(f"{name}{expert}.", d, inner)
+        )
+        return {"gate_up.weight": gate_up, "down.weight": down}
+
+    def _single(self, name: str, d: int, inner: int) -> tuple[Tensor, Tensor]:
+        gate, up, down = EXPERT_PARTS[self.family]
+        get = self.source.get
+        both = torch.cat(
+            (get(f"{name}{gate}.weight", inner, d), get(f"{name}{up}.weight", inner, d))
+        )  # [2F, d]
+        return both, get(f"{name}{down}.weight", d, inner)
+
+    def _fused(self, name: str, expert: int) -> tuple[Tensor, Tensor]:
+        n = self.architecture
+        d, inner = n["hidden_size"], n["ffn_size"]
+        gate_up = self.source.get(f"{name}gate_up_proj", self.experts, 2 * inner, d)[expert]
+        return gate_up, self.source.get(f"{name}down_proj", self.experts, d, inner)[expert]

@@ -1,0 +1,112 @@
+"""Commands of this room for the ``smoe`` command line: ``split`` and ``inspect``. No logic, only words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from moe.errors import MoeError
+from moe.manifest import Manifest
+from moe.preset import PRESETS, preset_source, preset_tokenizer
+from moe.runtime import DTYPES
+from moe.split import split
+
+
+@click.command("split")
+@click.argument("source")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Pipeline folder to write.")
+@click.option("--name", help="Name of the pipeline; default: the folder's name.")
+@click.option("--experts", type=click.IntRange(1), help="Experts per layer of a dense model.")
+@click.option("--top-k", type=click.IntRange(1), help="Experts per token.")
+@click.option(
+    "--method",
+    type=click.Choice(["neurons", "full"]),
+    default="neurons",
+    show_default=True,
+    help="Dense models: share out the neurons, or make full-size copies.",
+)
+@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--source",
+    "folder",
+    type=click.Path(exists=True, file_okay=False),
+    help="Checkpoint folder for a preset.",
+)
+@click.option("--width", type=click.IntRange(1), help="Hidden size of a preset's seeded weights.")
+@click.option("--force", is_flag=True, help="Replace an existing pipeline folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
+def split_command(
+    source: str,
+    out: Path,
+    name: str | None,
+    experts: int | None,
+    top_k: int | None,
+    method: str,
+    dtype: str,
+    seed: int,
+    folder: str | None,
+    width: int | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Split SOURCE into a pipeline folder.
+
+    SOURCE is a Hugging Face folder (config.json and safetensors), or a preset: minilm, bert-4, bert-6,
+    bert-8, gpt2-4, gpt2-6, b2b-4.
+    """
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("split", total=None)
+
+            def progress(node_id: str, done: int, total: int) -> None:
+                bar.update(task, description=node_id, completed=done, total=total)
+
+            preset = PRESETS.get(source)
+            if preset is None and (folder is not None or width is not None):
+                raise click.UsageError("--source and --width belong to presets.")
+            manifest = split(
+                source if preset is None else preset_source(preset, folder, width, seed),
+                out,
+                name,
+                experts or (preset.experts if preset else 4),
+                top_k or (preset.top_k if preset else None),
+                method,  # type: ignore[arg-type]
+                dtype,  # type: ignore[arg-type]
+                seed,
+                progress,
+                force=force,
+                tokenizer=None if preset is None else preset_tokenizer(preset),
+            )
+    except MoeError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps({"out": str(out), "name": manifest.name, "nodes": len(manifest.nodes)}))
+        return
+    console.print(_sentence(manifest, out))
+
+
+def _sentence(manifest: Manifest, out: Path) -> str:
+    experts = sum(node.kind == "expert" for node in manifest.nodes)
+    return (
+        f"{out}: pipeline {manifest.name}, {manifest.family}, "
+        f"{len(manifest.segments)} segments and {experts} "
+        f"experts, top-{manifest.router.top_k}, {manifest.parameter_bytes / 2**20:.1f} MiB of weights."
+    )
+
+
+@click.group()
+def main() -> None:
+    """Model tools of sMoE (also mounted in ``smoe``)."""
+
+
+main.add_command(split_command)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""Mixtral, Qwen3-MoE and OLMoE: pre-norm decoders with rotary positions, grouped heads and gated experts.
+
+Layer: ``r = h + Attn(RMS(h))``, ``h' = r + Σ gate · expert(RMS(r))``. They differ in the norm of queries and
+keys (``qk_norm``: none, per head, over all heads), a bound on queries, keys and values (``clip_qkv``), a
+sliding window, and in which layers are dense; those layers are blocks of the segment before the next MoE
+layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from moe.families.attention import Rotary, attend, rotate
+from moe.families.experts import GatedFfn
+from moe.families.linear import ACTIVATIONS, Linear, RmsNorm
+from moe.families.packing import Packing
+from moe.families.routing import RouterProgram
+from moe.families.segment import Place, Segment
+from moe.families.weights import Weights
+from moe.manifest import Router
+
+Numbers = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    words: Tensor  # [vocab, d]
+
+    def __call__(self, token_ids: Tensor, packing: Packing) -> Tensor:
+        return F.embedding(token_ids, self.words)  # [T, d]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """``h + W_o Attn(RMS(h))``."""
+
+    norm: RmsNorm
+    qkv: Linear
+    out: Linear
+    q_norm: RmsNorm | None
+    k_norm: RmsNorm | None
+    norm_each_head: bool
+    clip: float | None
+    rotary: Rotary
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None
+
+    def __call__(self, h: Tensor, packing: Packing) -> Tensor:
+        sizes = (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
+        q, k, v = self.qkv(self.norm(h)).split_with_sizes(sizes, -1)  # [T, H*D], [T, Hk*D], [T, Hk*D]
+        if self.q_norm is not None and self.k_norm is not None and not self.norm_each_head:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.clip is not None:
+            q, k, v = (part.clamp(-self.clip, self.clip) for part in (q, k, v))
+        q = q.view(-1, self.heads, self.head_dim)  # [T, H, D]
+        k = k.view(-1, self.kv_heads, self.head_dim)  # [T, Hk, D]
+        v = v.view(-1, self.kv_heads, self.head_dim)  # [T, Hk, D]
+        if self.q_norm is not None and self.k_norm is not None and self.norm_each_head:
+            q, k = self.q_norm(q), self.k_norm(k)
+        tables = self.rotary.tables(packing)
+        q, k = rotate(q, tables), rotate(k, tables)
+        y = attend(q, k, v, packing, packing, causal=True, window=self.window)  # [T, H*D]
+        return self.out(y) + h  # [T, d]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseBlock:
+    """A layer without experts."""
+
+    attention: Attention
+    norm: RmsNorm
+    ffn: GatedFfn
+
+    def __call__(self, h: Tensor, place: Place) -> Tensor:
+        r = self.attention(h, place.packing)  # [T, d]
+        return r + self.ffn(self.norm(r))  # [T, d]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The part of a MoE layer before its experts."""
+
+    attention: Attention
+    norm: RmsNorm
+
+    def __call__(self, h: Tensor, place: Place) -> tuple[Tensor, Tensor]:
+        r = self.attention(h, place.packing)  # [T, d]
+        return r, self.norm(r)  # [T, d], [T, d]
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageHead:
+    norm: RmsNorm
+    vocabulary: Linear
+
+    def __call__(self, hidden: Tensor, packing: Packing, all_logits: bool) -> dict[str, Tensor]:
+        if not all_logits:
+            hidden = hidden.index_select(0, packing.ends)  # [B, d]
+        return {"logits": self.vocabulary(self.norm(hidden))}  # [B or T, vocab]
+
+
+def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Attention:
+    d, heads, kv_heads, head_dim = n["hidden_size"], n["heads"], n["kv_heads"], n["head_dim"]
+    q_norm = k_norm = None
+    if n["qk_norm"] != "none":
+        each = n["qk_norm"] == "head"
+        q_norm = weights.rms_norm(f"{name}.q_norm", head_dim if each else heads * head_dim, n["eps"])
+        k_norm = weights.rms_norm(f"{name}.k_norm", head_dim if each else kv_heads * head_dim, n["eps"])
+    return Attention(
+        norm=weights.rms_norm(f"{name}.norm", d, n["eps"]),
+        qkv=weights.linear(f"{name}.qkv", d, (heads + 2 * kv_heads) * head_dim),
+        out=weights.linear(f"{name}.out", heads * head_dim, d),
+        q_norm=q_norm,
+        k_norm=k_norm,
+        norm_each_head=n["qk_norm"] == "head",
+        clip=n["clip_qkv"],
+        rotary=rotary,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        window=n["sliding_window"],
+    )
+
+
+def _gated(weights: Weights, name: str, n: Numbers, inner: int) -> GatedFfn:
+    d = n["hidden_size"]
+    gate_up = weights.linear(f"{name}gate_up", d, 2 * inner)
+    return GatedFfn(gate_up, weights.linear(f"{name}down", inner, d), ACTIVATIONS[n["activation"]])
+
+
+def dense_layers_before(architecture: Numbers, index: int) -> list[int]:
+    """Model layers that segment ``index`` computes whole, ahead of MoE layer ``index`` (or of the head)."""
+    moe_layers: list[int] = architecture["moe_layers"]
+    start = moe_layers[index - 1] + 1 if index else 0
+    end = moe_layers[index] if index < len(moe_layers) else architecture["layers"]
+    return list(range(start, end))
+
+
+def segment(weights: Weights, architecture: Numbers, settings: Router, index: int) -> Segment:
+    """Segment ``index`` of 0…n from its tensors. Raises ManifestError where they do not fit."""
+    n, d = architecture, architecture["hidden_size"]
+    last = index == len(n["moe_layers"])
+    words = Embedding(weights.tensor("embed.words", n["vocab_size"], d)) if index == 0 else None
+    dtype = next(iter(weights.tensors.values())).dtype if weights.tensors else torch.float32
+    rotary = Rotary(n["head_dim"], n["rope_theta"], dtype)
+    blocks = []
+    for place in range(len(dense_layers_before(n, index))):
+        name = f"dense.{place}"
+        blocks.append(
+            DenseBlock(
+                _attention(weights, f"{name}.attention", n, rotary),
+                weights.rms_norm(f"{name}.expert_norm", d, n["eps"]),
+                _gated(weights, f"{name}.", n, n["dense_ffn_size"]),
+            )
+        )
+    begin = router = head = None
+    if last:
+        vocabulary = weights.linear("head.vocabulary", d, n["vocab_size"])
+        head = LanguageHead(weights.rms_norm("head.norm", d, n["eps"]), vocabulary)
+    else:
+        attention = _attention(weights, "attention", n, rotary)
+        begin = Begin(attention, weights.rms_norm("expert_norm", d, n["eps"]))
+        router = RouterProgram(weights.linear("router", d, -1), settings)
+    return Segment(finish=None, embed=words, blocks=blocks, begin=begin, router=router, head=head)
+
+
+def expert(weights: Weights, architecture: Numbers, layer: int) -> GatedFfn:
+    return _gated(weights, "", architecture, architecture["ffn_size"])

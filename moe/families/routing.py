@@ -1,0 +1,81 @@
+"""The router at the end of a segment, and what surrounds the experts' products: scatter and sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moe.families.linear import Linear
+from moe.manifest import Router
+
+
+class RouterProgram:
+    """``x [T, d]`` to ``expert_ids [T, k] int64`` and ``gates [T, k] float32``, as the manifest's router
+    says.
+    """
+
+    __slots__ = ("linear", "settings")
+
+    def __init__(self, linear: Linear, settings: Router) -> None:
+        self.linear = linear
+        self.settings = settings
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        s = self.settings
+        if s.gates == "ones" and s.top_k == self.linear.matrix.shape[1]:
+            ids = torch.arange(s.top_k).expand(x.shape[0], -1).contiguous()  # [T, E]
+            return ids, torch.full(ids.shape, s.scale, dtype=torch.float32)
+        logits = self.linear(x)  # [T, E]
+        if s.gates == "softmax-topk":
+            probabilities = torch.softmax(logits, -1, dtype=torch.float32)  # [T, E]
+            gates, ids = torch.topk(probabilities, s.top_k, -1)  # [T, k]
+            if s.normalise:
+                gates = gates / gates.sum(-1, keepdim=True)
+        else:
+            best, ids = torch.topk(logits.float(), s.top_k, -1)  # [T, k]
+            gates = torch.softmax(best, -1) if s.gates == "topk-softmax" else torch.ones_like(best)
+        return ids, gates if s.scale == 1.0 else gates * s.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Tokens grouped by expert. Rows are the T*k pairs (token, choice), sorted by expert, then token.
+
+    ``experts``: ids that got tokens, ascending; ``counts``: rows of each; ``tokens [T*k]``: token of each
+    row;
+    ``gates [T*k, 1]`` float32. Example: ids ``[[1, 0], [1, 2]]`` give experts ``[0, 1, 2]``, counts ``[1, 2,
+    1]``, tokens ``[0, 0, 1, 1]``.
+    """
+
+    experts: tuple[int, ...]
+    counts: tuple[int, ...]
+    tokens: Tensor
+    gates: Tensor
+
+    def scatter(self, x: Tensor) -> tuple[Tensor, ...]:
+        """``x [T, d]`` to one ``[m, d]`` per expert of ``experts``."""
+        return x.index_select(0, self.tokens).split_with_sizes(self.counts)
+
+    def combine(self, residual: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+        """``residual [T, d]`` plus each output ``[m, d]`` times its gate, in expert order, in float32."""
+        rows = torch.cat(tuple(outputs)) * self.gates  # [T*k, d] float32
+        if residual.dtype == torch.float32:
+            return residual.index_add(0, self.tokens, rows)  # [T, d]
+        return residual.float().index_add_(0, self.tokens, rows).to(residual.dtype)  # [T, d]
+
+
+def dispatch(expert_ids: Tensor, gates: Tensor) -> Dispatch:
+    """Group by expert: ``expert_ids [T, k] int64``, ``gates [T, k] float32``."""
+    flat = expert_ids.reshape(-1)  # [T*k]
+    order = torch.argsort(flat, stable=True)  # [T*k]
+    counts = torch.bincount(flat).tolist()
+    experts = tuple(expert for expert, count in enumerate(counts) if count)
+    return Dispatch(
+        experts,
+        tuple(counts[expert] for expert in experts),
+        order // expert_ids.shape[1],
+        gates.reshape(-1).index_select(0, order)[:, None],
+    )

@@ -1,0 +1,186 @@
+"""A node of a pipeline as a program: tensors in, tensors out.
+
+``load_node`` maps the node's safetensors file (copy-on-write and never written, so all replicas on a machine
+share its pages) and builds the family's function over it. Programs are pure and may be called from several
+threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from moe.errors import ManifestError, ProgramInputError
+from moe.families import bert, bert2bert, gpt2, rope
+from moe.families.experts import GatedFfn, PlainFfn
+from moe.families.segment import Segment
+from moe.families.weights import Weights
+from moe.inputs import InputRules, rules_of
+from moe.manifest import Manifest, Node
+
+__all__ = ["DTYPES", "NodeProgram", "ProgramInputError", "Splits", "load_node"]
+
+Tensors = dict[str, Tensor]
+Function = Segment | PlainFfn | GatedFfn
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+FAMILIES = {
+    "bert": bert,
+    "gpt2": gpt2,
+    "bert2bert": bert2bert,
+    "mixtral": rope,
+    "qwen3_moe": rope,
+    "olmoe": rope,
+}
+PER_TEXT = ("lengths", "memory_lengths", "embedding")
+PER_MEMORY_TOKEN = ("memory",)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How much of a coalesced call belongs to each of its parts: tokens, texts, and tokens of memory."""
+
+    tokens: tuple[int, ...]
+    texts: tuple[int, ...]
+    memory: tuple[int, ...]
+
+
+class NodeProgram:
+    """One node, ready to run. ``weights_bytes`` is what it maps, ``id`` the node's id."""
+
+    def __init__(self, node: Node, function: Function, rules: InputRules, nbytes: int) -> None:
+        self.node = node
+        self.id = node.id
+        self.weights_bytes = nbytes
+        self.rules = rules
+        self._function = function
+        self._run: Callable[[Mapping[str, Tensor], bool], Tensors]
+        self._run = self._segment if isinstance(function, Segment) else self._expert
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ProgramInputError when ``run`` would refuse these tensors; cheap beside computing."""
+        self.rules.check(tensors)
+
+    def run(
+        self, tensors: Mapping[str, Tensor], *, all_logits: bool = False, checked: bool = False
+    ) -> Tensors:
+        """Compute the node's reply (names and shapes: architecture.md, section 2).
+
+        ``all_logits``: a language head answers ``[T, vocab]`` in place of each text's last token ``[B,
+        vocab]``.
+        ``checked``: ``check`` has passed these tensors already. Raises ProgramInputError.
+        """
+        if not checked:
+            self.rules.check(tensors)
+        with torch.inference_mode():
+            return self._run(tensors, all_logits)
+
+    def _segment(self, tensors: Mapping[str, Tensor], all_logits: bool) -> Tensors:
+        assert isinstance(self._function, Segment)
+        return self._function(tensors, all_logits)
+
+    def _expert(self, tensors: Mapping[str, Tensor], all_logits: bool) -> Tensors:
+        assert not isinstance(self._function, Segment)
+        return {"y": self._function(tensors["x"])}
+
+    def coalesce(self, calls: Sequence[Mapping[str, Tensor]]) -> tuple[Tensors, Splits]:
+        """Several calls as one: every tensor concatenated along its first axis. ``calls`` must have been
+        checked.
+        """
+        splits = Splits(
+            tuple(_tokens(call) for call in calls),
+            tuple(call["lengths"].shape[0] if "lengths" in call else 0 for call in calls),
+            tuple(_memory(call) for call in calls),
+        )
+        if len(calls) == 1:
+            return dict(calls[0]), splits
+        with torch.inference_mode():
+            return {name: torch.cat([call[name] for call in calls]) for name in calls[0]}, splits
+
+    def split(self, reply: Mapping[str, Tensor], splits: Splits) -> list[Tensors]:
+        """Undo ``coalesce`` on the reply; the parts are views."""
+        if len(splits.tokens) == 1:
+            return [dict(reply)]
+        parts: list[Tensors] = [{} for _ in splits.tokens]
+        with torch.inference_mode():
+            for name, tensor in reply.items():
+                sizes = splits.tokens
+                if name in PER_TEXT or (name == "logits" and tensor.shape[0] == sum(splits.texts)):
+                    sizes = splits.texts
+                elif name in PER_MEMORY_TOKEN:
+                    sizes = splits.memory
+                for part, piece in zip(parts, tensor.split_with_sizes(sizes), strict=True):
+                    part[name] = piece
+        return parts
+
+
+def _tokens(call: Mapping[str, Tensor]) -> int:
+    for name in ("token_ids", "hidden", "x"):
+        if name in call:
+            return call[name].shape[0]
+    raise ProgramInputError("A call carries token_ids, hidden or x; this one has none of them.")
+
+
+def _memory(call: Mapping[str, Tensor]) -> int:
+    if "memory" in call:
+        return call["memory"].shape[0]
+    return call["hidden"].shape[0] if "token_ids" in call and "hidden" in call else 0
+
+
+def load_node(directory: str | Path, manifest: Manifest, node_id: str) -> NodeProgram:
+    """Map a node's weights and build its program.
+
+    Raises KeyError for an unknown node, ManifestError when the file does not hold what the manifest promises.
+    """
+    node = manifest.node(node_id)
+    path = Path(directory) / node.weights.file
+    weights = Weights(read_mapped(path, node.weights.prefix), str(path))
+    dtype = DTYPES[manifest.dtype]
+    for name, tensor in weights.tensors.items():
+        if tensor.dtype != dtype:
+            raise ManifestError(
+                f"{path}: tensor {name!r} is {tensor.dtype}, the manifest's dtype is {dtype}."
+            )
+    nbytes = sum(tensor.nbytes for tensor in weights.tensors.values())
+    if nbytes != node.parameter_bytes:
+        raise ManifestError(
+            f"{path}: holds {nbytes} bytes of {node_id}, the manifest's "
+            f"parameter_bytes says {node.parameter_bytes}."
+        )
+    family = FAMILIES[manifest.family]
+    function: Function
+    if node.kind == "segment":
+        segment = family.segment(weights, manifest.architecture, manifest.router, node.layer)
+        _check_router(segment, manifest, node, path)
+        function = segment
+    else:
+        function = family.expert(weights, manifest.architecture, node.layer)
+    weights.finish()
+    return NodeProgram(node, function, rules_of(manifest, node, dtype), nbytes)
+
+
+def _check_router(segment: Segment, manifest: Manifest, node: Node, path: Path) -> None:
+    if segment.router is None:
+        return
+    routed, experts = segment.router.linear.matrix.shape[1], len(manifest.experts(node.layer))
+    if routed != experts:
+        raise ManifestError(f"{path}: the router chooses among {routed} experts, the manifest has {experts}.")
+
+
+def read_mapped(path: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors whose names start with ``prefix``, as views of the mapped file. Raises ManifestError."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise ManifestError(f"{path}: is not a readable safetensors file ({error}).") from error

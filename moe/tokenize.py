@@ -1,0 +1,122 @@
+"""Text to token ids and back, with limits and clear errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from moe import manifest as m
+from moe.checkpoints.reader import Reader
+from moe.checkpoints.source import FolderSource, Source
+from moe.errors import CheckpointError, ManifestError, TextError
+
+TOKENIZER_FILE = "tokenizer.json"
+SPECIAL_TEXTS: dict[str, tuple[str, ...]] = {
+    "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
+    "cls": ("[CLS]",),
+    "sep": ("[SEP]",),
+    "mask": ("[MASK]", "<mask>"),
+    "bos": ("<s>", "<|endoftext|>"),
+    "eos": ("</s>", "<|endoftext|>"),
+}
+
+
+class TextTokenizer:
+    """A pipeline's tokenizer. Raises TextError for texts it cannot take."""
+
+    def __init__(self, directory: str | Path, settings: m.Tokenizer) -> None:
+        self.settings = settings
+        self._path = Path(directory) / settings.file
+
+    @cached_property
+    def _tokenizer(self) -> FastTokenizer:
+        try:
+            return FastTokenizer.from_file(str(self._path))
+        except Exception as error:  # the library raises plain Exception for bad files
+            raise ManifestError(f"{self._path}: is not a readable tokenizer ({error}).") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one text, special tokens included; 1 to ``max_tokens`` of them."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text. Raises TextError that names the text by its index."""
+        if not texts:
+            raise TextError("There is no text; send at least one.")
+        for index, text in enumerate(texts):
+            if not text.strip():
+                raise TextError(f"Text {index} is empty; send at least one character that is not blank.")
+            if len(text) > self._most_characters:
+                raise TextError(
+                    f"Text {index} has {len(text)} characters, too many for "
+                    f"{self.settings.max_tokens} tokens."
+                )
+        if len(texts) == 1:
+            result = [self._tokenizer.encode(texts[0]).ids]
+        else:
+            result = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        for index, ids in enumerate(result):
+            if len(ids) > self.settings.max_tokens:
+                raise TextError(
+                    f"Text {index} has {len(ids)} tokens, special ones included; at most "
+                    f"{self.settings.max_tokens} are allowed."
+                )
+            if not ids:
+                raise TextError(f"Text {index} holds nothing this tokenizer knows.")
+        return result
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+    @property
+    def _most_characters(self) -> int:
+        """More than any tokenizer needs; stops work on absurd input early."""
+        return 1000 * self.settings.max_tokens
+
+
+def adopt_tokenizer(
+    manifest: m.Manifest, source: Source, reader: Reader, fallback: str | Path | None, folder: Path
+) -> m.Manifest:
+    """Copy the checkpoint's tokenizer.json (or ``fallback``) into ``folder`` and describe it."""
+    path = Path(fallback) if fallback is not None else None
+    if isinstance(source, FolderSource) and (source.folder / TOKENIZER_FILE).is_file():
+        path = source.folder / TOKENIZER_FILE
+    if path is None:
+        return manifest
+    try:
+        tokenizer = FastTokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for bad files
+        raise CheckpointError(f"{path}: is not a readable tokenizer ({error}).") from error
+    vocab = manifest.architecture.get("encoder", manifest.architecture)["vocab_size"]
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest >= vocab:
+        raise CheckpointError(f"{path}: has token id {largest}, the model's vocabulary ends at {vocab - 1}.")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
+    copied = folder / TOKENIZER_FILE
+    copied.chmod(0o644)
+    files = {**manifest.files, TOKENIZER_FILE: m.FileRef(m.sha256_of(copied), copied.stat().st_size)}
+    special = special_ids(tokenizer) | reader.special
+    if manifest.family == "bert2bert":
+        special = {"decoder_start": special.get("cls", 0), "eos": special.get("sep", 0)} | special
+    settings = m.Tokenizer(TOKENIZER_FILE, reader.max_tokens, special=special)
+    return replace(manifest, tokenizer=settings, files=files)
+
+
+def special_ids(tokenizer: FastTokenizer) -> dict[str, int]:
+    """Ids of the special tokens by role, as far as the vocabulary has them under their usual names."""
+    result = {}
+    for role, texts in SPECIAL_TEXTS.items():
+        for text in texts:
+            found = tokenizer.token_to_id(text)
+            if found is not None:
+                result[role] = int(found)
+                break
+    return result
