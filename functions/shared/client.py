@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import httptools
@@ -49,12 +48,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[RawReply] | None = None
         self.usable = False
-        self._reset()
-
-    def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body = bytearray()
+
+    def on_message_begin(self) -> None:
+        self._headers, self._body = {}, bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]
@@ -89,7 +88,6 @@ class HttpConnection(asyncio.Protocol):
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(RawReply(status, self._headers, self._body))
-        self._reset()
 
     def close(self) -> None:
         self.usable = False
@@ -176,9 +174,3 @@ def request_head(path: str, host: str, content_type: str, length: int, headers: 
     lines = [f"POST {path} HTTP/1.1", f"host: {host}", f"content-type: {content_type}", f"content-length: {length}"]
     lines += [f"{name}: {value}" for name, value in headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace")
-
-
-async def close_quietly(pool: ConnectionPool) -> None:
-    """Close a pool at shutdown."""
-    with suppress(OSError):
-        pool.close()

@@ -1,0 +1,256 @@
+"""Which replica serves a call: least calls in flight among ready replicas with a free slot.
+
+A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded in
+number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply, 5xx marked by the
+platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 says that the
+work was not begun; the call waits for its turn again. Other 4xx are final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from functions.shared.client import ConnectionPool, RawReply, ReplyTimeoutError, TransportError, request_head
+from functions.shared.errors import DeadlineError, NodeFailedError, NodeRefusedError, NoReplicaError, OverloadedError
+from functions.shared.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
+from functions.shared.wire import CONTENT_TYPE
+
+MAX_ATTEMPTS = 5
+SUSPEND_S = 1.0
+"""How long a replica that could not be reached is left out, unless the feed names it anew."""
+BUSY_WAIT_S = 0.005
+
+
+@dataclass(frozen=True)
+class ReplicaAddress:
+    """A ready replica: ``id`` is unique, ``address`` is host:port."""
+
+    id: str
+    address: str
+
+
+@dataclass(frozen=True)
+class FunctionReplicas:
+    """Ready replicas of a function and how many calls each takes at once (0 = no limit)."""
+
+    max_inflight: int
+    replicas: tuple[ReplicaAddress, ...]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A replica as the dispatcher sees it."""
+
+    replica: ReplicaAddress
+    pool: ConnectionPool
+    in_flight: int = 0
+    suspended_until_s: float = 0.0
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class _Function:
+    name: str
+    max_inflight: int = 0
+    slots: dict[str, _Slot] = field(default_factory=dict)
+    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What a finished call cost: seconds waited for a slot, seconds at replicas, and repeats by reason."""
+
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    status: str = "error"
+    repeats: list[str] = field(default_factory=list)
+
+
+class Dispatcher:
+    """Calls functions by name through whatever replicas :meth:`update` has named."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, queue_limit: int = 1000) -> None:
+        self._loop = loop
+        self._queue_limit = queue_limit
+        self._functions: dict[str, _Function] = {}
+
+    def update(self, functions: Mapping[str, FunctionReplicas]) -> None:
+        """The full table of ready replicas; replicas no longer named get no new calls."""
+        for name, function in self._functions.items():
+            if name not in functions:
+                self._set_replicas(function, ())
+        for name, found in functions.items():
+            function = self._functions.setdefault(name, _Function(name))
+            function.max_inflight = found.max_inflight
+            self._set_replicas(function, found.replicas)
+            self._wake_all(function)
+
+    def in_flight(self, name: str) -> int:
+        """Calls at replicas of a function now."""
+        function = self._functions.get(name)
+        return sum(slot.in_flight for slot in function.slots.values()) if function else 0
+
+    def close(self) -> None:
+        """Close every connection."""
+        for function in self._functions.values():
+            self._set_replicas(function, ())
+
+    async def call(
+        self,
+        name: str,
+        path: str,
+        chunks: Sequence[Body],
+        *,
+        deadline_s: float,
+        request_id: str,
+        record: CallRecord,
+        headers: Sequence[tuple[str, str]] = (),
+        on_start: Callable[[], None] | None = None,
+    ) -> RawReply:
+        """One call of ``POST path`` to a replica of ``name``, repeated where that is right; the reply has status 200.
+
+        ``deadline_s`` is on the loop's clock. Raises the errors of ``functions.shared.errors``.
+        """
+        function = self._functions.setdefault(name, _Function(name))
+        length = sum(len(chunk) for chunk in chunks)
+        avoid: set[str] = set()
+        last = "it had no ready replica"
+        failures = 0
+        while failures < MAX_ATTEMPTS:
+            waited_from_s = self._loop.time()
+            slot = await self._acquire(function, deadline_s, avoid, last)
+            begun_s = self._loop.time()
+            record.wait_s += begun_s - waited_from_s
+            left_s = deadline_s - begun_s
+            head = request_head(
+                path,
+                slot.replica.address,
+                CONTENT_TYPE,
+                length,
+                [(REQUEST_ID, request_id), (TIMEOUT_MS, f"{left_s * 1000:.1f}"), *headers],
+            )
+            try:
+                reply = await slot.pool.call(head, chunks, left_s)
+            except ReplyTimeoutError:
+                raise DeadlineError(f"{name} did not answer within the request's time") from None
+            except TransportError as error:
+                failures += 1
+                last = str(error)
+                record.repeats.append(error.reason)
+                avoid.add(slot.replica.id)
+                slot.suspended_until_s = self._loop.time() + SUSPEND_S
+                continue
+            finally:
+                record.busy_s += self._loop.time() - begun_s
+                self._release(function, slot)
+            record.status = str(reply.status)
+            if reply.status == 200:
+                return reply
+            if reply.status == 429:
+                record.repeats.append("busy")
+                await asyncio.sleep(min(BUSY_WAIT_S, max(0.0, deadline_s - self._loop.time())))
+                continue
+            if reply.status == 504:
+                raise DeadlineError(f"{name}: {_sentence(reply)}")
+            if reply.status >= 500 and PLATFORM_FAILED in reply.headers:
+                failures += 1
+                last = f"it answered {reply.status}: {_sentence(reply)}"
+                record.repeats.append("status")
+                avoid.add(slot.replica.id)
+                continue
+            if reply.status < 500:
+                raise NodeRefusedError(f"{name} answered {reply.status}: {_sentence(reply)}", reply.status)
+            raise NodeFailedError(f"{name} answered {reply.status}: {_sentence(reply)}")
+        raise NodeFailedError(f"{name} failed {failures} times; the last time {last}")
+
+    # slots
+
+    def _set_replicas(self, function: _Function, replicas: Sequence[ReplicaAddress]) -> None:
+        wanted = {replica.id: replica for replica in replicas}
+        for replica_id in [key for key in function.slots if key not in wanted]:
+            slot = function.slots.pop(replica_id)
+            slot.gone = True
+            slot.pool.close()
+        for replica_id, replica in wanted.items():
+            slot_or_none = function.slots.get(replica_id)
+            if slot_or_none is None or slot_or_none.replica.address != replica.address:
+                function.slots[replica_id] = _Slot(replica, ConnectionPool(replica.address))
+
+    def _choose(self, function: _Function, avoid: set[str]) -> _Slot | None:
+        """Least calls in flight among free slots; replicas that failed this call only where there is no other."""
+        now_s = self._loop.time()
+        limit = function.max_inflight
+        best: _Slot | None = None
+        best_rank = (True, True, 0)
+        for slot in function.slots.values():
+            if limit and slot.in_flight >= limit:
+                continue
+            rank = (slot.replica.id in avoid, slot.suspended_until_s > now_s, slot.in_flight)
+            if best is None or rank < best_rank:
+                best, best_rank = slot, rank
+        if best is None or best_rank[1] or (best_rank[0] and len(function.slots) > len(avoid)):
+            return None
+        return best
+
+    async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str) -> _Slot:
+        first = True
+        while True:
+            if not (first and function.waiting):  # those who came first are served first
+                slot = self._choose(function, avoid)
+                if slot is not None:
+                    slot.in_flight += 1
+                    return slot
+            if len(function.waiting) >= self._queue_limit:
+                raise OverloadedError(f"{function.name} has {self._queue_limit} calls waiting; try again later")
+            await self._wait_turn(function, deadline_s, last, front=not first)
+            first = False
+
+    async def _wait_turn(self, function: _Function, deadline_s: float, last: str, *, front: bool) -> None:
+        left_s = deadline_s - self._loop.time()
+        if left_s <= 0:
+            raise self._too_late(function, last)
+        turn: asyncio.Future[None] = self._loop.create_future()
+        (function.waiting.appendleft if front else function.waiting.append)(turn)
+        pause_s = self._pause_s(function, left_s)
+        timer = self._loop.call_later(pause_s, _wake, turn)
+        try:
+            await turn
+        finally:
+            timer.cancel()
+            if turn in function.waiting:
+                function.waiting.remove(turn)
+
+    def _pause_s(self, function: _Function, left_s: float) -> float:
+        """Until the deadline, or until a suspended replica may be tried again."""
+        now_s = self._loop.time()
+        ends = [s.suspended_until_s - now_s for s in function.slots.values() if s.suspended_until_s > now_s]
+        return min([left_s, *(end + 0.001 for end in ends)])
+
+    def _too_late(self, function: _Function, last: str) -> Exception:
+        if not function.slots:
+            return NoReplicaError(f"{function.name} has no ready replica; {last}")
+        return DeadlineError(f"the request's time was spent waiting for {function.name}; {last}")
+
+    def _release(self, function: _Function, slot: _Slot) -> None:
+        slot.in_flight -= 1
+        while function.waiting:
+            turn = function.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _wake_all(self, function: _Function) -> None:
+        for turn in list(function.waiting):
+            _wake(turn)
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
+
+
+def _sentence(reply: RawReply) -> str:
+    return bytes(reply.body[:300]).decode("utf-8", "replace")
