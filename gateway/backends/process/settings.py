@@ -1,0 +1,73 @@
+"""Settings of the process backend: everything it may be told, with units in the names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.contract import FunctionSpec
+
+EnvironmentSource = Mapping[str, str] | Callable[[FunctionSpec], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class BackoffSettings:
+    """Restart delays after crashes: the first restart is immediate, then first, first·factor, … up to limit."""
+
+    first_s: float = 0.25
+    factor: float = 2.0
+    limit_s: float = 30.0
+    stable_after_s: float = 10.0
+    """A replica that was ready for this long before it ended resets the series."""
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """What the process backend is made from. Only ``state`` has no default."""
+
+    state: Path
+    """The state folder; secrets, logs and live settings go below it, mode 0700."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """Image name (tag ignored) → ``module:function`` called as ``function(environ, listener, ready)``."""
+    preload: tuple[str, ...] = ()
+    """Modules the warm parent imports besides those of ``images``."""
+    inject_env: EnvironmentSource = field(default_factory=dict)
+    """Environment given to replicas of images in the table; a function's own ``envVars`` win."""
+    cpu_scale: float = 1.0
+    """Real cores per configured core."""
+    cpu_period_s: float = 0.01
+    """CFS period; a throttled replica waits at most about this long."""
+    blanks: int = 4
+    """Idle forked processes kept ready to become replicas."""
+    concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))
+    """Replicas starting at once; more only makes each of them slower."""
+    host: str = "127.0.0.1"
+    python: str = sys.executable
+    use_cgroups: bool = True
+    cgroup_root: Path = Path("/sys/fs/cgroup")
+    proc_root: Path = Path("/proc")
+    settle_s: float = 0.25
+    """Between ``draining`` in the feed and SIGTERM."""
+    write_timeout_s: float = 30.0
+    """Default for functions without ``write_timeout``: how long a drain may take before SIGKILL."""
+    ready_timeout_s: float = 60.0
+    parent_timeout_s: float = 120.0
+    """How long the warm parent may take to import everything."""
+    usage_interval_s: float = 1.0
+    probe_interval_s: float = 30.0
+    probe_timeout_s: float = 10.0
+    probe_failures: int = 3
+    backoff: BackoffSettings = field(default_factory=BackoffSettings)
+    log_lines: int = 1000
+    """Lines kept in memory per function for the logs API."""
+    log_file_bytes: int = 1 << 20
+    """Size at which a replica's log file is rotated (one older file is kept)."""
+    log_files: int = 20
+    """Log files of ended replicas kept per function."""
+
+    def environment(self, spec: FunctionSpec) -> Mapping[str, str]:
+        """``inject_env`` resolved for one function."""
+        return self.inject_env(spec) if callable(self.inject_env) else self.inject_env
