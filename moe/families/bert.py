@@ -56,7 +56,7 @@ class SelfAttention:
     def __call__(self, h: Tensor, packing: Packing) -> Tensor:
         q, k, v = self.qkv(h).view(h.shape[0], 3, self.heads, -1).unbind(1)  # [T, H, D] each
         y = attend(q, k, v, packing, packing, causal=self.causal)  # [T, d]
-        return self.norm(self.out(y) + h)  # [T, d]
+        return self.norm(self.out(y).add_(h))  # [T, d]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class CrossAttention:
         q = self.q(h).view(h.shape[0], self.heads, -1)  # [T, H, D]
         k, v = self.kv(memory).view(memory.shape[0], 2, self.heads, -1).unbind(1)  # [S, H, D] each
         y = attend(q, k, v, packing, memory_packing, causal=False)  # [T, d]
-        return self.norm(self.out(y) + h)  # [T, d]
+        return self.norm(self.out(y).add_(h))  # [T, d]
 
 
 @dataclass(frozen=True, slots=True)

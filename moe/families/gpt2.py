@@ -56,7 +56,7 @@ class Begin:
     def __call__(self, h: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         q, k, v = self.qkv(self.norm(h)).view(h.shape[0], 3, self.heads, -1).unbind(1)  # [T, H, D] each
         y = attend(q, k, v, place.packing, place.packing, causal=True, scale=self.scale)  # [T, d]
-        r = self.out(y) + h  # [T, d]
+        r = self.out(y).add_(h)  # [T, d]
         x = self.expert_norm(r)  # [T, d]
         r = r + self.output_bias  # [T, d]
         return (r, x) if self.shared is None else (r + self.shared(x), x)

@@ -68,7 +68,7 @@ class Attention:
         tables = self.rotary.tables(packing)
         q, k = rotate(q, tables), rotate(k, tables)
         y = attend(q, k, v, packing, packing, causal=True, window=self.window)  # [T, H*D]
-        return self.out(y) + h  # [T, d]
+        return self.out(y).add_(h)  # [T, d]
 
 
 @dataclass(frozen=True, slots=True)

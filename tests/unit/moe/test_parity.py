@@ -1,0 +1,147 @@
+"""The pipeline's answers against transformers' own forward, on tiny random configurations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe.reference import WholeModel, pack
+from tests.unit.moe import tiny
+from tests.unit.moe.conftest import Case, make_case
+
+BOUND = 1e-5
+
+
+def answer_of(
+    case: Case, pipeline: WholeModel, ids: list[list[int]], answers: list[list[int]]
+) -> list[Tensor]:
+    """Every text's states or logits, from one packed pass."""
+    tensors = pack(ids)
+    rows = [len(text) for text in ids]
+    if case.family == "bert2bert":
+        tensors |= {f"decoder_{name}": tensor for name, tensor in pack(answers).items()}
+        rows = [len(text) for text in answers]
+    reply = pipeline.forward(tensors, all_logits=True)
+    return list(reply["states" if case.family == "bert" else "logits"].split(rows))
+
+
+def assert_parity(case: Case) -> None:
+    ids, answers = tiny.texts((7, 1, 12, 4)), tiny.texts((2, 5, 1, 3), seed=2)
+    ours = answer_of(case, case.pipeline(), ids, answers)
+    for text, answer, own in zip(ids, answers, ours, strict=True):
+        assert tiny.relative(own, tiny.whole_answer(case.family, case.model, text, answer)) < BOUND
+
+
+def test_whole_pipeline_equals_transformers(case: Case) -> None:
+    assert_parity(case)
+
+
+def ffn_modules(case: Case) -> list[Any]:
+    """Transformers' modules that hold the experts' work, one for each MoE layer of the pipeline."""
+    model = case.model
+    if case.family == "bert":
+        return [layer.intermediate for layer in model.encoder.layer]
+    if case.family == "gpt2":
+        return [block.mlp for block in model.transformer.h]
+    if case.family == "bert2bert":
+        layers = [*model.encoder.encoder.layer, *model.decoder.bert.encoder.layer]
+        return [layer.intermediate for layer in layers]
+    return [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+
+
+def test_every_layers_experts_see_what_transformers_layers_see(case: Case) -> None:
+    seen: list[Tensor] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args: seen.append(args[0].reshape(-1, 32)))
+        for module in ffn_modules(case)
+    ]
+    text, answer = tiny.texts((9,))[0], tiny.texts((5,), seed=3)[0]
+    tiny.whole_answer(case.family, case.model, text, answer)
+    for hook in hooks:
+        hook.remove()
+    ours: list[Tensor] = []
+    pipeline = case.pipeline(
+        trace=lambda _, __, reply: (
+            ours.append(reply.get("x", reply["residual"])) if "gates" in reply else None
+        )
+    )
+    answer_of(case, pipeline, [text], [answer])
+    assert len(ours) == len(seen) == pipeline.manifest.layers
+    assert max(tiny.relative(own, theirs) for own, theirs in zip(ours, seen, strict=True)) < BOUND
+
+
+@pytest.mark.parametrize("family", tiny.NATIVE)
+def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_path: Path) -> None:
+    case = make_case(family, tmp_path)
+    theirs: list[tuple[Tensor, Tensor]] = []
+    for module in ffn_modules(case):
+        module.gate.register_forward_hook(lambda _, __, out: theirs.append((out[1], out[2])))
+    ours: list[tuple[Tensor, Tensor]] = []
+    pipeline = case.pipeline(
+        trace=lambda _, __, reply: (
+            ours.append((reply["gates"], reply["expert_ids"])) if "gates" in reply else None
+        )
+    )
+    text = tiny.texts((16,))[0]
+    tiny.whole_answer(family, case.model, text)
+    pipeline.forward(pack([text]))
+    for (gates, ids), (their_gates, their_ids) in zip(ours, theirs, strict=True):
+        assert torch.equal(ids, their_ids)
+        assert torch.allclose(gates, their_gates, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        pytest.param("bert", {"hidden_act": "gelu_new"}, id="bert-tanh-gelu"),
+        pytest.param("bert", {"hidden_act": "relu", "type_vocab_size": 1}, id="bert-relu-one-type"),
+        pytest.param("gpt2", {"scale_attn_by_inverse_layer_idx": True}, id="gpt2-scale-by-layer"),
+        pytest.param("gpt2", {"scale_attn_weights": False}, id="gpt2-no-scale"),
+        pytest.param("gpt2", {"tie_word_embeddings": False}, id="gpt2-untied"),
+        pytest.param("gpt2", {"activation_function": "gelu"}, id="gpt2-exact-gelu"),
+        pytest.param("bert2bert", {"num_hidden_layers": 1}, id="bert2bert-short-decoder"),
+        pytest.param("mixtral", {"sliding_window": 5}, id="mixtral-window"),
+        pytest.param("mixtral", {"num_key_value_heads": 4}, id="mixtral-all-heads"),
+        pytest.param("mixtral", {"num_key_value_heads": 1}, id="mixtral-one-kv-head"),
+        pytest.param("mixtral", {"head_dim": 24}, id="mixtral-own-head-dim"),
+        pytest.param("mixtral", {"rope_theta": 500.0}, id="mixtral-theta"),
+        pytest.param("mixtral", {"num_experts_per_tok": 1}, id="mixtral-top-1"),
+        pytest.param("qwen3_moe", {"norm_topk_prob": True}, id="qwen-normalised"),
+        pytest.param("qwen3_moe", {"attention_bias": True}, id="qwen-bias"),
+        pytest.param("qwen3_moe", {"mlp_only_layers": None, "decoder_sparse_step": 2}, id="qwen-sparse-step"),
+        pytest.param("qwen3_moe", {"tie_word_embeddings": True}, id="qwen-tied"),
+        pytest.param("qwen3_moe", {"use_sliding_window": True, "sliding_window": 3}, id="qwen-window"),
+        pytest.param("olmoe", {"clip_qkv": 0.4}, id="olmoe-clip"),
+        pytest.param("olmoe", {"norm_topk_prob": True, "hidden_act": "gelu"}, id="olmoe-normalised-gelu"),
+        pytest.param("olmoe", {"attention_bias": True}, id="olmoe-bias"),
+    ],
+)
+def test_configurations_are_honoured(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    assert_parity(make_case(family, tmp_path, **changes))
+
+
+def test_packed_texts_equal_texts_alone(case: Case) -> None:
+    pipeline = case.pipeline()
+    for lengths in ((7, 1, 12, 4), (5, 5, 5), (30, 2), (1,)):
+        ids, answers = tiny.texts(lengths), tiny.texts(lengths[::-1], seed=5)
+        together = answer_of(case, pipeline, ids, answers)
+        for index, own in enumerate(together):
+            alone = answer_of(case, pipeline, [ids[index]], [answers[index]])[0]
+            assert tiny.relative(own, alone) < BOUND
+
+
+def test_short_logits_are_the_last_rows_of_all_logits(case: Case) -> None:
+    if case.family == "bert":
+        pytest.skip("an encoder has no logits")
+    pipeline = case.pipeline()
+    ids = tiny.texts((3, 8))
+    answers = tiny.texts((4, 2), seed=6)
+    options = {"answers": answers} if case.family == "bert2bert" else {}
+    last = pipeline.logits_ids(ids, **options)
+    every = pipeline.logits_ids(ids, all_tokens=True, **options)
+    ends = [3, 5] if options else [2, 10]
+    assert tiny.relative(last, every[ends]) < BOUND
