@@ -1,0 +1,112 @@
+"""Which traces are there: the public ones in a folder laid out as their README says, and the made samples of this room."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from traces import azure_functions, loading
+from traces.azure_functions import Placement
+from traces.errors import TraceError
+from traces.trace import Pattern, Trace
+
+SAMPLES = Path(__file__).parent / "samples"
+MADE_BURSTY_HOUR = SAMPLES / "made_bursty_hour.csv.gz"
+DATA_VARIABLE = "SMOE_TRACES"
+USUAL_PLACE = Path("../shared/traces")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One file of the known layout. ``measured`` false: made or derived, for tests and shapes only."""
+
+    name: str
+    path: Path
+    format: loading.Format
+    about: str
+    measured: bool = True
+
+
+KNOWN: tuple[tuple[str, str, loading.Format, str], ...] = (
+    ("functions-8h", "azure_functions_2019/invocations_8h_functions.csv.gz", "azure-functions",
+     "Azure Functions 2019, 376 functions, 8 h, requests per minute"),
+    ("functions-day", "azure_functions_2019/invocations_day_rows.csv.gz", "azure-functions",
+     "Azure Functions 2019, 848 rows, one day, requests per minute"),
+    ("llm-code", "azure_llm_2023/AzureLLMInferenceTrace_code_first75pct.csv.gz", "azure-llm",
+     "Azure LLM 2023, code completion, 43 min, requests with tokens"),
+    ("llm-conv", "azure_llm_2023/AzureLLMInferenceTrace_conv_first75pct.csv.gz", "azure-llm",
+     "Azure LLM 2023, conversation, 44 min, requests with tokens"),
+    ("servegen-large", "servegen/language_m-large_clients_days01-12.csv.gz", "servegen",
+     "ServeGen large language model, 162 clients, 12 days, statistics per 600 s"),
+    ("servegen-mid", "servegen/language_m-mid_clients_days01-12.csv.gz", "servegen",
+     "ServeGen mid language model, 109 clients, 12 days, statistics per 600 s"),
+    ("servegen-small", "servegen/language_m-small_clients_days01-12.csv.gz", "servegen",
+     "ServeGen small language model, 43 clients, 12 days, statistics per 600 s"),
+    ("servegen-reason", "servegen/reason_deepseek-r1_clients_1day.csv.gz", "servegen",
+     "ServeGen reasoning model, 73 clients, 1 day, statistics per 600 s"),
+    ("servegen-image", "servegen/multimodal_mm-image_clients_1day.csv.gz", "servegen",
+     "ServeGen image-and-text model, 35 clients, 1 day, statistics per 600 s"),
+)  # fmt: skip
+
+MADE: tuple[tuple[str, str, loading.Format, str], ...] = (
+    ("made-functions", "made_azure_functions.csv", "azure-functions", "made sample of the per-minute format"),
+    ("made-rows", "made_azure_rows.csv", "azure-functions", "made sample of the per-minute format with RowId"),
+    ("made-llm", "made_azure_llm.csv", "azure-llm", "made sample of the LLM format"),
+    ("made-servegen", "made_servegen.csv", "servegen", "made sample of the window statistics"),
+    ("made-bursty-hour", "made_bursty_hour.csv.gz", "arrivals", "made hour with a CV above 3, stands in for a real one"),
+)
+
+BURSTY_HOUR = ("functions-day", "5d8891eba676f6b7", 1141)
+"""Data set, RowId, first minute: 1422 requests, CV 4.85 (even) to 5.3 (uniform), busiest minute 563."""
+
+
+def data_folder(given: Path | None = None) -> Path | None:
+    """The folder of real traces: ``given``, else ``$SMOE_TRACES``, else ``../shared/traces``; None when there is none.
+
+    A folder that was named but does not exist is an error (TraceError), not a reason to use something else.
+    """
+    named = given or (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
+    if named is None:
+        return USUAL_PLACE if USUAL_PLACE.is_dir() else None
+    if not named.is_dir():
+        raise TraceError(f"the trace folder {named} does not exist (given by --data or ${DATA_VARIABLE})")
+    return named
+
+
+def datasets(data: Path | None) -> list[DataSet]:
+    """What is really there: real files of ``data`` first, then the made samples."""
+    found = [] if data is None else [DataSet(name, data / part, kind, about) for name, part, kind, about in KNOWN]
+    made = [DataSet(name, SAMPLES / part, kind, about, measured=False) for name, part, kind, about in MADE]
+    return [dataset for dataset in found + made if dataset.path.is_file()]
+
+
+def resolve(name: str, data: Path | None) -> Path:
+    """A data set's name or a file's path. Raises TraceError that lists the names."""
+    for dataset in datasets(data):
+        if dataset.name == name:
+            return dataset.path
+    if Path(name).is_file():
+        return Path(name)
+    names = ", ".join(dataset.name for dataset in datasets(data))
+    raise TraceError(f"{name!r} is neither a file nor a data set that is there; there are: {names}")
+
+
+def bursty_hour(data: Path | None, placement: Placement = "uniform", seed: int = 0) -> Trace:
+    """The hour of the main job: a real Azure Functions hour when the real traces are there, else the made one.
+
+    The trace's ``source`` says which. Raises TraceError.
+    """
+    dataset, row, minute = BURSTY_HOUR
+    for known in datasets(data):
+        if known.name == dataset:
+            counts = azure_functions.find_row(known.path, row).hour(minute)
+            return azure_functions.to_trace(counts, placement, seed)
+    return loading.load(MADE_BURSTY_HOUR)
+
+
+def allowed(pattern: str) -> Pattern:
+    """``pattern`` as one of the three names. Raises TraceError."""
+    if pattern == "slow" or pattern == "normal" or pattern == "bursty":
+        return pattern
+    raise TraceError(f"{pattern!r} is no pattern; allowed are slow, normal, bursty")

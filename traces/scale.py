@@ -1,0 +1,62 @@
+"""Making a trace shorter or thinner, and what that does to its CV.
+
+*Compressing* divides every time by a factor. All gaps shrink alike, so the CV of inter-arrival times, and with it the pattern,
+stays exactly; the rate grows by the factor. It is the way to play an hour in minutes and to reach a wanted rate.
+
+*Thinning* keeps each request with probability p. The duration stays and the rate falls, but gaps merge: for
+independent gaps CV'^2 = 1 + p (CV^2 - 1), so a bursty trace becomes calmer and a regular one rougher. Where the pattern
+must stay, pick an hour with fewer requests (`patterns.pick`) rather than thin a busy one; :func:`fit` does what is left.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from traces.errors import TraceError
+from traces.trace import Trace, make_trace
+
+
+def compress(trace: Trace, speed: float) -> Trace:
+    """All times divided by ``speed`` (> 1 plays faster, < 1 slower). CV unchanged. Raises TraceError."""
+    if not (math.isfinite(speed) and speed > 0):
+        raise TraceError(f"the speed must be a positive number, got {speed:g}")
+    if speed == 1:
+        return trace
+    return make_trace(
+        trace.arrival_s / speed,
+        duration_s=trace.duration_s / speed,
+        source=f"{trace.source}, time divided by {speed:g}",
+        context_tokens=trace.context_tokens,
+        generated_tokens=trace.generated_tokens,
+    )
+
+
+def to_rate(trace: Trace, mean_rps: float) -> Trace:
+    """Compressed or stretched until the mean rate is ``mean_rps``. CV unchanged, duration not. Raises TraceError."""
+    if trace.mean_rps <= 0:
+        raise TraceError(f"{trace.source}: a trace without requests has no rate to change")
+    if not (math.isfinite(mean_rps) and mean_rps > 0):
+        raise TraceError(f"the mean rate must be a positive number, got {mean_rps:g}")
+    return compress(trace, mean_rps / trace.mean_rps)
+
+
+def thin(trace: Trace, keep: float, seed: int) -> Trace:
+    """Each request kept with probability ``keep`` (0 to 1]. Same duration; the CV moves towards 1. Raises TraceError."""
+    if not 0 < keep <= 1:
+        raise TraceError(f"the kept share must be above 0 and at most 1, got {keep:g}")
+    if keep == 1:
+        return trace
+    chosen = np.random.default_rng(seed).random(trace.requests) < keep
+    return trace.select(chosen, f"thinned to {keep:g}, seed {seed}")
+
+
+def fit(trace: Trace, duration_s: float, max_mean_rps: float, seed: int) -> Trace:
+    """The whole trace played in ``duration_s``; thinned only as far as needed to stay at ``max_mean_rps``. Raises TraceError."""
+    if not (math.isfinite(duration_s) and duration_s > 0):
+        raise TraceError(f"the duration must be a positive number of seconds, got {duration_s:g}")
+    if not (math.isfinite(max_mean_rps) and max_mean_rps > 0):
+        raise TraceError(f"the mean rate must be a positive number, got {max_mean_rps:g}")
+    played = compress(trace, trace.duration_s / duration_s)
+    return thin(played, min(1.0, max_mean_rps / played.mean_rps), seed) if played.requests else played
