@@ -1,0 +1,1 @@
+"""A segment: the non-MoE part before a layer of experts, or the head."""

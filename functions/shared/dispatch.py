@@ -1,8 +1,8 @@
 """Which replica serves a call: least calls in flight among ready replicas with a free slot.
 
-A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded in
-number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply, 5xx marked by the
-platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 says that the
+A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival,
+bounded in number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply,
+5xx marked by the platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 says that the
 work was not begun; the call waits for its turn again. Other 4xx are final.
 """
 
@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from functions.shared.client import ConnectionPool, RawReply, ReplyTimeoutError, TransportError, request_head
-from functions.shared.errors import DeadlineError, NodeFailedError, NodeRefusedError, NoReplicaError, OverloadedError
+from functions.shared.errors import (
+    DeadlineError,
+    NodeFailedError,
+    NodeRefusedError,
+    NoReplicaError,
+    OverloadedError,
+)
 from functions.shared.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
 from functions.shared.wire import CONTENT_TYPE
 

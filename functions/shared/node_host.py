@@ -48,7 +48,10 @@ class NodeHost:
         self._registry = CollectorRegistry()
         self._calls = Counter("smoe_worker_calls", "Calls answered", ["node", "code"], registry=self._registry)
         self._batch = Histogram(
-            "smoe_worker_batch_calls", "Calls in one product", registry=self._registry, buckets=(1, 2, 4, 8, 16, 32, 64)
+            "smoe_worker_batch_calls",
+            "Calls in one product",
+            registry=self._registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64),
         )
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
@@ -56,7 +59,14 @@ class NodeHost:
         node_id = self._node_of(request.path)
         if node_id is None:
             known = ", ".join(f"/stage/{name}" for name in list(self._programs)[:6])
-            answer(error_reply(404, "not_found", f"there is no {request.path}; this function serves {known}", platform=False))
+            answer(
+                error_reply(
+                    404,
+                    "not_found",
+                    f"there is no {request.path}; this function serves {known}",
+                    platform=False,
+                )
+            )
             return
         if request.method != "POST":
             answer(error_reply(405, "method", f"{node_id} takes POST", platform=False))

@@ -49,7 +49,9 @@ class TemplateResolver:
         for name in functions:
             parts = urlsplit(template.format(function=name))
             if parts.scheme != "http" or not parts.hostname:
-                raise ValueError(f"smoe_address_template is {template!r}; it takes http://HOST[:PORT] with {{function}}")
+                raise ValueError(
+                    f"smoe_address_template is {template!r}; it takes http://HOST[:PORT] with {{function}}"
+                )
             address = f"{parts.hostname}:{parts.port or 80}"
             self._table[name] = FunctionReplicas(0, (ReplicaAddress(name, address),))
 
@@ -78,7 +80,14 @@ class FeedResolver:
                     update(self._table(snapshot))
                     wait_s = 0.05
                 log.warning("the replica feed ended; connecting again")
-            except (OSError, TimeoutError, ValueError, KeyError, TypeError, httptools.HttpParserError) as error:
+            except (
+                OSError,
+                TimeoutError,
+                ValueError,
+                KeyError,
+                TypeError,
+                httptools.HttpParserError,
+            ) as error:
                 log.warning("the replica feed failed (%s); trying again in %.2f s", error, wait_s)
             await asyncio.sleep(wait_s)
             wait_s = min(2.0, wait_s * 2)

@@ -1,9 +1,9 @@
 """The HTTP/1.1 server of local workers: asyncio protocol, httptools parser, one write per reply.
 
-Why not a framework: a hop through Flask costs four times as much (``python -m benchmarks.pipeline`` reports both), and a
-pass has thirteen of them. In containers ``functions.app`` serves the same applications through Flask.
+Why not a framework: a hop through Flask costs four times as much, and a pass has thirteen of them. In containers ``functions.app`` serves the same applications through Flask.
 
-The function contract: ``/_/health``, ``/_/ready``, ``/metrics``, ``max_inflight`` → 429, ``X-Timeout-Ms``, drain on SIGTERM.
+The function contract: ``/_/health``, ``/_/ready``, ``/metrics``, ``max_inflight`` → 429, ``X-Timeout-Ms``,
+drain on SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,9 +31,20 @@ from functions.shared.messages import (
 log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 * 1024
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 413: "Content Too Large"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+}
 _REASONS |= {415: "Unsupported Media Type", 429: "Too Many Requests", 431: "Request Header Fields Too Large"}
-_REASONS |= {500: "Internal Server Error", 502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout"}
+_REASONS |= {
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+    504: "Gateway Timeout",
+}
 
 
 @dataclass
@@ -123,7 +134,11 @@ class FunctionServer:
             limit = self.settings.max_inflight
             if self.draining or not self.ready:
                 return Reply(503, (b"draining" if self.draining else b"starting",), "text/plain")
-            return Reply(429, (), "text/plain") if limit and self.in_flight >= limit else Reply(200, (b"OK",), "text/plain")
+            return (
+                Reply(429, (), "text/plain")
+                if limit and self.in_flight >= limit
+                else Reply(200, (b"OK",), "text/plain")
+            )
         return error_reply(404, "not_found", f"there is no {request.path}", platform=False)
 
 
@@ -241,7 +256,12 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, request: Request, keep_alive: bool) -> None:
         def answer(reply: Reply) -> None:
-            self._write(reply, request.request_id, keep_alive and not self._server.draining, head=request.method == "HEAD")
+            self._write(
+                reply,
+                request.request_id,
+                keep_alive and not self._server.draining,
+                head=request.method == "HEAD",
+            )
             self._next()
 
         refusal = _set_deadline(request)

@@ -52,7 +52,9 @@ def from_environment(environ: Mapping[str, str]) -> FunctionSettings:
     """Read and check. Raises SettingsError."""
     name = environ.get("smoe_pipeline", "")
     if not name:
-        raise SettingsError("smoe_pipeline is not set; it names a pipeline folder, or a pipeline under smoe_pipelines_dir")
+        raise SettingsError(
+            "smoe_pipeline is not set; it names a pipeline folder, or a pipeline under smoe_pipelines_dir"
+        )
     folder = Path(name)
     if not folder.is_absolute():
         folder = Path(environ.get("smoe_pipelines_dir", ".")) / folder

@@ -1,8 +1,8 @@
 """Tensors as bytes: the body of every call between functions, version 1.
 
-Little endian. Header: magic ``SMOE``, u8 version, u8 tensor count, u16 reserved (0). Then for each tensor: u8 length of
-its name, the name (``[a-z_]+``), u8 dtype code, u8 number of dimensions (at most 8), u32 for each dimension, u64 payload
-bytes. Then the payloads in the same order, each starting at a multiple of 8 bytes from the start of the message.
+Little endian. Header: magic ``SMOE``, u8 version, u8 tensor count, u16 reserved (0). Then for each tensor: u8 length
+of its name, the name (``[a-z_]+``), u8 dtype code, u8 number of dimensions (at most 8), u32 for each dimension, u64
+payload bytes. Then the payloads in the same order, each starting at a multiple of 8 bytes from the start of the message.
 
 Everything is checked against the buffer before a tensor is made; tensors of a decoded message are views of the buffer.
 """
@@ -55,8 +55,8 @@ DEFAULT_LIMITS = WireLimits()
 def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     """The message as chunks to be written one after the other; payloads are views of the tensors, not copies.
 
-    Tensors may have any shape of up to 8 dimensions; non-contiguous ones are copied. Raises WireError for a name or dtype
-    the format does not carry.
+    Tensors may have any shape of up to 8 dimensions; non-contiguous ones are copied. Raises WireError for a name or
+    dtype the format does not carry.
     """
     head = bytearray(_HEAD.pack(MAGIC, VERSION, len(tensors), 0))
     payloads: list[memoryview] = []
@@ -64,7 +64,9 @@ def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
         code = CODE_OF_DTYPE.get(tensor.dtype)
         raw_name = name.encode("ascii", "replace")
         if code is None or tensor.dim() > MAX_DIMS:
-            raise WireError(f"tensor {name!r} is {tensor.dtype} with {tensor.dim()} dimensions; the wire carries neither")
+            raise WireError(
+                f"tensor {name!r} is {tensor.dtype} with {tensor.dim()} dimensions; the wire carries neither"
+            )
         if not 0 < len(raw_name) < 256 or not _NAME_BYTES.issuperset(raw_name):
             raise WireError(f"tensor name {name!r} is not made of a-z and _")
         head.append(len(raw_name))
@@ -143,7 +145,9 @@ def _descriptions(view: memoryview, count: int) -> tuple[list[tuple[str, torch.d
                 raise WireError(f"tensor {name!r} comes twice")
             dtype = DTYPE_OF_CODE.get(code)
             if dtype is None or dims > MAX_DIMS:
-                raise WireError(f"tensor {name!r} has dtype code {code} and {dims} dimensions; one of them is not known")
+                raise WireError(
+                    f"tensor {name!r} has dtype code {code} and {dims} dimensions; one of them is not known"
+                )
             *shape, size = _DIMS[dims].unpack_from(view, name_end + 2)
             if prod(shape) * dtype.itemsize != size:
                 raise WireError(f"tensor {name!r} is {list(shape)} {dtype}, which is not {size} bytes")
@@ -168,7 +172,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
-    return memoryview(tensor.reshape(-1).numpy()).cast("B") if tensor.numel() else memoryview(b"")
+    return memoryview(tensor.reshape(-1).numpy().data).cast("B") if tensor.numel() else memoryview(b"")
 
 
 def total_bytes(chunks: Sequence[bytes | memoryview]) -> int:

@@ -1,0 +1,53 @@
+# Every target sets up what it needs; `make run` and `make test` work on a fresh machine.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export OMP_NUM_THREADS := 1
+
+.PHONY: help setup run test test-fast lint format type imports bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup: $(STAMP)  ## virtual environment with everything the project needs
+
+$(STAMP): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH; install Python 3.11 or say make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+		echo "installing the Python 3.11 venv package"; apt-get update -q && apt-get install -y -q python3.11-venv; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+run: setup  ## the main job: the default pipeline under a bursty trace, scaled live, with a report in out/
+	$(BIN)/smoe run --out out
+
+test: setup  ## all tests, the slow ones too
+	$(BIN)/python -m pytest -m "" -n 2 --dist loadgroup
+
+test-fast: setup  ## the fast tests only
+	$(BIN)/python -m pytest
+
+lint: setup format-check type imports  ## lint, formatting, types, import rules
+
+format-check:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup  ## format the tree
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type:
+	$(BIN)/mypy
+
+imports:
+	$(BIN)/lint-imports
+
+bench: setup  ## every benchmark of this tree, one after the other
+	for name in parity pipeline cold_start gateway faults; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean:  ## remove what a run leaves behind (not the virtual environment)
+	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,34 @@
+"""Which application a function runs, from its settings; shared by the local worker and the Flask form."""
+
+from __future__ import annotations
+
+import asyncio
+
+from functions.expert import handler as expert
+from functions.ingress.handler import Ingress
+from functions.segment import handler as segment
+from functions.shared.messages import Application
+from functions.shared.resolvers import FeedResolver, Resolver, TemplateResolver
+from functions.shared.settings import FunctionSettings, SettingsError
+from moe.grouping import group
+from moe.manifest import Manifest, load
+
+
+def build(settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:
+    """Raises SettingsError or ManifestError with a sentence."""
+    manifest = load(settings.pipeline_dir, verify=False)
+    if settings.is_ingress:
+        return Ingress(manifest, settings, loop)
+    only_experts = all(node_id.startswith("expert-") for node_id in settings.nodes)
+    make = expert.application if only_experts else segment.application
+    return make(manifest, settings, loop)
+
+
+def resolver_for(settings: FunctionSettings, manifest: Manifest) -> Resolver:
+    """The feed where the platform offers one, else the address template. Raises SettingsError."""
+    if settings.feed_url:
+        return FeedResolver(settings.feed_url, settings.feed_token_file)
+    if settings.address_template:
+        names = [f.name for f in group(manifest, settings.max_functions).functions if not f.is_ingress]
+        return TemplateResolver(settings.address_template, names)
+    raise SettingsError("the ingress needs smoe_feed_url or smoe_address_template to find its functions")

@@ -1,0 +1,7 @@
+"""The application of a expert function: its nodes' programs behind one host. Which ones: ``smoe_nodes``."""
+
+from __future__ import annotations
+
+from functions.shared.nodes import node_application as application
+
+__all__ = ["application"]

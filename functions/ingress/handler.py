@@ -1,0 +1,151 @@
+"""The application of the ingress: JSON in, a pass over the pipeline, JSON out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from functions.ingress import api
+from functions.ingress.passes import PassContext, PipelinePass
+from functions.shared.dispatch import Dispatcher
+from functions.shared.errors import BadInputError, CallError
+from functions.shared.instruments import IngressInstruments
+from functions.shared.messages import Reply, Request, error_reply, reply_of
+from functions.shared.resolvers import Resolver
+from functions.shared.settings import FunctionSettings
+from moe.errors import MoeError, TextError
+from moe.grouping import group
+from moe.manifest import Manifest
+from moe.reference import choose, pack
+from moe.tokenize import TextTokenizer
+
+log = logging.getLogger(__name__)
+
+
+class Ingress:
+    """Serves the model's HTTP API on one event loop."""
+
+    def __init__(self, manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> None:
+        if manifest.tokenizer is None:
+            raise TextError(f"pipeline {manifest.name} has no tokenizer, so its ingress cannot take texts")
+        self.manifest = manifest
+        self.tokenizer = TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
+        self.tokenizer.encode("warm")
+        self.instruments = IngressInstruments(
+            manifest.name, [node.id for node in manifest.nodes], manifest.layers, loop.time
+        )
+        self.dispatcher = Dispatcher(loop, settings.queue_limit)
+        self._grouping = group(manifest, settings.max_functions)
+        self._timeout_s = settings.timeout_s
+        self._loop = loop
+        self._pass: PipelinePass | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._resolver_task: asyncio.Task[None] | None = None
+
+    def follow(self, resolver: Resolver) -> None:
+        """Begin to keep the table of replicas current. Call on the running loop."""
+        self._pass = PipelinePass(self.manifest, self._grouping, self.dispatcher, self.instruments)
+        self._resolver_task = self._loop.create_task(resolver.run(self.dispatcher.update))
+
+    def close(self) -> None:
+        """Stop following and close connections."""
+        if self._resolver_task is not None:
+            self._resolver_task.cancel()
+        self.dispatcher.close()
+
+    def metrics(self) -> bytes:
+        return self.instruments.text()
+
+    def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        if request.path not in ("", "/"):
+            answer(error_reply(404, "not_found", f"there is no {request.path}; the model is at /", platform=False))
+        elif request.method in ("GET", "HEAD"):
+            answer(Reply(200, (api.description(self.manifest),)))
+        elif request.method != "POST":
+            answer(error_reply(405, "method", "the model takes GET and POST", platform=False))
+        else:
+            task = self._loop.create_task(self._answer(request, answer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        self.instruments.in_flight += 1
+        tokens = 0
+        try:
+            body, tokens = await self._serve(request)
+            reply = Reply(200, (body,))
+        except CallError as error:
+            reply = reply_of(error)
+        except Exception:
+            log.exception("request %s failed", request.request_id)
+            reply = error_reply(500, "internal", "the ingress failed; its log says why", platform=True)
+        self.instruments.in_flight -= 1
+        self.instruments.finished(reply.status, self._loop.time() - request.arrived_s, tokens)
+        answer(reply)
+
+    async def _serve(self, request: Request) -> tuple[bytes, int]:
+        """Body of the answer and how many tokens went through the pipeline."""
+        asked = api.parse(request.body, request.headers.get("content-type", ""), self.manifest.task)
+        try:
+            ids = self.tokenizer.encode_all(asked.texts)
+        except MoeError as error:
+            raise BadInputError(str(error)) from None
+        limit_s = request.arrived_s + self._timeout_s
+        deadline_s = limit_s if request.deadline_s is None else min(request.deadline_s, limit_s)
+        context = PassContext(request.request_id, deadline_s)
+        lengths = [len(text) for text in ids]
+        if self.manifest.task == "embedding":
+            reply = await self._run(ids, None, context)
+            return api.embedding_answer(self.manifest.name, reply, lengths, asked.states), sum(lengths)
+        if asked.max_new_tokens:
+            outputs = await self._generate(ids, asked, context)
+            count = sum(lengths) + sum(len(output["token_ids"]) for output in outputs)
+            return api.generation_answer(self.manifest.name, outputs, count), count
+        reply = await self._run(ids, [[self._special("decoder_start")] for _ in ids], context)
+        return api.logits_answer(self.manifest.name, reply["logits"], sum(lengths)), sum(lengths)
+
+    async def _run(
+        self, ids: list[list[int]], answers: list[list[int]] | None, context: PassContext
+    ) -> dict[str, torch.Tensor]:
+        """One pass; ``answers`` are the decoder's tokens of an encoder-decoder."""
+        assert self._pass is not None, "follow() comes first"
+        tensors = pack(ids)
+        if self.manifest.task == "seq2seq-lm" and answers is not None:
+            tensors |= {f"decoder_{name}": tensor for name, tensor in pack(answers).items()}
+        return await self._pass.run(tensors, context)
+
+    async def _generate(
+        self, ids: list[list[int]], asked: api.ModelRequest, context: PassContext
+    ) -> list[dict[str, Any]]:
+        """As ``moe.reference.WholeModel.generate_ids``: the whole text recomputed for each token."""
+        seq2seq = self.manifest.task == "seq2seq-lm"
+        known = [[self._special("decoder_start")] if seq2seq else list(text) for text in ids]
+        longest = int(self.manifest.architecture.get("decoder", self.manifest.architecture)["max_positions"])
+        generators = [torch.Generator().manual_seed(asked.seed) for _ in ids]
+        added: list[list[int]] = [[] for _ in ids]
+        finished = [False] * len(ids)
+        end = self.manifest.tokenizer.special.get("eos") if self.manifest.tokenizer else None
+        for _ in range(asked.max_new_tokens):
+            running = [i for i in range(len(ids)) if not finished[i] and len(known[i]) < longest]
+            if not running:
+                break
+            chosen = [known[i] for i in running]
+            reply = await self._run([ids[i] for i in running] if seq2seq else chosen, chosen, context)
+            for row, i in enumerate(running):
+                token = choose(reply["logits"][row], asked.temperature, asked.top_k, generators[i])
+                finished[i] = token == end
+                if not finished[i]:
+                    known[i].append(token)
+                    added[i].append(token)
+        return [
+            {"text": self.tokenizer.decode(new), "token_ids": new, "finished": done}
+            for new, done in zip(added, finished, strict=True)
+        ]
+
+    def _special(self, role: str) -> int:
+        tokenizer = self.manifest.tokenizer
+        return 0 if tokenizer is None else tokenizer.special.get(role, 0)

@@ -1,0 +1,235 @@
+"""A pipeline as forked worker processes without a gateway: for tests, benchmarks and notebooks.
+
+    with LocalPipeline(directory) as pipeline:
+        pipeline.url  # the ingress
+
+Workers die with this process, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+
+from functions import worker
+from moe.grouping import group
+from moe.manifest import load
+
+_PR_SET_PDEATHSIG = 1
+START_TIMEOUT_S = 60.0
+
+
+@dataclass
+class WorkerProcess:
+    """One forked worker and where it listens."""
+
+    function: str
+    pid: int
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+def fork_worker(function: str, environ: Mapping[str, str]) -> WorkerProcess:
+    """Fork a worker and wait until it is ready. Raises RuntimeError when it ends before."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    port = listener.getsockname()[1]
+    read_end, write_end = os.pipe()
+    parent_pid = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(read_end)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent_pid:
+                os._exit(1)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            worker.main(environ, listener, lambda: _tell(write_end))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(write_end)
+    listener.close()
+    try:
+        if os.read(read_end, 1) != b"r":
+            os.waitpid(pid, 0)
+            raise RuntimeError(f"the worker of {function} ended before it was ready; its error is above")
+    finally:
+        os.close(read_end)
+    return WorkerProcess(function, pid, port)
+
+
+def _tell(write_end: int) -> None:
+    os.write(write_end, b"r")
+    os.close(write_end)
+
+
+class LocalPipeline:
+    """Every function of a pipeline folder as ``replicas`` forked workers each, and one ingress.
+
+    The ingress follows a small feed of this object, as it would follow a gateway's.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        replicas: int = 1,
+        max_inflight: int = 8,
+        max_functions: int = 0,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._directory = directory.resolve()
+        self._replicas = replicas
+        self._max_inflight = max_inflight
+        self._max_functions = max_functions
+        self._environ = dict(environ or {})
+        self._feed = _Feed()
+        self.manifest = load(self._directory, verify=False)
+        self.workers: list[WorkerProcess] = []
+        self.ingress: WorkerProcess | None = None
+
+    @property
+    def url(self) -> str:
+        assert self.ingress is not None, "start it first"
+        return f"http://{self.ingress.address}"
+
+    def __enter__(self) -> LocalPipeline:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        base = {
+            "smoe_pipeline": str(self._directory),
+            "max_inflight": str(self._max_inflight),
+            "smoe_max_functions": str(self._max_functions),
+            "write_timeout": "5s",
+            **self._environ,
+        }
+        for function in group(self.manifest, self._max_functions).functions:
+            if not function.is_ingress:
+                nodes = {"smoe_nodes": ",".join(function.nodes)}
+                self.workers += [fork_worker(function.name, {**base, **nodes}) for _ in range(self._replicas)]
+        self.publish()
+        feed = {"smoe_nodes": "ingress", "max_inflight": "0", "smoe_feed_url": self._feed.start()}
+        self.ingress = fork_worker(self.manifest.name, {**base, **feed})
+
+    def publish(self) -> None:
+        """Tell the ingress which workers are ready now."""
+        functions: dict[str, dict[str, object]] = {}
+        for process in self.workers:
+            entry = functions.setdefault(
+                f"{process.function}.openfaas-fn", {"max_inflight": self._max_inflight, "replicas": []}
+            )
+            replicas = entry["replicas"]
+            assert isinstance(replicas, list)
+            replicas.append({"id": str(process.pid), "address": process.address, "state": "ready"})
+        self._feed.publish(functions)
+
+    def stop(self) -> None:
+        """SIGTERM to all, wait, SIGKILL to those that stay."""
+        processes = [*self.workers, *([self.ingress] if self.ingress else [])]
+        for process in processes:
+            _signal(process.pid, signal.SIGTERM)
+        self._feed.stop()
+        for process in processes:
+            timer = threading.Timer(8, _signal, (process.pid, signal.SIGKILL))
+            timer.start()
+            try:
+                os.waitpid(process.pid, 0)
+            except ChildProcessError:
+                pass
+            finally:
+                timer.cancel()
+        self.workers, self.ingress = [], None
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+class _Feed:
+    """The gateway's replica feed in small: NDJSON snapshots over HTTP."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._version = 0
+        self._functions: Mapping[str, object] = {}
+        self._server: ThreadingHTTPServer | None = None
+
+    def start(self) -> str:
+        handler = _feed_handler(self._snapshot)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}/system/replicas"
+
+    def publish(self, functions: Mapping[str, object]) -> None:
+        with self._changed:
+            self._functions = functions
+            self._version += 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._version = -1
+            self._changed.notify_all()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _snapshot(self, seen: int) -> tuple[int, bytes]:
+        """The next version after ``seen`` (or the present one after 5 s); version -1 ends the feed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != seen, 5.0)
+            document = {"version": self._version, "functions": self._functions}
+            return self._version, json.dumps(document).encode() + b"\n"
+
+
+def _feed_handler(snapshot: Callable[[int], tuple[int, bytes]]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            seen = 0
+            try:
+                while seen >= 0:
+                    seen, line = snapshot(seen)
+                    self.wfile.write(line)
+                    self.wfile.flush()
+            except OSError:
+                return
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Silent: this is a test and benchmark aid."""
+
+    return Handler

@@ -1,0 +1,89 @@
+"""A function as a local worker: forked by the process backend, or started by ``python -m functions.worker``.
+
+Importing this module loads torch and everything a worker needs, so a warm parent imports it once and forks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+
+import torch
+import uvloop
+
+from functions import applications
+from functions.ingress.handler import Ingress
+from functions.shared.server import FunctionServer, ServerSettings
+from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
+from moe.errors import MoeError
+
+log = logging.getLogger("functions.worker")
+
+
+def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve the function described by ``environ`` on ``listener`` until SIGTERM, drain, return.
+
+    ``ready`` is called once the weights are mapped and the server accepts; SettingsError or MoeError come before that.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    torch.set_num_threads(1)
+    settings = from_environment(environ)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, listener, ready))
+
+
+async def _serve(settings: FunctionSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    application = applications.build(settings, loop)
+    if isinstance(application, Ingress):
+        application.follow(applications.resolver_for(settings, application.manifest))
+    server = FunctionServer(application, ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s))
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _reload, settings, server)
+    _reload(settings, server)
+    await server.start(listener)
+    gc.freeze()
+    ready()
+    await stop.wait()
+    log.info("draining %d calls", server.in_flight)
+    await server.drain()
+    if isinstance(application, Ingress):
+        application.close()
+    await asyncio.sleep(0)
+
+
+def _reload(settings: FunctionSettings, server: FunctionServer) -> None:
+    """Apply the live settings; a bad file leaves the present ones."""
+    if settings.live_settings is None:
+        return
+    try:
+        limit = live_max_inflight(settings.live_settings, server.settings.max_inflight)
+    except SettingsError as error:
+        log.warning("live settings left as they are: %s", error)
+        return
+    if limit != server.settings.max_inflight:
+        log.info("max_inflight is now %d", limit)
+        server.settings.max_inflight = limit
+
+
+def _run_from_environment() -> int:
+    try:
+        port = int(os.environ.get("port", "8080"))
+        with socket.create_server((os.environ.get("smoe_host", "127.0.0.1"), port), backlog=512) as listener:
+            main(os.environ, listener, lambda: log.info("ready on port %d", port))
+    except (SettingsError, MoeError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_run_from_environment())

@@ -1,0 +1,80 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from smoe.deployment import DeploymentSettings
+from smoe.gateway_client import GatewayClient
+from smoe.state import DEFAULT_STATE, read_gateway_address, read_password
+
+Command = Callable[..., Any]
+
+state_option = click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_STATE,
+    show_default=True,
+    help="State folder: passwords, logs, pipelines.",
+)
+gateway_option = click.option(
+    "--gateway", "gateway_url", default=None, help="Address of the gateway. [default: the one of the state folder]"
+)
+password_option = click.option(
+    "--password-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="File with the gateway's basic-auth password. [default: the one in the state folder]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def connect(state: Path, gateway_url: str | None, password_file: Path | None) -> GatewayClient:
+    """A client for the options above. Raises StateError."""
+    password = password_file.read_text().strip() if password_file else read_password(state)
+    return GatewayClient(gateway_url or read_gateway_address(state), password=password)
+
+
+def deployment_options(command: Command) -> Command:
+    """Options that make up :class:`DeploymentSettings`."""
+    defaults = DeploymentSettings()
+    for option in reversed(
+        [
+            click.option("--image", default=defaults.image, show_default=True, help="Image of every function."),
+            click.option(
+                "--max-functions",
+                type=click.IntRange(min=0),
+                default=0,
+                show_default=True,
+                help="Most functions the installation allows (OpenFaaS: 15 or 500); 0 = no limit.",
+            ),
+            click.option(
+                "--cpu",
+                "cpu_cores",
+                type=click.FloatRange(min=0.05, max=64),
+                default=defaults.cpu_cores,
+                show_default=True,
+                help="CPU limit of each function in cores.",
+            ),
+            click.option(
+                "--expert-concurrency",
+                type=click.IntRange(1, 1000),
+                default=defaults.expert_concurrency,
+                show_default=True,
+                help="Calls in flight per replica of an expert.",
+            ),
+            click.option(
+                "--ingress-replicas",
+                type=click.IntRange(1, 64),
+                default=defaults.ingress_replicas,
+                show_default=True,
+                help="Replicas of the ingress.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command

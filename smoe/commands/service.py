@@ -1,0 +1,241 @@
+"""``smoe up | down | status | deploy | remove | invoke | logs | stack``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from moe.manifest import Manifest
+from smoe import lifecycle
+from smoe.commands.options import (
+    connect,
+    deployment_options,
+    gateway_option,
+    json_option,
+    password_option,
+    state_option,
+)
+from smoe.deployment import DeploymentSettings, render_stack
+from smoe.errors import GatewayRefusedError, SmoeError
+from smoe.gateway_client import GatewayClient
+from smoe.pipelines import ensure_pipeline
+
+_PIPELINE = click.argument("pipeline", default="minilm")
+
+
+@click.command()
+@_PIPELINE
+@state_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks a free one.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8082, show_default=True)
+@click.option(
+    "--cpu-scale",
+    type=click.FloatRange(min=0.001, max=10),
+    default=1.0,
+    show_default=True,
+    help="Real cores per configured core.",
+)
+@click.option("--foreground", is_flag=True, help="Stay, and stop everything on Ctrl-C.")
+@deployment_options
+def up(
+    pipeline: str,
+    state: Path,
+    host: str,
+    port: int,
+    metrics_port: int,
+    cpu_scale: float,
+    foreground: bool,
+    **options: Any,
+) -> None:
+    """Start the embedded gateway and deploy PIPELINE on it (a preset such as minilm, or a pipeline folder)."""
+    settings = lifecycle.GatewaySettings(state, host, port, metrics_port, cpu_scale)
+    directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
+    console = Console(stderr=True)
+    with console.status("starting the gateway"):
+        process = lifecycle.start_gateway(settings, detach=not foreground)
+    try:
+        client = GatewayClient.from_state(state)
+        _deploy_with_progress(client, manifest, DeploymentSettings(**options), console)
+    except BaseException:
+        lifecycle.stop_process(process)
+        raise
+    click.echo(f"pipeline   {manifest.name} ({directory})")
+    click.echo(f"gateway    {client.url}   user admin, password in {state / 'secrets' / 'basic-auth-password'}")
+    click.echo(f'try        curl -s {client.url}/function/{manifest.name} -d \'{{"inputs": "a sentence"}}\'')
+    if not foreground:
+        click.echo("stop       smoe down" + ("" if state == Path(".smoe") else f" --state {state}"))
+        return
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        with console.status("draining"):
+            lifecycle.stop_process(process)
+
+
+@click.command()
+@state_option
+def down(state: Path) -> None:
+    """Drain and stop the gateway and every function."""
+    pid = lifecycle.stop_gateway(state)
+    click.echo(f"stopped the gateway (process {pid}) of {state}")
+
+
+@click.command()
+@state_option
+@gateway_option
+@password_option
+@json_option
+def status(state: Path, gateway_url: str | None, password_file: Path | None, as_json: bool) -> None:
+    """Show functions, replicas, limits and calls. Exit status 1 when a function has no ready replica."""
+    client = connect(state, gateway_url, password_file)
+    functions = sorted(client.functions(), key=lambda function: str(function["name"]))
+    waiting = [function["name"] for function in functions if not function.get("availableReplicas")]
+    if as_json:
+        click.echo(json.dumps({"gateway": client.url, "info": client.info(), "functions": functions}, indent=2))
+    else:
+        Console().print(_status_table(client.url, functions))
+        for note in client.info().get("notes", []):
+            click.echo(f"note: {note}")
+    if waiting:
+        click.echo(f"{len(waiting)} functions have no ready replica: {', '.join(waiting[:8])}", err=True)
+        sys.exit(1)
+
+
+@click.command()
+@_PIPELINE
+@state_option
+@gateway_option
+@password_option
+@deployment_options
+def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: Path | None, **options: Any) -> None:
+    """Deploy PIPELINE (preset or folder) on a running gateway, or update it there."""
+    client = connect(state, gateway_url, password_file)
+    directory, manifest = ensure_pipeline(pipeline, state / "pipelines")
+    _deploy_with_progress(client, manifest, DeploymentSettings(**options), Console(stderr=True))
+    click.echo(f"{manifest.name} ({directory}) is ready at {client.url}/function/{manifest.name}")
+
+
+@click.command()
+@click.argument("name")
+@state_option
+@gateway_option
+@password_option
+def remove(name: str, state: Path, gateway_url: str | None, password_file: Path | None) -> None:
+    """Remove pipeline NAME: every function whose label smoe.pipeline is NAME."""
+    client = connect(state, gateway_url, password_file)
+    names = [f["name"] for f in client.functions() if f.get("labels", {}).get("smoe.pipeline") == name]
+    if not names:
+        raise SmoeError(f"no function of a pipeline called {name!r} is deployed at {client.url}")
+    lifecycle.remove_pipeline(client, sorted(names, key=lambda function: function != name))
+    click.echo(f"removed {len(names)} functions of {name}")
+
+
+@click.command()
+@click.argument("text", nargs=-1)
+@click.option("--name", default="minilm", show_default=True, help="Pipeline (function) to call.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=None, help="Decoders: how much to write.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds.")
+@state_option
+@gateway_option
+@json_option
+def invoke(
+    text: tuple[str, ...],
+    name: str,
+    max_new_tokens: int | None,
+    timeout_s: float,
+    state: Path,
+    gateway_url: str | None,
+    as_json: bool,
+) -> None:
+    """Send TEXT (several are one batch; none: lines of standard input) to a pipeline and print the answer."""
+    texts = list(text) or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not texts:
+        raise click.UsageError("no text: give it as argument or on standard input")
+    client = GatewayClient(gateway_url) if gateway_url else GatewayClient.from_state(state)
+    request: dict[str, Any] = {"inputs": texts[0] if len(texts) == 1 else texts}
+    if max_new_tokens:
+        request["max_new_tokens"] = max_new_tokens
+    response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
+    if response.status_code >= 400:
+        raise GatewayRefusedError(f"{name} answered {response.status_code}: {response.text[:500]}", response.status_code)
+    if as_json:
+        click.echo(response.text)
+        return
+    _print_answer(response.json(), texts)
+
+
+@click.command()
+@click.argument("name")
+@click.option("--tail", type=int, default=50, show_default=True, help="Lines from the end; 0 = all.")
+@click.option("--follow", "-f", is_flag=True, help="Keep printing.")
+@state_option
+@gateway_option
+@password_option
+def logs(
+    name: str, tail: int, follow: bool, state: Path, gateway_url: str | None, password_file: Path | None
+) -> None:
+    """Show the log of function NAME."""
+    client = connect(state, gateway_url, password_file)
+    for line in client.logs(name, tail, follow).iter_lines():
+        if line:
+            entry = json.loads(line)
+            click.echo(f"{entry['timestamp']} {entry['instance']} {entry['text']}")
+
+
+@click.command()
+@_PIPELINE
+@state_option
+@click.option("--gateway", "gateway_url", default="http://127.0.0.1:8080", show_default=True)
+@deployment_options
+def stack(pipeline: str, state: Path, gateway_url: str, **options: Any) -> None:
+    """Print the stack file of PIPELINE (preset or folder) for `faas-cli deploy -f`."""
+    _, manifest = ensure_pipeline(pipeline, state / "pipelines")
+    click.echo(render_stack(manifest, DeploymentSettings(**options), gateway_url), nl=False)
+
+
+def _deploy_with_progress(
+    client: GatewayClient, manifest: Manifest, settings: DeploymentSettings, console: Console
+) -> None:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        total = len(manifest.nodes) + 1 if not settings.max_functions else settings.max_functions
+        task = progress.add_task(f"deploying {manifest.name}", total=total)
+        lifecycle.deploy_pipeline(client, manifest, settings, lambda ready: progress.update(task, completed=ready))
+
+
+def _status_table(url: str, functions: list[dict[str, Any]]) -> Table:
+    table = Table(title=f"{len(functions)} functions at {url}", title_justify="left")
+    for column in ("function", "ready", "wanted", "calls", "memory", "cpu", "in flight limit"):
+        table.add_column(column, justify="left" if column == "function" else "right")
+    for function in functions:
+        limits = function.get("limits") or {}
+        ready = function.get("availableReplicas", 0)
+        style = None if ready else "red"
+        table.add_row(
+            function["name"],
+            str(ready),
+            str(function.get("replicas", 0)),
+            f"{function.get('invocationCount', 0):.0f}",
+            limits.get("memory", ""),
+            limits.get("cpu", ""),
+            (function.get("envVars") or {}).get("max_inflight", ""),
+            style=style,
+        )
+    return table
+
+
+def _print_answer(answer: dict[str, Any], texts: list[str]) -> None:
+    if "embeddings" in answer:
+        for text, embedding in zip(texts, answer["embeddings"], strict=True):
+            head = ", ".join(f"{value:+.4f}" for value in embedding[:6])
+            click.echo(f"[{head}, …] ({len(embedding)} numbers)  {text[:60]}")
+        return
+    click.echo(json.dumps(answer, indent=2, ensure_ascii=False))

@@ -1,0 +1,152 @@
+"""From a manifest to OpenFaaS function deployments: the one source of ``stack.yml`` and of ``smoe deploy``.
+
+Memory limits are the smallest point of the paper's lattice (128 MiB + 64 MiB steps) that holds weights, runtime and
+tokens in flight, as Eq. (2) of the sMoE paper asks: ``alpha * memory >= M_e + 2 * D * P``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from moe.grouping import group
+from moe.manifest import Manifest, Node
+from smoe import __version__
+
+MIB = 1024 * 1024
+IMAGE = f"smoe/function:{__version__}"
+
+
+@dataclass(frozen=True)
+class DeploymentSettings:
+    """What a deployment of a pipeline asks of the platform for each function at the start."""
+
+    image: str = IMAGE
+    max_functions: int = 0
+    """Most functions the installation allows (OpenFaaS: 15, 500); 0 = no limit, one node a function."""
+    cpu_cores: float = 1.0
+    expert_concurrency: int = 8
+    segment_concurrency: int = 10
+    ingress_concurrency: int = 64
+    min_replicas: int = 1
+    max_replicas: int = 8
+    ingress_replicas: int = 1
+    runtime_mib: int = 64
+    """Private memory of a worker before it holds weights (measured: about 30 MiB after a fork)."""
+    peak_tokens: int = 8192
+    """P of Eq. (2): most tokens in flight at once in one replica."""
+    memory_share: float = 0.9
+    """alpha of Eq. (2): the part of the limit that may be used."""
+    write_timeout_s: int = 30
+    address_template: str = "http://{function}.openfaas-fn:8080"
+    """How the ingress finds functions where no replica feed is offered: plain service names in a cluster."""
+    extra_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def function_deployments(manifest: Manifest, settings: DeploymentSettings | None = None) -> list[dict[str, Any]]:
+    """OpenFaaS ``FunctionDeployment`` objects, ingress first, then functions in order of the pass.
+
+    Raises GroupingError if ``max_functions`` is too small for this pipeline.
+    """
+    settings = settings or DeploymentSettings()
+    grouping = group(manifest, settings.max_functions)
+    return [
+        _ingress(manifest, settings)
+        if function.is_ingress
+        else _worker(manifest, function.name, [manifest.node(node_id) for node_id in function.nodes], settings)
+        for function in grouping.functions
+    ]
+
+
+def memory_limit_mib(weights_bytes: int, bytes_per_token: int, settings: DeploymentSettings) -> int:
+    """Smallest lattice point ``128 + 64 n`` MiB that satisfies Eq. (2)."""
+    need = (
+        settings.runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB
+    ) / settings.memory_share
+    return 128 + 64 * max(0, math.ceil((need - 128) / 64))
+
+
+def render_stack(
+    manifest: Manifest, settings: DeploymentSettings | None = None, gateway: str = "http://127.0.0.1:8080"
+) -> str:
+    """The text of ``stack.yml`` for ``faas-cli deploy -f``."""
+    functions = {}
+    for deployment in function_deployments(manifest, settings):
+        functions[deployment["service"]] = {
+            "image": deployment["image"],
+            "skip_build": True,
+            "environment": deployment["envVars"],
+            "labels": deployment["labels"],
+            "annotations": deployment["annotations"],
+            "limits": deployment["limits"],
+            "requests": deployment["requests"],
+        }
+    stack = {
+        "version": "1.0",
+        "provider": {"name": "openfaas", "gateway": gateway},
+        "functions": functions,
+    }
+    head = (
+        f"# Pipeline {manifest.name}: {len(functions)} functions. Rendered by `smoe stack`; do not edit by hand.\n"
+        "# Deploy: faas-cli deploy -f stack.yml\n"
+    )
+    return head + yaml.safe_dump(stack, sort_keys=False, width=110)
+
+
+def _base(
+    manifest: Manifest, name: str, nodes: str, concurrency: int, memory_mib: int, settings: DeploymentSettings
+) -> dict[str, Any]:
+    environment = {
+        "smoe_pipeline": manifest.name,
+        "smoe_nodes": nodes,
+        "max_inflight": str(concurrency),
+        "write_timeout": f"{settings.write_timeout_s}s",
+        **settings.extra_environment,
+    }
+    if settings.max_functions:
+        environment["smoe_max_functions"] = str(settings.max_functions)
+    resources = {"memory": f"{memory_mib}Mi", "cpu": f"{round(settings.cpu_cores * 1000)}m"}
+    return {
+        "service": name,
+        "image": settings.image,
+        "envVars": environment,
+        "labels": {
+            "smoe.pipeline": manifest.name,
+            "com.openfaas.scale.min": str(settings.min_replicas),
+            "com.openfaas.scale.max": str(settings.max_replicas),
+        },
+        "annotations": {"com.openfaas.retry.attempts": "3"},
+        "limits": resources,
+        "requests": {"memory": f"{memory_mib}Mi", "cpu": "50m"},
+    }
+
+
+def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]:
+    deployment = _base(manifest, manifest.name, "ingress", settings.ingress_concurrency, 256, settings)
+    deployment["envVars"]["smoe_address_template"] = settings.address_template
+    deployment["labels"] |= {
+        "smoe.nodes": "ingress",
+        "smoe.metrics": "true",
+        "com.openfaas.scale.min": str(settings.ingress_replicas),
+    }
+    return deployment
+
+
+def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: DeploymentSettings) -> dict[str, Any]:
+    only_experts = all(node.kind == "expert" for node in nodes)
+    concurrency = settings.expert_concurrency if only_experts else settings.segment_concurrency
+    weights_bytes = sum(node.parameter_bytes for node in nodes)
+    bytes_per_token = max(node.bytes_in_per_token + node.bytes_out_per_token for node in nodes)
+    memory_mib = memory_limit_mib(weights_bytes, bytes_per_token, settings)
+    ids = [node.id for node in nodes]
+    deployment = _base(manifest, name, ",".join(ids), concurrency, memory_mib, settings)
+    label = "_".join(ids)
+    if len(label) > 63:  # Kubernetes' limit for label values
+        deployment["annotations"]["smoe.nodes"] = ",".join(ids)
+        label = f"{ids[0]}_and_{len(ids) - 1}_more"
+    deployment["labels"]["smoe.nodes"] = label
+    return deployment

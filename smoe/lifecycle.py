@@ -1,0 +1,173 @@
+"""Starting and stopping the embedded gateway, and deploying a pipeline on it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from moe.manifest import Manifest
+from smoe.deployment import DeploymentSettings, function_deployments
+from smoe.errors import GatewayUnreachableError, NotReadyError, StateError
+from smoe.gateway_client import GatewayClient
+from smoe.state import running_pid
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """How ``smoe`` starts the embedded gateway."""
+
+    state: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    metrics_port: int = 8082
+    cpu_scale: float = 1.0
+    """Real cores per configured core, so that a cluster's configurations can be played on a small machine."""
+    pipelines_dir: Path | None = None
+    """Where functions find pipelines by name; default ``STATE/pipelines``."""
+
+    @property
+    def pipelines(self) -> Path:
+        return self.pipelines_dir or self.state / "pipelines"
+
+
+def gateway_command(settings: GatewaySettings) -> list[str]:
+    """Command line of the gateway process."""
+    return [
+        sys.executable,
+        "-m",
+        "gateway",
+        *("--state", str(settings.state.resolve())),
+        *("--host", settings.host),
+        *("--port", str(settings.port)),
+        *("--metrics-port", str(settings.metrics_port)),
+        *("--cpu-scale", str(settings.cpu_scale)),
+        *("--image", "smoe/function=functions.worker:main"),
+        *("--preload", "functions.worker"),
+        *("--pipelines-dir", str(settings.pipelines.resolve())),
+    ]
+
+
+def start_gateway(settings: GatewaySettings, *, detach: bool, timeout_s: float = 60.0) -> subprocess.Popen[bytes]:
+    """Start the gateway and wait until it answers.
+
+    ``detach`` lets it live on after this process (``smoe up``); otherwise it dies with this process, however that dies.
+    Raises StateError when one runs already on this state folder, NotReadyError with the end of its log otherwise.
+    """
+    pid = running_pid(settings.state)
+    if pid is not None:
+        raise StateError(f"a gateway (process {pid}) already runs on {settings.state}; `smoe down` stops it")
+    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    settings.pipelines.mkdir(parents=True, exist_ok=True)
+    (settings.state / "gateway.json").unlink(missing_ok=True)
+    log_path = settings.state / "gateway.log"
+    with log_path.open("ab") as log:
+        process = _spawn(gateway_command(settings), log, detach=detach)
+    try:
+        _wait_started(process, settings.state, log_path, timeout_s)
+    except BaseException:
+        stop_process(process)
+        raise
+    return process
+
+
+def _spawn(command: list[str], log: IO[bytes], *, detach: bool) -> subprocess.Popen[bytes]:
+    parent_pid = os.getpid()
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def die_with_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(1)
+
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=None if detach else die_with_parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def _wait_started(process: subprocess.Popen[bytes], state: Path, log_path: Path, timeout_s: float) -> None:
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        if process.poll() is not None:
+            raise NotReadyError(
+                f"the gateway ended with status {process.returncode}; the end of {log_path}:\n{log_end(log_path)}"
+            )
+        if (state / "gateway.json").exists():
+            with suppress(GatewayUnreachableError):
+                GatewayClient.from_state(state).info()
+                return
+        time.sleep(0.05)
+    raise NotReadyError(f"the gateway did not answer within {timeout_s:.0f} s; the end of its log:\n{log_end(log_path)}")
+
+
+def log_end(path: Path, lines: int = 15) -> str:
+    """Last lines of a log file, or a note that there is none."""
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return "(no log)"
+
+
+def stop_process(process: subprocess.Popen[bytes], timeout_s: float = 40.0) -> None:
+    """SIGTERM, wait for the drain, SIGKILL after ``timeout_s``."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(10)
+
+
+def stop_gateway(state: Path, timeout_s: float = 40.0) -> int:
+    """Stop the gateway of a state folder; returns its process id. Raises StateError when none runs."""
+    pid = running_pid(state)
+    if pid is None:
+        raise StateError(f"no gateway runs on the state folder {state}")
+    os.kill(pid, signal.SIGTERM)
+    end_s = time.monotonic() + timeout_s
+    while running_pid(state) is not None:
+        if time.monotonic() > end_s:
+            os.kill(pid, signal.SIGKILL)
+            break
+        time.sleep(0.05)
+    (state / "gateway.json").unlink(missing_ok=True)
+    return pid
+
+
+def deploy_pipeline(
+    client: GatewayClient,
+    manifest: Manifest,
+    settings: DeploymentSettings,
+    on_progress: Callable[[int], None] = lambda ready: None,
+    timeout_s: float = 120.0,
+) -> list[dict[str, Any]]:
+    """Deploy every function, last segment first so that the ingress finds its pipeline, and wait until all are ready."""
+    deployments = function_deployments(manifest, settings)
+    for deployment in reversed(deployments):
+        client.deploy(deployment)
+    client.wait_ready([deployment["service"] for deployment in deployments], timeout_s, on_progress)
+    return deployments
+
+
+def remove_pipeline(client: GatewayClient, names: Iterable[str]) -> None:
+    """Remove functions, the ingress first."""
+    for name in names:
+        client.remove(name)
