@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from moe.errors import MoeError
+from moe.inspect import inspect, render
 from moe.manifest import Manifest
 from moe.preset import PRESETS, preset_source, preset_tokenizer
 from moe.runtime import DTYPES
-from moe.split import split
+from moe.split import split as split_checkpoint
 
 
 @click.command("split")
@@ -40,7 +41,7 @@ from moe.split import split
 @click.option("--width", type=click.IntRange(1), help="Hidden size of a preset's seeded weights.")
 @click.option("--force", is_flag=True, help="Replace an existing pipeline folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
-def split_command(
+def split(
     source: str,
     out: Path,
     name: str | None,
@@ -71,7 +72,7 @@ def split_command(
             preset = PRESETS.get(source)
             if preset is None and (folder is not None or width is not None):
                 raise click.UsageError("--source and --width belong to presets.")
-            manifest = split(
+            manifest = split_checkpoint(
                 source if preset is None else preset_source(preset, folder, width, seed),
                 out,
                 name,
@@ -92,6 +93,22 @@ def split_command(
     console.print(_sentence(manifest, out))
 
 
+@click.command("inspect")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--verify/--no-verify", default=True, show_default=True, help="Check sha256 of every file.")
+def inspect_(directory: Path, as_json: bool, verify: bool) -> None:
+    """Show the pipeline in DIRECTORY: its tree, sizes, work per token, and share of parameters per kind."""
+    try:
+        view = inspect(directory, verify)
+    except MoeError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(view.to_json()))
+    else:
+        Console().print(render(view))
+
+
 def _sentence(manifest: Manifest, out: Path) -> str:
     experts = sum(node.kind == "expert" for node in manifest.nodes)
     return (
@@ -106,7 +123,8 @@ def main() -> None:
     """Model tools of sMoE (also mounted in ``smoe``)."""
 
 
-main.add_command(split_command)
+main.add_command(split)
+main.add_command(inspect_)
 
 if __name__ == "__main__":
     main()

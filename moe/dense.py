@@ -85,18 +85,13 @@ class Calibration:
         return inner
 
 
-def convert(
-    ffn: DenseFfn, x: Tensor, activations: Tensor, *, experts: int, method: Method, seed: int
-) -> Converted:
+def convert(ffn: DenseFfn, x: Tensor, activations: Tensor, *, experts: int, method: Method, seed: int) -> Converted:
     """One layer's FFN as ``experts`` experts. ``x [T, d]`` and ``activations [T, F]`` are calibration's."""
     if method == "full":
         copy = {"w_in.weight": ffn.w_in, "w_in.bias": ffn.b_in, "w_out.weight": ffn.w_out}
         router = x[torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(seed))[:experts]]
         return Converted([copy] * experts, {"router.weight": router})
     groups = torch.arange(ffn.w_in.shape[0]).tensor_split(experts)
-    parts = [
-        {"w_in.weight": ffn.w_in[g], "w_in.bias": ffn.b_in[g], "w_out.weight": ffn.w_out[:, g]}
-        for g in groups
-    ]
+    parts = [{"w_in.weight": ffn.w_in[g], "w_in.bias": ffn.b_in[g], "w_out.weight": ffn.w_out[:, g]} for g in groups]
     router = torch.stack([ffn.w_in[g].float().mean(0) for g in groups])
     return Converted(parts, {"router.weight": router})

@@ -61,8 +61,7 @@ def group(manifest: Manifest, max_functions: int = 0) -> Grouping:
     """
     if max_functions < 0 or max_functions == 1:
         raise GroupingError(
-            "A pipeline needs at least 2 functions, the ingress and one "
-            f"more; the limit is {max_functions} (0: none)."
+            f"A pipeline needs at least 2 functions, the ingress and one more; the limit is {max_functions} (0: none)."
         )
     ingress = FunctionGroup(manifest.function_name(INGRESS), (INGRESS,))
     segments = list(manifest.segments)

@@ -43,8 +43,7 @@ class InputRules:
             ids = tensors["token_ids"]
             if ids.dim() != 1 or ids.dtype != torch.int64:
                 raise ProgramInputError(
-                    f"{self.node_id}: token_ids is {list(ids.shape)} "
-                    f"{ids.dtype}, allowed is [tokens] {torch.int64}."
+                    f"{self.node_id}: token_ids is {list(ids.shape)} {ids.dtype}, allowed is [tokens] {torch.int64}."
                 )
         tokens = tensors["token_ids"] if "token_ids" in self.names else tensors["hidden"]
         texts = self._lengths("lengths", tensors["lengths"], tokens, self.max_positions)
@@ -53,8 +52,7 @@ class InputRules:
             others = self._lengths("memory_lengths", tensors["memory_lengths"], memory, self.memory_positions)
             if others != texts:
                 raise ProgramInputError(
-                    f"{self.node_id}: lengths has {texts} texts, "
-                    f"memory_lengths {others}; they must be as many."
+                    f"{self.node_id}: lengths has {texts} texts, memory_lengths {others}; they must be as many."
                 )
         if "token_ids" in self.names:
             low, high = (int(bound) for bound in torch.aminmax(tokens))
@@ -94,9 +92,7 @@ def rules_of(manifest: Manifest, node: Node, dtype: torch.dtype) -> InputRules:
     if manifest.family == "bert2bert":
         numbers, memory = stack_of(numbers, node.layer), numbers["encoder"]
     names = frozenset(node.inputs)
-    widths: dict[str, int] = {
-        name: numbers["hidden_size"] for name in ("hidden", "x", "memory") if name in names
-    }
+    widths: dict[str, int] = {name: numbers["hidden_size"] for name in ("hidden", "x", "memory") if name in names}
     return InputRules(
         node.id,
         names,

@@ -132,9 +132,7 @@ class Manifest:
     @cached_property
     def segments(self) -> tuple[Node, ...]:
         """Segments 0…n in order."""
-        return tuple(
-            sorted((node for node in self.nodes if node.kind == "segment"), key=lambda node: node.layer)
-        )
+        return tuple(sorted((node for node in self.nodes if node.kind == "segment"), key=lambda node: node.layer))
 
     @property
     def layers(self) -> int:
@@ -216,9 +214,7 @@ def load(directory: str | Path, verify: bool = True) -> Manifest:
             raise ManifestError(f"{path}: a manifest may hold at most {MAX_MANIFEST_BYTES} bytes.")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ManifestError(
-            f"{path}: cannot be read ({error.strerror}); is this a pipeline folder?"
-        ) from error
+        raise ManifestError(f"{path}: cannot be read ({error.strerror}); is this a pipeline folder?") from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
     manifest = from_json(text, where=str(path))
@@ -299,14 +295,10 @@ def _check_topology(manifest: Manifest, where: str) -> None:
         raise ManifestError(f"{where}: key nodes: id {twice!r} stands twice; ids are unique.")
     for index, node in enumerate(manifest.nodes):
         if (node.kind == "segment") != (node.expert is None):
-            raise ManifestError(
-                f"{where}: key nodes[{index}].expert: null for segments, a number for experts."
-            )
+            raise ManifestError(f"{where}: key nodes[{index}].expert: null for segments, a number for experts.")
         wanted = segment_id(node.layer) if node.expert is None else expert_id(node.layer, node.expert)
         if node.id != wanted:
-            raise ManifestError(
-                f"{where}: key nodes[{index}].id: is {node.id!r}, its numbers say {wanted!r}."
-            )
+            raise ManifestError(f"{where}: key nodes[{index}].id: is {node.id!r}, its numbers say {wanted!r}.")
     segments = [node.layer for node in manifest.segments]
     if segments != list(range(len(segments))) or len(segments) < 2:
         raise ManifestError(f"{where}: key nodes: segments must be numbered 0 to n (n ≥ 1) without gaps.")
@@ -314,19 +306,14 @@ def _check_topology(manifest: Manifest, where: str) -> None:
     for node in manifest.nodes:
         if node.kind == "expert":
             if node.layer >= len(counts):
-                raise ManifestError(
-                    f"{where}: key nodes: {node.id} belongs to a layer without segments around it."
-                )
+                raise ManifestError(f"{where}: key nodes: {node.id} belongs to a layer without segments around it.")
             counts[node.layer] += 1
     for layer, count in enumerate(counts):
         if [node.expert for node in manifest.experts(layer)] != list(range(count)) or count == 0:
-            raise ManifestError(
-                f"{where}: key nodes: experts of layer {layer} must be numbered 0 to m without gaps."
-            )
+            raise ManifestError(f"{where}: key nodes: experts of layer {layer} must be numbered 0 to m without gaps.")
         if manifest.router.top_k > count:
             raise ManifestError(
-                f"{where}: key router.top_k: is {manifest.router.top_k}, "
-                f"but layer {layer} has {count} experts."
+                f"{where}: key router.top_k: is {manifest.router.top_k}, but layer {layer} has {count} experts."
             )
     _check_edges(manifest, counts, where)
 
@@ -343,9 +330,7 @@ def _check_edges(manifest: Manifest, counts: list[int], where: str) -> None:
     if len(found) != len(manifest.edges):
         raise ManifestError(f"{where}: key edges: an edge stands twice; edges are unique.")
     if wanted != found:
-        edge, verb = (
-            (min(wanted - found), "is missing") if wanted - found else (min(found - wanted), "is too much")
-        )
+        edge, verb = (min(wanted - found), "is missing") if wanted - found else (min(found - wanted), "is too much")
         raise ManifestError(
             f"{where}: key edges: {edge[0]} → {edge[1]} {verb}; edges go "
             "from segment i to each expert of layer i "
@@ -375,18 +360,13 @@ def _check_references(manifest: Manifest, where: str) -> None:
     for path in manifest.files:
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or str(pure) != path or path == MANIFEST_FILE:
-            raise ManifestError(
-                f"{where}: key files: {path!r} must be a plain path inside the pipeline folder."
-            )
+            raise ManifestError(f"{where}: key files: {path!r} must be a plain path inside the pipeline folder.")
     for node in manifest.nodes:
         if node.weights.file not in manifest.files:
-            raise ManifestError(
-                f"{where}: key nodes: {node.id} names {node.weights.file!r}, not listed under files."
-            )
+            raise ManifestError(f"{where}: key nodes: {node.id} names {node.weights.file!r}, not listed under files.")
     if manifest.tokenizer is not None and manifest.tokenizer.file not in manifest.files:
         raise ManifestError(
-            f"{where}: key tokenizer.file: {manifest.tokenizer.file!r} is "
-            "not listed under files; list every file."
+            f"{where}: key tokenizer.file: {manifest.tokenizer.file!r} is not listed under files; list every file."
         )
 
 
@@ -396,18 +376,13 @@ def _verify_files(manifest: Manifest, directory: Path) -> None:
         try:
             size = path.stat().st_size
             if size != ref.bytes:
-                raise ManifestError(
-                    f"{path}: holds {size} bytes, {MANIFEST_FILE} says {ref.bytes} (files.bytes)."
-                )
+                raise ManifestError(f"{path}: holds {size} bytes, {MANIFEST_FILE} says {ref.bytes} (files.bytes).")
             digest = sha256_of(path)
         except OSError as error:
-            raise ManifestError(
-                f"{path}: named in {MANIFEST_FILE} but not readable ({error.strerror})."
-            ) from error
+            raise ManifestError(f"{path}: named in {MANIFEST_FILE} but not readable ({error.strerror}).") from error
         if digest != ref.sha256:
             raise ManifestError(
-                f"{path}: sha256 is {digest}, {MANIFEST_FILE} says "
-                f"{ref.sha256}; the file was changed or damaged."
+                f"{path}: sha256 is {digest}, {MANIFEST_FILE} says {ref.sha256}; the file was changed or damaged."
             )
 
 

@@ -48,8 +48,7 @@ def minilm_folder() -> Path:
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise CheckpointError(
-            "Preset minilm needs the Python package "
-            f"{MINILM_PACKAGE.replace('_', '-')}, which is not installed."
+            f"Preset minilm needs the Python package {MINILM_PACKAGE.replace('_', '-')}, which is not installed."
         )
     return Path(spec.origin).parent / "model"
 
@@ -65,9 +64,7 @@ def preset_source(preset: Preset, folder: str | Path | None, width: int | None, 
         return FolderSource(folder if folder is not None else minilm_folder())
     width = 768 if width is None else width
     if width < HEAD_SIZE or width % HEAD_SIZE:
-        raise CheckpointError(
-            f"Preset {preset.name}: width is {width}, allowed are multiples of {HEAD_SIZE}."
-        )
+        raise CheckpointError(f"Preset {preset.name}: width is {width}, allowed are multiples of {HEAD_SIZE}.")
     return SeededSource(seeded_config(preset.kind, width), seed)
 
 

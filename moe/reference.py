@@ -26,9 +26,7 @@ Trace = Callable[[str, Tensors, Tensors], None]
 """Sees every call of a pass: node id, input, reply."""
 
 
-def drive(
-    manifest: Manifest, call: NodeCall, inputs: Mapping[str, Tensor], all_logits: bool = False
-) -> Tensors:
+def drive(manifest: Manifest, call: NodeCall, inputs: Mapping[str, Tensor], all_logits: bool = False) -> Tensors:
     """One pass over the pipeline; returns the last segment's reply.
 
     ``inputs``: ``token_ids [T] int64``, ``lengths [B] int64``; an encoder-decoder also takes
@@ -77,9 +75,7 @@ class WholeModel:
     def __init__(self, directory: str | Path, *, verify: bool = False, trace: Trace | None = None) -> None:
         self.directory = Path(directory)
         self.manifest = load(self.directory, verify=verify)
-        self.programs = {
-            node.id: load_node(self.directory, self.manifest, node.id) for node in self.manifest.nodes
-        }
+        self.programs = {node.id: load_node(self.directory, self.manifest, node.id) for node in self.manifest.nodes}
         self.trace = trace
         settings = self.manifest.tokenizer
         self._tokenizer = None if settings is None else TextTokenizer(self.directory, settings)
@@ -136,9 +132,7 @@ class WholeModel:
         tensors = pack(ids)
         if self.manifest.task == "seq2seq-lm":
             start = [self._special("decoder_start")]
-            decoder = pack(
-                [list(answer) for answer in answers] if answers is not None else [start] * len(ids)
-            )
+            decoder = pack([list(answer) for answer in answers] if answers is not None else [start] * len(ids))
             tensors |= {f"decoder_{name}": tensor for name, tensor in decoder.items()}
         return self.forward(tensors, all_tokens)["logits"]
 
@@ -186,11 +180,7 @@ class WholeModel:
             if not running:
                 break
             chosen = [known[i] for i in running]
-            logits = (
-                self.logits_ids([ids[i] for i in running], answers=chosen)
-                if seq2seq
-                else self.logits_ids(chosen)
-            )
+            logits = self.logits_ids([ids[i] for i in running], answers=chosen) if seq2seq else self.logits_ids(chosen)
             for row, i in enumerate(running):
                 token = choose(logits[row], temperature, top_k, generators[i])
                 finished[i] = token == self._end

@@ -70,9 +70,7 @@ class NodeProgram:
         """Raise ProgramInputError when ``run`` would refuse these tensors; cheap beside computing."""
         self.rules.check(tensors)
 
-    def run(
-        self, tensors: Mapping[str, Tensor], *, all_logits: bool = False, checked: bool = False
-    ) -> Tensors:
+    def run(self, tensors: Mapping[str, Tensor], *, all_logits: bool = False, checked: bool = False) -> Tensors:
         """Compute the node's reply (names and shapes: architecture.md, section 2).
 
         ``all_logits``: a language head answers ``[T, vocab]`` in place of each text's last token ``[B,
@@ -147,14 +145,11 @@ def load_node(directory: str | Path, manifest: Manifest, node_id: str) -> NodePr
     dtype = DTYPES[manifest.dtype]
     for name, tensor in weights.tensors.items():
         if tensor.dtype != dtype:
-            raise ManifestError(
-                f"{path}: tensor {name!r} is {tensor.dtype}, the manifest's dtype is {dtype}."
-            )
+            raise ManifestError(f"{path}: tensor {name!r} is {tensor.dtype}, the manifest's dtype is {dtype}.")
     nbytes = sum(tensor.nbytes for tensor in weights.tensors.values())
     if nbytes != node.parameter_bytes:
         raise ManifestError(
-            f"{path}: holds {nbytes} bytes of {node_id}, the manifest's "
-            f"parameter_bytes says {node.parameter_bytes}."
+            f"{path}: holds {nbytes} bytes of {node_id}, the manifest's parameter_bytes says {node.parameter_bytes}."
         )
     family = FAMILIES[manifest.family]
     function: Function

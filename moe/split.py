@@ -148,12 +148,8 @@ class _Writer:
         if self.progress is not None:
             self.progress(node_id, len(self.nodes), self.total)
 
-    def manifest(
-        self, reader: DenseReader | NativeReader, settings: SplitSettings, router: m.Router
-    ) -> m.Manifest:
-        counts = [
-            sum(n.kind == "expert" and n.layer == layer for n in self.nodes) for layer in range(reader.layers)
-        ]
+    def manifest(self, reader: DenseReader | NativeReader, settings: SplitSettings, router: m.Router) -> m.Manifest:
+        counts = [sum(n.kind == "expert" and n.layer == layer for n in self.nodes) for layer in range(reader.layers)]
         nodes = sorted(self.nodes, key=lambda node: (node.kind == "expert", node.layer, node.expert or 0))
         return m.Manifest(
             name=settings.name,
@@ -228,9 +224,7 @@ def flows_of_segment(
     return _flows(inputs, outputs, bytes_in, bytes_out)
 
 
-def _flows(
-    inputs: tuple[str, ...], outputs: tuple[str, ...], bytes_in: int, bytes_out: int
-) -> dict[str, Any]:
+def _flows(inputs: tuple[str, ...], outputs: tuple[str, ...], bytes_in: int, bytes_out: int) -> dict[str, Any]:
     return {
         "inputs": inputs,
         "outputs": outputs,
@@ -283,12 +277,8 @@ def _split_dense(
         tensors, ffn = reader.segment(index), reader.ffn(index)
         x = calibration.before_experts(index, tensors)
         activations = calibration.through_ffn(x, ffn, reader.activation(index))
-        converted = convert(
-            ffn, x, activations, experts=settings.experts, method=settings.method, seed=settings.seed
-        )
-        flows = flows_of_segment(
-            reader, index, router.top_k, itemsize, "shared.w_in.weight" in converted.segment
-        )
+        converted = convert(ffn, x, activations, experts=settings.experts, method=settings.method, seed=settings.seed)
+        flows = flows_of_segment(reader, index, router.top_k, itemsize, "shared.w_in.weight" in converted.segment)
         writer.write(m.segment_id(index), index, None, tensors | converted.segment, **flows)
         for expert, parts in enumerate(converted.experts):
             flows = flows_of_expert(size, itemsize)

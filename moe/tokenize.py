@@ -53,8 +53,7 @@ class TextTokenizer:
                 raise TextError(f"Text {index} is empty; send at least one character that is not blank.")
             if len(text) > self._most_characters:
                 raise TextError(
-                    f"Text {index} has {len(text)} characters, too many for "
-                    f"{self.settings.max_tokens} tokens."
+                    f"Text {index} has {len(text)} characters, too many for {self.settings.max_tokens} tokens."
                 )
         if len(texts) == 1:
             result = [self._tokenizer.encode(texts[0]).ids]

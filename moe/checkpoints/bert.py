@@ -165,9 +165,7 @@ def sentence_settings(source: Source) -> tuple[str, bool]:
     path = source.folder / "1_Pooling" / "config.json"
     if not path.is_file():
         return "mean", normalise
-    modes = {
-        key for key, value in read_json(path).items() if key.startswith("pooling_mode_") and value is True
-    }
+    modes = {key for key, value in read_json(path).items() if key.startswith("pooling_mode_") and value is True}
     if modes == {"pooling_mode_cls_token"}:
         return "cls", normalise
     if modes == {"pooling_mode_mean_tokens"}:

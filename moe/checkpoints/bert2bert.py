@@ -42,9 +42,7 @@ class Bert2BertReader:
         self.bridge: int = e["layers"]
         self.layers: int = e["layers"] + d["layers"]
         self.max_tokens: int = min(e["max_positions"], d["max_positions"])
-        self.special = {
-            key: value for key, value in (("decoder_start", start), ("eos", end)) if value is not None
-        }
+        self.special = {key: value for key, value in (("decoder_start", start), ("eos", end)) if value is not None}
 
     def _place(self, layer: int) -> tuple[BertStack, int]:
         return (self.encoder, layer) if layer < self.bridge else (self.decoder, layer - self.bridge)

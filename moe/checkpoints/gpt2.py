@@ -20,9 +20,7 @@ class Gpt2Reader:
         fields = Fields(source.config, source.where)
         fields.only("model_type", "gpt2")
         fields.only("add_cross_attention", False)
-        fields.only(
-            "reorder_and_upcast_attn", False, True
-        )  # only another rounding, and only for half precision
+        fields.only("reorder_and_upcast_attn", False, True)  # only another rounding, and only for half precision
         fields.flag("tie_word_embeddings", True)
         d = fields.count("n_embd", 768)
         self.architecture: dict[str, Any] = {

@@ -62,6 +62,4 @@ def first_of(source: Source, what: str, *prefixes: str) -> str:
     for prefix in prefixes:
         if source.has(prefix + what):
             return prefix
-    raise CheckpointError(
-        f"{source.where}: tensor {what!r} is missing; this is not a checkpoint of its model_type."
-    )
+    raise CheckpointError(f"{source.where}: tensor {what!r} is missing; this is not a checkpoint of its model_type.")

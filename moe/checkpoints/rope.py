@@ -58,9 +58,7 @@ def numbers_of(fields: Fields) -> tuple[Family, dict[str, Any], Router, int]:
             experts = fields.count(key)
             break
     else:
-        raise CheckpointError(
-            f"{fields.where}: config names no number of experts (num_local_experts, num_experts)."
-        )
+        raise CheckpointError(f"{fields.where}: config names no number of experts (num_local_experts, num_experts).")
     normalise = family == "mixtral" or fields.flag("norm_topk_prob", False)
     router = Router(fields.count("num_experts_per_tok", 2), "softmax-topk", normalise)
     fields.flag("tie_word_embeddings", False)
@@ -76,9 +74,7 @@ def rope_theta(fields: Fields, default: float) -> float:
     parameters: dict[str, Any] = fields.get("rope_parameters", {})
     scaling: dict[str, Any] = fields.get("rope_scaling", {})
     if not isinstance(parameters, dict) or not isinstance(scaling, dict):
-        raise CheckpointError(
-            f"{fields.where}: config keys rope_parameters and rope_scaling must be objects."
-        )
+        raise CheckpointError(f"{fields.where}: config keys rope_parameters and rope_scaling must be objects.")
     base = fields.number("rope_theta", default)
     for name, value in (("rope_parameters", parameters), ("rope_scaling", scaling)):
         nested = Fields(value, f"{fields.where} ({name})")
@@ -141,9 +137,7 @@ class RopeReader:
         for place, layer in enumerate(dense_layers_before(n, index)):
             name, inner = f"dense.{place}", n["dense_ffn_size"]
             tensors |= self._attention(f"{name}.", layer)
-            gate, up = (
-                get(f"model.layers.{layer}.mlp.{part}_proj.weight", inner, d) for part in ("gate", "up")
-            )
+            gate, up = (get(f"model.layers.{layer}.mlp.{part}_proj.weight", inner, d) for part in ("gate", "up"))
             tensors[f"{name}.gate_up.weight"] = torch.cat((gate, up))
             tensors[f"{name}.down.weight"] = get(f"model.layers.{layer}.mlp.down_proj.weight", d, inner)
         if index == self.layers:
@@ -181,26 +175,20 @@ class RopeReader:
             each = n["qk_norm"] == "head"
             for part, width in parts[:2]:
                 size = n["head_dim"] if each else width
-                tensors[f"{ours}attention.{part}_norm.weight"] = get(
-                    f"{name}self_attn.{part}_norm.weight", size
-                )
+                tensors[f"{ours}attention.{part}_norm.weight"] = get(f"{name}self_attn.{part}_norm.weight", size)
         return tensors
 
     def expert(self, layer: int, expert: int) -> NodeTensors:
         n = self.architecture
         d, inner = n["hidden_size"], n["ffn_size"]
         name = f"model.layers.{n['moe_layers'][layer]}.{self.moe}.experts."
-        gate_up, down = (
-            self._fused(name, expert) if self.fused else self._single(f"{name}{expert}.", d, inner)
-        )
+        gate_up, down = self._fused(name, expert) if self.fused else self._single(f"{name}{expert}.", d, inner)
         return {"gate_up.weight": gate_up, "down.weight": down}
 
     def _single(self, name: str, d: int, inner: int) -> tuple[Tensor, Tensor]:
         gate, up, down = EXPERT_PARTS[self.family]
         get = self.source.get
-        both = torch.cat(
-            (get(f"{name}{gate}.weight", inner, d), get(f"{name}{up}.weight", inner, d))
-        )  # [2F, d]
+        both = torch.cat((get(f"{name}{gate}.weight", inner, d), get(f"{name}{up}.weight", inner, d)))  # [2F, d]
         return both, get(f"{name}{down}.weight", d, inner)
 
     def _fused(self, name: str, expert: int) -> tuple[Tensor, Tensor]:

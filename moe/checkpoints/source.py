@@ -77,18 +77,13 @@ class FolderSource:
         try:
             tensor: Tensor = self._reader(self._files[name], self._open).get_tensor(name)
         except SafetensorError as error:
-            raise CheckpointError(
-                f"{self._files[name]}: tensor {name!r} cannot be read ({error})."
-            ) from error
+            raise CheckpointError(f"{self._files[name]}: tensor {name!r} cannot be read ({error}).") from error
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{self.folder}: tensor {name!r} has shape "
-                f"{list(tensor.shape)}, config.json implies {list(shape)}."
+                f"{self.folder}: tensor {name!r} has shape {list(tensor.shape)}, config.json implies {list(shape)}."
             )
         if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
-            raise CheckpointError(
-                f"{self.folder}: tensor {name!r} is {tensor.dtype}; quantised weights are not read."
-            )
+            raise CheckpointError(f"{self.folder}: tensor {name!r} is {tensor.dtype}; quantised weights are not read.")
         return tensor
 
 

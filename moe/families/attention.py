@@ -72,9 +72,7 @@ def _one_by_one(
     parts = []
     for one_q, one_k, one_v in lists:
         band = _band(one_q.shape[0], window) if window is not None else None
-        y = _product(
-            one_q[None], one_k[None], one_v[None], band, causal and band is None, scale
-        )  # [1, t, H, D]
+        y = _product(one_q[None], one_k[None], one_v[None], band, causal and band is None, scale)  # [1, t, H, D]
         parts.append(y.reshape(one_q.shape[0], -1))  # [t, H*D]
     return torch.cat(parts)  # [T, H*D]
 
@@ -112,9 +110,7 @@ def _band(length: int, window: int) -> Tensor:
     return full.tril() & full.triu(1 - window)
 
 
-def _product(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None
-) -> Tensor:
+def _product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float | None) -> Tensor:
     """``q: [B, L, H, D]``, ``k, v: [B, S, Hk, D]`` to ``[B, L, H, D]``."""
     grouped = q.shape[2] != k.shape[2]
     y = F.scaled_dot_product_attention(

@@ -115,9 +115,7 @@ class EmbeddingHead:
         elif packing.even:
             embedding = hidden.view(packing.texts, packing.longest, -1).mean(1)  # [B, d]
         else:
-            embedding = torch.stack(
-                [text.mean(0) for text in hidden.split_with_sizes(packing.lengths)]
-            )  # [B, d]
+            embedding = torch.stack([text.mean(0) for text in hidden.split_with_sizes(packing.lengths)])  # [B, d]
         if self.normalise:
             embedding = F.normalize(embedding, dim=-1)
         return {"embedding": embedding, "states": hidden}

@@ -30,13 +30,9 @@ class Weights:
             tensor = self.tensors[name]
         except KeyError:
             raise ManifestError(f"{self.where}: tensor {name!r} is missing.") from None
-        if tensor.dim() != len(shape) or any(
-            w not in (-1, s) for w, s in zip(shape, tensor.shape, strict=True)
-        ):
+        if tensor.dim() != len(shape) or any(w not in (-1, s) for w, s in zip(shape, tensor.shape, strict=True)):
             wanted = ["any" if size == -1 else size for size in shape]
-            raise ManifestError(
-                f"{self.where}: tensor {name!r} has shape {list(tensor.shape)}, not {wanted}."
-            )
+            raise ManifestError(f"{self.where}: tensor {name!r} has shape {list(tensor.shape)}, not {wanted}.")
         self.taken.add(name)
         return tensor
 

@@ -16,9 +16,7 @@ from tests.unit.moe.conftest import Case, make_case
 BOUND = 1e-5
 
 
-def answer_of(
-    case: Case, pipeline: WholeModel, ids: list[list[int]], answers: list[list[int]]
-) -> list[Tensor]:
+def answer_of(case: Case, pipeline: WholeModel, ids: list[list[int]], answers: list[list[int]]) -> list[Tensor]:
     """Every text's states or logits, from one packed pass."""
     tensors = pack(ids)
     rows = [len(text) for text in ids]
@@ -65,9 +63,7 @@ def test_every_layers_experts_see_what_transformers_layers_see(case: Case) -> No
         hook.remove()
     ours: list[Tensor] = []
     pipeline = case.pipeline(
-        trace=lambda _, __, reply: (
-            ours.append(reply.get("x", reply["residual"])) if "gates" in reply else None
-        )
+        trace=lambda _, __, reply: ours.append(reply.get("x", reply["residual"])) if "gates" in reply else None
     )
     answer_of(case, pipeline, [text], [answer])
     assert len(ours) == len(seen) == pipeline.manifest.layers
@@ -82,9 +78,7 @@ def test_routers_choose_the_same_experts_with_the_same_gates(family: str, tmp_pa
         module.gate.register_forward_hook(lambda _, __, out: theirs.append((out[1], out[2])))
     ours: list[tuple[Tensor, Tensor]] = []
     pipeline = case.pipeline(
-        trace=lambda _, __, reply: (
-            ours.append((reply["gates"], reply["expert_ids"])) if "gates" in reply else None
-        )
+        trace=lambda _, __, reply: ours.append((reply["gates"], reply["expert_ids"])) if "gates" in reply else None
     )
     text = tiny.texts((16,))[0]
     tiny.whole_answer(family, case.model, text)
