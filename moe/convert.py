@@ -1,0 +1,275 @@
+"""Dense feed-forward networks as experts: groups of neurons, first routers, and adapters put on a checkpoint.
+
+A feed-forward network is a sum over its neurons, so any partition of them into experts gives the dense answer
+when every expert runs. Which neurons belong together decides what is lost when only ``top_k`` of them run; a
+trained adapter (``moe.distil``) wins most of that back. Everything here computes only: no files, no clock.
+
+Adapter file (safetensors, all values finite, fp16 unless said; L counts layers from 0, E experts, F neurons):
+
+==================================== ============== ==========================================================
+tensor                               shape          meaning
+==================================== ============== ==========================================================
+``layers.L.groups``                  [F] int8       expert of each neuron; -1: always on, part of the segment
+``layers.L.router.weight``           [E, d]         router of segment L
+``layers.L.router.bias``             [E]            its bias
+``layers.L.expert.bias``             [E, d]         output bias of each expert (added when it is chosen)
+``layers.L.NAME.down``, ``.up``      [r, in],       low-rank change: ``W += up @ down``, NAME one of
+                                     [out, r]       ``attention.qkv attention.out ffn.w_in ffn.w_out``
+``layers.L.NAME.bias``               [out]          added to the bias; NAME as above (not ``ffn.w_out``)
+``layers.L.attention.norm.weight``,  [d]            added to the norm's scale and shift
+``.bias``, ``layers.L.finish.norm.…``
+``layers.L.finish.bias``             [d]            added to the FFN's output bias (segment L + 1)
+==================================== ============== ==========================================================
+
+Only ``groups`` and ``router.weight`` must be there; a change that is absent is zero. The file's metadata holds
+``smoe`` (JSON): version, router settings for the manifest, recipe, seeds, sha256 of the base, measured values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+from sklearn.cluster import KMeans
+from torch import Tensor
+
+from moe.errors import CheckpointError
+
+NodeTensors = dict[str, Tensor]
+
+ADAPTER_VERSION = 1
+BALANCE_ROUNDS = 12
+FEATURES = 64
+RIDGE = 1e-2
+"""Ridge strength relative to the mean variance of the hidden states."""
+
+
+class Ffn(Protocol):
+    """``act(x w_in^T + b_in) w_out^T``: ``w_in [F, d]``, ``b_in [F]``, ``w_out [d, F]``."""
+
+    @property
+    def w_in(self) -> Tensor: ...
+    @property
+    def b_in(self) -> Tensor: ...
+    @property
+    def w_out(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A partition of an FFN's neurons. Indices are int64, ascending in each group.
+
+    ``experts``: one tensor per expert, sizes differ by at most one. ``shared``: neurons that always run; may
+    be empty. Example: 4 neurons, 1 shared, 3 experts: ``experts ([0], [3], [2])``, ``shared [1]``.
+    """
+
+    experts: tuple[Tensor, ...]
+    shared: Tensor
+
+    def of_neurons(self) -> Tensor:
+        """Expert of each neuron, ``[F] int8``, -1 where shared: the adapter's form."""
+        count = sum(len(group) for group in self.experts) + len(self.shared)
+        owner = torch.full((count,), -1, dtype=torch.int8)
+        for expert, group in enumerate(self.experts):
+            owner[group] = expert
+        return owner
+
+    @staticmethod
+    def from_neurons(owner: Tensor) -> Groups:
+        """The inverse of ``of_neurons``. Raises CheckpointError for numbers that are not 0…E-1 or -1."""
+        present = sorted({int(value) for value in owner.tolist()} - {-1})
+        if not present or present != list(range(len(present))):
+            raise CheckpointError(f"Neuron groups hold experts {present}; allowed are 0 to E-1 without a gap, and -1.")
+        return Groups(
+            tuple(torch.nonzero(owner == expert).flatten() for expert in present),
+            torch.nonzero(owner == -1).flatten(),
+        )
+
+
+def split_neurons(
+    w_in: Tensor,
+    b_in: Tensor,
+    w_out: Tensor,
+    experts: int,
+    seed: int,
+    activations: Tensor | None = None,
+    shared: int = 0,
+) -> Groups:
+    """Share out an FFN's neurons among ``experts`` experts of equal size, and ``shared`` that always run.
+
+    ``w_in [F, d]``, ``b_in [F]``, ``w_out [d, F]``. Without ``activations`` neurons with similar parameters
+    go together. With ``activations [N, F]`` (after the activation function, N tokens) those that fire
+    together do, and the ``shared`` that move the output most are always on (without: those of largest norm).
+    Same seed, same groups. Raises CheckpointError where the numbers do not fit.
+    """
+    neurons = w_in.shape[0]
+    if experts < 1 or shared < 0 or neurons - shared < experts:
+        raise CheckpointError(
+            f"{neurons} neurons cannot be {experts} experts and {shared} shared neurons; "
+            "each expert needs at least one neuron."
+        )
+    size = w_out.float().norm(dim=0)  # [F]
+    if activations is None:
+        heat = w_in.float().norm(dim=1) * size  # [F]
+        features = torch.cat((w_in.float(), b_in.float()[:, None], w_out.float().t()), 1)  # [F, 2d+1]
+    else:
+        effect = activations.float().abs() * size  # [N, F]
+        heat = effect.mean(0)  # [F]
+        features = _reduced((effect / heat.clamp_min(1e-9)).t(), seed)  # [F, ≤FEATURES]
+    order = torch.argsort(heat, descending=True, stable=True)  # [F]
+    rest = order[shared:].sort().values  # [F - shared]
+    labels = balanced_clusters(features[rest], experts, seed)  # [F - shared]
+    return Groups(
+        tuple(rest[torch.from_numpy(labels == expert)] for expert in range(experts)),
+        order[:shared].sort().values,
+    )
+
+
+def _reduced(rows: Tensor, seed: int) -> Tensor:
+    """Rows ``[F, N]`` centred over tokens and reduced to few dimensions that keep their distances."""
+    rows = rows.log1p()
+    rows = rows - rows.mean(1, keepdim=True)
+    rows = torch.nn.functional.normalize(rows, dim=1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        u, s, _ = torch.svd_lowrank(rows, q=min(FEATURES, *rows.shape), niter=3)
+    return u * s  # [F, q]
+
+
+def balanced_clusters(features: Tensor, clusters: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Label of each row of ``features [F, D]``; cluster sizes differ by at most one.
+
+    k-means, then rounds of the optimal assignment of rows to seats around the centres.
+    """
+    rows = features.double().numpy()
+    count = rows.shape[0]
+    means = KMeans(clusters, n_init=4, random_state=seed).fit(rows).cluster_centers_
+    seats = np.sort(np.arange(count) % clusters)  # [F]: the cluster of each seat
+    labels = np.full(count, -1, dtype=np.int64)
+    for _ in range(BALANCE_ROUNDS):
+        distance = ((rows[:, None] - means[None]) ** 2).sum(-1)  # [F, C]
+        _, columns = linear_sum_assignment(distance[:, seats])
+        new = seats[columns]
+        if np.array_equal(new, labels):
+            break
+        labels = new
+        means = np.stack([rows[labels == cluster].mean(0) for cluster in range(clusters)])
+    return labels
+
+
+def activation_mass(activations: Tensor, w_out: Tensor, groups: Groups) -> Tensor:
+    """How much each expert would move the output: ``activations [N, F]``, ``w_out [d, F]`` to ``[N, E]``.
+
+    The norm of each expert's part of the output.
+    """
+    parts = [activations[:, g].float() @ w_out[:, g].float().t() for g in groups.experts]
+    return torch.stack([part.norm(dim=1) for part in parts], 1)  # [N, E]
+
+
+def initial_router(hidden: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+    """Ridge regression of the activation mass ``[N, E]`` on ``hidden [N, d]``: ``W [E, d]``, ``b [E]``."""
+    x, y = hidden.double(), mass.double()
+    x_mean, y_mean = x.mean(0), y.mean(0)
+    centred = x - x_mean  # [N, d]
+    gram = centred.t() @ centred  # [d, d]
+    strength = RIDGE * gram.diagonal().mean().clamp_min(1e-12)
+    eye = torch.eye(x.shape[1], dtype=torch.float64)
+    weight = torch.linalg.solve(gram + strength * eye, centred.t() @ (y - y_mean)).t()  # [E, d]
+    return weight.float().contiguous(), (y_mean - weight @ x_mean).float()
+
+
+def upcycle_router(hidden: Tensor, experts: int, seed: int) -> Tensor:
+    """Router ``[E, d]`` of experts that are copies: unit centres of k-means over directions of ``hidden``."""
+    directions = torch.nn.functional.normalize(hidden.float(), dim=1)
+    centres = KMeans(experts, n_init=4, random_state=seed).fit(directions.numpy()).cluster_centers_
+    return torch.nn.functional.normalize(torch.from_numpy(centres).float(), dim=1)
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A segment's tensors under the families' names, and its layer's experts (empty for the last segment)."""
+
+    segment: NodeTensors
+    experts: tuple[NodeTensors, ...]
+
+
+def apply_adapter(adapter: Mapping[str, Tensor], index: int, segment: Mapping[str, Tensor], ffn: Ffn | None) -> Adapted:
+    """Segment ``index`` and the experts of layer ``index`` from dense tensors and the adapter's.
+
+    ``segment``: the dense checkpoint's tensors of segment ``index`` (``attention.*`` of layer ``index``,
+    ``finish.*`` of layer ``index - 1``; others pass through). ``ffn``: layer ``index``'s, None for the last
+    segment. The result's segment has ``router.*`` and, with always-on neurons, ``shared.w_in.*`` and
+    ``shared.w_out.weight``; each expert has ``w_in.*`` and ``w_out.*``. float32, the same bytes each time.
+    Raises CheckpointError where the adapter belongs to another model.
+    """
+    tensors = {}
+    for name, tensor in segment.items():
+        layer = index - 1 if name.startswith("finish.") else index
+        changes = name.startswith(("attention.", "finish."))
+        tensors[name] = changed(adapter, f"layers.{layer}.{name}", tensor.float()) if changes else tensor
+    if ffn is None:
+        return Adapted(tensors, ())
+    prefix = f"layers.{index}."
+    groups = Groups.from_neurons(_needed(adapter, f"{prefix}groups", ffn.w_in.shape[:1]))
+    w_in = changed(adapter, f"{prefix}ffn.w_in.weight", ffn.w_in.float())  # [F, d]
+    b_in = changed(adapter, f"{prefix}ffn.w_in.bias", ffn.b_in.float())  # [F]
+    w_out = changed(adapter, f"{prefix}ffn.w_out.weight", ffn.w_out.float())  # [d, F]
+    count, width = len(groups.experts), ffn.w_in.shape[1]
+    tensors["router.weight"] = _needed(adapter, f"{prefix}router.weight", (count, width)).float()
+    tensors["router.bias"] = changed(adapter, f"{prefix}router.bias", torch.zeros(count))
+    bias = changed(adapter, f"{prefix}expert.bias", torch.zeros(count, width))  # [E, d]
+    experts = tuple(
+        {
+            "w_in.weight": w_in[group],
+            "w_in.bias": b_in[group],
+            "w_out.weight": w_out[:, group],
+            "w_out.bias": bias[expert],
+        }
+        for expert, group in enumerate(groups.experts)
+    )
+    if len(groups.shared):
+        tensors["shared.w_in.weight"] = w_in[groups.shared]
+        tensors["shared.w_in.bias"] = b_in[groups.shared]
+        tensors["shared.w_out.weight"] = w_out[:, groups.shared]
+    return Adapted(tensors, experts)
+
+
+def changed(adapter: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
+    """``dense`` plus the adapter's change: ``NAME.down/.up`` for ``NAME.weight`` matrices, else ``name``."""
+    if dense.dim() == 2 and name.endswith(".weight"):
+        stem = name.removesuffix(".weight")
+        up, down = adapter.get(f"{stem}.up"), adapter.get(f"{stem}.down")
+        if up is None and down is None:
+            return dense
+        if (
+            up is None
+            or down is None
+            or (up.shape[0], down.shape[1]) != tuple(dense.shape)
+            or up.shape[1] != down.shape[0]
+        ):
+            raise _misfit(stem, dense.shape)
+        return dense + up.float() @ down.float()
+    change = adapter.get(name)
+    if change is None:
+        return dense
+    if change.shape != dense.shape:
+        raise _misfit(name, dense.shape)
+    return dense + change.float()
+
+
+def _needed(adapter: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+    tensor = adapter.get(name)
+    if tensor is None or tuple(tensor.shape) != tuple(shape):
+        raise _misfit(name, shape)
+    return tensor
+
+
+def _misfit(name: str, shape: tuple[int, ...]) -> CheckpointError:
+    return CheckpointError(
+        f"Adapter tensor {name!r} is missing or does not fit the checkpoint's {list(shape)}; "
+        "the adapter belongs to another model."
+    )
