@@ -1,7 +1,8 @@
 """Request traces: read the public ones, pick hours by pattern, scale them, and replay them against a function.
 
 One type, :class:`traces.trace.Trace`, carries arrivals between loaders (`azure_functions`, `azure_llm`, `servegen`,
-`arrivals`), the picker (`patterns`), scaling (`scale`) and the open-loop client (`replay`). Everything random takes a seed.
+`arrivals`), the picker (`patterns`), scaling (`scale`) and the open-loop client (`replay`). Everything random
+takes a seed.
 
 This room must never pass made arrivals off as measured ones (what is made is called *synthetic* or *made* in its
 source), never guess at a damaged file (a :class:`traces.errors.TraceError` names file, line and rule), and never

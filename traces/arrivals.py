@@ -1,7 +1,8 @@
 """Our own plain format for one trace: ``arrival_s[,context_tokens,generated_tokens]``, remarks first.
 
-``smoe traces pick --out`` writes it, so that a picked hour can be kept, sent to others and replayed exactly. Remark lines
-(``# key: value``) hold ``source``, ``duration_s`` and ``sha256``; a hash that does not fit the numbers is an error.
+``smoe traces pick --out`` writes it, so that a picked hour can be kept, sent to others and replayed exactly.
+Remark lines (``# key: value``) hold ``source``, ``duration_s`` and ``sha256``; a hash that does not fit the
+numbers is an error.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def _assemble(path: Path, table: Table, times: np.ndarray, tokens: dict[str, arr
         generated_tokens=np.array(tokens["generated_tokens"]) if "generated_tokens" in tokens else None,
     )
     if "sha256" in noted and noted["sha256"] != trace.sha256:
-        raise broken(path, 1, f"the numbers do not fit the sha256 of the remarks ({noted['sha256'][:12]}…): changed since")
+        raise broken(
+            path, 1, f"the numbers do not fit the sha256 of the remarks ({noted['sha256'][:12]}…): changed since"
+        )
     return trace
 
 

@@ -1,17 +1,19 @@
 """Azure Functions 2019 (Shahrad et al., ATC'20): requests per function and minute.
 
 Columns are ``HashOwner,HashApp,HashFunction,Trigger`` or ``RowId,SourceBlob,SourcePath,Multiplicity`` followed by one
-column per minute of the day, named by its number (1 to 1440; a part of the day, such as 480 to 959, is allowed, a gap is not).
+column per minute of the day, named by its number (1 to 1440; a part of the day, such as 480 to 959, is allowed, a
+gap is not).
 
-The trace gives no times inside a minute. *even* spaces the requests of a minute equally (gap 60/count, half a gap at both
-ends): a lower bound of the burstiness. *uniform* draws each request's second at random, as if the minute were Poisson.
-An hour's pattern is only certain where both agree.
+The trace gives no times inside a minute. *even* spaces the requests of a minute equally (gap 60/count, half a gap
+at both ends): a lower bound of the burstiness. *uniform* draws each request's second at random, as if the minute
+were Poisson. An hour's pattern is only certain where both agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -121,9 +123,11 @@ def _check_header(path: Path, header: Row) -> tuple[tuple[str, ...], int]:
         raise broken(path, header.line, "no minute columns after the first four")
     if minutes[0] < 1:
         raise broken(path, header.line, "minute columns are named 1 to 1440, got 0")
-    for before, after in zip(minutes, minutes[1:], strict=False):
+    for before, after in pairwise(minutes):
         if after != before + 1:
-            raise broken(path, header.line, f"minute columns have a gap or are unsorted: {before} is followed by {after}")
+            raise broken(
+                path, header.line, f"minute columns have a gap or are unsorted: {before} is followed by {after}"
+            )
     return tuple(header.cells[:4]), minutes[0]
 
 

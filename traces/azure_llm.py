@@ -1,7 +1,7 @@
 """Azure LLM inference traces (Splitwise, ISCA'24): ``TIMESTAMP,ContextTokens,GeneratedTokens``, one row per request.
 
-Timestamps are UTC with up to nine digits after the second (100 ns in the published files); a trailing ``Z`` or ``+00:00`` is
-allowed. Time zero is the first request.
+Timestamps are UTC with up to nine digits after the second (100 ns in the published files); a trailing ``Z`` or
+``+00:00`` is allowed. Time zero is the first request.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from traces.trace import MAX_REQUESTS, Trace, make_trace
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MAX_TOKENS = 100_000_000
-STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?", re.ASCII
-)
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?", re.ASCII)
 
 
 def read_azure_llm(path: Path) -> Trace:

@@ -1,4 +1,6 @@
-"""Which traces are there: the public ones in a folder laid out as their README says, and the made samples of this room."""
+"""Which traces are there: the public ones in a folder laid out as their README says, and the made samples of this
+room.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 from traces import azure_functions, loading
 from traces.azure_functions import Placement
 from traces.errors import TraceError
-from traces.trace import Pattern, Trace
+from traces.trace import PATTERNS, Pattern, Trace
 
 SAMPLES = Path(__file__).parent / "samples"
 MADE_BURSTY_HOUR = SAMPLES / "made_bursty_hour.csv.gz"
@@ -54,7 +56,12 @@ MADE: tuple[tuple[str, str, loading.Format, str], ...] = (
     ("made-rows", "made_azure_rows.csv", "azure-functions", "made sample of the per-minute format with RowId"),
     ("made-llm", "made_azure_llm.csv", "azure-llm", "made sample of the LLM format"),
     ("made-servegen", "made_servegen.csv", "servegen", "made sample of the window statistics"),
-    ("made-bursty-hour", "made_bursty_hour.csv.gz", "arrivals", "made hour with a CV above 3, stands in for a real one"),
+    (
+        "made-bursty-hour",
+        "made_bursty_hour.csv.gz",
+        "arrivals",
+        "made hour with a CV above 3, stands in for a real one",
+    ),
 )
 
 BURSTY_HOUR = ("functions-day", "5d8891eba676f6b7", 1141)
@@ -62,7 +69,8 @@ BURSTY_HOUR = ("functions-day", "5d8891eba676f6b7", 1141)
 
 
 def data_folder(given: Path | None = None) -> Path | None:
-    """The folder of real traces: ``given``, else ``$SMOE_TRACES``, else ``../shared/traces``; None when there is none.
+    """The folder of real traces: ``given``, else ``$SMOE_TRACES``, else ``../shared/traces``; None when there is
+    none.
 
     A folder that was named but does not exist is an error (TraceError), not a reason to use something else.
     """
@@ -107,6 +115,7 @@ def bursty_hour(data: Path | None, placement: Placement = "uniform", seed: int =
 
 def allowed(pattern: str) -> Pattern:
     """``pattern`` as one of the three names. Raises TraceError."""
-    if pattern == "slow" or pattern == "normal" or pattern == "bursty":
-        return pattern
+    for known in PATTERNS:
+        if pattern == known:
+            return known
     raise TraceError(f"{pattern!r} is no pattern; allowed are slow, normal, bursty")

@@ -1,4 +1,5 @@
-"""Seeded synthetic arrivals with a wanted CV, for tests and for machines without the real traces. Never a measurement.
+"""Seeded synthetic arrivals with a wanted CV, for tests and for machines without the real traces. Never a
+measurement.
 
 Slow and normal patterns are renewal processes with Gamma gaps (CV = 1/sqrt(shape)). A Gamma with a CV of 5 has its
 mass in a few enormous gaps and a finite draw misses its CV, so bursty arrivals are made as bursts are: a two-phase
@@ -39,7 +40,8 @@ def synthetic(requests: int, duration_s: float, cv: float, seed: int) -> Trace:
 def _hyper_exponential(size: int, cv: float, rng: np.random.Generator) -> FloatArray:
     """[size] gaps of mean 1: with probability p exponential of mean a (long), else of mean b (short).
 
-    The share w = p*a of the time is in long gaps. E[x^2] = 2(p a^2 + (1-p) b^2) = 1 + cv^2 with b = (1-w)/(1-p), solved for p.
+    The share w = p*a of the time is in long gaps. E[x^2] = 2(p a^2 + (1-p) b^2) = 1 + cv^2 with b = (1-w)/(1-p),
+    solved for p.
     """
     w = BURST_SHARE
     target = (1 + cv**2) / 2

@@ -45,9 +45,9 @@ def load(
 ) -> Trace:
     """A trace out of any known file.
 
-    ``row``: function or RowId (a leading part is enough), or ServeGen's client number; without it the busiest row is taken.
-    ``start_s`` and ``duration_s`` clip it, in seconds of the file (for per-minute counts 0 is the first minute column).
-    Raises TraceError, NoMatchError.
+    ``row``: function or RowId (a leading part is enough), or ServeGen's client number; without it the busiest row
+    is taken. ``start_s`` and ``duration_s`` clip it, in seconds of the file (for per-minute counts 0 is the first
+    minute column). Raises TraceError, NoMatchError.
     """
     kind = detect(path)
     if kind == "servegen":

@@ -1,10 +1,12 @@
-"""One-hour clips by the CV of their inter-arrival times, as the paper picks them: slow < 1, normal 1 to 3, bursty >= 3.
+"""One-hour clips by the CV of their inter-arrival times, as the paper picks them: slow < 1, normal 1 to 3, bursty
+>= 3.
 
-Per-minute counts leave the times inside a minute open; an hour counts as a pattern only if *even* and *uniform* placement both
-say so. ServeGen's hours are drawn first and measured then: what counts is the CV of the arrivals that will be replayed.
+Per-minute counts leave the times inside a minute open; an hour counts as a pattern only if *even* and *uniform*
+placement both say so. ServeGen's hours are drawn first and measured then: what counts is the CV of the arrivals
+that will be replayed.
 
-Split-safe: a row (function or client) belongs to exactly one of train, validation and test (60/20/20 by a hash of its id), so no
-function's hours are in two of them.
+Split-safe: a row (function or client) belongs to exactly one of train, validation and test (60/20/20 by a hash of
+its id), so no function's hours are in two of them.
 """
 
 from __future__ import annotations
@@ -43,9 +45,8 @@ class HourClip:
 
     def load(self, placement: Placement = "uniform", seed: int = 0) -> Trace:
         """Raises TraceError."""
-        return loading.load(
-            self.path, row=self.row, start_s=self.start_s, duration_s=HOUR_S, placement=placement, seed=seed
-        )
+        row = self.row if self.format in ("azure-functions", "servegen") else None
+        return loading.load(self.path, row=row, start_s=self.start_s, duration_s=HOUR_S, placement=placement, seed=seed)
 
 
 def split_of(row: str) -> Split:
@@ -96,7 +97,8 @@ def pick(
                 return chosen
     where = f" of split {split}" if split else ""
     raise NoMatchError(
-        f"{path}: {len(chosen)} hours{where} are {pattern} with {min_requests} to {max_requests} requests, {count} wanted"
+        f"{path}: {len(chosen)} hours{where} are {pattern} with {min_requests} to {max_requests} requests, "
+        f"{count} wanted"
     )
 
 
@@ -122,9 +124,9 @@ class _RowCache:
         if self._kind == "azure-functions":
             row = self._counts[clip.row]
             hour = row.hour(row.first_minute + clip.start_s // 60)
-            for way in ("even", "uniform"):
-                if classify(iat_cv(azure_functions.place(hour.counts, way, seed))) != pattern:  # type: ignore[arg-type]
-                    return None
+            ways: tuple[Placement, ...] = ("even", "uniform")
+            if any(classify(iat_cv(azure_functions.place(hour.counts, way, seed))) != pattern for way in ways):
+                return None
             return azure_functions.to_trace(hour, placement, seed)
         if self._kind == "servegen":
             windows = self._windows[clip.row]
@@ -158,5 +160,4 @@ def _trace_hours(path: Path, kind: loading.Format) -> Iterator[HourClip]:
     trace = loading.load(path)
     for hour in range(max(1, int(trace.duration_s // HOUR_S))):
         start = hour * HOUR_S
-        low, high = np.searchsorted(trace.arrival_s, (start, start + HOUR_S))
-        yield HourClip(path, kind, path.name, start, int(high - low))
+        yield HourClip(path, kind, path.name, start, trace.clip(start, start + HOUR_S).requests)

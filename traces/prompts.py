@@ -1,8 +1,9 @@
 """Texts to send: real prompts out of a folder of public sets when it is there, else made sentences built in here.
 
-Known files (all optional): ``wikitext-2-valid.txt`` (paragraph lines; headings are left out), ``gsm8k_test_first_900.jsonl``
-(question), ``bbh.jsonl`` (input), ``mt_bench_question.jsonl`` and ``vicuna_bench_question.jsonl`` (turns), ``HumanEval.jsonl.gz``
-(prompt). Real texts are read only, never copied into the project.
+Known files (all optional): ``wikitext-2-valid.txt`` (paragraph lines; headings are left out),
+``gsm8k_test_first_900.jsonl`` (question), ``bbh.jsonl`` (input), ``mt_bench_question.jsonl`` and
+``vicuna_bench_question.jsonl`` (turns), ``HumanEval.jsonl.gz`` (prompt). Real texts are read only, never copied
+into the project.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class PromptSet:
 def load_prompts(folder: Path | None, max_words: int = 64, kinds: tuple[str, ...] = ()) -> PromptSet:
     """Texts of ``folder`` cut to ``max_words`` words; made sentences when ``folder`` is None.
 
-    ``kinds`` narrows to some of wikitext, gsm8k, bbh, mt_bench, vicuna, humaneval. Raises TraceError when the folder or a wanted kind
-    is not there, or a file is damaged.
+    ``kinds`` narrows to some of wikitext, gsm8k, bbh, mt_bench, vicuna, humaneval. Raises TraceError when the
+    folder or a wanted kind is not there, or a file is damaged.
     """
     if max_words < 1:
         raise TraceError(f"a prompt has at least 1 word, got a limit of {max_words}")
@@ -63,7 +64,9 @@ def load_prompts(folder: Path | None, max_words: int = 64, kinds: tuple[str, ...
     if unknown:
         raise TraceError(f"unknown prompt sets {', '.join(sorted(unknown))}; known are {', '.join(READERS)}")
     if folder is None:
-        return PromptSet(tuple(cut(text, max_words) for text in made_sentences()), "made sentences built into traces/prompts.py")
+        return PromptSet(
+            tuple(cut(text, max_words) for text in made_sentences()), "made sentences built into traces/prompts.py"
+        )
     if not folder.is_dir():
         raise TraceError(f"the text folder {folder} does not exist")
     texts: list[str] = []
@@ -117,7 +120,9 @@ def _json_lines(path: Path, pull: Callable[[dict[str, Any]], Any]) -> Iterator[s
         try:
             text = pull(json.loads(line))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            raise broken(path, number, f"not the JSON object this set holds ({type(error).__name__}: {error})") from error
+            raise broken(
+                path, number, f"not the JSON object this set holds ({type(error).__name__}: {error})"
+            ) from error
         if not isinstance(text, str):
             raise broken(path, number, f"the prompt is a {type(text).__name__}, a text is needed")
         yield text

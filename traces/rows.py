@@ -1,7 +1,7 @@
 """Streaming comma-separated rows out of plain or gzip files, and the checks every format shares.
 
-One line is in memory at a time. Lines that start with ``#`` ahead of the header are remarks. Quoting is not part of any
-of the formats, so a quote is an ordinary character that the field checks refuse.
+One line is in memory at a time. Lines that start with ``#`` ahead of the header are remarks. Quoting is not part
+of any of the formats, so a quote is an ordinary character that the field checks refuse.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Table:
     rows: Iterator[Row]
 
 
-def open_binary(path: Path) -> IO[bytes]:
+def open_binary(path: Path) -> IO[bytes] | gzip.GzipFile:
     """Plain or gzip by content, not by name. Raises TraceError when the file cannot be opened."""
     try:
         with path.open("rb") as probe:
@@ -70,7 +70,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_table(path: Path) -> Table:
-    """Header and rows of a file. Empty lines at the end are ignored, elsewhere they break the rule. Raises TraceError."""
+    """Header and rows of a file. Empty lines at the end are ignored, elsewhere they break the rule. Raises
+    TraceError.
+    """
     lines = read_lines(path)
     remarks: list[str] = []
     for number, text in lines:

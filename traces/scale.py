@@ -1,11 +1,13 @@
 """Making a trace shorter or thinner, and what that does to its CV.
 
-*Compressing* divides every time by a factor. All gaps shrink alike, so the CV of inter-arrival times, and with it the pattern,
-stays exactly; the rate grows by the factor. It is the way to play an hour in minutes and to reach a wanted rate.
+*Compressing* divides every time by a factor. All gaps shrink alike, so the CV of inter-arrival times, and with it
+the pattern, stays exactly; the rate grows by the factor. It is the way to play an hour in minutes and to reach a
+wanted rate.
 
 *Thinning* keeps each request with probability p. The duration stays and the rate falls, but gaps merge: for
-independent gaps CV'^2 = 1 + p (CV^2 - 1), so a bursty trace becomes calmer and a regular one rougher. Where the pattern
-must stay, pick an hour with fewer requests (`patterns.pick`) rather than thin a busy one; :func:`fit` does what is left.
+independent gaps CV'^2 = 1 + p (CV^2 - 1), so a bursty trace becomes calmer and a regular one rougher. Where the
+pattern must stay, pick an hour with fewer requests (`patterns.pick`) rather than thin a busy one; :func:`fit` does
+what is left.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def to_rate(trace: Trace, mean_rps: float) -> Trace:
 
 
 def thin(trace: Trace, keep: float, seed: int) -> Trace:
-    """Each request kept with probability ``keep`` (0 to 1]. Same duration; the CV moves towards 1. Raises TraceError."""
+    """Each request kept with probability ``keep`` (0 to 1]. Same span; the CV moves towards 1. Raises TraceError."""
     if not 0 < keep <= 1:
         raise TraceError(f"the kept share must be above 0 and at most 1, got {keep:g}")
     if keep == 1:
@@ -53,7 +55,9 @@ def thin(trace: Trace, keep: float, seed: int) -> Trace:
 
 
 def fit(trace: Trace, duration_s: float, max_mean_rps: float, seed: int) -> Trace:
-    """The whole trace played in ``duration_s``; thinned only as far as needed to stay at ``max_mean_rps``. Raises TraceError."""
+    """The whole trace played in ``duration_s``; thinned only as far as needed to stay at ``max_mean_rps``. Raises
+    TraceError.
+    """
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise TraceError(f"the duration must be a positive number of seconds, got {duration_s:g}")
     if not (math.isfinite(max_mean_rps) and max_mean_rps > 0):

@@ -1,10 +1,11 @@
 """ServeGen's per-client window statistics: ``client,window_start_s,rate_rps,iat_cv,pattern,param1,param2``.
 
-One row is one client in one window of 600 s; a window that is not there was idle. The requests themselves are not published,
-so arrivals are drawn: ``rate * 600`` inter-arrival times from a law, then rescaled to fill the window (as the publisher does;
-shape*scale is not always 1/rate). Two laws: *measured-cv*, a Gamma with shape ``1/iat_cv^2``, whose CV is the measured
-one; *published*, the fitted law of the row (its Weibull fits miss the measured CV by a factor of 0.3 to 1.7).
-A finite draw from a heavy law shows a smaller CV than the law's: measure the CV of what was drawn.
+One row is one client in one window of 600 s; a window that is not there was idle. The requests themselves are not
+published, so arrivals are drawn: ``rate * 600`` inter-arrival times from a law, then rescaled to fill the window
+(as the publisher does; shape*scale is not always 1/rate). Two laws: *measured-cv*, a Gamma with shape
+``1/iat_cv^2``, whose CV is the measured one; *published*, the fitted law of the row (its Weibull fits miss the
+measured CV by a factor of 0.3 to 1.7). A finite draw from a heavy law shows a smaller CV than the law's: measure
+the CV of what was drawn.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def draw(
     seed: int = 0,
     law: Law = "measured-cv",
 ) -> Trace:
-    """Arrivals of one client's ``windows`` that lie in the span; the same seed gives the same trace. Raises TraceError.
+    """Arrivals of one client's ``windows`` that lie in the span; the same seed gives the same trace. Raises
+    TraceError.
 
     A window's draw depends on (seed, client, window start) only, so a clip does not change with the span around it.
     """
@@ -95,7 +97,7 @@ def draw(
     return make_trace(
         np.concatenate(parts),
         duration_s=float(duration_s),
-        source=f"{path.name} client {inside[0].client} from {start_s} s, drawn from its statistics ({law}, seed {seed})",
+        source=f"{path.name} client {inside[0].client} from {start_s} s, drawn ({law}, seed {seed})",
     )
 
 

@@ -57,10 +57,19 @@ class Trace:
         return classify(self.iat_cv)
 
     def clip(self, start_s: float, end_s: float) -> Trace:
-        """Arrivals with ``start_s <= t < end_s``, time moved so that the clip starts at zero."""
-        if not 0 <= start_s < end_s:
-            raise TraceError(f"a clip needs 0 <= start < end, got start {start_s:g} s and end {end_s:g} s")
-        first, last = np.searchsorted(self.arrival_s, (start_s, end_s), side="left")
+        """Arrivals with ``start_s <= t < end_s``, time moved so that the clip starts at zero.
+
+        A clip that reaches the trace's end holds its very last moment too and is no longer than the trace. Raises
+        TraceError.
+        """
+        if not 0 <= start_s < end_s or start_s >= self.duration_s > 0:
+            raise TraceError(
+                f"a clip needs 0 <= start < end and must begin before the trace ends at {self.duration_s:g} s, "
+                f"got start {start_s:g} s and end {end_s:g} s"
+            )
+        end_s = min(end_s, self.duration_s)
+        first = int(np.searchsorted(self.arrival_s, start_s, side="left"))
+        last = int(np.searchsorted(self.arrival_s, end_s, side="right" if end_s == self.duration_s else "left"))
         return make_trace(
             self.arrival_s[first:last] - start_s,
             duration_s=end_s - start_s,
