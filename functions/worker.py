@@ -33,6 +33,7 @@ def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[]
     """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would not survive a fork
     settings = from_environment(environ)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, ready))
@@ -55,9 +56,8 @@ async def _serve(settings: FunctionSettings, listener: socket.socket, ready: Cal
     await stop.wait()
     log.info("draining %d calls", server.in_flight)
     await server.drain()
-    if isinstance(application, Ingress):
-        application.close()
-    await asyncio.sleep(0)
+    application.close()
+    await asyncio.sleep(0)  # closed connections get their turn
 
 
 def _reload(settings: FunctionSettings, server: FunctionServer) -> None:

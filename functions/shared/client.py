@@ -19,12 +19,12 @@ MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
 class TransportError(Exception):
-    """No reply. ``sent`` tells whether the replica may have seen the call; ``reason`` is a word for metrics."""
+    """No reply. ``begun`` tells whether part of one had come; ``reason`` is a word for metrics."""
 
-    def __init__(self, message: str, *, sent: bool, reason: str) -> None:
+    def __init__(self, message: str, *, reason: str, begun: bool = False) -> None:
         super().__init__(message)
-        self.sent = sent
         self.reason = reason
+        self.begun = begun
 
 
 class ReplyTimeoutError(TransportError):
@@ -48,6 +48,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[RawReply] | None = None
         self.usable = False
+        self._begun = False
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[str, str] = {}
         self._body = bytearray()
@@ -62,13 +63,19 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.usable = False
         self._transport = None
-        self._end(TransportError(f"the connection ended before the reply did ({error})", sent=True, reason="broken"))
+        self._end(
+            TransportError(f"the connection ended before the reply did ({error})", reason="broken", begun=self._begun)
+        )
 
     def data_received(self, data: bytes) -> None:
+        if self._waiter is None:  # nothing was asked: whatever this is, the next reply could not be trusted
+            self.close()
+            return
+        self._begun = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, ValueError) as error:
-            self._end(TransportError(f"the reply is not HTTP ({error})", sent=True, reason="broken"))
+            self._end(TransportError(f"the reply is not HTTP ({error})", reason="broken", begun=True))
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -97,9 +104,10 @@ class HttpConnection(asyncio.Protocol):
     async def call(self, head: bytes, chunks: Sequence[Body], timeout_s: float) -> RawReply:
         """Send one request and wait for its reply. Raises TransportError."""
         if self._transport is None or not self.usable:
-            raise TransportError("the connection is closed", sent=False, reason="broken")
+            raise TransportError("the connection is closed", reason="broken")
         waiter: asyncio.Future[RawReply] = self._loop.create_future()
         self._waiter = waiter
+        self._begun = False
         timer = self._loop.call_later(timeout_s, self._expire)
         self._transport.writelines([head, *chunks])
         try:
@@ -111,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
             timer.cancel()
 
     def _expire(self) -> None:
-        self._end(ReplyTimeoutError("no reply in time", sent=True, reason="timeout"))
+        self._end(ReplyTimeoutError("no reply in time", reason="timeout"))
         self.close()
 
     def _end(self, error: TransportError) -> None:
@@ -132,11 +140,27 @@ class ConnectionPool:
         self._closed = False
 
     async def call(self, head: bytes, chunks: Sequence[Body], timeout_s: float) -> RawReply:
-        """One request. A kept connection that turns out to be closed already is replaced. Raises TransportError."""
+        """One request. Raises TransportError.
+
+        A kept connection that the other end had closed meanwhile is no failure: the request goes again on a fresh one.
+        """
         loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
         connection = self._take()
-        if connection is None:
-            connection = await self._connect(loop, min(timeout_s, CONNECT_TIMEOUT_S))
+        if connection is not None:
+            try:
+                return await self._use(connection, head, chunks, timeout_s)
+            except ReplyTimeoutError:
+                raise
+            except TransportError as error:
+                if error.begun:
+                    raise
+                self._drop_idle()
+        timeout_s = ends_s - loop.time()
+        connection = await self._connect(loop, min(timeout_s, CONNECT_TIMEOUT_S))
+        return await self._use(connection, head, chunks, ends_s - loop.time())
+
+    async def _use(self, connection: HttpConnection, head: bytes, chunks: Sequence[Body], timeout_s: float) -> RawReply:
         try:
             return await connection.call(head, chunks, timeout_s)
         finally:
@@ -148,6 +172,9 @@ class ConnectionPool:
     def close(self) -> None:
         """Close idle connections; those in use close when their call ends."""
         self._closed = True
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -165,7 +192,7 @@ class ConnectionPool:
                 _, connection = await loop.create_connection(lambda: HttpConnection(loop), self._host, self._port)
         except (OSError, TimeoutError) as error:
             message = f"cannot connect to {self.address} ({error or 'timed out'})"
-            raise TransportError(message, sent=False, reason="connect") from error
+            raise TransportError(message, reason="connect") from error
         return connection
 
 

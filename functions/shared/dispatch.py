@@ -1,9 +1,12 @@
 """Which replica serves a call: least calls in flight among ready replicas with a free slot.
 
-A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival,
-bounded in number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply,
-5xx marked by the platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 says that the
-work was not begun; the call waits for its turn again. Other 4xx are final.
+A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded
+in number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply, 5xx marked
+by the platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 says
+that the work was not begun; the call waits for its turn again. Other 4xx are final.
+
+A replica that could not be reached is set aside, each time for twice as long, until the feed names it anew or one call
+that tries it comes through.
 """
 
 from __future__ import annotations
@@ -25,17 +28,23 @@ from functions.shared.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, B
 from functions.shared.wire import CONTENT_TYPE
 
 MAX_ATTEMPTS = 5
-SUSPEND_S = 1.0
-"""How long a replica that could not be reached is left out, unless the feed names it anew."""
+SUSPEND_S = 0.5
+"""How long a replica that could not be reached is set aside the first time."""
+MAX_SUSPEND_S = 8.0
 BUSY_WAIT_S = 0.005
+"""How long a replica that answered 429 is left alone."""
 
 
 @dataclass(frozen=True)
 class ReplicaAddress:
-    """A ready replica: ``id`` is unique, ``address`` is host:port."""
+    """A ready replica: ``id`` is unique, ``address`` is host:port.
+
+    ``balanced``: a service's address with any number of replicas behind it; one failure says little of the next call.
+    """
 
     id: str
     address: str
+    balanced: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,16 @@ class _Slot:
     pool: ConnectionPool
     in_flight: int = 0
     suspended_until_s: float = 0.0
-    gone: bool = False
+    failures: int = 0
+    """Calls in a row that could not reach it."""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A call that waits for a slot; ``avoid`` are replicas that failed it."""
+
+    turn: asyncio.Future[_Slot]
+    avoid: set[str]
 
 
 @dataclass(slots=True)
@@ -62,7 +80,7 @@ class _Function:
     name: str
     max_inflight: int = 0
     slots: dict[str, _Slot] = field(default_factory=dict)
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+    waiting: deque[_Waiter] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -92,7 +110,7 @@ class Dispatcher:
             function = self._functions.setdefault(name, _Function(name))
             function.max_inflight = found.max_inflight
             self._set_replicas(function, found.replicas)
-            self._wake_all(function)
+            self._grant(function)
 
     def in_flight(self, name: str) -> int:
         """Calls at replicas of a function now."""
@@ -140,14 +158,16 @@ class Dispatcher:
             )
             try:
                 reply = await slot.pool.call(head, chunks, left_s)
+                slot.failures = 0
+                if reply.status == 429:
+                    self._suspend(function, slot, BUSY_WAIT_S)
             except ReplyTimeoutError:
                 raise DeadlineError(f"{name} did not answer within the request's time") from None
             except TransportError as error:
                 failures += 1
                 last = str(error)
                 record.repeats.append(error.reason)
-                avoid.add(slot.replica.id)
-                slot.suspended_until_s = self._loop.time() + SUSPEND_S
+                self._failed(function, slot, avoid)
                 continue
             finally:
                 record.busy_s += self._loop.time() - begun_s
@@ -155,9 +175,9 @@ class Dispatcher:
             record.status = str(reply.status)
             if reply.status == 200:
                 return reply
-            if reply.status == 429:
+            if reply.status == 429:  # not begun, so it counts as no attempt
                 record.repeats.append("busy")
-                await asyncio.sleep(min(BUSY_WAIT_S, max(0.0, deadline_s - self._loop.time())))
+                last = "its replicas were busy"
                 continue
             if reply.status == 504:
                 raise DeadlineError(f"{name}: {_sentence(reply)}")
@@ -165,7 +185,8 @@ class Dispatcher:
                 failures += 1
                 last = f"it answered {reply.status}: {_sentence(reply)}"
                 record.repeats.append("status")
-                avoid.add(slot.replica.id)
+                if not slot.replica.balanced:
+                    avoid.add(slot.replica.id)
                 continue
             if reply.status < 500:
                 raise NodeRefusedError(f"{name} answered {reply.status}: {_sentence(reply)}", reply.status)
@@ -178,84 +199,106 @@ class Dispatcher:
         wanted = {replica.id: replica for replica in replicas}
         for replica_id in [key for key in function.slots if key not in wanted]:
             slot = function.slots.pop(replica_id)
-            slot.gone = True
             slot.pool.close()
         for replica_id, replica in wanted.items():
             slot_or_none = function.slots.get(replica_id)
             if slot_or_none is None or slot_or_none.replica.address != replica.address:
+                if slot_or_none is not None:
+                    slot_or_none.pool.close()
                 function.slots[replica_id] = _Slot(replica, ConnectionPool(replica.address))
+
+    def _failed(self, function: _Function, slot: _Slot, avoid: set[str]) -> None:
+        """Set a replica aside that could not be reached or broke off."""
+        if slot.suspended_until_s <= self._loop.time():  # calls that fail together count once
+            slot.failures += 1
+        if slot.replica.balanced:
+            self._suspend(function, slot, BUSY_WAIT_S * slot.failures)
+        else:
+            avoid.add(slot.replica.id)
+            self._suspend(function, slot, min(MAX_SUSPEND_S, SUSPEND_S * 2 ** (slot.failures - 1)))
+
+    def _suspend(self, function: _Function, slot: _Slot, pause_s: float) -> None:
+        until_s = self._loop.time() + pause_s
+        if until_s > slot.suspended_until_s:
+            slot.suspended_until_s = until_s
+            self._loop.call_at(until_s + 0.001, self._grant, function)
 
     def _choose(self, function: _Function, avoid: set[str]) -> _Slot | None:
         """Least calls in flight among free slots; replicas that failed this call only where there is no other."""
         now_s = self._loop.time()
         limit = function.max_inflight
         best: _Slot | None = None
-        best_rank = (True, True, 0)
+        best_rank = (True, 0)
+        others = False
         for slot in function.slots.values():
-            if limit and slot.in_flight >= limit:
+            avoided = slot.replica.id in avoid
+            others |= not avoided
+            if (limit and slot.in_flight >= limit) or slot.suspended_until_s > now_s:
                 continue
-            rank = (slot.replica.id in avoid, slot.suspended_until_s > now_s, slot.in_flight)
+            if (
+                slot.failures and slot.in_flight and not slot.replica.balanced
+            ):  # one call at a time finds out whether it is back
+                continue
+            rank = (avoided, slot.in_flight)
             if best is None or rank < best_rank:
                 best, best_rank = slot, rank
-        if best is None or best_rank[1] or (best_rank[0] and len(function.slots) > len(avoid)):
-            return None
-        return best
+        return None if best_rank[0] and others else best
 
     async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str) -> _Slot:
-        first = True
-        while True:
-            if not (first and function.waiting):  # those who came first are served first
-                slot = self._choose(function, avoid)
-                if slot is not None:
-                    slot.in_flight += 1
-                    return slot
-            if len(function.waiting) >= self._queue_limit:
-                raise OverloadedError(f"{function.name} has {self._queue_limit} calls waiting; try again later")
-            await self._wait_turn(function, deadline_s, last, front=not first)
-            first = False
-
-    async def _wait_turn(self, function: _Function, deadline_s: float, last: str, *, front: bool) -> None:
-        left_s = deadline_s - self._loop.time()
-        if left_s <= 0:
+        """A free slot, counted as in flight; in order of arrival. Raises OverloadedError and those of ``_too_late``."""
+        if not function.waiting:
+            slot = self._choose(function, avoid)
+            if slot is not None:
+                slot.in_flight += 1
+                return slot
+        if len(function.waiting) >= self._queue_limit:
+            raise OverloadedError(f"{function.name} has {self._queue_limit} calls waiting; try again later")
+        if deadline_s <= self._loop.time():
             raise self._too_late(function, last)
-        turn: asyncio.Future[None] = self._loop.create_future()
-        (function.waiting.appendleft if front else function.waiting.append)(turn)
-        pause_s = self._pause_s(function, left_s)
-        timer = self._loop.call_later(pause_s, _wake, turn)
+        waiter = _Waiter(self._loop.create_future(), avoid)
+        function.waiting.append(waiter)
+        timer = self._loop.call_at(deadline_s, self._expire, function, waiter, last)
+        self._grant(function)
         try:
-            await turn
+            return await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
+                self._release(function, waiter.turn.result())
+            raise
         finally:
             timer.cancel()
-            if turn in function.waiting:
-                function.waiting.remove(turn)
 
-    def _pause_s(self, function: _Function, left_s: float) -> float:
-        """Until the deadline, or until a suspended replica may be tried again."""
-        now_s = self._loop.time()
-        ends = [s.suspended_until_s - now_s for s in function.slots.values() if s.suspended_until_s > now_s]
-        return min([left_s, *(end + 0.001 for end in ends)])
+    def _grant(self, function: _Function) -> None:
+        """Hand free slots to those who wait, first come first served."""
+        waiting, kept = function.waiting, []
+        while waiting:
+            waiter = waiting.popleft()
+            if waiter.turn.done():
+                continue
+            slot = self._choose(function, waiter.avoid)
+            if slot is not None:
+                slot.in_flight += 1
+                waiter.turn.set_result(slot)
+                continue
+            kept.append(waiter)
+            if not waiter.avoid:  # no slot is free at all
+                break
+        waiting.extendleft(reversed(kept))
+
+    def _expire(self, function: _Function, waiter: _Waiter, last: str) -> None:
+        if not waiter.turn.done():
+            waiter.turn.set_exception(self._too_late(function, last))
+            function.waiting.remove(waiter)
+
+    def _release(self, function: _Function, slot: _Slot) -> None:
+        slot.in_flight -= 1
+        if function.waiting:
+            self._grant(function)
 
     def _too_late(self, function: _Function, last: str) -> Exception:
         if not function.slots:
             return NoReplicaError(f"{function.name} has no ready replica; {last}")
         return DeadlineError(f"the request's time was spent waiting for {function.name}; {last}")
-
-    def _release(self, function: _Function, slot: _Slot) -> None:
-        slot.in_flight -= 1
-        while function.waiting:
-            turn = function.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-    def _wake_all(self, function: _Function) -> None:
-        for turn in list(function.waiting):
-            _wake(turn)
-
-
-def _wake(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
 
 
 def _sentence(reply: RawReply) -> str:

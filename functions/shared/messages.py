@@ -29,6 +29,8 @@ class Request:
     arrived_s: float
     deadline_s: float | None = None
     request_id: str = ""
+    abandoned: bool = False
+    """The client's connection is gone: nobody waits for the answer."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,9 @@ class Application(Protocol):
 
     def metrics(self) -> bytes:
         """Prometheus text format."""
+
+    def close(self) -> None:
+        """Let go of what it holds; called once, on the event loop, after the last answer."""
 
 
 def error_reply(status: int, code: str, message: str, *, platform: bool, retry_after_s: int | None = None) -> Reply:

@@ -1,23 +1,27 @@
 """The application of segments and experts: programs behind paths, calls in flight coalesced into one product.
 
-Computation runs on the event loop. While one batch computes, further calls wait in their sockets; afterwards the loop
-reads all of them and they become the next batch, so coalescing needs no timer and adds no wait. A hand-over to a thread
-costs more than a small expert's whole computation; the price of staying is that health checks wait for one batch.
+Small batches are computed on the event loop: while one computes, further calls wait in their sockets, and afterwards
+the loop reads all of them and they become the next batch, so coalescing needs no timer and adds no wait. A hand-over to
+a thread costs about 0.1 ms, as much as a small expert's whole computation. Batches expected to take longer than
+``INLINE_S``, by the node's own recent speed, go to the one computing thread, so health checks are answered meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from torch import Tensor
 
 from functions.shared import wire
 from functions.shared.messages import ALL_LOGITS, Reply, Request, error_reply
+from functions.shared.speed import Speed
 from moe.errors import ProgramInputError
 from moe.runtime import NodeProgram
 
@@ -25,6 +29,8 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH_TOKENS = 8192
 """A batch is closed once it holds this many tokens, so that one product does not hold back small calls for long."""
+INLINE_S = 0.05
+"""Longest computation on the event loop."""
 
 
 @dataclass(slots=True)
@@ -36,15 +42,25 @@ class _Call:
     all_logits: bool
 
 
+@dataclass(slots=True)
+class _Node:
+    """A hosted program, the calls that wait for it, and how fast it has been."""
+
+    program: NodeProgram
+    waiting: deque[_Call] = field(default_factory=deque)
+    speed: Speed = field(default_factory=Speed)
+
+
 class NodeHost:
-    """Serves one node at ``/``, or several at ``/stage/NODEID``."""
+    """Serves one node at ``/``, or several at ``/stage/NODEID``. One computation at a time."""
 
     def __init__(self, programs: Mapping[str, NodeProgram], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._programs = dict(programs)
+        self._nodes = {node_id: _Node(program) for node_id, program in programs.items()}
         self._only = next(iter(programs)) if len(programs) == 1 else None
-        self._waiting: dict[str, deque[_Call]] = {node_id: deque() for node_id in programs}
+        self._turns: deque[str] = deque(programs)
         self._scheduled = False
+        self._thread: ThreadPoolExecutor | None = None
         self._registry = CollectorRegistry()
         self._calls = Counter("smoe_worker_calls", "Calls answered", ["node", "code"], registry=self._registry)
         self._batch = Histogram(
@@ -58,79 +74,114 @@ class NodeHost:
         """Check the call and queue it for the next batch of its node."""
         node_id = self._node_of(request.path)
         if node_id is None:
-            known = ", ".join(f"/stage/{name}" for name in list(self._programs)[:6])
-            answer(
-                error_reply(
-                    404,
-                    "not_found",
-                    f"there is no {request.path}; this function serves {known}",
-                    platform=False,
-                )
-            )
+            known = ", ".join(f"/stage/{name}" for name in list(self._nodes)[:6])
+            message = f"there is no {request.path}; this function serves {known}"
+            answer(error_reply(404, "not_found", message, platform=False))
             return
         if request.method != "POST":
             answer(error_reply(405, "method", f"{node_id} takes POST", platform=False))
             return
+        node = self._nodes[node_id]
         try:
             tensors = wire.decode(request.body)
-            self._programs[node_id].check(tensors)
+            node.program.check(tensors)
         except (wire.WireError, ProgramInputError) as error:
             self._calls.labels(node_id, "400").inc()
             answer(error_reply(400, "bad_tensors", str(error), platform=False))
             return
-        tokens = next((tensors[name].shape[0] for name in ("x", "hidden", "token_ids") if name in tensors), 0)
-        call = _Call(request, answer, tensors, tokens, request.headers.get(ALL_LOGITS) == "1")
-        self._waiting[node_id].append(call)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._run_waiting)
+        tokens = next((tensors[name].shape[0] for name in ("token_ids", "hidden", "x") if name in tensors), 0)
+        all_logits = request.headers.get(ALL_LOGITS) == "1"
+        node.waiting.append(_Call(request, answer, tensors, tokens, all_logits))
+        self._schedule()
 
     def metrics(self) -> bytes:
         return bytes(generate_latest(self._registry))
 
+    def close(self) -> None:
+        """End the computing thread, if there is one."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
     def _node_of(self, path: str) -> str | None:
         if path.startswith("/stage/"):
             node_id = path[len("/stage/") :].rstrip("/")
-            return node_id if node_id in self._programs else None
+            return node_id if node_id in self._nodes else None
         return self._only if path in ("", "/") else None
 
-    def _run_waiting(self) -> None:
-        """One batch of each node that has calls; what is left or arrives meanwhile gets the next turn."""
-        for node_id, calls in self._waiting.items():
-            if calls:
-                self._run_batch(node_id, self._next_batch(calls))
-        self._scheduled = any(self._waiting.values())
-        if self._scheduled:
-            self._loop.call_soon(self._run_waiting)
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run_next)
+
+    def _run_next(self) -> None:
+        """One batch of the node whose turn it is; what is left or arrives meanwhile gets the next turn."""
+        for _ in range(len(self._turns)):
+            node_id = self._turns[0]
+            self._turns.rotate(-1)
+            node = self._nodes[node_id]
+            batch = self._next_batch(node.waiting) if node.waiting else []
+            if batch:
+                self._run_batch(node, batch)
+                return
+        self._scheduled = False
 
     def _next_batch(self, calls: deque[_Call]) -> list[_Call]:
+        """Calls to compute together. Those nobody waits for are dropped, those whose time is spent get 504."""
         batch: list[_Call] = []
         tokens = 0
         now_s = self._loop.time()
         while calls and (not batch or (tokens < MAX_BATCH_TOKENS and calls[0].all_logits == batch[0].all_logits)):
             call = calls.popleft()
-            if call.request.deadline_s is not None and call.request.deadline_s <= now_s:
+            deadline_s = call.request.deadline_s
+            if call.request.abandoned:
+                call.answer(error_reply(504, "abandoned", "the caller is gone", platform=True))
+            elif deadline_s is not None and deadline_s <= now_s:
                 message = "the request's time was spent while it waited at the function"
                 call.answer(error_reply(504, "deadline_exceeded", message, platform=True))
-                continue
-            batch.append(call)
-            tokens += call.tokens
+            else:
+                batch.append(call)
+                tokens += call.tokens
         return batch
 
-    def _run_batch(self, node_id: str, batch: list[_Call]) -> None:
-        if not batch:
-            return
-        program = self._programs[node_id]
+    def _run_batch(self, node: _Node, batch: list[_Call]) -> None:
+        """Compute on the loop or in the thread, answer, and go on to the next batch."""
         self._batch.observe(len(batch))
-        try:
-            tensors, splits = program.coalesce([call.tensors for call in batch])
-            parts = program.split(program.run(tensors, all_logits=batch[0].all_logits, checked=True), splits)
-        except Exception:
-            log.exception("%s failed on a batch of %d calls", node_id, len(batch))
-            self._calls.labels(node_id, "500").inc(len(batch))
-            for call in batch:
-                call.answer(error_reply(500, "internal", f"{node_id} failed; its log says why", platform=True))
+        tokens = sum(call.tokens for call in batch)
+        if node.speed.expected_s(tokens) <= INLINE_S:
+            self._finish(node, batch, tokens, *_compute(node.program, batch))
             return
-        self._calls.labels(node_id, "200").inc(len(batch))
-        for call, part in zip(batch, parts, strict=True):
-            call.answer(Reply(200, wire.encode(part), wire.CONTENT_TYPE))
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        future = self._thread.submit(_compute, node.program, batch)
+
+        def done(done_future: Future[tuple[list[Reply], float]]) -> None:
+            if not done_future.cancelled():
+                self._loop.call_soon_threadsafe(self._finish, node, batch, tokens, *done_future.result())
+
+        future.add_done_callback(done)
+
+    def _finish(self, node: _Node, batch: list[_Call], tokens: int, replies: list[Reply], spent_s: float) -> None:
+        node.speed.observe(tokens, spent_s)
+        for call, reply in zip(batch, replies, strict=True):
+            self._calls.labels(node.program.id, str(reply.status)).inc()
+            call.answer(reply)
+        self._scheduled = False
+        if any(other.waiting for other in self._nodes.values()):
+            self._schedule()
+
+
+def _compute(program: NodeProgram, batch: Sequence[_Call]) -> tuple[list[Reply], float]:
+    """One reply for each call, and the seconds it took. Never raises: a call that fails gets its own 500."""
+    begun_s = time.perf_counter()
+    try:
+        tensors, splits = program.coalesce([call.tensors for call in batch])
+        parts = program.split(program.run(tensors, all_logits=batch[0].all_logits, checked=True), splits)
+        replies = [Reply(200, wire.encode(part), wire.CONTENT_TYPE) for part in parts]
+    except Exception:
+        log.exception("%s failed on a batch of %d calls", program.id, len(batch))
+        if len(batch) > 1:
+            replies = [_compute(program, [call])[0][0] for call in batch]
+        else:
+            message = f"{program.id} failed; its log says why"
+            replies = [error_reply(500, "internal", message, platform=True)]
+    return replies, time.perf_counter() - begun_s

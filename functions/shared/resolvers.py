@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -53,7 +54,7 @@ class TemplateResolver:
                     f"smoe_address_template is {template!r}; it takes http://HOST[:PORT] with {{function}}"
                 )
             address = f"{parts.hostname}:{parts.port or 80}"
-            self._table[name] = FunctionReplicas(0, (ReplicaAddress(name, address),))
+            self._table[name] = FunctionReplicas(0, (ReplicaAddress(name, address, balanced=True),))
 
     async def run(self, update: Update) -> None:
         update(self._table)
@@ -76,9 +77,10 @@ class FeedResolver:
         wait_s = 0.05
         while True:
             try:
-                async for snapshot in self._follow():
-                    update(self._table(snapshot))
-                    wait_s = 0.05
+                async with aclosing(self._follow()) as snapshots:
+                    async for snapshot in snapshots:
+                        update(self._table(snapshot))
+                        wait_s = 0.05
                 log.warning("the replica feed ended; connecting again")
             except (
                 OSError,
@@ -103,7 +105,8 @@ class FeedResolver:
             table[key.removesuffix(self._suffix)] = FunctionReplicas(int(function["max_inflight"]), ready)
         return table
 
-    async def _follow(self) -> Any:
+    async def _follow(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Snapshots until the feed ends. Raises OSError, TimeoutError, ValueError, HttpParserError."""
         host, port = self._parts.hostname, self._parts.port or 80
         async with asyncio.timeout(5):
             reader, writer = await asyncio.open_connection(host, port, limit=MAX_LINE_BYTES)
@@ -120,7 +123,7 @@ class FeedResolver:
                 if not data:
                     return
                 parser.feed_data(data)
-                if parser.get_status_code() != 200:
+                if lines.begun and parser.get_status_code() != 200:
                     raise ValueError(f"the feed answered {parser.get_status_code()}")
                 for line in lines.take():
                     snapshot = json.loads(line)
@@ -134,8 +137,12 @@ class _Lines:
     """Collects whole lines of a (chunked) body."""
 
     def __init__(self) -> None:
+        self.begun = False
         self.ended = False
         self._buffer = bytearray()
+
+    def on_headers_complete(self) -> None:
+        self.begun = True
 
     def on_body(self, data: bytes) -> None:
         self._buffer += data

@@ -2,7 +2,7 @@
 
 Little endian. Header: magic ``SMOE``, u8 version, u8 tensor count, u16 reserved (0). Then for each tensor: u8 length
 of its name, the name (``[a-z_]+``), u8 dtype code, u8 number of dimensions (at most 8), u32 for each dimension, u64
-payload bytes. Then the payloads in the same order, each starting at a multiple of 8 bytes from the start of the message.
+payload bytes. Then the payloads in the same order, each starting at a multiple of 8 bytes from the message's start.
 
 Everything is checked against the buffer before a tensor is made; tensors of a decoded message are views of the buffer.
 """
