@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from moe.errors import MoeError
 from moe.inspect import inspect, render
 from moe.manifest import Manifest
-from moe.preset import PRESETS, preset_source, preset_tokenizer
+from moe.preset import PRESETS, preset_adapter, preset_source, preset_tokenizer
 from moe.runtime import DTYPES
 from moe.split import split as split_checkpoint
 
@@ -39,6 +39,12 @@ from moe.split import split as split_checkpoint
     help="Checkpoint folder for a preset.",
 )
 @click.option("--width", type=click.IntRange(1), help="Hidden size of a preset's seeded weights.")
+@click.option(
+    "--adapter", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Trained adapter of a dense model."
+)
+@click.option(
+    "--use-adapter/--no-adapter", default=True, show_default=True, help="Use the preset's own trained adapter."
+)
 @click.option("--force", is_flag=True, help="Replace an existing pipeline folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
 def split(
@@ -54,6 +60,8 @@ def split(
     width: int | None,
     force: bool,
     as_json: bool,
+    adapter: Path | None,
+    use_adapter: bool,
 ) -> None:
     """Split SOURCE into a pipeline folder.
 
@@ -70,20 +78,25 @@ def split(
                 bar.update(task, description=node_id, completed=done, total=total)
 
             preset = PRESETS.get(source)
+            experts = experts or (preset.experts if preset else 4)
+            top_k = top_k or (min(experts, preset.top_k) if preset else None)
+            if adapter is None and preset is not None and folder is None and use_adapter:
+                adapter = preset_adapter(preset, experts, top_k or 0, method)
             if preset is None and (folder is not None or width is not None):
                 raise click.UsageError("--source and --width belong to presets.")
             manifest = split_checkpoint(
                 source if preset is None else preset_source(preset, folder, width, seed),
                 out,
                 name,
-                experts or (preset.experts if preset else 4),
-                top_k or (preset.top_k if preset else None),
+                experts,
+                top_k,
                 method,  # type: ignore[arg-type]
                 dtype,  # type: ignore[arg-type]
                 seed,
                 progress,
                 force=force,
                 tokenizer=None if preset is None else preset_tokenizer(preset),
+                adapter=adapter,
             )
     except MoeError as error:
         raise click.ClickException(str(error)) from error

@@ -6,15 +6,22 @@ see what each layer's experts will see.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moe.checkpoints.reader import DenseFfn, DenseReader, NodeTensors
-from moe.families.linear import ACTIVATIONS
+from moe.convert import ADAPTER_VERSION, Groups, activation_mass, initial_router, split_neurons, upcycle_router
+from moe.errors import CheckpointError
+from moe.families.experts import PlainFfn
+from moe.families.linear import ACTIVATIONS, Linear
+from moe.families.routing import RouterProgram, dispatch
 from moe.families.segment import Segment
 from moe.families.weights import Weights
 from moe.manifest import Router
@@ -77,21 +84,86 @@ class Calibration:
         self._state["hidden"] = reply["residual"]
         return reply.get("x", reply["residual"])
 
-    def through_ffn(self, x: Tensor, ffn: DenseFfn, activation: str) -> Tensor:
-        """Add the dense FFN's output to the state. Returns its neurons' activations ``[T, F]``."""
+    def through_ffn(self, activations: Tensor, ffn: DenseFfn) -> None:
+        """Go on with the dense FFN's output: the next layer is calibrated on the dense model's states."""
         with torch.inference_mode():
-            inner = ACTIVATIONS[activation](x @ ffn.w_in.float().t() + ffn.b_in.float())  # [T, F]
-            self._state["hidden"] = self._state["hidden"] + inner @ ffn.w_out.float().t()  # [T, d]
-        return inner
+            self._state["hidden"] = self._state["hidden"] + activations @ ffn.w_out.float().t()  # [T, d]
+
+    def through_experts(self, x: Tensor, activation: str, converted: Converted, router: Router) -> None:
+        """Go on with the experts' output: the next layer is calibrated on the pipeline's own states."""
+        route = RouterProgram(Linear(converted.segment["router.weight"].t(), converted.segment["router.bias"]), router)
+        with torch.inference_mode():
+            groups = dispatch(*route(x))
+            outputs = []
+            for expert, rows in zip(groups.experts, groups.scatter(x), strict=True):
+                part = converted.experts[expert]
+                w_in = Linear(part["w_in.weight"].float().t(), part["w_in.bias"].float())
+                ffn = PlainFfn(w_in, Linear(part["w_out.weight"].float().t(), None), ACTIVATIONS[activation])
+                outputs.append(ffn(rows))  # [m, d]
+            self._state["hidden"] = groups.combine(self._state["hidden"], outputs)  # [T, d]
 
 
-def convert(ffn: DenseFfn, x: Tensor, activations: Tensor, *, experts: int, method: Method, seed: int) -> Converted:
-    """One layer's FFN as ``experts`` experts. ``x [T, d]`` and ``activations [T, F]`` are calibration's."""
+def activations_of(ffn: DenseFfn, x: Tensor, activation: str) -> Tensor:
+    """What the neurons answer to ``x [T, d]``: ``[T, F]``."""
+    with torch.inference_mode():
+        return ACTIVATIONS[activation](x @ ffn.w_in.float().t() + ffn.b_in.float())
+
+
+def convert(
+    ffn: DenseFfn, x: Tensor, activations: Tensor, *, experts: int, method: Method, seed: int, cluster: bool = True
+) -> Converted:
+    """One layer's FFN as ``experts`` experts. ``x [T, d]`` and ``activations [T, F]`` are the calibration's.
+
+    Experts hold ``w_in.* w_out.weight``, the segment's share is ``router.*``. Without ``cluster`` neurons are shared
+    out in their order and the router is centred on the calibration: fast, and right where grouping cannot matter
+    (every expert runs, or the weights are random). Raises CheckpointError.
+    """
     if method == "full":
         copy = {"w_in.weight": ffn.w_in, "w_in.bias": ffn.b_in, "w_out.weight": ffn.w_out}
-        router = x[torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(seed))[:experts]]
-        return Converted([copy] * experts, {"router.weight": router})
-    groups = torch.arange(ffn.w_in.shape[0]).tensor_split(experts)
-    parts = [{"w_in.weight": ffn.w_in[g], "w_in.bias": ffn.b_in[g], "w_out.weight": ffn.w_out[:, g]} for g in groups]
-    router = torch.stack([ffn.w_in[g].float().mean(0) for g in groups])
-    return Converted(parts, {"router.weight": router})
+        return Converted([copy] * experts, {"router.weight": upcycle_router(x, experts, seed)})
+    if cluster:
+        groups = split_neurons(ffn.w_in, ffn.b_in, ffn.w_out, experts, seed, activations)
+    else:
+        groups = neurons_in_order(ffn.w_in.shape[0], experts)
+    weight, bias = initial_router(x, activation_mass(activations, ffn.w_out, groups))
+    if not cluster:
+        bias = -weight @ x.float().mean(0)
+    parts = [
+        {"w_in.weight": ffn.w_in[group], "w_in.bias": ffn.b_in[group], "w_out.weight": ffn.w_out[:, group]}
+        for group in groups.experts
+    ]
+    return Converted(parts, {"router.weight": weight, "router.bias": bias})
+
+
+def neurons_in_order(neurons: int, experts: int) -> Groups:
+    """Runs of neighbouring neurons, sizes differing by at most one. Raises CheckpointError."""
+    if neurons < experts:
+        raise CheckpointError(f"{neurons} neurons cannot be {experts} experts; each needs at least one.")
+    return Groups(tuple(torch.arange(neurons).tensor_split(experts)), torch.arange(0))
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A trained adapter file (see ``moe.convert``): its tensors, and the router settings it was trained with."""
+
+    tensors: Mapping[str, Tensor]
+    router: Router
+    experts: int
+
+
+def load_adapter(path: Path) -> Adapter:
+    """Read an adapter. Raises CheckpointError for a file that is not one."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = json.loads(metadata["smoe"])
+        if about["version"] != ADAPTER_VERSION:
+            raise CheckpointError(f"{path}: is an adapter of version {about['version']}, not {ADAPTER_VERSION}.")
+        router = Router(**about["router"])
+        experts = tensors["layers.0.router.weight"].shape[0]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: is not a readable adapter ({error!r}).") from error
+    if not all(bool(torch.isfinite(tensor.float()).all()) for tensor in tensors.values()):
+        raise CheckpointError(f"{path}: holds values that are not finite numbers.")
+    return Adapter(tensors, router, experts)

@@ -88,6 +88,12 @@ def seeded_config(kind: str, width: int) -> Config:
     }
 
 
+def preset_adapter(preset: Preset, experts: int, top_k: int, method: str) -> Path | None:
+    """The trained adapter in this tree that fits these settings, if there is one."""
+    fits = preset.kind == "minilm" and (experts, top_k, method) == (preset.experts, preset.top_k, "neurons")
+    return MINILM_ADAPTER if fits and MINILM_ADAPTER.is_file() else None
+
+
 def preset_tokenizer(preset: Preset) -> Path | None:
     """A tokenizer for seeded weights: BERT's own vocabulary lies in the default model's package."""
     return minilm_folder() / "tokenizer.json" if preset.kind in ("bert", "bert2bert") else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 from moe import manifest as m
 from moe.checkpoints.open import is_dense, open_dense, open_native
 from moe.checkpoints.reader import DenseReader, NativeReader, NodeTensors
-from moe.checkpoints.source import FolderSource, Source
-from moe.dense import Calibration, Method, convert
+from moe.checkpoints.source import FolderSource, SeededSource, Source
+from moe.convert import apply_adapter
+from moe.dense import Adapter, Calibration, Method, activations_of, convert, load_adapter
 from moe.errors import CheckpointError
 from moe.runtime import DTYPES
 from moe.tokenize import adopt_tokenizer
@@ -60,6 +61,7 @@ def split(
     force: bool = False,
     tokenizer: str | Path | None = None,
     calibration: Sequence[Sequence[int]] | None = None,
+    adapter: str | Path | None = None,
 ) -> m.Manifest:
     """Write the pipeline folder ``out`` from a Hugging Face folder or an open source.
 
@@ -78,7 +80,10 @@ def split(
         reader: DenseReader | NativeReader
         if is_dense(opened):
             reader = open_dense(opened)
-            manifest = _split_dense(writer, reader, settings, calibration)
+            if adapter is not None:
+                manifest = _split_adapted(writer, reader, settings, load_adapter(Path(adapter)))
+            else:
+                manifest = _split_dense(writer, opened, reader, settings, calibration)
         else:
             reader = open_native(opened)
             manifest = _split_native(writer, reader, settings)
@@ -147,6 +152,23 @@ class _Writer:
         )
         if self.progress is not None:
             self.progress(node_id, len(self.nodes), self.total)
+
+    def write_layer(
+        self,
+        reader: DenseReader | NativeReader,
+        index: int,
+        router: m.Router,
+        segment: NodeTensors,
+        experts: Iterable[NodeTensors],
+    ) -> None:
+        """Segment ``index`` and the experts behind it, one after another."""
+        size = int(reader.architecture.get("decoder", reader.architecture)["hidden_size"])
+        shared = "shared.w_in.weight" in segment
+        flows = flows_of_segment(reader, index, router.top_k, self.dtype.itemsize, shared)
+        self.write(m.segment_id(index), index, None, segment, **flows)
+        for expert, tensors in enumerate(experts):
+            flows = flows_of_expert(size, self.dtype.itemsize)
+            self.write(m.expert_id(index, expert), index, expert, tensors, **flows)
 
     def manifest(self, reader: DenseReader | NativeReader, settings: SplitSettings, router: m.Router) -> m.Manifest:
         counts = [sum(n.kind == "expert" and n.layer == layer for n in self.nodes) for layer in range(reader.layers)]
@@ -233,10 +255,6 @@ def _flows(inputs: tuple[str, ...], outputs: tuple[str, ...], bytes_in: int, byt
     }
 
 
-def _hidden_size(reader: DenseReader | NativeReader) -> int:
-    return int(reader.architecture.get("decoder", reader.architecture)["hidden_size"])
-
-
 def _split_native(writer: _Writer, reader: NativeReader, settings: SplitSettings) -> m.Manifest:
     top_k = settings.top_k or reader.router.top_k
     if top_k != reader.router.top_k:
@@ -244,13 +262,9 @@ def _split_native(writer: _Writer, reader: NativeReader, settings: SplitSettings
             f"{settings.name}: this checkpoint was trained with top-k {reader.router.top_k}, not {top_k}."
         )
     writer.total = reader.layers * (1 + reader.experts) + 1
-    size, itemsize = _hidden_size(reader), writer.dtype.itemsize
     for index in range(reader.layers + 1):
-        flows = flows_of_segment(reader, index, top_k, itemsize, False)
-        writer.write(m.segment_id(index), index, None, reader.segment(index), **flows)
-        for expert in range(reader.experts if index < reader.layers else 0):
-            flows = flows_of_expert(size, itemsize)
-            writer.write(m.expert_id(index, expert), index, expert, reader.expert(index, expert), **flows)
+        experts = (reader.expert(index, expert) for expert in range(reader.experts if index < reader.layers else 0))
+        writer.write_layer(reader, index, reader.router, reader.segment(index), experts)
     return writer.manifest(reader, settings, reader.router)
 
 
@@ -267,22 +281,53 @@ def dense_router(settings: SplitSettings) -> m.Router:
 
 
 def _split_dense(
-    writer: _Writer, reader: DenseReader, settings: SplitSettings, texts: Sequence[Sequence[int]] | None
+    writer: _Writer,
+    source: Source,
+    reader: DenseReader,
+    settings: SplitSettings,
+    texts: Sequence[Sequence[int]] | None,
 ) -> m.Manifest:
     router = dense_router(settings)
+    seeded = isinstance(source, SeededSource)
+    cluster = router.top_k < settings.experts and not seeded
     writer.total = reader.layers * (1 + settings.experts) + 1
-    size, itemsize = _hidden_size(reader), writer.dtype.itemsize
     calibration = Calibration(reader, texts, settings.seed)
     for index in range(reader.layers):
         tensors, ffn = reader.segment(index), reader.ffn(index)
         x = calibration.before_experts(index, tensors)
-        activations = calibration.through_ffn(x, ffn, reader.activation(index))
-        converted = convert(ffn, x, activations, experts=settings.experts, method=settings.method, seed=settings.seed)
-        flows = flows_of_segment(reader, index, router.top_k, itemsize, "shared.w_in.weight" in converted.segment)
-        writer.write(m.segment_id(index), index, None, tensors | converted.segment, **flows)
-        for expert, parts in enumerate(converted.experts):
-            flows = flows_of_expert(size, itemsize)
-            writer.write(m.expert_id(index, expert), index, expert, parts, **flows)
-    flows = flows_of_segment(reader, reader.layers, router.top_k, itemsize, False)
-    writer.write(m.segment_id(reader.layers), reader.layers, None, reader.segment(reader.layers), **flows)
+        activations = activations_of(ffn, x, reader.activation(index))
+        converted = convert(
+            ffn,
+            x,
+            activations,
+            experts=settings.experts,
+            method=settings.method,
+            seed=settings.seed + index,
+            cluster=cluster,
+        )
+        if seeded and settings.method == "neurons":
+            calibration.through_experts(x, reader.activation(index), converted, router)
+        else:
+            calibration.through_ffn(activations, ffn)
+        writer.write_layer(reader, index, router, tensors | converted.segment, converted.experts)
+    writer.write_layer(reader, reader.layers, router, reader.segment(reader.layers), ())
     return writer.manifest(reader, settings, router)
+
+
+def _split_adapted(writer: _Writer, reader: DenseReader, settings: SplitSettings, adapter: Adapter) -> m.Manifest:
+    """A dense checkpoint with the changes, neuron groups and routers of a trained adapter."""
+    if settings.method != "neurons" or adapter.experts != settings.experts:
+        raise CheckpointError(
+            f"{settings.name}: the adapter was trained for method neurons with {adapter.experts} experts, "
+            f"not {settings.method} with {settings.experts}."
+        )
+    if settings.top_k not in (None, adapter.router.top_k):
+        raise CheckpointError(
+            f"{settings.name}: the adapter was trained for top-k {adapter.router.top_k}, not {settings.top_k}."
+        )
+    writer.total = reader.layers * (1 + settings.experts) + 1
+    for index in range(reader.layers + 1):
+        ffn = reader.ffn(index) if index < reader.layers else None
+        adapted = apply_adapter(adapter.tensors, index, reader.segment(index), ffn)
+        writer.write_layer(reader, index, adapter.router, adapted.segment, adapted.experts)
+    return writer.manifest(reader, settings, adapter.router)
