@@ -1,0 +1,63 @@
+"""What the live view shows, as plain values. Built from the controller's types in `smoe.view.build`, or by hand in
+tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ExpertCell:
+    """One expert in the last window. None: not measured, which is not zero."""
+
+    layer: int
+    expert: int
+    tokens_per_s: float | None
+    replicas: int | None
+    ready_replicas: int | None = None
+    concurrency_utilisation: float | None = None
+    """Mean calls in flight over allowed calls in flight, 0 to 1 and above when calls wait."""
+
+
+@dataclass(frozen=True)
+class DecisionLine:
+    """One change the controller made (or would have made)."""
+
+    time_s: float
+    """Seconds since the view began."""
+    function: str
+    change: str
+    """Such as ``replicas 1 → 3``."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class ViewState:
+    """Everything on the screen. ``experts`` may come in any order and need not be complete."""
+
+    pipeline: str
+    policy: str
+    elapsed_s: float
+    window_s: float
+    slo_s: float | None = None
+    p95_s: float | None = None
+    p50_s: float | None = None
+    requests_per_s: float | None = None
+    tokens_per_s: float | None = None
+    in_flight: float | None = None
+    failed: int | None = None
+    requests: int | None = None
+    planned: int | None = None
+    provisioned_per_hour: float | None = None
+    busy_per_hour: float | None = None
+    currency: str = "$"
+    experts: tuple[ExpertCell, ...] = ()
+    segments: tuple[tuple[str, int | None], ...] = ()
+    """(node id, replicas) of the ingress and the segments."""
+    p95_history_s: tuple[float | None, ...] = ()
+    """P95 of past windows, oldest first."""
+    decisions: tuple[DecisionLine, ...] = ()
+    """Newest last."""
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
