@@ -152,7 +152,7 @@ class Backend(Protocol):
     def get(self, name: str, namespace: str) -> FunctionState:
         """Raises NotFoundError."""
 
-    def list(self, namespace: str | None = None) -> list[FunctionState]: ...
+    def functions(self, namespace: str | None = None) -> list[FunctionState]: ...
 
     def version(self) -> int:
         """Grows with every change of functions or replicas."""

@@ -1,0 +1,5 @@
+"""``python -m gateway``."""
+
+from gateway.main import main
+
+main()

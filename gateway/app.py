@@ -1,0 +1,123 @@
+"""The ASGI application: front door, control door, and the metrics port's own small application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from gateway.asynchronous import AsyncQueue
+from gateway.auth import Auth
+from gateway.contract import Backend, GatewayError
+from gateway.forwarding import Forwarder
+from gateway.front import FrontDoor
+from gateway.metrics import GatewayMetrics
+from gateway.scaling import ScaleFromZero
+from gateway.settings import Credentials, GatewaySettings
+from gateway.store import FunctionStore
+from gateway.system import SystemApi, gateway_error
+
+log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Everything of the gateway but its sockets. ``api`` and ``metrics_app`` are ASGI applications."""
+
+    def __init__(self, settings: GatewaySettings, backend: Backend, credentials: Credentials) -> None:
+        self.settings = settings
+        self.backend = backend
+        self.store = FunctionStore(settings.state / "functions")
+        self.metrics = GatewayMetrics(backend, settings.cpu_scale)
+        scaler = ScaleFromZero(backend, enabled=settings.scale_from_zero, wait_s=settings.start_wait_s)
+        self.forwarder = Forwarder(backend, self.metrics, scaler, settings.upstream_timeout_s)
+        self.queue = AsyncQueue(
+            self.forwarder,
+            size=settings.async_queue,
+            workers=settings.async_workers,
+            body_bytes=settings.async_body_bytes,
+            callback_timeout_s=settings.callback_timeout_s,
+        )
+        self.system = SystemApi(backend, self.store, self.metrics, settings)
+        self._housekeeping: asyncio.Task[None] | None = None
+        front = FrontDoor(
+            self.forwarder, self.queue, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
+        )
+        control = Auth(self._control(), credentials if settings.basic_auth else None)
+        open_control = self._control()
+        self.api = _Router(front, control, open_control)
+        self.metrics_app = Starlette(
+            routes=[Route("/metrics", self._metrics_text, methods=["GET"]), Route("/healthz", _ok, methods=["GET"])]
+        )
+
+    async def start(self) -> None:
+        """Start the backend and bring back the functions of the store."""
+        await self.backend.start()
+        for spec, replicas in self.store.load():
+            try:
+                await self.backend.create(spec, replicas)
+            except GatewayError as error:
+                log.warning("function %s was not brought back: %s", spec.key, error)
+        self.queue.start()
+        self._housekeeping = asyncio.create_task(self._forget_gone())
+
+    async def close(self) -> None:
+        """Run queued calls, then end every replica."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._housekeeping
+        await self.queue.close(self.settings.drain_s)
+        self.forwarder.close()
+        await self.backend.close()
+
+    async def _forget_gone(self) -> None:
+        version = -1
+        while True:
+            version = await self.backend.wait_change(version, 60.0)
+            live = (replica.address for state in self.backend.functions() for replica in state.replicas)
+            self.forwarder.forget_gone(live)
+            await asyncio.sleep(1.0)
+
+    def _control(self) -> Starlette:
+        routes = [*self.system.routes(), Route("/", _to_ui, methods=["GET"])]
+        return Starlette(routes=routes, exception_handlers={GatewayError: gateway_error})
+
+    async def _metrics_text(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class _Router:
+    """Calls to functions skip everything that the control door needs."""
+
+    def __init__(self, front: Any, control: Any, open_control: Any) -> None:
+        self._front = front
+        self._control = control
+        self._open = open_control
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path.startswith(("/function/", "/async-function/")):
+                await self._front(scope, receive, send)
+                return
+            if path in ("/healthz", "/"):
+                await self._open(scope, receive, send)
+                return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1003})
+            return
+        await self._control(scope, receive, send)
+
+
+async def _ok(request: Request) -> Response:
+    return PlainTextResponse("OK")
+
+
+async def _to_ui(request: Request) -> Response:
+    return RedirectResponse("/ui/", status_code=307)

@@ -1,0 +1,47 @@
+"""Basic auth on ``/system`` and ``/ui``; the feed's bearer token opens the replica feed and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from typing import Any
+
+from gateway.settings import Credentials
+
+_FEED_PATHS = ("/system/replicas", "/system/targets")
+_DENIED = b"invalid credentials"
+
+
+class Auth:
+    """ASGI middleware."""
+
+    def __init__(self, app: Any, credentials: Credentials | None) -> None:
+        self._app = app
+        self._credentials = credentials
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._credentials is None or scope["type"] != "http" or self._allowed(scope, self._credentials):
+            await self._app(scope, receive, send)
+            return
+        headers = [
+            (b"content-type", b"text/plain; charset=utf-8"),
+            (b"www-authenticate", b'Basic realm="Restricted"'),
+            (b"content-length", b"%d" % len(_DENIED)),
+        ]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": _DENIED})
+
+    def _allowed(self, scope: Any, credentials: Credentials) -> bool:
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        kind, _, value = header.partition(b" ")
+        if kind.lower() == b"basic":
+            try:
+                user, _, password = base64.b64decode(value, validate=True).partition(b":")
+            except (binascii.Error, ValueError):
+                return False
+            right_user = hmac.compare_digest(user, credentials.user.encode())
+            return hmac.compare_digest(password, credentials.password.encode()) and right_user
+        if kind.lower() == b"bearer" and scope["path"] in _FEED_PATHS:
+            return hmac.compare_digest(value.strip(), credentials.feed_token.encode())
+        return False

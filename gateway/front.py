@@ -1,0 +1,164 @@
+"""The front door as raw ASGI: ``/function/NAME[/path]`` and ``/async-function/NAME[/path]``."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gateway.asynchronous import AsyncQueue
+from gateway.forwarding import Call, Forwarder, Outcome
+from gateway.specs import split_name
+from gateway.upstream import UpstreamError
+
+METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
+_NAME = re.compile(r"[-a-zA-Z_0-9.]+")
+
+
+class FrontDoor:
+    """Reads a call, forwards it, streams the reply back."""
+
+    def __init__(self, forwarder: Forwarder, queue: AsyncQueue, *, buffer_bytes: int, max_body_bytes: int) -> None:
+        self._forwarder = forwarder
+        self._queue = queue
+        self._buffer_bytes = buffer_bytes
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        parts = scope["path"].split("/", 3)  # ["", "function", NAME, rest?]
+        name = parts[2] if len(parts) > 2 else ""
+        asynchronous = parts[1] == "async-function"
+        if not _NAME.fullmatch(name):
+            return await _text(send, 404, "404 page not found")
+        if scope["method"] not in METHODS or (asynchronous and scope["method"] != "POST"):
+            return await _text(send, 405, "")
+        call = self._call(scope, name)
+        try:
+            await self._read_body(call, scope, receive)
+        except BodyTooLargeError:
+            return await _text(send, 413, f"the body is larger than {self._max_body_bytes} bytes")
+        except ClientGoneError:
+            return None
+        if asynchronous:
+            return await self._enqueue(call, send)
+        return await self._forward(call, receive, send)
+
+    def _call(self, scope: Any, name: str) -> Call:
+        function, namespace = split_name(name)
+        raw = scope.get("raw_path") or scope["path"].encode()
+        rest = raw.split(b"/", 3)
+        path = b"/" + (rest[3] if len(rest) > 3 else b"")
+        if scope["query_string"]:
+            path += b"?" + scope["query_string"]
+        headers = [(bytes(key), bytes(value)) for key, value in scope["headers"]]
+        call_id = next((value.decode("latin-1") for key, value in headers if key == b"x-call-id"), "")
+        client = scope.get("client")
+        return Call(
+            scope["method"],
+            function,
+            namespace,
+            path,
+            headers,
+            client=f"{client[0]}:{client[1]}" if client else "",
+            call_id=call_id,
+        )
+
+    async def _read_body(self, call: Call, scope: Any, receive: Any) -> None:
+        """All of it when it is small; else the first part, and the rest as a stream."""
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            data = message.get("body", b"")
+            size += len(data)
+            if size > self._max_body_bytes:
+                raise BodyTooLargeError
+            if data:
+                parts.append(data)
+            if not message.get("more_body"):
+                break
+            if size > self._buffer_bytes:
+                call.rest = self._rest(receive, size)
+                break
+        call.body = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _rest(self, receive: Any, size: int) -> AsyncIterator[bytes]:
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise UpstreamError("the client went away within its body")
+            data = message.get("body", b"")
+            size += len(data)
+            if size > self._max_body_bytes:
+                raise UpstreamError(f"the body is larger than {self._max_body_bytes} bytes")
+            if data:
+                yield data
+            if not message.get("more_body"):
+                return
+
+    async def _forward(self, call: Call, receive: Any, send: Any) -> None:
+        """Forward and reply; when the client closes its connection, the call to the replica is given up."""
+        if call.rest is not None:  # the body itself is still being received
+            return await self._reply(await self._forwarder.forward(call), send)
+        work = asyncio.current_task()
+        assert work is not None
+        watching = asyncio.create_task(_cancel_when_gone(receive, work))
+        try:
+            await self._reply(await self._forwarder.forward(call), send)
+        except asyncio.CancelledError:
+            if not (watching.done() and not watching.cancelled()):
+                raise
+            work.uncancel()
+        finally:
+            watching.cancel()
+
+    async def _reply(self, outcome: Outcome, send: Any) -> None:
+        start = {"type": "http.response.start", "status": outcome.status, "headers": outcome.headers}
+        try:
+            await send(start)
+            if outcome.stream is None:
+                await send({"type": "http.response.body", "body": outcome.body})
+                return
+            async for data in outcome.stream:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            outcome.release()
+
+    async def _enqueue(self, call: Call, send: Any) -> None:
+        refused = self._queue.put(call)
+        if refused is not None:
+            status, message = refused
+            await _text(send, status, message, retry_after=status == 429)
+            return
+        headers = [(b"content-length", b"0"), (b"x-call-id", call.call_id.encode("latin-1", "replace"))]
+        await send({"type": "http.response.start", "status": 202, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _cancel_when_gone(receive: Any, work: asyncio.Task[Any]) -> None:
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            work.cancel()
+            return
+
+
+class BodyTooLargeError(Exception):
+    """The request's body is over the limit."""
+
+
+class ClientGoneError(Exception):
+    """The client closed its connection before its request was whole."""
+
+
+async def _text(send: Any, status: int, message: str, *, retry_after: bool = False) -> None:
+    body = message.encode()
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    if retry_after:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,170 @@
+"""``python -m gateway``: reads flags and environment, builds the gateway, serves until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import uvicorn
+
+from gateway.app import Gateway
+from gateway.backends.process import ProcessSettings, create
+from gateway.contract import FunctionSpec
+from gateway.settings import GatewaySettings, ensure_credentials
+
+log = logging.getLogger("gateway")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
+@click.option("--state", type=click.Path(path_type=Path, file_okay=False), required=True, help="State folder.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks a free one.")
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8082, show_default=True)
+@click.option("--cpu-scale", type=click.FloatRange(0.001, 10), default=1.0, show_default=True)
+@click.option("--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="Images forked from the parent.")
+@click.option("--preload", multiple=True, metavar="MODULE", help="Modules the warm parent imports.")
+@click.option("--pipelines-dir", type=click.Path(path_type=Path), default=None, help="Folder of pipelines by name.")
+@click.option("--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", show_default=True)
+@click.option("--scale-from-zero/--no-scale-from-zero", default=True, envvar="scale_from_zero", show_default=True)
+@click.option("--upstream-timeout", type=click.FloatRange(min=0.1), default=60.0, envvar="upstream_timeout")
+def main(images: tuple[str, ...], upstream_timeout: float, **options: Any) -> None:
+    """OpenFaaS's gateway API on this machine."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    settings = GatewaySettings(images=_image_table(images), upstream_timeout_s=upstream_timeout, **options)
+    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _locked(settings.state):
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(settings))
+
+
+def _image_table(images: tuple[str, ...]) -> dict[str, str]:
+    table = {}
+    for entry in images:
+        name, equals, target = entry.partition("=")
+        if not equals or ":" not in target:
+            raise click.BadParameter(f"{entry!r} is not NAME=MODULE:FUNCTION", param_hint="--image")
+        table[name] = target
+    return table
+
+
+@contextlib.contextmanager
+def _locked(state: Path) -> Iterator[None]:
+    """Hold the state folder; a second gateway on it ends with a sentence."""
+    with (state / "gateway.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise click.ClickException(f"another gateway already runs on the state folder {state}") from None
+        yield
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Run until SIGTERM or SIGINT, then drain."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    credentials = ensure_credentials(settings)
+    with _listen(settings.host, settings.port) as api, _listen(settings.host, settings.metrics_port) as metrics:
+        url = f"http://{settings.host}:{api.getsockname()[1]}"
+        backend = create(_process_settings(settings, url))
+        gateway = Gateway(settings, backend, credentials)
+        gateway.system.metrics_address = f"{settings.host}:{metrics.getsockname()[1]}"
+        servers = [_server(gateway.api), _server(gateway.metrics_app)]
+        tasks = [asyncio.create_task(s.serve(sockets=[sock])) for s, sock in zip(servers, (api, metrics), strict=True)]
+        try:
+            await gateway.start()
+            _announce(settings, url, f"http://{gateway.system.metrics_address}/metrics")
+            log.info("serving on %s", url)
+            await _first(stop.wait(), *tasks)
+            log.info("draining")
+        finally:
+            for server in servers:
+                server.should_exit = True
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), settings.drain_s + 5)
+            await gateway.close()
+            (settings.state / "gateway.json").unlink(missing_ok=True)
+
+
+def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
+    def environment(spec: FunctionSpec) -> dict[str, str]:
+        feed = {
+            "smoe_feed_url": f"{url}/system/replicas",
+            "smoe_feed_token_file": str(settings.feed_token_file.resolve()),
+        }
+        if settings.pipelines_dir is not None:
+            feed["smoe_pipelines_dir"] = str(settings.pipelines_dir.resolve())
+        return feed
+
+    return ProcessSettings(
+        state=settings.state,
+        images=settings.images,
+        preload=settings.preload,
+        inject_env=environment,
+        cpu_scale=settings.cpu_scale,
+        host=settings.host,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=2048, reuse_port=False)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from error
+
+
+class _Server(uvicorn.Server):
+    """Signals are handled once, for both servers, by :func:`serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _server(app: Any) -> _Server:
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        loop="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        date_header=True,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=20,
+        ws="none",
+        proxy_headers=False,
+    )
+    return _Server(config)
+
+
+async def _first(*awaitables: Any) -> None:
+    """Until one of them ends; an error of one is raised."""
+    tasks = [asyncio.ensure_future(one) for one in awaitables]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    tasks[0].cancel()
+    for task in done:
+        task.result()
+
+
+def _announce(settings: GatewaySettings, url: str, metrics_url: str) -> None:
+    part = settings.state / "gateway.json.part"
+    part.write_text(json.dumps({"url": url, "metrics_url": metrics_url, "pid": os.getpid()}))
+    part.replace(settings.state / "gateway.json")

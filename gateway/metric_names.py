@@ -1,0 +1,37 @@
+"""Names of the metrics on the gateway's metrics port. The first five are OpenFaaS's, names and labels alike.
+
+``function_name`` is ``NAME.NAMESPACE`` everywhere.
+"""
+
+from __future__ import annotations
+
+INVOCATIONS = "gateway_function_invocation_total"
+"""Counter {function_name, code}."""
+INVOCATION_SECONDS = "gateway_functions_seconds"
+"""Histogram {function_name, code}."""
+INVOCATIONS_STARTED = "gateway_function_invocation_started"
+"""Counter {function_name}."""
+INVOCATIONS_IN_FLIGHT = "gateway_function_invocation_inflight"
+"""Gauge {function_name}."""
+SERVICE_COUNT = "gateway_service_count"
+"""Gauge {function_name}: desired replicas."""
+REPLICA_CPU_SECONDS = "smoe_replica_cpu_seconds_total"
+"""Counter {function_name, replica}."""
+REPLICA_MEMORY_BYTES = "smoe_replica_memory_bytes"
+"""Gauge {function_name, replica}."""
+FUNCTION_REPLICAS = "smoe_function_replicas"
+"""Gauge {function_name, state}: replicas that are starting, ready, draining."""
+REPLICA_RESTARTS = "smoe_replica_restarts_total"
+"""Counter {function_name}: replicas started again after a crash."""
+REPLICA_START_SECONDS = "smoe_replica_start_seconds"
+"""Histogram: from the order to start a replica until it is ready."""
+CPU_LIMIT_CORES = "smoe_function_cpu_limit_cores"
+"""Gauge {function_name}: configured cores a replica (before ``cpu_scale``)."""
+MEMORY_LIMIT_BYTES = "smoe_function_memory_limit_bytes"
+"""Gauge {function_name}: a replica's memory limit."""
+MAX_INFLIGHT = "smoe_function_max_inflight"
+"""Gauge {function_name}: calls a replica takes at once; 0 = no limit."""
+CPU_SCALE = "smoe_cpu_scale"
+"""Gauge: real cores per configured core."""
+
+GO_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

@@ -1,0 +1,105 @@
+"""The metrics port: OpenFaaS's gateway metrics, and what the backend knows of replicas."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gateway import metric_names as names
+from gateway.backends.process.quantities import parse_quantity
+from gateway.contract import Backend, FunctionState
+from gateway.specs import max_inflight
+
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class GatewayMetrics:
+    """Counts calls; asks the backend about replicas when scraped."""
+
+    def __init__(self, backend: Backend, cpu_scale: float) -> None:
+        self._backend = backend
+        self._cpu_scale = cpu_scale
+        self.registry = prometheus_client.CollectorRegistry()
+        label = ["function_name", "code"]
+        self._calls = prometheus_client.Counter(
+            names.INVOCATIONS.removesuffix("_total"), "Function calls", label, registry=self.registry
+        )
+        self._seconds = prometheus_client.Histogram(
+            names.INVOCATION_SECONDS,
+            "Time of function calls",
+            label,
+            buckets=names.GO_BUCKETS_S,
+            registry=self.registry,
+        )
+        self._starts = prometheus_client.Histogram(
+            names.REPLICA_START_SECONDS,
+            "Order to ready of replicas",
+            buckets=tuple(0.001 * 1.5**i for i in range(28)),
+            registry=self.registry,
+        )
+        self._started: Counter[str] = Counter()
+        self._in_flight: Counter[str] = Counter()
+        self.invocations: Counter[str] = Counter()
+        self.registry.register(self)
+
+    def begin(self, function_name: str) -> None:
+        self._started[function_name] += 1
+        self._in_flight[function_name] += 1
+
+    def end(self, function_name: str, code: int, seconds: float) -> None:
+        self._in_flight[function_name] -= 1
+        self.invocations[function_name] += 1
+        text = str(code)
+        self._calls.labels(function_name, text).inc()
+        self._seconds.labels(function_name, text).observe(seconds)
+
+    def text(self) -> bytes:
+        """Prometheus text format."""
+        for seconds in self._backend.start_seconds():
+            self._starts.observe(seconds)
+        return bytes(prometheus_client.generate_latest(self.registry))
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape."""
+        # OpenFaaS names this counter without _total; only an untyped family keeps the name as it is.
+        started = Metric(names.INVOCATIONS_STARTED, "Function calls begun", "untyped")
+        for function_name, count in self._started.items():
+            started.add_sample(names.INVOCATIONS_STARTED, {"function_name": function_name}, count)
+        in_flight = GaugeMetricFamily(names.INVOCATIONS_IN_FLIGHT, "Function calls in flight", labels=["function_name"])
+        for function_name, count in self._in_flight.items():
+            in_flight.add_metric([function_name], count)
+        scale = GaugeMetricFamily(names.CPU_SCALE, "Real cores per configured core")
+        scale.add_metric([], self._cpu_scale)
+        yield from (started, in_flight, scale)
+        yield from self._function_families(self._backend.functions())
+
+    def _function_families(self, functions: list[FunctionState]) -> Iterator[Metric]:
+        one, two = ["function_name"], ["function_name", "replica"]
+        wanted = GaugeMetricFamily(names.SERVICE_COUNT, "Desired replicas", labels=one)
+        states = GaugeMetricFamily(names.FUNCTION_REPLICAS, "Replicas by state", labels=["function_name", "state"])
+        cpu = CounterMetricFamily(names.REPLICA_CPU_SECONDS, "CPU time of a replica", labels=two)
+        memory = GaugeMetricFamily(names.REPLICA_MEMORY_BYTES, "Memory of a replica", labels=two)
+        restarts = CounterMetricFamily(names.REPLICA_RESTARTS, "Restarts after crashes", labels=one)
+        cpu_limit = GaugeMetricFamily(names.CPU_LIMIT_CORES, "Configured cores a replica", labels=one)
+        memory_limit = GaugeMetricFamily(names.MEMORY_LIMIT_BYTES, "Memory limit a replica", labels=one)
+        inflight_limit = GaugeMetricFamily(names.MAX_INFLIGHT, "Calls a replica takes at once", labels=one)
+        for state in functions:
+            spec, key = state.spec, state.spec.key
+            wanted.add_metric([key], state.desired_replicas)
+            restarts.add_metric([key], state.restarts)
+            inflight_limit.add_metric([key], max_inflight(spec))
+            for name in ("starting", "ready", "draining"):
+                states.add_metric([key, name], sum(replica.state == name for replica in state.replicas))
+            if "cpu" in spec.limits:
+                cpu_limit.add_metric([key], float(parse_quantity(spec.limits["cpu"])))
+            if "memory" in spec.limits:
+                memory_limit.add_metric([key], float(parse_quantity(spec.limits["memory"])))
+            for replica_id, usage in self._backend.usage(spec.name, spec.namespace).items():
+                if usage.cpu_seconds_total is not None:
+                    cpu.add_metric([key, replica_id], usage.cpu_seconds_total)
+                if usage.memory_bytes is not None:
+                    memory.add_metric([key, replica_id], usage.memory_bytes)
+        yield from (wanted, states, cpu, memory, restarts, cpu_limit, memory_limit, inflight_limit)

@@ -1,0 +1,73 @@
+"""Settings of the gateway. Durations are seconds; environment names, where OpenFaaS has one, are in ``main``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """What the gateway is made from. Only ``state`` has no default."""
+
+    state: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    metrics_port: int = 8082
+    basic_auth: bool = True
+    scale_from_zero: bool = True
+    upstream_timeout_s: float = 60.0
+    """From sending a call to a replica until its reply begins."""
+    start_wait_s: float = 100.0
+    """How long a call waits for a function that is starting or was at zero."""
+    max_body_bytes: int = 256 * 1024 * 1024
+    buffer_bytes: int = 4 * 1024 * 1024
+    """Bodies up to this size are held, so that the call can be repeated on another replica."""
+    max_json_bytes: int = 1024 * 1024
+    async_queue: int = 1000
+    async_workers: int = 8
+    async_body_bytes: int = 4 * 1024 * 1024
+    callback_timeout_s: float = 10.0
+    drain_s: float = 20.0
+    cpu_scale: float = 1.0
+    images: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    pipelines_dir: Path | None = None
+
+    @property
+    def secrets_dir(self) -> Path:
+        return self.state / "secrets"
+
+    @property
+    def feed_token_file(self) -> Path:
+        return self.secrets_dir / "feed-token"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Basic auth of ``/system`` and the bearer token that may read the replica feed. Never logged."""
+
+    user: str
+    password: str = field(repr=False)
+    feed_token: str = field(repr=False)
+
+
+def ensure_credentials(settings: GatewaySettings) -> Credentials:
+    """Read the credentials of the state folder, making those that are missing (mode 0600)."""
+    settings.secrets_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return Credentials(
+        user=_read_or_make(settings.secrets_dir / "basic-auth-user", "admin"),
+        password=_read_or_make(settings.secrets_dir / "basic-auth-password", secrets.token_urlsafe(24)),
+        feed_token=_read_or_make(settings.feed_token_file, secrets.token_urlsafe(24)),
+    )
+
+
+def _read_or_make(path: Path, value: str) -> str:
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        path.touch(mode=0o600)
+        path.write_text(value)
+        return value
