@@ -240,6 +240,7 @@ def from_json(text: str, where: str = MANIFEST_FILE) -> Manifest:
         )
     manifest = _build(document)
     _check_topology(manifest, where)
+    _check_architecture(manifest, where)
     _check_references(manifest, where)
     return manifest
 
@@ -316,6 +317,28 @@ def _check_topology(manifest: Manifest, where: str) -> None:
                 f"{where}: key router.top_k: is {manifest.router.top_k}, but layer {layer} has {count} experts."
             )
     _check_edges(manifest, counts, where)
+
+
+def _check_architecture(manifest: Manifest, where: str) -> None:
+    """The family's numbers must fit each other and the nodes."""
+    numbers = manifest.architecture
+    stacks = [numbers["encoder"], numbers["decoder"]] if manifest.family == "bert2bert" else [numbers]
+    routed = sum(stack["layers"] for stack in stacks)
+    if "moe_layers" in numbers:
+        chosen = numbers["moe_layers"]
+        routed = len(chosen)
+        if chosen != sorted(chosen) or chosen[-1] >= numbers["layers"]:
+            raise ManifestError(f"{where}: key architecture.moe_layers: must be ascending layers below layers.")
+        if numbers["heads"] % numbers["kv_heads"]:
+            raise ManifestError(f"{where}: key architecture.heads: must be a multiple of kv_heads.")
+    elif any(stack["hidden_size"] % stack["heads"] for stack in stacks):
+        raise ManifestError(f"{where}: key architecture.hidden_size: must be a multiple of heads.")
+    if len({stack["hidden_size"] for stack in stacks}) > 1:
+        raise ManifestError(f"{where}: key architecture: encoder and decoder must have the same hidden_size.")
+    if routed != manifest.layers:
+        raise ManifestError(
+            f"{where}: key architecture: names {routed} layers with experts, the nodes have {manifest.layers}."
+        )
 
 
 def _check_edges(manifest: Manifest, counts: list[int], where: str) -> None:

@@ -1,0 +1,254 @@
+"""Splitting: layouts of checkpoints, reproducible bytes, nothing half-written, nothing overwritten."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moe.errors import CheckpointError
+from moe.manifest import load
+from moe.preset import PRESETS, byte_tokenizer, preset_source, preset_tokenizer
+from moe.reference import WholeModel
+from moe.split import split
+from tests.unit.moe import tiny
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def rewrite(checkpoint: Path, change: Any) -> None:
+    path = checkpoint / "model.safetensors"
+    tensors = change(load_file(path))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+@pytest.mark.parametrize("family", ["bert", "olmoe"])
+def test_sharded_checkpoints_give_the_same_pipeline(family: str, tmp_path: Path) -> None:
+    model = tiny.build(family)
+    split(tiny.store(model, tmp_path / "one"), tmp_path / "a", "tiny", 2, 2)
+    split(tiny.store(model, tmp_path / "many", max_shard_size="20KB"), tmp_path / "b", "tiny", 2, 2)
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
+
+
+@pytest.mark.parametrize("family", tiny.NATIVE)
+def test_fused_experts_give_the_same_pipeline_as_single_ones(family: str, tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build(family), tmp_path / "c")
+    split(checkpoint, tmp_path / "single", "tiny")
+    parts = ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+
+    def fuse(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        stems = sorted({name.split(".experts.")[0] for name in tensors if ".experts." in name})
+        for stem in stems:
+            count = sum(name.startswith(f"{stem}.experts.") for name in tensors) // 3
+            gate, up, down = (
+                torch.stack([tensors.pop(f"{stem}.experts.{j}.{part}.weight") for j in range(count)]) for part in parts
+            )
+            new = stem.replace("block_sparse_moe", "mlp")
+            tensors[f"{new}.experts.gate_up_proj"] = torch.cat((gate, up), 1)
+            tensors[f"{new}.experts.down_proj"] = down
+            tensors[f"{new}.gate.weight"] = tensors.pop(f"{stem}.gate.weight")
+        return tensors
+
+    rewrite(checkpoint, fuse)
+    split(checkpoint, tmp_path / "fused", "tiny")
+    assert digest(tmp_path / "single") == digest(tmp_path / "fused")
+
+
+@pytest.mark.parametrize("method", ["neurons", "full"])
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(method: Any, tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("gpt2"), tmp_path / "c")
+    for name, seed in (("a", 3), ("b", 3), ("c2", 4)):
+        split(checkpoint, tmp_path / name, "tiny", 3, 1, method, seed=seed)
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
+    assert digest(tmp_path / "a") != digest(tmp_path / "c2")
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "bert2bert"])
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_full_size_experts_keep_the_dense_function_at_any_top_k(family: str, top_k: int, tmp_path: Path) -> None:
+    model = tiny.build(family)
+    split(tiny.store(model, tmp_path / "c"), tmp_path / "p", "tiny", 3, top_k, "full")
+    pipeline = WholeModel(tmp_path / "p")
+    text = tiny.texts((8,))[0]
+    ours = pipeline.embed_ids([text])[0] if family == "bert" else pipeline.logits_ids([text])[0]
+    theirs = tiny.whole_answer(family, model, text, [0])
+    assert tiny.relative(ours, theirs.mean(0) if family == "bert" else theirs[-1]) < 1e-5
+
+
+def test_neuron_experts_compute_the_dense_model_with_the_other_neurons_off(tmp_path: Path) -> None:
+    """Top-1 of 3, against transformers with each token's unchosen neurons zeroed."""
+    model = tiny.build("bert", num_hidden_layers=1)
+    split(tiny.store(model, tmp_path / "c"), tmp_path / "p", "tiny", 3, 1)
+    pipeline = WholeModel(tmp_path / "p")
+    chosen: list[torch.Tensor] = []
+    pipeline.trace = lambda _, __, reply: chosen.append(reply["expert_ids"]) if "gates" in reply else None
+    text = tiny.texts((10,))[0]
+    ours = pipeline.embed_ids([text])[0]
+    dense = model.encoder.layer[0].intermediate.dense.weight
+    owner = torch.full((50,), -1)
+    for expert in range(3):
+        rows = load_file(tmp_path / "p" / "weights" / f"expert-0-{expert}.safetensors")["w_in.weight_t"].t()
+        for row in rows:
+            owner[int((dense - row).abs().sum(1).argmin())] = expert
+    assert (owner >= 0).all()
+    mask = (owner[None] == chosen[0]).float()[None]
+    model.encoder.layer[0].intermediate.register_forward_hook(lambda _, __, out: out * mask)
+    assert tiny.relative(ours, tiny.whole_answer("bert", model, text).mean(0)) < 1e-5
+    assert len(chosen[0].unique()) > 1
+
+
+def test_nothing_is_overwritten_without_force(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
+    split(checkpoint, tmp_path / "p", "tiny", 2, 2)
+    before = digest(tmp_path / "p")
+    with pytest.raises(CheckpointError, match="exists already"):
+        split(checkpoint, tmp_path / "p", "tiny", 3, 3)
+    assert digest(tmp_path / "p") == before
+    split(checkpoint, tmp_path / "p", "tiny", 3, 3, force=True)
+    assert len(load(tmp_path / "p").experts(0)) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "p"]
+
+
+def test_force_does_not_replace_other_folders(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
+    with pytest.raises(CheckpointError, match="not a pipeline folder"):
+        split(checkpoint, checkpoint, "tiny", 2, 2, force=True)
+    assert (checkpoint / "config.json").is_file()
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
+    rewrite(checkpoint, lambda tensors: {n: t for n, t in tensors.items() if "layer.2.output.dense.weight" not in n})
+    with pytest.raises(CheckpointError, match=r"layer\.2\.output\.dense\.weight' is missing"):
+        split(checkpoint, tmp_path / "p", "tiny", 2, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_progress_counts_every_node(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("olmoe"), tmp_path / "c")
+    seen: list[tuple[str, int, int]] = []
+    manifest = split(checkpoint, tmp_path / "p", "tiny", progress=lambda *step: seen.append(step))
+    assert [done for _, done, _ in seen] == list(range(1, len(manifest.nodes) + 1))
+    assert {total for *_, total in seen} == {len(manifest.nodes)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param({"experts": 2, "top_k": 3}, "1 ≤ top_k ≤ experts", id="top-k"),
+        pytest.param({"experts": 51, "top_k": 51}, "50 neurons cannot be 51", id="too-many"),
+    ],
+)
+def test_impossible_numbers_are_refused(arguments: dict[str, int], said: str, tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("bert"), tmp_path / "c")
+    with pytest.raises(CheckpointError, match=said):
+        split(checkpoint, tmp_path / "p", "tiny", **arguments)
+
+
+def test_native_mixtures_keep_their_top_k(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("mixtral"), tmp_path / "c")
+    with pytest.raises(CheckpointError, match="trained with top-k 2"):
+        split(checkpoint, tmp_path / "p", "tiny", top_k=3)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "minilm"])
+def test_seeded_presets_route_unevenly_but_to_every_expert(name: str, tmp_path: Path) -> None:
+    preset = PRESETS[name]
+    source = preset_source(preset, None, 64, 0)
+    tokenizer = preset_tokenizer(preset)
+    manifest = split(source, tmp_path / name, None, preset.experts, preset.top_k, tokenizer=tokenizer)
+    assert manifest.layers == (24 if name == "b2b-4" else 12)
+    assert all(len(manifest.experts(layer)) == preset.experts for layer in range(manifest.layers))
+    model = WholeModel(tmp_path / name)
+    loads = torch.zeros(manifest.layers, preset.experts)
+    model.trace = lambda node, _, reply: (
+        loads[int(node.split("-")[1])].add_(torch.bincount(reply["expert_ids"].flatten(), minlength=preset.experts))
+        if "gates" in reply
+        else None
+    )
+    texts = [f"Text {i} speaks of experts, tokens and the load number {i * i}." for i in range(12)]
+    answer = model.embed(texts) if preset.kind == "bert" else model.logits(texts)
+    assert torch.isfinite(answer).all()
+    if preset.kind != "bert2bert":  # its decoder saw one start token per text here
+        assert (loads > 0).float().mean() > 0.9
+
+
+def test_bytes_become_gpt2_tokens_and_text_again() -> None:
+    tokenizer = byte_tokenizer(50256)
+    text = "Grüße, 你好 <end>\n"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode()) and max(ids) < 256
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.encode("<|endoftext|>").ids == [50256]
+
+
+def change_config(checkpoint: Path, **changes: Any) -> None:
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "said"),
+    [
+        pytest.param("bert", {"model_type": "t5"}, "supported are bert, gpt2", id="model-type"),
+        pytest.param("bert", {"hidden_act": "tanh"}, "'hidden_act'", id="activation"),
+        pytest.param("bert", {"position_embedding_type": "relative_key"}, "'position_embedding_type'", id="positions"),
+        pytest.param("bert", {"is_decoder": True}, "'is_decoder'", id="bert-decoder"),
+        pytest.param("bert", {"hidden_size": "big"}, "'hidden_size'", id="type"),
+        pytest.param("bert", {"hidden_size": 64}, "has shape", id="lying-size"),
+        pytest.param("bert", {"num_attention_heads": 5}, "multiple", id="heads"),
+        pytest.param("bert", {"new_trick": 3}, "'new_trick'", id="unknown-key"),
+        pytest.param("gpt2", {"add_cross_attention": True}, "'add_cross_attention'", id="gpt2-cross"),
+        pytest.param("gpt2", {"layer_norm_epsilon": -1}, "'layer_norm_epsilon'", id="eps"),
+        pytest.param("bert2bert", {"tie_encoder_decoder": True}, "'tie_encoder_decoder'", id="tied-stacks"),
+        pytest.param(
+            "mixtral",
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}},
+            "'rope_type'",
+            id="rope-type",
+        ),
+        pytest.param("mixtral", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'type'", id="rope-scaling"),
+        pytest.param("mixtral", {"partial_rotary_factor": 0.5}, "'partial_rotary_factor'", id="partial-rotary"),
+        pytest.param("mixtral", {"num_experts_per_tok": 9}, "larger than", id="top-k"),
+        pytest.param("mixtral", {"vocab_size": 98}, "has shape", id="vocab"),
+        pytest.param("qwen3_moe", {"mlp_only_layers": [0, 1, 2, 3, 4]}, "no layer has experts", id="all-dense"),
+        pytest.param("olmoe", {"clip_qkv": "much"}, "'clip_qkv'", id="clip"),
+        pytest.param("olmoe", {"num_key_value_heads": 3}, "kv heads", id="kv-heads"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(family: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build(family), tmp_path / "c")
+    change_config(checkpoint, **changes)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        split(checkpoint, tmp_path / "p", "tiny", 2, None if family in tiny.NATIVE else 2)
+    assert str(caught.value).endswith(".")
+
+
+def test_untied_head_must_be_in_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tiny.store(tiny.build("olmoe"), tmp_path / "c")
+    rewrite(checkpoint, lambda tensors: {n: t for n, t in tensors.items() if n != "lm_head.weight"})
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing"):
+        split(checkpoint, tmp_path / "p", "tiny")
+
+
+def test_folders_without_safetensors_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors"):
+        split(tmp_path, tmp_path / "p", "tiny")
+
+
+def test_an_index_may_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
+    with pytest.raises(CheckpointError, match="not a file of this folder"):
+        split(tmp_path, tmp_path / "p", "tiny")
