@@ -33,6 +33,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 from sklearn.cluster import KMeans
 from torch import Tensor
@@ -42,8 +43,13 @@ from moe.errors import CheckpointError
 NodeTensors = dict[str, Tensor]
 
 ADAPTER_VERSION = 1
-BALANCE_ROUNDS = 12
-FEATURES = 64
+BALANCE_ROUNDS = 6
+FEATURES = 32
+HEAT = 0.3
+"""Weight of a neuron's (standardised, logarithmic) effect beside its co-activation, which has length one: it
+gathers busy neurons, so that experts differ in load as real mixtures do."""
+MAX_TOKENS = 6144
+"""Clustering looks at this many of the tokens given, evenly spaced."""
 RIDGE = 1e-2
 """Ridge strength relative to the mean variance of the hidden states."""
 
@@ -113,15 +119,21 @@ def split_neurons(
             "each expert needs at least one neuron."
         )
     size = w_out.float().norm(dim=0)  # [F]
+    if activations is not None and activations.shape[0] > MAX_TOKENS:
+        activations = activations[:: -(-activations.shape[0] // MAX_TOKENS)]
     if activations is None:
         heat = w_in.float().norm(dim=1) * size  # [F]
         features = torch.cat((w_in.float(), b_in.float()[:, None], w_out.float().t()), 1)  # [F, 2d+1]
     else:
         effect = activations.float().abs() * size  # [N, F]
         heat = effect.mean(0)  # [F]
-        features = _reduced((effect / heat.clamp_min(1e-9)).t(), seed)  # [F, ≤FEATURES]
+        features = F.pad(_reduced((effect / heat.clamp_min(1e-9)).t(), seed), (0, 1))  # [F, ≤FEATURES + 1]
     order = torch.argsort(heat, descending=True, stable=True)  # [F]
     rest = order[shared:].sort().values  # [F - shared]
+    if activations is not None:
+        warmth = heat[rest].clamp_min(1e-9).log()
+        warmth = HEAT * (warmth - warmth.mean()) / warmth.std().clamp_min(1e-9)
+        features[rest, -1] = warmth
     labels = balanced_clusters(features[rest], experts, seed)  # [F - shared]
     return Groups(
         tuple(rest[torch.from_numpy(labels == expert)] for expert in range(experts)),
@@ -133,7 +145,7 @@ def _reduced(rows: Tensor, seed: int) -> Tensor:
     """Rows ``[F, N]`` centred over tokens and reduced to few dimensions that keep their distances."""
     rows = rows.log1p()
     rows = rows - rows.mean(1, keepdim=True)
-    rows = torch.nn.functional.normalize(rows, dim=1)
+    rows = F.normalize(rows, dim=1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         u, s, _ = torch.svd_lowrank(rows, q=min(FEATURES, *rows.shape), niter=3)
@@ -184,9 +196,9 @@ def initial_router(hidden: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 def upcycle_router(hidden: Tensor, experts: int, seed: int) -> Tensor:
     """Router ``[E, d]`` of experts that are copies: unit centres of k-means over directions of ``hidden``."""
-    directions = torch.nn.functional.normalize(hidden.float(), dim=1)
+    directions = F.normalize(hidden.float(), dim=1)
     centres = KMeans(experts, n_init=4, random_state=seed).fit(directions.numpy()).cluster_centers_
-    return torch.nn.functional.normalize(torch.from_numpy(centres).float(), dim=1)
+    return F.normalize(torch.from_numpy(centres).float(), dim=1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""The adapter file: safetensors, fp16, with the recipe and what was measured in its metadata.
+
+Tensor names and what they do: ``moe.convert``. The metadata's key ``smoe`` is a JSON object: ``version``,
+``base_sha256`` (of the dense model.safetensors), ``router`` (settings for the manifest), ``recipe``,
+``texts`` and ``measured``. Reading the tensors back for a split: ``moe.dense.load_adapter``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from moe.convert import ADAPTER_VERSION
+from moe.errors import CheckpointError
+
+MAX_BYTES = 3_000_000
+"""An adapter is a small file beside a big checkpoint; a larger one is refused when written."""
+
+
+def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As the file holds them: floating point in fp16, contiguous, in order of name."""
+    return {
+        name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in sorted(tensors.items())
+    }
+
+
+def save_adapter(path: str | Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> int:
+    """Write the file and return its size in bytes; the same content gives the same bytes.
+
+    Raises CheckpointError where a value is not finite in fp16 or the file would pass MAX_BYTES.
+    """
+    path = Path(path)
+    small = stored(tensors)
+    for name, tensor in small.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{path}: adapter tensor {name!r} has values that fp16 cannot hold.")
+    size = sum(tensor.nbytes for tensor in small.values())
+    if size > MAX_BYTES:
+        raise CheckpointError(f"{path}: the adapter holds {size} bytes, allowed are {MAX_BYTES}; lower the rank.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"version": ADAPTER_VERSION, **info}, sort_keys=True)
+    save_file(small, str(path), metadata={"smoe": text})
+    path.chmod(0o644)
+    return path.stat().st_size
+
+
+def read_info(path: str | Path) -> dict[str, Any]:
+    """The metadata's object of an adapter file. Raises CheckpointError."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            info = json.loads((file.metadata() or {}).get("smoe", ""))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: this is not an adapter file of smoe ({error}).") from error
+    if not isinstance(info, dict) or info.get("version") != ADAPTER_VERSION:
+        raise CheckpointError(f"{path}: the adapter's version must be {ADAPTER_VERSION}.")
+    return info
+
+
+def sha256_of(path: str | Path) -> str:
+    """Hexadecimal sha256 of a file's content."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
