@@ -1,0 +1,76 @@
+"""Reads a run, computes, draws, writes: ``report.html``, ``report.json`` and four PNG files."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smoe.errors import SmoeError
+from smoe.report import figures
+from smoe.report.log import read_log
+from smoe.report.model import Run
+from smoe.report.numbers import compute
+from smoe.report.page import page
+from traces.results import read_records
+
+
+class ReportError(SmoeError):
+    """The report's input is not there or its place cannot be written."""
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """What was written."""
+
+    html: Path
+    json: Path
+    pictures: tuple[Path, ...]
+
+
+def build(
+    out_dir: Path, log_dir: Path, requests_csv: Path | None, slo_s: float, meta: Mapping[str, Any]
+) -> ReportPaths:
+    """Write the report of one run into ``out_dir``.
+
+    ``log_dir``: the function logger's folder (``STATE/log``); it may hold nothing, then the parts that need it say
+    so. ``requests_csv``: the replay's request file, or None when there was no replay.
+    ``meta``: JSON-able settings that are carried over; known keys are ``pipeline``, ``policy``, ``planned``
+    (requests), ``trace`` (as ``traces.results.describe``), ``seeds``, ``settings``, ``machine``, ``version``,
+    ``since_s`` (Unix time before which log rows are left out). Raises ReportError, and TraceError for a damaged
+    request file.
+    """
+    if not (math.isfinite(slo_s) and slo_s > 0):
+        raise ReportError(f"the SLO must be a positive number of seconds, got {slo_s!r}")
+    windows, nodes, actions = read_log(log_dir, float(meta.get("since_s", 0.0)))
+    requests = tuple(read_records(requests_csv)) if requests_csv is not None else ()
+    return write(out_dir, Run(windows, nodes, actions, requests), slo_s, meta)
+
+
+def write(out_dir: Path, run: Run, slo_s: float, meta: Mapping[str, Any]) -> ReportPaths:
+    """The same from a :class:`Run` in memory. Raises ReportError."""
+    numbers = compute(run, slo_s, meta)
+    pictures = {
+        "latency": figures.latency(run, slo_s),
+        "scale": figures.scale(run),
+        "experts": figures.experts(run),
+        "actions": figures.actions(run),
+    }
+    html = page(numbers, pictures, run.actions, run.start_s, slo_s)
+    paths = ReportPaths(
+        out_dir / "report.html", out_dir / "report.json", tuple(out_dir / f"{name}.png" for name in pictures)
+    )
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        paths.html.write_text(html, encoding="utf-8")
+        paths.json.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        for path, data in zip(paths.pictures, pictures.values(), strict=True):
+            path.write_bytes(data)
+    except OSError as error:
+        raise ReportError(f"the report cannot be written to {out_dir}: {error.strerror or error}") from error
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"meta holds something that is not JSON: {error}") from error
+    return paths

@@ -1,0 +1,286 @@
+"""The report's four figures as PNG bytes. Pure: values in, bytes out; no global matplotlib state."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter, defaultdict
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from smoe.report.model import NodeWindow, Run
+from smoe.report.numbers import client_windows, replica_totals
+
+FloatArray = NDArray[np.float64]
+
+INK = "#24323d"
+BLUE, GREEN, ORANGE, RED, GREY = "#2a6f97", "#3a8f5c", "#d98324", "#c23b3b", "#9aa5ad"
+KIND_COLOURS = {"expert": BLUE, "segment": GREEN, "ingress": ORANGE}
+MAX_ROWS = 28
+DPI = 130
+
+
+def latency(run: Run, slo_s: float) -> bytes:
+    """Every answer's latency, the windows' P95, the SLO; failures stand on the upper edge."""
+    figure, axes = _figure(10, 4.2)
+    start = run.start_s
+    done = [r for r in run.requests if r.latency_s is not None and r.sent_unix_s is not None]
+    ok = [
+        ((r.sent_unix_s or 0) + (r.latency_s or 0) - start, 1000 * (r.latency_s or 0))
+        for r in done
+        if r.outcome == "ok"
+    ]
+    bad = [(r.sent_unix_s or 0) + (r.latency_s or 0) - start for r in done if r.outcome not in ("ok", "cancelled")]
+    if ok:
+        times, values = np.array(ok).T
+        alpha = float(np.clip(400 / len(ok), 0.08, 0.6))
+        axes.scatter(times / 60, values, s=7, color=BLUE, alpha=alpha, linewidths=0, label="one answer")
+        if values.max() > 12 * max(np.median(values), 1e-9):
+            axes.set_yscale("log")
+    windows = [w for w in client_windows(run) if w.p95_s is not None]
+    for window in windows:
+        over = (window.p95_s or 0) > slo_s
+        axes.plot(
+            [window.start_s / 60, window.end_s / 60], [1000 * (window.p95_s or 0)] * 2,
+            color=RED if over else INK, linewidth=2.2, solid_capstyle="butt",
+        )  # fmt: skip
+    axes.plot([], [], color=INK, linewidth=2.2, label="P95 of a window")
+    if any((w.p95_s or 0) > slo_s for w in windows):
+        axes.plot([], [], color=RED, linewidth=2.2, label="P95 above the SLO")
+    axes.axhline(1000 * slo_s, color=RED, linestyle="--", linewidth=1.2, label=f"SLO {1000 * slo_s:g} ms")
+    if bad:
+        axes.plot(
+            np.array(bad) / 60, np.full(len(bad), 0.985), "x", color=RED, markersize=5, clip_on=False,
+            transform=axes.get_xaxis_transform(), label=f"failed ({len(bad)})",
+        )  # fmt: skip
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel("latency (ms)" + (", log scale" if axes.get_yscale() == "log" else ""))
+    axes.set_xlabel("time since start (min)")
+    _legend(axes)
+    return _png(figure)
+
+
+def scale(run: Run) -> bytes:
+    """Requests, replicas and cost over time, one above the other."""
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(3, 1, sharex=True)
+    start = run.start_s
+    _arrivals_panel(panels[0], run, start)
+    totals = replica_totals(run.nodes)
+    kinds = [kind for kind in KIND_COLOURS if any(kind in counts for _, counts in totals)]
+    if totals:
+        ends = np.array([end - start for end, _ in totals]) / 60
+        stacks = [np.array([counts.get(kind, 0) for _, counts in totals]) for kind in kinds]
+        colours = [KIND_COLOURS[kind] for kind in kinds]
+        panels[1].stackplot(
+            ends,
+            *stacks,
+            step="pre",
+            labels=[f"{k}s" if k != "ingress" else k for k in kinds],
+            colors=colours,
+            alpha=0.75,
+        )
+        _legend(panels[1])
+    else:
+        _empty(panels[1], "no replica counts in the log")
+    panels[1].set_ylabel("replicas")
+    panels[1].set_ylim(bottom=0)
+    for name, colour in (("provisioned", INK), ("busy", ORANGE)):
+        points = [
+            (w.end_s - start, getattr(w, f"{name}_cost") / w.window_s * 3600)
+            for w in run.windows
+            if getattr(w, f"{name}_cost") is not None and w.window_s > 0
+        ]
+        if points:
+            times, values = np.array(points).T
+            panels[2].step(times / 60, values, where="pre", color=colour, linewidth=1.6, label=name)
+    if panels[2].lines:
+        _legend(panels[2])
+    else:
+        _empty(panels[2], "no cost in the log")
+    panels[2].set_ylabel("cost ($ per hour)")
+    panels[2].set_ylim(bottom=0)
+    panels[2].set_xlabel("time since start (min)")
+    for panel in panels:
+        _dress(panel)
+    return _png(figure)
+
+
+def _arrivals_panel(axes: Axes, run: Run, start: float) -> None:
+    due = np.array([record.scheduled_s for record in run.requests])
+    if due.size:
+        edges = np.arange(0, due.max() + 2, 1.0)
+        counts, _ = np.histogram(due, edges)
+        axes.fill_between(
+            edges[:-1] / 60, counts, step="post", color=GREY, alpha=0.55, linewidth=0, label="due (per second)"
+        )
+    seen = [(w.end_s - start, w.requests_per_s) for w in run.windows if w.requests_per_s is not None]
+    if seen:
+        times, values = np.array(seen).T
+        axes.step(times / 60, values, where="pre", color=BLUE, linewidth=1.4, label="answered (window mean)")
+    if due.size or seen:
+        _legend(axes)
+    axes.set_ylabel("requests / s")
+    axes.set_ylim(bottom=0)
+
+
+def experts(run: Run) -> bytes:
+    """Left: share of each layer's tokens over the run. Right: the same over time, one row per expert."""
+    keys, ends, grid = _share_grid(run.nodes)
+    if not keys:
+        figure, axes = _figure(10, 2.4)
+        _empty(axes, "no expert's tokens are in the log")
+        return _png(figure)
+    layers = sorted({layer for layer, _ in keys})
+    columns = sorted({expert for _, expert in keys})
+    figure = Figure(figsize=(12, float(np.clip(1.6 + 0.14 * len(keys), 4.2, 15))), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 2.2))
+    overall = _overall(run.nodes, layers, columns)
+    top = max(2.0, float(np.nanmax(overall)) * len(columns)) if np.isfinite(overall).any() else 2.0
+    style: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": top, "aspect": "auto", "interpolation": "nearest"}
+    image = left.imshow(overall * len(columns), **style)
+    for (row, column), share in np.ndenumerate(overall):
+        if np.isfinite(share):
+            bright = share * len(columns) > 0.65 * top
+            left.text(
+                column,
+                row,
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color=INK if bright else "white",
+            )
+    left.set_xticks(range(len(columns)), [str(c) for c in columns])
+    left.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    left.set_xlabel("expert")
+    left.set_ylabel("layer")
+    left.set_title("share of the layer's tokens, whole run (%)", fontsize=10, loc="left")
+    minutes = (np.array(ends) - run.start_s) / 60
+    width = float(np.median(np.diff(minutes))) if len(ends) > 1 else 1.0
+    right.imshow(grid * len(columns), extent=(minutes[0] - width, minutes[-1], len(keys) - 0.5, -0.5), **style)
+    bounds = [index for index in range(1, len(keys)) if keys[index][0] != keys[index - 1][0]]
+    for bound in bounds:
+        right.axhline(bound - 0.5, color="white", linewidth=1.0)
+    middles = [float(np.mean([i for i, key in enumerate(keys) if key[0] == layer])) for layer in layers]
+    right.set_yticks(middles, [f"layer {layer}" for layer in layers])
+    right.set_facecolor("#e6e9eb")
+    right.set_xlabel("time since start (min); grey: no tokens in the window")
+    right.set_title("the same by window, one row per expert (0 on top)", fontsize=10, loc="left")
+    bar = figure.colorbar(image, ax=right, pad=0.01)
+    bar.set_label("share / even share")
+    return _png(figure)
+
+
+def _share_grid(nodes: tuple[NodeWindow, ...]) -> tuple[list[tuple[int, int]], list[float], FloatArray]:
+    """((layer, expert) rows, window ends, [rows, windows] share of the layer's tokens, NaN where there were none)."""
+    tokens = {
+        (n.layer, n.expert, n.end_s): n.tokens_per_s
+        for n in nodes
+        if n.layer is not None and n.expert is not None and n.tokens_per_s is not None
+    }
+    keys = sorted({(layer, expert) for layer, expert, _ in tokens})
+    ends = sorted({end for _, _, end in tokens})
+    totals: dict[tuple[int, float], float] = defaultdict(float)
+    for (layer, _, end), value in tokens.items():
+        totals[layer, end] += value
+    grid = np.full((len(keys), len(ends)), np.nan)
+    for row, (layer, expert) in enumerate(keys):
+        for column, end in enumerate(ends):
+            own = tokens.get((layer, expert, end))
+            if own is not None and totals[layer, end] > 0:
+                grid[row, column] = own / totals[layer, end]
+    return keys, ends, grid
+
+
+def _overall(nodes: tuple[NodeWindow, ...], layers: list[int], columns: list[int]) -> FloatArray:
+    """[layers, experts] share over the whole run; NaN where an expert does not exist or its layer had no tokens."""
+    sums: dict[tuple[int, int], float] = defaultdict(float)
+    for node in nodes:
+        if node.layer is not None and node.expert is not None and node.tokens_per_s is not None:
+            sums[node.layer, node.expert] += node.tokens_per_s
+    grid = np.array([[sums.get((layer, column), np.nan) for column in columns] for layer in layers])
+    totals = np.nansum(grid, axis=1, keepdims=True)
+    shares: FloatArray = np.divide(grid, totals, out=np.full_like(grid, np.nan), where=totals > 0)
+    return shares
+
+
+def actions(run: Run) -> bytes:
+    """Which function was changed when; the functions with most changes, at most 28 of them."""
+    counts = Counter(action.function for action in run.actions)
+    if not counts:
+        figure, axes = _figure(10, 2.2)
+        _empty(axes, "the controller changed nothing")
+        return _png(figure)
+    rows = sorted((name for name, _ in counts.most_common(MAX_ROWS)), key=_natural)
+    figure, axes = _figure(10, 1.6 + 0.24 * len(rows))
+    place = {name: index for index, name in enumerate(rows)}
+    for kind, marker, colour, label in (
+        ("up", "^", GREEN, "more replicas"), ("down", "v", RED, "fewer replicas"),
+        ("limits", "D", ORANGE, "limits or concurrency"), ("other", "o", GREY, "other"),
+    ):  # fmt: skip
+        for applied in (True, False):
+            found = [a for a in run.actions if a.kind == kind and a.applied is applied and a.function in place]
+            if found:
+                axes.plot(
+                    [(a.time_s - run.start_s) / 60 for a in found], [place[a.function] for a in found], marker,
+                    color=colour, fillstyle="full" if applied else "none", markersize=7, alpha=0.85,
+                    label=label if applied else f"{label}, not applied",
+                )  # fmt: skip
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    last = max([w.end_s for w in run.windows] + [a.time_s for a in run.actions]) - run.start_s
+    axes.set_xlim(min(0.0, min(a.time_s for a in run.actions) - run.start_s) / 60, last / 60 * 1.02)
+    axes.set_xlabel("time since start (min)")
+    if len(counts) > len(rows):
+        axes.set_title(
+            f"{len(rows)} of {len(counts)} functions that were changed (those with most changes)",
+            fontsize=9,
+            loc="left",
+        )
+    _legend(axes)
+    return _png(figure)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that puts 2 before 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split("-")]
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _dress(axes)
+    return figure, axes
+
+
+def _dress(axes: Axes) -> None:
+    axes.grid(alpha=0.22)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, fontsize=8, frameon=False, borderaxespad=0.2)
+
+
+def _empty(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=GREY)
+
+
+def _png(figure: Figure) -> bytes:
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=DPI)
+    return stream.getvalue()
+
+
+__all__ = ["actions", "experts", "latency", "scale"]

@@ -1,0 +1,113 @@
+"""From the controller's tick reports (and a replay's progress) to a :class:`ViewState`."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from autoscaler.contract import Configuration, Decision, NodeObservation, TickReport
+from smoe.view.model import DecisionLine, ExpertCell, ViewState
+from traces.replay import Progress
+
+HISTORY = 240
+DECISIONS = 50
+
+
+class ViewBuilder:
+    """Remembers what the screen needs beyond one window: the history of P95 and the last decisions.
+
+    ``started_s`` is the Unix time from which the view counts.
+    """
+
+    def __init__(self, pipeline: str, policy: str, started_s: float, slo_s: float | None, currency: str = "$") -> None:
+        self._started_s = started_s
+        self._history: deque[float | None] = deque(maxlen=HISTORY)
+        self._decisions: deque[DecisionLine] = deque(maxlen=DECISIONS)
+        self.state = ViewState(pipeline, policy, elapsed_s=0.0, window_s=0.0, slo_s=slo_s, currency=currency)
+
+    def tick(self, report: TickReport) -> ViewState:
+        """Take in one window; returns the new state (also kept in ``state``)."""
+        seen = report.observation
+        moment_s = seen.end_s - self._started_s
+        self._history.append(seen.latency_p95_s)
+        self._decisions.extend(
+            DecisionLine(moment_s, decision.function, self._change(decision, report), decision.reason)
+            for decision in report.decisions
+            if decision.changes
+        )
+        held = [f"{d.function}: present scale held, {d.reason}" for d in report.decisions if not d.valid]
+        failed = [f"{function}: change failed, {why}" for function, why in report.failures.items()]
+        self.state = replace(
+            self.state,
+            elapsed_s=moment_s,
+            window_s=seen.window_s,
+            p50_s=seen.latency_p50_s,
+            p95_s=seen.latency_p95_s,
+            requests_per_s=seen.requests_per_s,
+            tokens_per_s=seen.tokens_per_s,
+            in_flight=seen.in_flight,
+            provisioned_per_hour=per_hour(report.cost.provisioned, seen.window_s),
+            busy_per_hour=per_hour(report.cost.busy, seen.window_s),
+            experts=tuple(_cell(node) for node in seen.nodes if node.kind == "expert"),
+            segments=tuple((node.node, _replicas(node)) for node in seen.nodes if node.kind != "expert"),
+            p95_history_s=tuple(self._history),
+            decisions=tuple(self._decisions),
+            problems=(*seen.problems, *failed, *held[:2]),
+        )
+        return self.state
+
+    def progress(self, progress: Progress, now_s: float) -> ViewState:
+        """Take in the replay's counters between windows; ``now_s`` is Unix time."""
+        self.state = replace(
+            self.state,
+            elapsed_s=max(self.state.elapsed_s, now_s - self._started_s),
+            requests=progress.outcomes["ok"],
+            planned=progress.planned,
+            failed=progress.failed,
+        )
+        return self.state
+
+    @staticmethod
+    def _change(decision: Decision, report: TickReport) -> str:
+        change = describe_change(decision.present, decision.target)
+        if report.dry_run:
+            return f"{change} (dry run)"
+        return change if decision.function in report.applied else f"{change} (not applied)"
+
+
+def describe_change(present: Configuration, target: Configuration) -> str:
+    """``replicas 1 → 3, memory 256 → 512 MB``: the parts that differ, in this order; empty when none does."""
+    parts = []
+    for name, before, after, unit in (
+        ("replicas", present.replicas, target.replicas, ""),
+        ("concurrency", present.concurrency, target.concurrency, ""),
+        ("cpu", present.cpu_cores, target.cpu_cores, " cores"),
+        ("gpu", present.gpu_share, target.gpu_share, " share"),
+        ("memory", present.memory_mb, target.memory_mb, " MB"),
+    ):
+        if before != after:
+            parts.append(f"{name} {before:g} → {after:g}{unit}")
+    return ", ".join(parts)
+
+
+def per_hour(cost: float | None, window_s: float) -> float | None:
+    """A window's cost as a rate per hour."""
+    return cost / window_s * 3600 if cost is not None and window_s > 0 else None
+
+
+def _replicas(node: NodeObservation) -> int | None:
+    return node.configuration.replicas if node.configuration is not None else node.ready_replicas
+
+
+def _cell(node: NodeObservation) -> ExpertCell:
+    return ExpertCell(
+        layer=node.layer if node.layer is not None else -1,
+        expert=node.expert if node.expert is not None else -1,
+        tokens_per_s=node.tokens_per_s,
+        replicas=_replicas(node),
+        ready_replicas=node.ready_replicas,
+        concurrency_utilisation=node.concurrency_utilisation,
+    )
+
+
+__all__ = ["ViewBuilder", "describe_change", "per_hour"]
