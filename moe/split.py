@@ -1,7 +1,7 @@
 """Turning a checkpoint into a pipeline folder.
 
 The folder is written beside its final place and renamed when complete, so a reader never sees half of one.
-The same source, settings and seed give the same bytes.
+The same source, settings and seed give the same bytes on the same machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attention within each text of a packed batch, and rotary positions.
 
-One text, or texts of equal length: a view and one product. Unequal texts: padded into one product while that
-wastes little, otherwise text by text.
+One text, or texts of equal length: a view and one product. Unequal texts: one after another; on CPU that was 1.3 to 3
+times faster than padding them into one product with a mask, at any lengths tried.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from moe.families.packing import Packing
-
-MAX_WASTE = 1.3
-"""Pad while padded scores (queries x keys) exceed the real ones by at most this factor; measured on CPU."""
 
 
 def attend(
@@ -29,8 +26,7 @@ def attend(
 ) -> Tensor:
     """Softmax attention of every text with itself (or, with other ``keys``, with its memory).
 
-    ``q: [T, heads, head_dim]``, ``k, v: [S, kv_heads, head_dim]``; kv heads are shared by groups of query
-    heads.
+    ``q: [T, heads, head_dim]``, ``k, v: [S, kv_heads, head_dim]``; kv heads are shared by groups of query heads.
     ``scale`` None: 1/sqrt(head_dim). ``window``: a token sees itself and the ``window - 1`` tokens before it.
     Returns ``[T, heads * head_dim]``.
     """
@@ -47,9 +43,6 @@ def attend(
             scale,
         )
         return y.reshape(q.shape[0], -1)  # [T, H*D]
-    real = sum(a * b for a, b in zip(queries.lengths, keys.lengths, strict=True))
-    if queries.texts * queries.longest * keys.longest <= MAX_WASTE * real:
-        return _padded(q, k, v, queries, keys, causal, scale, window)
     return _one_by_one(q, k, v, queries, keys, causal, scale, window)
 
 
@@ -77,33 +70,6 @@ def _one_by_one(
     return torch.cat(parts)  # [T, H*D]
 
 
-def _padded(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    queries: Packing,
-    keys: Packing,
-    causal: bool,
-    scale: float | None,
-    window: int | None,
-) -> Tensor:
-    seen = torch.arange(keys.longest) < torch.tensor(keys.lengths)[:, None]  # [B, S]
-    mask = seen[:, None, None, :]  # [B, 1, 1, S]
-    if window is not None:
-        mask = mask & _band(queries.longest, window)  # [B, 1, L, S]
-    elif causal:
-        mask = mask & _band(queries.longest, queries.longest)  # [B, 1, L, S]
-    y = _product(_pad(q, queries), _pad(k, keys), _pad(v, keys), mask, False, scale)  # [B, L, H, D]
-    return y.reshape(queries.texts * queries.longest, -1).index_select(0, queries.slots)  # [T, H*D]
-
-
-def _pad(x: Tensor, packing: Packing) -> Tensor:
-    """``[T, H, D]`` packed to ``[B, longest, H, D]`` with zeros behind each text."""
-    padded = x.new_zeros((packing.texts * packing.longest, *x.shape[1:]))
-    padded.index_copy_(0, packing.slots, x)
-    return padded.view(packing.texts, packing.longest, *x.shape[1:])
-
-
 def _band(length: int, window: int) -> Tensor:
     """``[length, length]`` bool: query i may see key j when ``i - window < j <= i``."""
     full = torch.ones(length, length, dtype=torch.bool)
@@ -128,24 +94,27 @@ def _product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
 class Rotary:
     """Rotary position tables, grown to the longest text seen so far."""
 
-    __slots__ = ("_cos", "_sin", "dtype", "frequencies")
+    __slots__ = ("_tables", "dtype", "frequencies")
 
     def __init__(self, head_dim: int, theta: float, dtype: torch.dtype) -> None:
         self.frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # [D/2]
         self.dtype = dtype
-        self._cos = self._sin = torch.empty(0, head_dim, dtype=dtype)  # [longest, D]
+        empty = torch.empty(0, head_dim, dtype=dtype)
+        self._tables = (empty, empty)  # [longest, D] each; replaced as one, so that threads never see halves
 
     def tables(self, packing: Packing) -> tuple[Tensor, Tensor]:
         """Cosine and sine for each packed token, ``[T, 1, D]``; sine's first half carries the minus sign."""
-        if packing.longest > self._cos.shape[0]:
+        cos, sin = self._tables
+        if packing.longest > cos.shape[0]:
             length = max(64, 2 ** (packing.longest - 1).bit_length())
             angles = torch.arange(length).float()[:, None] * self.frequencies  # [length, D/2]
-            sin = angles.sin()
-            self._cos = torch.cat((angles.cos(), angles.cos()), -1).to(self.dtype)  # [length, D]
-            self._sin = torch.cat((-sin, sin), -1).to(self.dtype)  # [length, D]
+            half = angles.sin()  # [length, D/2]
+            cos = torch.cat((angles.cos(), angles.cos()), -1).to(self.dtype)  # [length, D]
+            sin = torch.cat((-half, half), -1).to(self.dtype)  # [length, D]
+            self._tables = (cos, sin)
         if packing.texts == 1:
-            return self._cos[: packing.total, None], self._sin[: packing.total, None]
-        return self._cos[packing.positions, None], self._sin[packing.positions, None]
+            return cos[: packing.total, None], sin[: packing.total, None]
+        return cos[packing.positions, None], sin[packing.positions, None]
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:

@@ -1,8 +1,7 @@
 """Where the texts of a packed batch lie.
 
 A packed batch of texts with 3 and 2 tokens is ``[a0 a1 a2 b0 b1]`` with lengths ``[3, 2]``; its positions are
-``[0 1 2 0 1]``. Padded it is ``[[a0 a1 a2], [b0 b1 -]]``, and ``slots`` = ``[0 1 2 3 4]`` says where each
-packed token lies in the flattened padded form.
+``[0 1 2 0 1]``.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from torch import Tensor
 class Packing:
     """Lengths of the packed texts, and index tensors derived from them when first asked for."""
 
-    __slots__ = ("_ends", "_positions", "_slots", "lengths", "longest", "total")
+    __slots__ = ("_ends", "_positions", "lengths", "longest", "total")
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = lengths
         self.longest = max(lengths)
         self.total = sum(lengths)
         self._positions: Tensor | None = None
-        self._slots: Tensor | None = None
         self._ends: Tensor | None = None
 
     @property
@@ -32,7 +30,7 @@ class Packing:
 
     @property
     def even(self) -> bool:
-        """All texts are equally long, so packed and padded forms are the same memory."""
+        """All texts are equally long, so the packed batch is an ordinary one."""
         return self.longest * len(self.lengths) == self.total
 
     @property
@@ -42,15 +40,6 @@ class Packing:
             parts = [torch.arange(length) for length in self.lengths]
             self._positions = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self._positions
-
-    @property
-    def slots(self) -> Tensor:
-        """``[T]`` int64: index of each token in the flattened padded batch ``[B * longest]``."""
-        if self._slots is None:
-            starts = torch.arange(len(self.lengths)) * self.longest  # [B]
-            counts = torch.tensor(self.lengths)  # [B]
-            self._slots = torch.repeat_interleave(starts, counts) + self.positions  # [T]
-        return self._slots
 
     @property
     def ends(self) -> Tensor:

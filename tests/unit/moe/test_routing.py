@@ -106,10 +106,8 @@ def test_packed_attention_equals_slow_attention(lengths: list[tuple[int, int]], 
     assert torch.allclose(ours, expected, atol=1e-5)
 
 
-def test_packing_knows_positions_slots_and_ends() -> None:
+def test_packing_knows_positions_and_ends() -> None:
     packing = Packing([3, 2])
     assert packing.positions.tolist() == [0, 1, 2, 0, 1]
-    assert packing.slots.tolist() == [0, 1, 2, 3, 4]
     assert packing.ends.tolist() == [2, 4]
-    assert Packing([1, 3]).slots.tolist() == [0, 3, 4, 5]
     assert not packing.even and Packing([2, 2]).even
