@@ -1,0 +1,35 @@
+"""Errors of the controller.
+
+AutoscalerError
+├── ConfigurationError      a configuration that cannot be
+├── SettingsError           a setting with a value that is not allowed
+├── MetricsError            a metrics source cannot be reached or read
+└── PlatformError           a change could not be read or made
+    └── FunctionGoneError   the function is not deployed
+"""
+
+from __future__ import annotations
+
+
+class AutoscalerError(Exception):
+    """Base."""
+
+
+class ConfigurationError(AutoscalerError, ValueError):
+    """Numbers that make no configuration."""
+
+
+class SettingsError(AutoscalerError, ValueError):
+    """A setting is not allowed; the sentence names key, rule and value."""
+
+
+class MetricsError(AutoscalerError):
+    """Nothing could be read."""
+
+
+class PlatformError(AutoscalerError):
+    """A call to the platform failed."""
+
+
+class FunctionGoneError(PlatformError):
+    """The function does not exist there."""

@@ -1,0 +1,17 @@
+"""Kubernetes quantities, as the kubernetes client library reads them."""
+
+from __future__ import annotations
+
+from kubernetes.utils.quantity import parse_quantity as _parse
+
+
+class QuantityError(ValueError):
+    """Not a Kubernetes quantity."""
+
+
+def parse_quantity(text: str) -> float:
+    """``128Mi`` → bytes, ``500m`` → 0.5. Raises QuantityError."""
+    try:
+        return float(_parse(str(text)))
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise QuantityError(f"{text!r} is not a Kubernetes quantity") from error

@@ -1,0 +1,25 @@
+"""The policy that changes nothing, or holds given configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autoscaler.contract import Configuration, Observation, Proposal
+
+
+class StaticPolicy:
+    """Wishes ``configurations`` for the functions named there and the present one for all others."""
+
+    name = "static"
+
+    def __init__(self, configurations: Mapping[str, Configuration] | None = None) -> None:
+        self._configurations = dict(configurations or {})
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        wishes = {
+            node.function: self._configurations.get(node.function, node.configuration)
+            for node in observation.nodes
+            if node.configuration is not None or node.function in self._configurations
+        }
+        known = {function: wish for function, wish in wishes.items() if wish is not None}
+        return Proposal(known, dict.fromkeys(known, "static"), memory)
