@@ -28,6 +28,7 @@ def latency(run: Run, slo_s: float) -> bytes:
     """Every answer's latency, the windows' P95, the SLO; failures stand on the upper edge."""
     figure, axes = _figure(10, 4.2)
     start = run.start_s
+    unit, word = _time_unit(run)
     done = [r for r in run.requests if r.latency_s is not None and r.sent_unix_s is not None]
     ok = [
         ((r.sent_unix_s or 0) + (r.latency_s or 0) - start, 1000 * (r.latency_s or 0))
@@ -38,14 +39,14 @@ def latency(run: Run, slo_s: float) -> bytes:
     if ok:
         times, values = np.array(ok).T
         alpha = float(np.clip(400 / len(ok), 0.08, 0.6))
-        axes.scatter(times / 60, values, s=7, color=BLUE, alpha=alpha, linewidths=0, label="one answer")
+        axes.scatter(times / unit, values, s=7, color=BLUE, alpha=alpha, linewidths=0, label="one answer")
         if values.max() > 12 * max(np.median(values), 1e-9):
             axes.set_yscale("log")
     windows = [w for w in client_windows(run) if w.p95_s is not None]
     for window in windows:
         over = (window.p95_s or 0) > slo_s
         axes.plot(
-            [window.start_s / 60, window.end_s / 60], [1000 * (window.p95_s or 0)] * 2,
+            [window.start_s / unit, window.end_s / unit], [1000 * (window.p95_s or 0)] * 2,
             color=RED if over else INK, linewidth=2.2, solid_capstyle="butt",
         )  # fmt: skip
     axes.plot([], [], color=INK, linewidth=2.2, label="P95 of a window")
@@ -54,13 +55,14 @@ def latency(run: Run, slo_s: float) -> bytes:
     axes.axhline(1000 * slo_s, color=RED, linestyle="--", linewidth=1.2, label=f"SLO {1000 * slo_s:g} ms")
     if bad:
         axes.plot(
-            np.array(bad) / 60, np.full(len(bad), 0.985), "x", color=RED, markersize=5, clip_on=False,
+            np.array(bad) / unit, np.full(len(bad), 0.985), "x", color=RED, markersize=5, clip_on=False,
             transform=axes.get_xaxis_transform(), label=f"failed ({len(bad)})",
         )  # fmt: skip
     if axes.get_yscale() == "linear":
         axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
     axes.set_ylabel("latency (ms)" + (", log scale" if axes.get_yscale() == "log" else ""))
-    axes.set_xlabel("time since start (min)")
+    axes.set_xlabel(f"time since start ({word})")
     _legend(axes)
     return _png(figure)
 
@@ -71,12 +73,15 @@ def scale(run: Run) -> bytes:
     FigureCanvasAgg(figure)
     panels = figure.subplots(3, 1, sharex=True)
     start = run.start_s
-    _arrivals_panel(panels[0], run, start)
+    unit, word = _time_unit(run)
+    window_s = run.windows[0].window_s if run.windows else 0.0
+    _arrivals_panel(panels[0], run, start, unit)
     totals = replica_totals(run.nodes)
     kinds = [kind for kind in KIND_COLOURS if any(kind in counts for _, counts in totals)]
     if totals:
-        ends = np.array([end - start for end, _ in totals]) / 60
-        stacks = [np.array([counts.get(kind, 0) for _, counts in totals]) for kind in kinds]
+        ends = np.array([totals[0][0] - window_s - start, *(end - start for end, _ in totals)]) / unit
+        counts_by_window = [totals[0][1], *(counts for _, counts in totals)]
+        stacks = [np.array([counts.get(kind, 0) for counts in counts_by_window]) for kind in kinds]
         colours = [KIND_COLOURS[kind] for kind in kinds]
         panels[1].stackplot(
             ends,
@@ -98,32 +103,33 @@ def scale(run: Run) -> bytes:
             if getattr(w, f"{name}_cost") is not None and w.window_s > 0
         ]
         if points:
-            times, values = np.array(points).T
-            panels[2].step(times / 60, values, where="pre", color=colour, linewidth=1.6, label=name)
+            times, values = _steps(points, window_s)
+            panels[2].step(times / unit, values, where="pre", color=colour, linewidth=1.6, label=name)
     if panels[2].lines:
         _legend(panels[2])
     else:
         _empty(panels[2], "no cost in the log")
     panels[2].set_ylabel("cost ($ per hour)")
     panels[2].set_ylim(bottom=0)
-    panels[2].set_xlabel("time since start (min)")
+    panels[2].set_xlabel(f"time since start ({word})")
+    panels[2].set_xlim(left=0)
     for panel in panels:
         _dress(panel)
     return _png(figure)
 
 
-def _arrivals_panel(axes: Axes, run: Run, start: float) -> None:
+def _arrivals_panel(axes: Axes, run: Run, start: float, unit: float) -> None:
     due = np.array([record.scheduled_s for record in run.requests])
     if due.size:
         edges = np.arange(0, due.max() + 2, 1.0)
         counts, _ = np.histogram(due, edges)
         axes.fill_between(
-            edges[:-1] / 60, counts, step="post", color=GREY, alpha=0.55, linewidth=0, label="due (per second)"
+            edges[:-1] / unit, counts, step="post", color=GREY, alpha=0.55, linewidth=0, label="due (per second)"
         )
     seen = [(w.end_s - start, w.requests_per_s) for w in run.windows if w.requests_per_s is not None]
     if seen:
-        times, values = np.array(seen).T
-        axes.step(times / 60, values, where="pre", color=BLUE, linewidth=1.4, label="answered (window mean)")
+        times, values = _steps(seen, run.windows[0].window_s)
+        axes.step(times / unit, values, where="pre", color=BLUE, linewidth=1.4, label="answered (window mean)")
     if due.size or seen:
         _legend(axes)
     axes.set_ylabel("requests / s")
@@ -133,13 +139,14 @@ def _arrivals_panel(axes: Axes, run: Run, start: float) -> None:
 def experts(run: Run) -> bytes:
     """Left: share of each layer's tokens over the run. Right: the same over time, one row per expert."""
     keys, ends, grid = _share_grid(run.nodes)
+    unit, word = _time_unit(run)
     if not keys:
         figure, axes = _figure(10, 2.4)
         _empty(axes, "no expert's tokens are in the log")
         return _png(figure)
     layers = sorted({layer for layer, _ in keys})
     columns = sorted({expert for _, expert in keys})
-    figure = Figure(figsize=(12, float(np.clip(1.6 + 0.14 * len(keys), 4.2, 15))), layout="constrained")
+    figure = Figure(figsize=(12, float(np.clip(1.6 + 0.085 * len(keys), 4.2, 10))), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(1, 2.2))
     overall = _overall(run.nodes, layers, columns)
@@ -163,16 +170,16 @@ def experts(run: Run) -> bytes:
     left.set_xlabel("expert")
     left.set_ylabel("layer")
     left.set_title("share of the layer's tokens, whole run (%)", fontsize=10, loc="left")
-    minutes = (np.array(ends) - run.start_s) / 60
-    width = float(np.median(np.diff(minutes))) if len(ends) > 1 else 1.0
-    right.imshow(grid * len(columns), extent=(minutes[0] - width, minutes[-1], len(keys) - 0.5, -0.5), **style)
+    times = (np.array(ends) - run.start_s) / unit
+    width = float(np.median(np.diff(times))) if len(ends) > 1 else 1.0
+    right.imshow(grid * len(columns), extent=(times[0] - width, times[-1], len(keys) - 0.5, -0.5), **style)
     bounds = [index for index in range(1, len(keys)) if keys[index][0] != keys[index - 1][0]]
     for bound in bounds:
         right.axhline(bound - 0.5, color="white", linewidth=1.0)
     middles = [float(np.mean([i for i, key in enumerate(keys) if key[0] == layer])) for layer in layers]
     right.set_yticks(middles, [f"layer {layer}" for layer in layers])
     right.set_facecolor("#e6e9eb")
-    right.set_xlabel("time since start (min); grey: no tokens in the window")
+    right.set_xlabel(f"time since start ({word}); grey: no tokens in the window")
     right.set_title("the same by window, one row per expert (0 on top)", fontsize=10, loc="left")
     bar = figure.colorbar(image, ax=right, pad=0.01)
     bar.set_label("share / even share")
@@ -219,6 +226,7 @@ def actions(run: Run) -> bytes:
         figure, axes = _figure(10, 2.2)
         _empty(axes, "the controller changed nothing")
         return _png(figure)
+    unit, word = _time_unit(run)
     rows = sorted((name for name, _ in counts.most_common(MAX_ROWS)), key=_natural)
     figure, axes = _figure(10, 1.6 + 0.24 * len(rows))
     place = {name: index for index, name in enumerate(rows)}
@@ -230,15 +238,15 @@ def actions(run: Run) -> bytes:
             found = [a for a in run.actions if a.kind == kind and a.applied is applied and a.function in place]
             if found:
                 axes.plot(
-                    [(a.time_s - run.start_s) / 60 for a in found], [place[a.function] for a in found], marker,
+                    [(a.time_s - run.start_s) / unit for a in found], [place[a.function] for a in found], marker,
                     color=colour, fillstyle="full" if applied else "none", markersize=7, alpha=0.85,
                     label=label if applied else f"{label}, not applied",
                 )  # fmt: skip
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     last = max([w.end_s for w in run.windows] + [a.time_s for a in run.actions]) - run.start_s
-    axes.set_xlim(min(0.0, min(a.time_s for a in run.actions) - run.start_s) / 60, last / 60 * 1.02)
-    axes.set_xlabel("time since start (min)")
+    axes.set_xlim(min(0.0, min(a.time_s for a in run.actions) - run.start_s) / unit, last / unit * 1.02)
+    axes.set_xlabel(f"time since start ({word})")
     if len(counts) > len(rows):
         axes.set_title(
             f"{len(rows)} of {len(counts)} functions that were changed (those with most changes)",
@@ -247,6 +255,18 @@ def actions(run: Run) -> bytes:
         )
     _legend(axes)
     return _png(figure)
+
+
+def _time_unit(run: Run) -> tuple[float, str]:
+    """Seconds per unit of the time axes, and its name: minutes from five minutes on."""
+    last = max([window.end_s for window in run.windows] + [r.sent_unix_s or 0.0 for r in run.requests], default=0.0)
+    return (60.0, "min") if last - run.start_s > 300 else (1.0, "s")
+
+
+def _steps(ends: list[tuple[float, float]], window_s: float) -> tuple[FloatArray, FloatArray]:
+    """[n+1] times and values to draw with ``where="pre"``: the first window gets its left edge."""
+    points = np.array([(ends[0][0] - window_s, ends[0][1]), *ends])
+    return points[:, 0], points[:, 1]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
