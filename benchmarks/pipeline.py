@@ -1,0 +1,292 @@
+"""What a pass over functions costs beside the whole model in one process: ``python -m benchmarks.pipeline``.
+
+Everything is measured in turns within one run, so ratios hold on a noisy machine. Both sides go from JSON bytes to
+JSON bytes, tokenising included. ``floor_ms`` = whole + sequential hops × the cheapest hop (an echo of 20 kB by the same
+client and server); ``rps`` has 16 clients; ``whole_rps`` is one single-threaded process a core, one text at a time;
+``whole_batched_rps`` the same with eight texts at a time. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import random
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import click
+import orjson
+import torch
+import uvloop
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from functions.local import LocalPipeline
+from functions.shared.client import ConnectionPool
+from functions.shared.messages import Reply, Request
+from functions.shared.server import FunctionServer, ServerSettings
+from moe.preset import PRESETS, preset_source, preset_tokenizer
+from moe.reference import WholeModel
+from moe.split import split
+
+TOKENS = 32
+CLIENTS = 16
+BATCH = 8
+ECHO_BYTES = 20_000
+DEFAULT_PIPELINE = Path(".smoe/pipelines/minilm")
+WORDS = """
+the a of to in and for with on at by from this that it was are be have not they we you he she his her time
+people water house river market city school paper letter music road light night morning summer winter train
+doctor teacher children garden story question answer number system model language machine memory network price
+company money country government history science energy weather mountain island bridge window table kitchen
+""".split()  # noqa: SIM905
+
+
+def make_texts(model: WholeModel, count: int, tokens: int, seed: int) -> list[str]:
+    """Texts of exactly ``tokens`` tokens each."""
+    chosen = random.Random(seed)
+    texts: list[str] = []
+    while len(texts) < count:
+        text = " ".join(chosen.choice(WORDS) for _ in range(tokens - 2))
+        if len(model.tokenizer.encode(text)) == tokens:
+            texts.append(text)
+    return texts
+
+
+def whole_answer(model: WholeModel, body: bytes) -> bytes:
+    """What the ingress does, in one process: JSON in, tokens, pass, JSON out."""
+    inputs = orjson.loads(body)["inputs"]
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    embeddings = model.embed(texts).numpy()
+    return orjson.dumps({"model": model.manifest.name, "embeddings": embeddings}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def request(body: bytes, host: str) -> bytes:
+    """Head of a POST of ``body``."""
+    return (
+        f"POST / HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode()
+
+
+class Echo:
+    """The cheapest function there is: its answer is its input."""
+
+    def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        answer(Reply(200, (request.body,), "application/octet-stream"))
+
+    def metrics(self) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def _serve_echo(report: Connection) -> None:
+    async def serve() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        await FunctionServer(Echo(), ServerSettings()).start(listener)
+        report.send(listener.getsockname()[1])
+        await asyncio.Event().wait()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve())
+
+
+@contextmanager
+def echo_server() -> Iterator[str]:
+    """Address of an echo function in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    receive, report = context.Pipe(duplex=False)
+    process = context.Process(target=_serve_echo, args=(report,), daemon=True)
+    process.start()
+    try:
+        yield f"127.0.0.1:{receive.recv()}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _count_whole(model: WholeModel, bodies: Sequence[bytes], seconds: float, report: Connection) -> None:
+    torch.set_num_threads(1)
+    done, end_s, texts = 0, time.perf_counter() + seconds, 0
+    while time.perf_counter() < end_s:
+        body = bodies[done % len(bodies)]
+        whole_answer(model, body)
+        done += 1
+        texts += body.count(b'", "') + 1
+    report.send(texts / (time.perf_counter() - end_s + seconds))
+
+
+def whole_rps(model: WholeModel, bodies: Sequence[bytes], seconds: float) -> float:
+    """Texts a second of one process a core, all at once."""
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(os.cpu_count() or 1)]
+    processes = [
+        context.Process(target=_count_whole, args=(model, bodies, seconds, report), daemon=True) for _, report in pipes
+    ]
+    for process in processes:
+        process.start()
+    total = sum(float(receive.recv()) for receive, _ in pipes)
+    for process in processes:
+        process.join()
+    return total
+
+
+async def _post(pool: ConnectionPool, body: bytes) -> bytes:
+    reply = await pool.call(request(body, pool.address), [body], 60.0)
+    if reply.status != 200:
+        raise RuntimeError(f"{pool.address} answered {reply.status}: {bytes(reply.body[:300])!r}")
+    return bytes(reply.body)
+
+
+async def latencies_ms(pool: ConnectionPool, bodies: Sequence[bytes]) -> list[float]:
+    """One call after another."""
+    result = []
+    for body in bodies:
+        begun_s = time.perf_counter()
+        await _post(pool, body)
+        result.append((time.perf_counter() - begun_s) * 1000)
+    return result
+
+
+async def throughput(pool: ConnectionPool, bodies: Sequence[bytes], clients: int, seconds: float) -> float:
+    """Answers a second with ``clients`` closed-loop clients."""
+    end_s = time.perf_counter() + seconds
+
+    async def client(index: int) -> int:
+        done = 0
+        while time.perf_counter() < end_s:
+            await _post(pool, bodies[(index + clients * done) % len(bodies)])
+            done += 1
+        return done
+
+    begun_s = time.perf_counter()
+    done = sum(await asyncio.gather(*(client(index) for index in range(clients))))
+    return done / (time.perf_counter() - begun_s)
+
+
+def whole_latencies_ms(model: WholeModel, bodies: Sequence[bytes]) -> list[float]:
+    """As ``latencies_ms``, of the whole model in this process."""
+    result = []
+    for body in bodies:
+        begun_s = time.perf_counter()
+        whole_answer(model, body)
+        result.append((time.perf_counter() - begun_s) * 1000)
+    return result
+
+
+def measure(
+    directory: Path, *, rounds: int, calls: int, seconds: float, seed: int, progress: Callable[[str, int], None]
+) -> dict[str, object]:
+    """All figures, in ``rounds`` turns of ``calls`` calls and ``seconds`` of load each."""
+    torch.set_num_threads(1)
+    model = WholeModel(directory)
+    texts = make_texts(model, 64, TOKENS, seed)
+    bodies = [json.dumps({"inputs": text}).encode() for text in texts]
+    batches = [json.dumps({"inputs": texts[i : i + BATCH]}).encode() for i in range(0, len(texts), BATCH)]
+    echo_body = bytes(ECHO_BYTES)
+    taken: dict[str, list[float]] = {name: [] for name in ("whole", "hop", "pipeline")}
+    loads: dict[str, list[float]] = {name: [] for name in ("rps", "whole_rps", "whole_batched_rps")}
+    with (
+        echo_server() as echo_address,
+        LocalPipeline(directory, max_inflight=CLIENTS) as served,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        assert served.ingress is not None
+        echo, ingress = ConnectionPool(echo_address), ConnectionPool(served.ingress.address)
+        whole_latencies_ms(model, bodies[:8])
+        runner.run(latencies_ms(ingress, bodies[:16]))
+        check_equal(model, bodies[0], runner.run(_post(ingress, bodies[0])))
+        for turn in range(rounds):
+            some = [bodies[(turn * calls + i) % len(bodies)] for i in range(calls)]
+            taken["whole"] += whole_latencies_ms(model, some)
+            taken["hop"] += runner.run(latencies_ms(echo, [echo_body] * calls))
+            taken["pipeline"] += runner.run(latencies_ms(ingress, some))
+            progress("latency", turn)
+        for turn in range(rounds):
+            loads["rps"].append(runner.run(throughput(ingress, bodies, CLIENTS, seconds)))
+            loads["whole_rps"].append(whole_rps(model, bodies, seconds))
+            loads["whole_batched_rps"].append(whole_rps(model, batches, seconds))
+            progress("load", rounds + turn)
+        echo.close()
+        ingress.close()
+    return figures(model, taken, loads)
+
+
+def check_equal(model: WholeModel, body: bytes, answer: bytes) -> None:
+    """What is measured must also be right. Raises RuntimeError."""
+    ours = torch.tensor(json.loads(answer)["embeddings"])
+    theirs = torch.tensor(json.loads(whole_answer(model, body))["embeddings"])
+    worst = float((ours - theirs).abs().max() / theirs.abs().max())
+    if worst > 1e-5:
+        raise RuntimeError(f"the pipeline's answer differs from the whole model's by {worst:.1e}")
+
+
+def figures(model: WholeModel, taken: dict[str, list[float]], loads: dict[str, list[float]]) -> dict[str, object]:
+    """The last line's object."""
+    hops = 2 * model.manifest.layers + 1
+    whole, hop = statistics.median(taken["whole"]), statistics.median(taken["hop"])
+    pipeline = statistics.median(taken["pipeline"])
+    floor = whole + hops * hop
+    rates = {name: statistics.median(values) for name, values in loads.items()}
+    return {
+        "pipeline": model.manifest.name,
+        "tokens": TOKENS,
+        "cores": os.cpu_count(),
+        "whole_ms": round(whole, 3),
+        "hop_ms": round(hop, 4),
+        "sequential_hops": hops,
+        "floor_ms": round(floor, 3),
+        "pipeline_p50_ms": round(pipeline, 3),
+        "pipeline_p99_ms": round(statistics.quantiles(taken["pipeline"], n=100)[98], 3),
+        "ratio": round(pipeline / floor, 3),
+        **{name: round(rate, 1) for name, rate in rates.items()},
+        "rps_ratio": round(rates["rps"] / rates["whole_rps"], 3),
+    }
+
+
+@click.command()
+@click.option("--pipeline", "directory", type=click.Path(path_type=Path), default=DEFAULT_PIPELINE, show_default=True)
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--calls", default=60, show_default=True, type=click.IntRange(2), help="Calls a turn.")
+@click.option("--seconds", default=2.0, show_default=True, help="Length of each load turn.")
+@click.option("--seed", default=0, show_default=True)
+def main(directory: Path, rounds: int, calls: int, seconds: float, seed: int) -> None:
+    """Pass over functions against the whole model, in turns."""
+    console = Console(stderr=True)
+    if not (directory / "pipeline.json").is_file():
+        if directory != DEFAULT_PIPELINE:
+            raise click.UsageError(f"{directory} holds no pipeline.json; make one with smoe split")
+        preset = PRESETS["minilm"]
+        source = preset_source(preset, None, None, seed)
+        split(source, directory, "minilm", preset.experts, preset.top_k, tokenizer=preset_tokenizer(preset))
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("measure", total=2 * rounds)
+        result = measure(
+            directory,
+            rounds=rounds,
+            calls=calls,
+            seconds=seconds,
+            seed=seed,
+            progress=lambda what, done: bar.update(task, description=what, completed=done + 1),
+        )
+    table = Table(title="pass over functions against the whole model")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in result.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
