@@ -12,6 +12,6 @@ class QuantityError(ValueError):
 def parse_quantity(text: str) -> float:
     """``128Mi`` → bytes, ``500m`` → 0.5. Raises QuantityError."""
     try:
-        return float(_parse(str(text)))
+        return float(_parse(str(text)))  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, ArithmeticError) as error:
         raise QuantityError(f"{text!r} is not a Kubernetes quantity") from error
