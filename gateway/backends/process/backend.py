@@ -1,0 +1,254 @@
+"""The process backend itself: :class:`gateway.contract.Backend` over forked processes."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gateway.backends.process.function import Context, ManagedFunction, Record
+from gateway.backends.process.launcher import Launcher
+from gateway.backends.process.logs import FunctionLog
+from gateway.backends.process.probes import probe
+from gateway.backends.process.programs import Prepared, prepare
+from gateway.backends.process.secret_files import SecretFiles
+from gateway.backends.process.settings import ProcessSettings
+from gateway.backends.process.usage import measure
+from gateway.contract import (
+    BackendInfo,
+    ConflictError,
+    FunctionSpec,
+    FunctionState,
+    InvalidSpecError,
+    LogLine,
+    NotFoundError,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+_MAX_REPLICAS = 5000
+
+
+class ProcessBackend:
+    """Functions on this machine. Made by :func:`gateway.backends.process.create`, inside a running event loop."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        self._settings = settings
+        self._functions: dict[str, ManagedFunction] = {}
+        self._secrets = SecretFiles(settings.state)
+        self._launcher = Launcher(settings)
+        self._start_seconds: list[float] = []
+        self._version = 0
+        self._change = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._leaving: set[asyncio.Task[Any]] = set()
+        self._closing = False
+        self._context = Context(
+            settings=settings,
+            launcher=self._launcher,
+            starts=asyncio.Semaphore(settings.concurrent_starts),
+            start_seconds=self._start_seconds,
+            changed=self._changed,
+            spawn=self._spawn,
+        )
+
+    async def start(self) -> None:
+        """Start the warm parent and the measuring. Raises BackendError."""
+        await self._launcher.start()
+        self._spawn(self._forever(self._measure_all, self._settings.usage_interval_s))
+        self._spawn(self._forever(self._probe_all, self._settings.probe_interval_s))
+
+    async def close(self) -> None:
+        """Drain and end every replica, then the warm parent; nothing is left running."""
+        self._closing = True
+        functions, self._functions = list(self._functions.values()), {}
+        await asyncio.gather(*(function.end() for function in functions), *self._leaving)
+        for function in functions:
+            function.lines.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._launcher.close()
+        self._changed()
+
+    def info(self) -> BackendInfo:
+        try:
+            version = metadata.version("smoe")
+        except metadata.PackageNotFoundError:
+            version = "dev"
+        notes = [
+            *self._launcher.cgroups.notes,
+            "Secrets are files under the folder named by the environment variable secret_mount_path, "
+            "not under /var/openfaas/secrets.",
+            "constraints and readOnlyRootFilesystem are kept but have no effect: replicas are processes of this machine.",
+        ]
+        if self._settings.cpu_scale != 1:
+            notes.append(f"One configured CPU core is {self._settings.cpu_scale:g} of a real one (cpu_scale).")
+        return BackendInfo("smoe-process", "process", version, tuple(notes))
+
+    async def create(self, spec: FunctionSpec, replicas: int) -> None:
+        if self._closing:
+            raise ConflictError("the gateway is shutting down")
+        if spec.key in self._functions:
+            raise ConflictError(f"function {spec.key} exists already")
+        _check_count(replicas)
+        prepared = self._prepare(spec)
+        settings = self._settings
+        folder = settings.state / "logs" / spec.key
+        lines = FunctionLog(
+            spec.name, spec.namespace, folder, settings.log_lines, settings.log_file_bytes, settings.log_files
+        )
+        function = ManagedFunction(spec, prepared, replicas, self._live_settings(spec), lines, self._context)
+        self._functions[spec.key] = function
+        self._changed()
+        function.reconcile()
+
+    async def update(self, spec: FunctionSpec) -> None:
+        function = self._function(spec.name, spec.namespace)
+        function.update(spec, self._prepare(spec))
+
+    async def delete(self, name: str, namespace: str) -> None:
+        function = self._function(name, namespace)
+        del self._functions[function.spec.key]
+        self._changed()
+        task = self._spawn(self._end(function))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def scale(self, name: str, namespace: str, replicas: int) -> None:
+        _check_count(replicas)
+        self._function(name, namespace).scale(replicas)
+
+    def get(self, name: str, namespace: str) -> FunctionState:
+        return self._function(name, namespace).state()
+
+    def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
+        functions = self._functions.values()
+        return [function.state() for function in functions if namespace in (None, function.spec.namespace)]
+
+    def version(self) -> int:
+        return self._version
+
+    async def wait_change(self, seen_version: int, timeout_s: float) -> int:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._version == seen_version:
+                    await self._change.wait()
+        return self._version
+
+    def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
+        return {record.id: record.usage for record in self._function(name, namespace).replicas.values()}
+
+    def start_seconds(self) -> builtins.list[float]:
+        taken = list(self._start_seconds)
+        self._start_seconds.clear()
+        return taken
+
+    def report_failure(self, name: str, namespace: str, replica_id: str) -> None:
+        function = self._functions.get(f"{name}.{namespace}")
+        record = function.replicas.get(replica_id) if function else None
+        if function and record and record.state == "ready":
+            self._spawn(self._look_at(function, record))
+
+    def logs(
+        self, name: str, namespace: str, *, instance: str | None, since_s: float | None, tail: int, follow: bool
+    ) -> AsyncIterator[LogLine]:
+        lines = self._function(name, namespace).lines
+        return lines.read(instance=instance, since_s=since_s, tail=tail, follow=follow)
+
+    def secret_names(self, namespace: str) -> builtins.list[str]:
+        return self._secrets.names(namespace)
+
+    async def put_secret(self, name: str, namespace: str, value: bytes, *, create: bool) -> None:
+        self._secrets.put(name, namespace, value, create=create)
+
+    async def delete_secret(self, name: str, namespace: str) -> None:
+        self._secrets.delete(name, namespace)
+
+    def _prepare(self, spec: FunctionSpec) -> Prepared:
+        self._secrets.check(spec)
+        folder = self._secrets.folder(spec)
+        prepared = prepare(spec, self._settings, folder, self._live_settings(spec))
+        self._secrets.mount(spec)
+        return prepared
+
+    def _live_settings(self, spec: FunctionSpec) -> Path:
+        return (self._settings.state / "live" / f"{spec.key}.json").resolve()
+
+    def _function(self, name: str, namespace: str) -> ManagedFunction:
+        try:
+            return self._functions[f"{name}.{namespace}"]
+        except KeyError:
+            raise NotFoundError(f"there is no function {name} in namespace {namespace}") from None
+
+    async def _end(self, function: ManagedFunction) -> None:
+        """Drain a deleted function; its files go unless it was deployed again meanwhile."""
+        await function.end()
+        function.lines.close()
+        if function.spec.key not in self._functions:
+            function.forget_files()
+            self._secrets.unmount(function.spec)
+
+    def _changed(self) -> None:
+        self._version += 1
+        waiting, self._change = self._change, asyncio.Event()
+        waiting.set()
+
+    def _records(self) -> builtins.list[tuple[ManagedFunction, Record]]:
+        return [(function, record) for function in self._functions.values() for record in function.replicas.values()]
+
+    async def _measure_all(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for function, record in self._records():
+            if record.slot:
+                measure(record, self._launcher.measure(record.slot), now_s)
+                if record.memory_waits:
+                    function.apply_limits(record)
+
+    async def _probe_all(self) -> None:
+        for function, record in self._records():
+            if record.state != "ready":
+                continue
+            if await probe(record.address, self._settings.probe_timeout_s) == "answers":
+                record.probe_failures = 0
+                continue
+            record.probe_failures += 1
+            if record.probe_failures >= self._settings.probe_failures:
+                function.kill(record, f"did not answer {record.probe_failures} health probes in a row: killed")
+
+    async def _look_at(self, function: ManagedFunction, record: Record) -> None:
+        """Someone could not connect: only a refused connection is proof, a slow replica is left alone."""
+        if await probe(record.address, self._settings.probe_timeout_s) == "refuses" and record.state == "ready":
+            function.kill(record, "refused connections although its process was alive: killed")
+
+    async def _forever(self, work: Any, interval_s: float) -> None:
+        while True:
+            began_s = time.monotonic()
+            try:
+                await work()
+            except Exception:
+                log.exception("%s failed; it is tried again", work.__name__)
+            await asyncio.sleep(max(0.05, interval_s - (time.monotonic() - began_s)))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the process backend failed", exc_info=error)
+
+
+def _check_count(replicas: int) -> None:
+    if not 0 <= replicas <= _MAX_REPLICAS:
+        raise InvalidSpecError(f"replicas is {replicas}; it must be between 0 and {_MAX_REPLICAS}")

@@ -1,0 +1,105 @@
+"""What a forked process does: wait as a blank until it is told what to become, then run the image's entry.
+
+An entry is ``function(environ, listener, ready)``: it serves on ``listener``, calls ``ready()`` once it can, and
+returns after SIGTERM when everything in flight is answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from typing import NoReturn
+
+from gateway.backends.process import channel, kernel
+
+_RESET_SIGNALS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT)
+
+
+def run(parent_pid: int, channel_descriptor: int, join: list[str]) -> NoReturn:
+    """Body of the forked process. Never returns, whatever happens."""
+    code = 1
+    try:
+        kernel.die_with_parent(parent_pid)
+        _start_clean(channel_descriptor, join)
+        code = _become(socket.socket(fileno=channel_descriptor))
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _start_clean(channel_descriptor: int, join: list[str]) -> None:
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in _RESET_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    close_all_but(channel_descriptor)
+    for path in join:
+        descriptor = os.open(path, os.O_WRONLY)
+        os.write(descriptor, b"0")
+        os.close(descriptor)
+    kernel.name_process("smoe-blank")
+
+
+def close_all_but(kept: int) -> None:
+    """Close every descriptor above stderr except one."""
+    os.closerange(3, kept)
+    os.closerange(kept + 1, max(kept + 1, _highest_descriptor() + 1))
+
+
+def _highest_descriptor() -> int:
+    return max((int(name) for name in os.listdir("/proc/self/fd")), default=2)  # noqa: PTH208 (names only)
+
+
+def _become(line: socket.socket) -> int:
+    """Wait for the assignment, turn into that replica, run its entry. Returns the exit code."""
+    try:
+        message, (listener_descriptor, log_descriptor) = channel.receive(line)
+    except channel.ChannelClosedError:
+        return 0
+    os.dup2(log_descriptor, 1)
+    os.dup2(log_descriptor, 2)
+    os.close(log_descriptor)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    environ = dict(message["environ"])
+    _set_environment(environ)
+    kernel.name_process(message["name"])
+    module, _, attribute = message["entry"].partition(":")
+    entry = getattr(importlib.import_module(module), attribute)
+
+    def ready() -> None:
+        gc.freeze()
+        gc.enable()
+        with contextlib.suppress(channel.ChannelClosedError):
+            channel.send(line, {"event": "ready"})
+
+    listener = socket.socket(fileno=listener_descriptor)
+    entry(environ, listener, ready)
+    return 0
+
+
+def _set_environment(environ: Mapping[str, str]) -> None:
+    for key in list(os.environ):
+        if key not in environ:
+            del os.environ[key]
+    os.environ.update(environ)

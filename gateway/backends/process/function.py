@@ -1,0 +1,292 @@
+"""One function: its desired state, its replicas, and the convergence of the one to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import logging
+import signal
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gateway.backends.process.backoff import Backoff
+from gateway.backends.process.launcher import Ended, Launcher
+from gateway.backends.process.logs import FunctionLog
+from gateway.backends.process.plan import Seen, plan
+from gateway.backends.process.programs import Prepared
+from gateway.backends.process.settings import ProcessSettings
+from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
+
+log = logging.getLogger(__name__)
+
+_DRAIN_MARGIN_S = 3.0
+"""Given to a replica beyond its write_timeout to notice the end of its drain and leave."""
+_orders = itertools.count()
+
+
+@dataclass
+class Record:
+    """One replica from the decision to start it until it is gone."""
+
+    id: str
+    generation: int
+    order: int
+    started_at_s: float
+    state: ReplicaState = "starting"
+    slot: str = ""
+    pid: int | None = None
+    address: str = ""
+    ready_at_s: float | None = None
+    """Loop time."""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    became_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+    """Why we killed it, when we did."""
+    memory_waits: bool = False
+    """A lower memory limit waits until its use fits."""
+    probe_failures: int = 0
+    usage: Usage = field(default_factory=lambda: Usage(None, None, None))
+    measured_at_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Context:
+    """What functions share."""
+
+    settings: ProcessSettings
+    launcher: Launcher
+    starts: asyncio.Semaphore
+    start_seconds: list[float]
+    changed: Callable[[], None]
+    spawn: Callable[..., object]
+
+
+class ManagedFunction:
+    """Owns the replicas of one function. All methods run on the event loop and do not block."""
+
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        prepared: Prepared,
+        desired: int,
+        live_settings: Path,
+        lines: FunctionLog,
+        context: Context,
+    ) -> None:
+        self.spec = spec
+        self.prepared = prepared
+        self.desired = desired
+        self.lines = lines
+        self.created_at_s = time.time()
+        self.restarts = 0
+        self.generation = 0
+        self.replicas: dict[str, Record] = {}
+        self._context = context
+        self._live_settings = live_settings
+        self._backoff = Backoff(context.settings.backoff)
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._write_live_settings()
+
+    def state(self) -> FunctionState:
+        """A picture of now."""
+        replicas = tuple(
+            Replica(record.id, record.address, record.state, record.pid, record.started_at_s)
+            for record in self.replicas.values()
+        )
+        return FunctionState(
+            self.spec, self.desired, replicas, self.prepared.max_inflight, self.created_at_s, self.restarts
+        )
+
+    def scale(self, desired: int) -> None:
+        """Set the wished number of replicas."""
+        if desired != self.desired:
+            self.desired = desired
+            self._backoff.reset()
+            self._context.changed()
+        self.reconcile()
+
+    def update(self, spec: FunctionSpec, prepared: Prepared) -> None:
+        """Live where possible, else a rolling update."""
+        before, self.spec, self.prepared = self.prepared, spec, prepared
+        self._backoff.reset()
+        if before.needs_new_processes(prepared):
+            self.generation += 1
+            self.lines.say("", "image, environment, process or secrets changed: rolling update")
+        if before.max_inflight != prepared.max_inflight:
+            self._write_live_settings()
+            for record in self.replicas.values():
+                self._context.launcher.signal(record.slot, signal.SIGHUP)
+        if before.limits != prepared.limits:
+            for record in self.replicas.values():
+                self.apply_limits(record)
+        self._context.changed()
+        self.reconcile()
+
+    def apply_limits(self, record: Record) -> None:
+        """Set the present limits on a running replica, now or when its memory use fits."""
+        if not record.slot:
+            return
+        waited = record.memory_waits
+        record.memory_waits = not self._context.launcher.limit(record.slot, self.prepared.limits)
+        limit = self.prepared.limits.memory_bytes
+        if record.memory_waits and not waited:
+            self.lines.say(
+                record.id,
+                f"uses more memory than the new limit of {limit} bytes even after reclaiming; it keeps its old limit "
+                "until its use fits, it is not killed",
+            )
+        elif waited and not record.memory_waits:
+            self.lines.say(record.id, f"memory use fits now; the limit is {limit} bytes")
+
+    def reconcile(self) -> None:
+        """Take the next step towards the desired state. Called after every change."""
+        seen = [Seen(record.id, record.state, record.generation, record.order) for record in self.replicas.values()]
+        step = plan(seen, self.desired, self.generation)
+        for replica_id in step.stop:
+            self._drain(self.replicas[replica_id])
+        if not step.start:
+            return
+        wait_s = self._backoff.wait_s(self._loop.time())
+        if wait_s > 0:
+            if self._timer is None:
+                self._timer = self._loop.call_later(wait_s, self._on_timer)
+            return
+        for _ in range(step.start):
+            record = Record(uuid.uuid4().hex[:12], self.generation, next(_orders), time.time())
+            self.replicas[record.id] = record
+            self._context.spawn(self._start(record))
+        self._context.changed()
+
+    def kill(self, record: Record, reason: str) -> None:
+        """End a replica at once because something is wrong with it; it is replaced like a crashed one."""
+        if record.state != "draining" and not record.reason:
+            record.reason = reason
+            self._context.launcher.signal(record.slot, signal.SIGKILL, group=True)
+
+    async def end(self) -> None:
+        """Drain everything and wait until it is gone."""
+        self.desired = 0
+        if self._timer is not None:
+            self._timer.cancel()
+        records = list(self.replicas.values())
+        self.reconcile()
+        await asyncio.gather(*(record.gone.wait() for record in records))
+
+    def forget_files(self) -> None:
+        self._live_settings.unlink(missing_ok=True)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.reconcile()
+
+    def _write_live_settings(self) -> None:
+        self._live_settings.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = self._live_settings.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"max_inflight": self.prepared.max_inflight}))
+        temporary.replace(self._live_settings)
+
+    async def _start(self, record: Record) -> None:
+        """Launch one replica and wait until it is ready, has ended, or took too long."""
+        settings = self._context.settings
+        async with self._context.starts:
+            if record.state == "draining":
+                self._gone(record)
+                return
+            began_s = self._loop.time()
+            limits = self.prepared.limits
+            try:
+                record.slot, record.pid, record.address = await self._context.launcher.launch(
+                    self.prepared.program,
+                    limits,
+                    on_line=lambda text: self.lines.add(record.id, text),
+                    on_ready=lambda: self._on_ready(record, began_s),
+                    on_end=lambda ended: self._on_end(record, ended),
+                )
+            except BackendError as error:
+                self._crashed(record, f"could not be started: {error}")
+                return
+            except asyncio.CancelledError:
+                self._gone(record)
+                raise
+            self._context.changed()
+            if record.state == "draining":
+                self._context.launcher.signal(record.slot, signal.SIGKILL, group=True)
+            elif limits != self.prepared.limits:
+                self.apply_limits(record)
+            ready = asyncio.ensure_future(_first(record.became_ready, record.gone))
+            # A slow starter gives its turn to others after a while, but goes on.
+            await asyncio.wait([ready], timeout=min(5.0, settings.ready_timeout_s))
+        await asyncio.wait([ready], timeout=max(0.0, began_s + settings.ready_timeout_s - self._loop.time()))
+        if not ready.done():
+            ready.cancel()
+            self.kill(record, f"did not become ready within {settings.ready_timeout_s:.0f} s")
+
+    def _on_ready(self, record: Record, began_s: float) -> None:
+        record.ready_at_s = self._loop.time()
+        self._context.start_seconds.append(record.ready_at_s - began_s)
+        record.became_ready.set()
+        if record.state == "starting":
+            record.state = "ready"
+        self._context.changed()
+        self.reconcile()
+
+    def _on_end(self, record: Record, ended: Ended) -> None:
+        sentence = record.reason or ended.sentence()
+        if record.state == "draining":
+            if ended.exit.signal or ended.exit.code:
+                self.lines.say(record.id, f"{sentence} while draining")
+            self._gone(record)
+            return
+        self._crashed(record, sentence, counts=not ended.parent_lost)
+
+    def _crashed(self, record: Record, sentence: str, *, counts: bool = True) -> None:
+        now_s = self._loop.time()
+        ready_for_s = None if record.ready_at_s is None else now_s - record.ready_at_s
+        delay_s = self._backoff.crashed(now_s, ready_for_s) if counts else 0.0
+        self.restarts += 1
+        again = "it is started again at once" if delay_s == 0 else f"it is started again in {delay_s:.2f} s"
+        self.lines.say(record.id, f"replica {sentence}; {again} if still wanted (restart {self.restarts})")
+        log.warning("%s replica %s %s", self.spec.key, record.id, sentence)
+        self._gone(record)
+
+    def _gone(self, record: Record) -> None:
+        self.replicas.pop(record.id, None)
+        record.gone.set()
+        self._context.changed()
+        self.reconcile()
+
+    def _drain(self, record: Record) -> None:
+        was_ready = record.state == "ready"
+        record.state = "draining"
+        self._context.changed()
+        if record.slot:
+            self._context.spawn(self._end_replica(record, was_ready=was_ready))
+        # Without a slot its start notices the state and gives up.
+
+    async def _end_replica(self, record: Record, *, was_ready: bool) -> None:
+        """Let callers turn away, ask it to finish, kill it when it does not."""
+        launcher = self._context.launcher
+        if was_ready:
+            await asyncio.sleep(self._context.settings.settle_s)
+            launcher.signal(record.slot, signal.SIGTERM)
+            try:
+                async with asyncio.timeout(self.prepared.write_timeout_s + _DRAIN_MARGIN_S):
+                    await record.gone.wait()
+            except TimeoutError:
+                record.reason = f"did not end within its write_timeout of {self.prepared.write_timeout_s:.0f} s: killed"
+        launcher.signal(record.slot, signal.SIGKILL, group=True)
+        await record.gone.wait()
+
+
+async def _first(*events: asyncio.Event) -> None:
+    tasks = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()

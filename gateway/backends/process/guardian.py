@@ -1,0 +1,82 @@
+"""The guardian: a small process that ends whatever the gateway and the warm parent could not end themselves.
+
+It is forked from the warm parent before anything is imported, reads one pipe whose writing end only the parent holds,
+and knows from it the process groups (``+PID``, ``-PID``) and the cgroups (``@PATH``) in use. When the pipe ends — the
+parent is gone, and the parent never outlives the gateway — it kills them, removes the cgroups and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from gateway.backends.process import kernel
+
+_IGNORED = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+def watch(reading_end: int) -> None:
+    """Body of the guardian; returns when everything is gone."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    kernel.name_process("smoe-guardian")
+    groups: set[int] = set()
+    cgroups: list[Path] = []
+    rest = b""
+    while chunk := os.read(reading_end, 65536):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            _note(line.decode(), groups, cgroups)
+    for group in groups:
+        kernel.kill_group(group)
+    deadline = time.monotonic() + 5.0
+    while not all([empty_cgroup(path) for path in cgroups]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _note(line: str, groups: set[int], cgroups: list[Path]) -> None:
+    if line.startswith("+"):
+        groups.add(int(line[1:]))
+    elif line.startswith("-"):
+        groups.discard(int(line[1:]))
+    elif line.startswith("@"):
+        cgroups.append(Path(line[1:]))
+
+
+def empty_cgroup(path: Path) -> bool:
+    """Kill every process below ``path`` and remove the folders; False while something is left."""
+    if not path.is_dir():
+        return True
+    below = [Path(folder) for folder, _, _ in os.walk(path, topdown=False)]
+    done = True
+    for folder in below:
+        for pid in processes(folder):
+            if pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            done = False
+    return done
+
+
+def processes(folder: Path) -> list[int]:
+    """Process ids in one cgroup folder; empty where it is gone."""
+    try:
+        return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+    except OSError:
+        return []

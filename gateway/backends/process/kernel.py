@@ -1,0 +1,34 @@
+"""Linux calls that Python does not offer: ``prctl`` for the signal at a parent's death and for the process name."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
+    """Ask the kernel for ``signal_number`` when the parent dies; ends at once if that has happened already."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Set the name that ``ps`` and ``top`` show; the kernel keeps 15 bytes."""
+    _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def kill_group(group: int, signal_number: int = signal.SIGKILL) -> bool:
+    """Signal a process group; False where there is none."""
+    try:
+        os.killpg(group, signal_number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""From a function's spec to what its processes run: entry, environment, limits, timeouts. Checks everything."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.backends.process.launcher import WATCHDOG_MODULE, Program
+from gateway.backends.process.quantities import Limits, duration_s, limits_of, whole_number
+from gateway.backends.process.settings import ProcessSettings
+from gateway.contract import FunctionSpec, InvalidSpecError
+
+WATCHDOG_ENTRY = f"{WATCHDOG_MODULE}:main"
+MAX_ENVIRONMENT_BYTES = 96 * 1024
+_PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+_LIVE_KEYS = ("max_inflight",)
+_RESERVED = ("port",)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked spec."""
+
+    program: Program
+    limits: Limits
+    max_inflight: int
+    write_timeout_s: float
+
+    def needs_new_processes(self, other: Prepared) -> bool:
+        """Whether going from ``self`` to ``other`` takes new processes, not only limits and live settings."""
+        return _fixed(self.program) != _fixed(other.program)
+
+
+def _fixed(program: Program) -> tuple[str, dict[str, str]]:
+    return program.entry, {key: value for key, value in program.environ.items() if key not in _LIVE_KEYS}
+
+
+def prepare(spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_settings: Path) -> Prepared:
+    """Check a spec and work out what to run. Raises InvalidSpecError."""
+    entry = settings.images.get(image_name(spec.image))
+    command = spec.env_process.strip() or spec.env_vars.get("fprocess", "").strip()
+    if entry is None and not command:
+        known = ", ".join(sorted(settings.images)) or "none"
+        raise InvalidSpecError(
+            f"image {spec.image} is not known to this gateway (known: {known}) and {spec.name} gives no envProcess "
+            "(fprocess), the command that would be run per call"
+        )
+    _check_environment(spec)
+    environ = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
+    environ["OMP_NUM_THREADS"] = "1"
+    if entry is not None:
+        environ.update(settings.environment(spec))
+    else:
+        entry = WATCHDOG_ENTRY
+        environ["fprocess"] = command
+    environ.update(spec.env_vars)
+    if spec.env_process.strip():
+        environ["fprocess"] = spec.env_process.strip()
+    environ.update(
+        OPENFAAS_NAME=spec.name,
+        OPENFAAS_NAMESPACE=spec.namespace,
+        secret_mount_path=str(secrets),
+        smoe_live_settings=str(live_settings),
+    )
+    write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
+    if spec.secrets:
+        environ["smoe_secrets"] = ",".join(sorted(spec.secrets))
+    return Prepared(
+        Program(entry, spec.name, environ),
+        limits_of(spec, gpus_of_machine(settings.proc_root)),
+        whole_number(spec.env_vars, "max_inflight", 0),
+        write_timeout_s,
+    )
+
+
+def image_name(image: str) -> str:
+    """An image's name without digest and tag: ``host:5000/smoe/function:1.2`` → ``host:5000/smoe/function``."""
+    name = image.partition("@")[0]
+    head, slash, last = name.rpartition("/")
+    return head + slash + last.partition(":")[0]
+
+
+def gpus_of_machine(proc: Path) -> int:
+    """Number of NVIDIA GPUs whose driver is loaded."""
+    folder = proc / "driver" / "nvidia" / "gpus"
+    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+
+
+def _check_environment(spec: FunctionSpec) -> None:
+    for key, value in spec.env_vars.items():
+        if not key or "=" in key or "\0" in key + value:
+            raise InvalidSpecError(
+                f"envVars has the key {key[:40]!r}; keys must not be empty or hold '=', nothing a NUL"
+            )
+        if key in _RESERVED:
+            raise InvalidSpecError(f"envVars.{key} is set by this gateway for each replica; leave it out")
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in spec.env_vars.items())
+    if size > MAX_ENVIRONMENT_BYTES:
+        raise InvalidSpecError(f"envVars hold {size} bytes; at most {MAX_ENVIRONMENT_BYTES} are allowed")

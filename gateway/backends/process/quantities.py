@@ -1,0 +1,122 @@
+"""Kubernetes quantities (``128Mi``, ``500m``, ``1.5``, ``2e3``) and the limits of a function made from them.
+
+Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Values are exact fractions,
+so ``0.1`` is a tenth.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gateway.contract import FunctionSpec, InvalidSpecError
+
+_QUANTITY = re.compile(
+    r"([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:([eE][+-]?\d{1,3})|(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]))?",
+    re.ASCII,
+)
+_BINARY = {name: 1024**power for power, name in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_LARGEST = Fraction(2**63 - 1)
+
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
+RESOURCES = ("memory", "cpu", *GPU_RESOURCES)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a replica may use; ``None`` is no limit."""
+
+    memory_bytes: int | None = None
+    cpu_cores: float | None = None
+    """Configured cores, before ``cpu_scale``."""
+
+
+def parse_quantity(text: str, what: str = "quantity") -> Fraction:
+    """The exact value of a Kubernetes quantity. Raises InvalidSpecError with a sentence that names ``what``."""
+    found = _QUANTITY.fullmatch(text.strip())
+    if found is None:
+        raise InvalidSpecError(
+            f"{what} is {text[:40]!r}; it takes a Kubernetes quantity such as 128Mi, 1Gi, 500m, 1.5 or 2e3"
+        )
+    sign, digits, exponent, suffix = found.groups()
+    value = Fraction(digits if not digits.endswith(".") else digits + "0")
+    if exponent:
+        value *= Fraction(10) ** int(exponent[1:])
+    elif suffix in _BINARY:
+        value *= _BINARY[suffix]
+    elif suffix:
+        value *= Fraction(10) ** _DECIMAL[suffix]
+    if value > _LARGEST:
+        raise InvalidSpecError(f"{what} is {text[:40]!r}; the largest allowed value is 2^63 - 1")
+    return -value if sign == "-" else value
+
+
+def limits_of(spec: FunctionSpec, gpus: int) -> Limits:
+    """Limits of a function; ``gpus`` is how many GPUs this machine has. Requests are checked for form only.
+
+    Raises InvalidSpecError. A CPU or memory limit above what the machine has is allowed.
+    """
+    for resource, text in spec.requests.items():
+        _known(resource, "requests")
+        parse_quantity(text, f"requests.{resource}")
+    values = {}
+    for resource, text in spec.limits.items():
+        _known(resource, "limits")
+        values[resource] = parse_quantity(text, f"limits.{resource}")
+    for resource in ("memory", "cpu"):
+        if resource in values and values[resource] <= 0:
+            raise InvalidSpecError(
+                f"limits.{resource} is {spec.limits[resource]!r}; it must be above 0, or be left out"
+            )
+    _check_gpus(values, gpus)
+    memory = values.get("memory")
+    cpu = values.get("cpu")
+    return Limits(
+        memory_bytes=None if memory is None else max(1, -(-memory.numerator // memory.denominator)),
+        cpu_cores=None if cpu is None else float(cpu),
+    )
+
+
+def whole_number(environment: Mapping[str, str], key: str, default: int) -> int:
+    """A whole number of at least 0 from a function's environment. Raises InvalidSpecError."""
+    text = environment.get(key, "").strip()
+    if not text:
+        return default
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII):
+        raise InvalidSpecError(f"envVars.{key} is {text[:40]!r}; it takes a whole number of 0 or more")
+    return int(text)
+
+
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration_s(environment: Mapping[str, str], key: str, default: float) -> float:
+    """Seconds of ``30``, ``30s``, ``1m30s`` or ``500ms`` in a function's environment. Raises InvalidSpecError."""
+    text = environment.get(key, "").strip()
+    if not text:
+        return default
+    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
+        return float(text)
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise InvalidSpecError(f"envVars.{key} is {text[:40]!r}; it takes seconds or a duration such as 30s or 1m30s")
+    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+
+
+def _known(resource: str, where: str) -> None:
+    if resource not in RESOURCES:
+        raise InvalidSpecError(f"{where}.{resource[:60]} is not a resource; known are {', '.join(RESOURCES)}")
+
+
+def _check_gpus(values: Mapping[str, Fraction], gpus: int) -> None:
+    for resource in GPU_RESOURCES:
+        wanted = values.get(resource, Fraction(0))
+        if wanted < 0 or wanted.denominator != 1:
+            raise InvalidSpecError(f"limits.{resource} takes a whole number of GPUs")
+        available = gpus if resource == "nvidia.com/gpu" else 0
+        if wanted > available:
+            raise InvalidSpecError(f"limits.{resource} asks for {wanted}, but this machine has {available} such GPUs")
