@@ -59,8 +59,8 @@ def clip_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def traces() -> None:
     """List, pick and describe request traces.
 
-    A TRACE is a data set's name (`smoe traces list`) or a file: Azure Functions per-minute counts, Azure LLM requests, ServeGen
-    window statistics, or arrivals as `smoe traces pick --out` writes them. Plain or gzip.
+    A TRACE is a data set's name (`smoe traces list`) or a file: Azure Functions per-minute counts, Azure LLM
+    requests, ServeGen window statistics, or arrivals as `smoe traces pick --out` writes them. Plain or gzip.
     """
 
 
@@ -294,8 +294,8 @@ def replay(
 ) -> None:
     """Send texts to FUNCTION at a trace's arrival times, open loop.
 
-    Writes OUT/requests.csv (every request) and OUT/replay.json (the summary). Ctrl-C stops sending and closes with what is there.
-    Exit status 1 when a request failed.
+    Writes OUT/requests.csv (every request) and OUT/replay.json (the summary). Ctrl-C stops sending and closes with
+    what is there. Exit status 1 when a request failed.
     """
     folder = catalog.data_folder(data)
     if trace_name is None:

@@ -54,6 +54,7 @@ def load(
         return _load_servegen(path, row, start_s, duration_s, seed)
     if kind == "azure-functions":
         found = azure_functions.find_row(path, row) if row is not None else _busiest_row(path)
+        found, start_s, duration_s = _whole_minutes(found, start_s, duration_s)
         trace = azure_functions.to_trace(found, placement, seed)
     else:
         if row is not None:
@@ -63,6 +64,21 @@ def load(
         return trace
     begin = start_s or 0.0
     return trace.clip(begin, begin + duration_s if duration_s is not None else max(trace.duration_s, begin))
+
+
+def _whole_minutes(
+    counts: azure_functions.MinuteCounts, start_s: float | None, duration_s: float | None
+) -> tuple[azure_functions.MinuteCounts, float | None, float | None]:
+    """Cut to minutes before times are drawn, so that a clip does not depend on what lies around it; else leave it
+    to be clipped.
+    """
+    begin, length = (
+        start_s or 0.0,
+        duration_s if duration_s is not None else 60.0 * counts.counts.size - (start_s or 0.0),
+    )
+    if begin % 60 or length % 60 or length <= 0 or begin + length > 60 * counts.counts.size:
+        return counts, start_s, duration_s
+    return counts.hour(counts.first_minute + int(begin // 60), int(length // 60)), None, None
 
 
 def _busiest_row(path: Path) -> azure_functions.MinuteCounts:

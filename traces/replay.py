@@ -150,7 +150,6 @@ class _Runner:
         self._on_record = on_record
         self._bodies = [(json.dumps({**settings.fields, "inputs": text}).encode(), len(text.split())) for text in texts]
         self._free = asyncio.Semaphore(settings.connections)
-        self._loop = asyncio.get_running_loop()
         self._run_id = f"{trace.sha256[:8]}-{settings.seed}"
         self._records: list[RequestRecord] = []
         self._begun_s = 0.0
@@ -166,7 +165,7 @@ class _Runner:
             timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
             headers={"Content-Type": "application/json", **self._settings.headers},
         ) as session:
-            self._begun_s, self._unix_s = self._loop.time(), time.time()
+            self._begun_s, self._unix_s = time.perf_counter(), time.time()
             tasks = await self._send_all(session, stop)
             await self._finish(tasks, stop)
         records = sorted(self._records, key=lambda record: record.index)
@@ -301,7 +300,7 @@ class _Runner:
             self._on_record(record)
 
     def _now_s(self) -> float:
-        return self._loop.time() - self._begun_s
+        return time.perf_counter() - self._begun_s
 
     def _summary(self, records: list[RequestRecord], cpu_s: float) -> dict[str, Any]:
         settings = self._settings

@@ -1,0 +1,169 @@
+"""Picking by CV, making arrivals, scaling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from traces import catalog, make_samples, patterns, scale
+from traces.catalog import SAMPLES
+from traces.errors import NoMatchError, TraceError
+from traces.generate import synthetic
+from traces.rows import read_lines
+from traces.trace import PATTERNS, Trace, classify, make_trace
+
+
+def own_cv(trace: Trace) -> float:
+    """CV by hand, apart from the code under test."""
+    gaps = [b - a for a, b in zip(trace.arrival_s, trace.arrival_s[1:], strict=False)]
+    mean = sum(gaps) / len(gaps)
+    return float((sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean)
+
+
+@pytest.mark.parametrize("cv", [0.2, 0.7, 1.0, 1.8, 2.5, 4.0, 6.0])
+def test_made_arrivals_have_the_cv_asked_for(cv: float) -> None:
+    found = [own_cv(synthetic(4000, 3600, cv, seed)) for seed in range(5)]
+    assert float(np.mean(found)) == pytest.approx(cv, rel=0.12)
+
+
+def test_made_arrivals_say_that_they_are_made_and_repeat_with_their_seed() -> None:
+    assert "synthetic" in synthetic(50, 10, 1, 1).source
+    assert synthetic(50, 10, 4, 1).sha256 == synthetic(50, 10, 4, 1).sha256 != synthetic(50, 10, 4, 2).sha256
+
+
+@given(st.floats(0.01, 1000), st.integers(0, 1000))
+def test_compressing_keeps_the_cv_and_every_request(speed: float, seed: int) -> None:
+    trace = synthetic(200, 3600, 3.5, seed)
+    played = scale.compress(trace, speed)
+    assert played.requests == trace.requests
+    assert played.duration_s == pytest.approx(3600 / speed)
+    assert own_cv(played) == pytest.approx(own_cv(trace), rel=1e-6)
+
+
+def test_reaching_a_rate_keeps_the_cv() -> None:
+    trace = synthetic(500, 3600, 2.5, 3)
+    played = scale.to_rate(trace, 25.0)
+    assert played.mean_rps == pytest.approx(25.0)
+    assert own_cv(played) == pytest.approx(own_cv(trace), rel=1e-6)
+
+
+def test_thinning_moves_the_cv_towards_one_as_documented() -> None:
+    trace = synthetic(200_000, 3600, 2.5, 1)
+    thinned = scale.thin(trace, 0.25, seed=2)
+    assert thinned.requests == pytest.approx(50_000, rel=0.02)
+    assert own_cv(thinned) == pytest.approx((1 + 0.25 * (2.5**2 - 1)) ** 0.5, rel=0.05)
+
+
+def test_fit_thins_only_when_the_rate_is_too_high() -> None:
+    trace = synthetic(1000, 3600, 4.0, 1)
+    assert scale.fit(trace, 100, 20.0, seed=1).requests == 1000
+    fitted = scale.fit(trace, 100, 5.0, seed=1)
+    assert fitted.duration_s == pytest.approx(100) and fitted.mean_rps == pytest.approx(5.0, rel=0.15)
+
+
+@pytest.mark.parametrize("speed", [0, -1, float("nan"), float("inf")])
+def test_a_senseless_speed_is_refused(speed: float) -> None:
+    with pytest.raises(TraceError, match="positive number"):
+        scale.compress(synthetic(10, 10, 1, 1), speed)
+
+
+@pytest.mark.parametrize(
+    ("cv", "pattern"), [(0.99, "slow"), (1.0, "normal"), (2.99, "normal"), (3.0, "bursty"), (None, None)]
+)
+def test_pattern_borders(cv: float | None, pattern: str | None) -> None:
+    assert classify(cv) == pattern
+
+
+@pytest.mark.parametrize("name", ["made_azure_functions.csv", "made_servegen.csv"])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_picked_hour_has_its_pattern_and_request_range(name: str, pattern: str) -> None:
+    ((clip, trace),) = patterns.pick(
+        SAMPLES / name, catalog.allowed(pattern), min_requests=60, max_requests=20_000, seed=4
+    )
+    assert classify(own_cv(trace)) == pattern
+    assert 60 <= trace.requests == clip.requests and trace.duration_s == 3600
+    assert clip.load(seed=4).sha256 == trace.sha256
+
+
+def test_picking_repeats_with_its_seed_and_says_when_nothing_fits() -> None:
+    path = SAMPLES / "made_servegen.csv"
+    first = patterns.pick(path, "bursty", count=3, seed=1)
+    assert [c for c, _ in first] == [c for c, _ in patterns.pick(path, "bursty", count=3, seed=1)]
+    with pytest.raises(NoMatchError, match="hours are slow with 5 to 6 requests"):
+        patterns.pick(path, "slow", min_requests=5, max_requests=6)
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=50)
+def test_a_row_is_in_exactly_one_split(row: str) -> None:
+    assert patterns.split_of(row) == patterns.split_of(row) and patterns.split_of(row) in (
+        "train",
+        "validation",
+        "test",
+    )
+
+
+def test_splits_share_no_row_and_together_hold_all_hours() -> None:
+    path = SAMPLES / "made_azure_functions.csv"
+    parts = [list(patterns.hours(path, 10, 10**6, split)) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
+    rows = [{clip.row for clip in part} for part in parts]
+    assert not (rows[0] & rows[1] or rows[0] & rows[2] or rows[1] & rows[2])
+    assert sum(len(part) for part in parts) == len(list(patterns.hours(path, 10, 10**6)))
+
+
+def test_summed_days_are_refused_for_picking(tmp_path: Path) -> None:
+    path = tmp_path / "invocations_14day_sum_rows.csv"
+    path.write_bytes((SAMPLES / "made_azure_rows.csv").read_bytes())
+    with pytest.raises(TraceError, match="summed over 14 days"):
+        patterns.pick(path, "slow")
+
+
+def test_the_made_hour_stands_in_for_the_real_one_and_is_bursty(tmp_path: Path) -> None:
+    trace = catalog.bursty_hour(None)
+    assert own_cv(trace) > 3 and trace.duration_s == 3600 and "synthetic" in trace.source
+    assert catalog.bursty_hour(tmp_path).sha256 == trace.sha256
+
+
+def test_a_named_data_folder_that_is_missing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TraceError, match="does not exist"):
+        catalog.data_folder(tmp_path / "nowhere")
+    monkeypatch.setenv(catalog.DATA_VARIABLE, str(tmp_path))
+    assert catalog.data_folder() == tmp_path
+    with pytest.raises(TraceError, match="made-bursty-hour"):
+        catalog.resolve("no-such-set", None)
+
+
+def test_a_clip_holds_what_lies_inside_and_starts_at_zero() -> None:
+    trace = make_trace([0, 1, 2, 3, 4], duration_s=4, source="t", generated_tokens=[5, 6, 7, 8, 9])
+    part = trace.clip(1, 3)
+    assert part.arrival_s.tolist() == [0, 1] and part.duration_s == 2
+    assert part.generated_tokens is not None and part.generated_tokens.tolist() == [6, 7]
+    assert trace.clip(2, 100).arrival_s.tolist() == [0, 1, 2] and trace.clip(2, 100).duration_s == 2
+    with pytest.raises(TraceError, match="must begin before"):
+        trace.clip(4, 5)
+
+
+@pytest.mark.parametrize(
+    ("times", "rule"), [([2, 1], "never fall"), ([-1, 1], "start at 0"), ([float("nan")], "finite")]
+)
+def test_a_trace_cannot_be_made_of_nonsense(times: list[float], rule: str) -> None:
+    with pytest.raises(TraceError, match=rule):
+        make_trace(times, source="t")
+
+
+def test_a_trace_cannot_be_changed_after_it_was_hashed() -> None:
+    trace = make_trace([0, 1], source="t")
+    with pytest.raises(ValueError, match="read-only"):
+        trace.arrival_s[0] = 5
+
+
+def test_the_committed_samples_are_what_their_recipe_makes(tmp_path: Path) -> None:
+    make_samples.make_all(tmp_path)
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert made == sorted(path.name for path in SAMPLES.iterdir() if path.name != "README.md")
+    for name in made:
+        assert list(read_lines(tmp_path / name)) == list(read_lines(SAMPLES / name)), name
