@@ -10,6 +10,7 @@ everyday sentences (the 720 Harvard sentences, IEEE 1969, as in the R package st
 from __future__ import annotations
 
 import ast
+import functools
 import gzip
 import hashlib
 import json
@@ -73,7 +74,7 @@ def gather(folder: Path | None = None, system: Path = SYSTEM) -> Texts:
     if "dictionary" not in held_out:
         held_out["dictionary"] = read_lines(SAMPLES / "dictionary.txt")
         sources["dictionary"] = "samples/dictionary.txt"
-    foreign = {"documentation": docstrings(), "everyday": read_lines(SAMPLES / "everyday.txt")}
+    foreign = {"documentation": standard_library(), "everyday": read_lines(SAMPLES / "everyday.txt")}
     sources |= {"documentation": "Python standard library", "everyday": "samples/everyday.txt"}
     return Texts(training, held_out, foreign, sources)
 
@@ -173,10 +174,16 @@ PACKAGES: dict[str, tuple[str, Callable[[Path], Iterable[Document]]]] = {
 """Kind, path below the system's share folder, reader."""
 
 
-def docstrings(folder: Path | None = None) -> list[str]:
-    """Docstrings of Python modules, classes and functions, longer than a title; by default the standard library's."""
+@functools.cache
+def standard_library() -> tuple[str, ...]:
+    """Docstrings of this Python's standard library."""
+    return tuple(docstrings(Path(sysconfig.get_path("stdlib"))))
+
+
+def docstrings(folder: Path) -> list[str]:
+    """Docstrings of the folder's modules, their classes and functions, longer than a title."""
     texts: dict[str, None] = {}
-    for path in sorted((folder or Path(sysconfig.get_path("stdlib"))).glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -45,14 +45,10 @@ def ffn(neurons: int = 24, width: int = 6, seed: int = 0) -> Ffn:
     observed=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_groups_are_a_balanced_partition(
-    neurons: int, experts: int, shared: int, observed: bool, seed: int
-) -> None:
+def test_groups_are_a_balanced_partition(neurons: int, experts: int, shared: int, observed: bool, seed: int) -> None:
     f = ffn(neurons, seed=seed)
     activations = F.gelu(torch.randn(50, 6, generator=torch.Generator().manual_seed(seed)) @ f.w_in.t() + f.b_in)
-    groups = split_neurons(
-        f.w_in, f.b_in, f.w_out, experts, seed, activations if observed else None, shared
-    )
+    groups = split_neurons(f.w_in, f.b_in, f.w_out, experts, seed, activations if observed else None, shared)
     assert sorted(torch.cat([*groups.experts, groups.shared]).tolist()) == list(range(neurons))
     sizes = [len(group) for group in groups.experts]
     assert len(groups.shared) == shared
@@ -153,7 +149,7 @@ def test_half_a_low_rank_change_is_refused() -> None:
         "layers.0.router.weight": torch.zeros(1, 6),
         "layers.0.ffn.w_in.up": torch.zeros(24, 2),
     }
-    with pytest.raises(CheckpointError, match="layers.0.ffn.w_in"):
+    with pytest.raises(CheckpointError, match=r"layers\.0\.ffn\.w_in"):
         apply_adapter(adapter, 0, {}, ffn())
 
 
