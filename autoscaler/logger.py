@@ -70,7 +70,8 @@ _SCHEMAS = {"windows": WINDOWS, "pipeline": PIPELINE, "decisions": DECISIONS}
 
 
 class FunctionLogger:
-    """Appends tick reports to a folder. ``context`` (settings, prices, manifest hash) goes into every file's metadata."""
+    """Appends tick reports to a folder. ``context`` (settings, prices, manifest hash) goes into every file's
+    metadata."""
 
     def __init__(
         self, folder: Path, context: Mapping[str, Any], slo_s: float | None, windows_per_file: int = 12

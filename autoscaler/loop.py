@@ -122,7 +122,10 @@ def run(
     clock: Callable[[], float] = time.time,
     window_s: float | None = None,
 ) -> None:
-    """Tick every ``interval_s`` (each over ``window_s``, default one interval) until ``stop(wait_s)`` says so (it waits at most that long)."""
+    """Tick every ``interval_s`` until ``stop(wait_s)``, which waits at most that long, says so.
+
+    Each tick looks at ``window_s``, by default one interval.
+    """
     next_s = clock() + interval_s
     try:
         while not stop(max(0.0, next_s - clock())):

@@ -56,8 +56,8 @@ def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
 def node_cost(node: NodeObservation, window_s: float, prices: PriceSheet) -> Cost:
     """Both meters of one function in one window; None where a number is missing.
 
-    Busy seconds of a replica set are the calls' seconds at replicas divided by its concurrency in use, so that one replica
-    that serves ten calls at once for a second is busy for one second, not ten.
+    Busy seconds of a replica set are the calls' seconds at replicas divided by its concurrency in use, so that one
+    replica that serves ten calls at once for a second is busy for one second, not ten.
     """
     configuration = node.configuration
     if configuration is None:

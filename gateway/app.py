@@ -80,7 +80,7 @@ class Gateway:
         version = -1
         while True:
             version = await self.backend.wait_change(version, 60.0)
-            live = (replica.address for state in self.backend.functions() for replica in state.replicas)
+            live = (replica.address for state in self.backend.list() for replica in state.replicas)
             self.forwarder.forget_gone(live)
             await asyncio.sleep(1.0)
 

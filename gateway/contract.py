@@ -6,6 +6,7 @@ layers or policies. Vocabulary: OpenFaaS provider types (``FunctionDeployment``,
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -152,7 +153,7 @@ class Backend(Protocol):
     def get(self, name: str, namespace: str) -> FunctionState:
         """Raises NotFoundError."""
 
-    def functions(self, namespace: str | None = None) -> list[FunctionState]: ...
+    def list(self, namespace: str | None = None) -> builtins.list[FunctionState]: ...
 
     def version(self) -> int:
         """Grows with every change of functions or replicas."""
@@ -163,7 +164,7 @@ class Backend(Protocol):
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
         """By replica id."""
 
-    def start_seconds(self) -> list[float]:
+    def start_seconds(self) -> builtins.list[float]:
         """Start times (spawn to ready) measured since the last call of this method."""
 
     def report_failure(self, name: str, namespace: str, replica_id: str) -> None:
@@ -174,7 +175,7 @@ class Backend(Protocol):
     ) -> AsyncIterator[LogLine]:
         """``tail`` <= 0 means all. With ``follow`` the iterator ends when the function is deleted."""
 
-    def secret_names(self, namespace: str) -> list[str]: ...
+    def secret_names(self, namespace: str) -> builtins.list[str]: ...
 
     async def put_secret(self, name: str, namespace: str, value: bytes, *, create: bool) -> None:
         """``create`` and it exists: ConflictError; not ``create`` and it does not: NotFoundError."""

@@ -74,7 +74,7 @@ class GatewayMetrics:
         scale = GaugeMetricFamily(names.CPU_SCALE, "Real cores per configured core")
         scale.add_metric([], self._cpu_scale)
         yield from (started, in_flight, scale)
-        yield from self._function_families(self._backend.functions())
+        yield from self._function_families(self._backend.list())
 
     def _function_families(self, functions: list[FunctionState]) -> Iterator[Metric]:
         one, two = ["function_name"], ["function_name", "replica"]

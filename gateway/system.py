@@ -83,7 +83,7 @@ class SystemApi:
 
     async def list_functions(self, request: Request) -> Response:
         namespace = check_namespace(request.query_params.get("namespace") or DEFAULT_NAMESPACE)
-        return JSONResponse([self._status(state) for state in self._backend.functions(namespace)])
+        return JSONResponse([self._status(state) for state in self._backend.list(namespace)])
 
     async def create_function(self, request: Request) -> Response:
         spec = parse_deployment(await self._json(request))
@@ -213,7 +213,7 @@ class SystemApi:
 
     async def targets(self, request: Request) -> Response:
         targets: list[dict[str, Any]] = [{"targets": [self.metrics_address], "labels": {"job": "gateway"}}]
-        for state in self._backend.functions():
+        for state in self._backend.list():
             if state.spec.labels.get(METRICS_LABEL) != "true":
                 continue
             for replica in state.ready:
@@ -235,7 +235,7 @@ class SystemApi:
                     {"id": replica.id, "address": replica.address, "state": replica.state} for replica in state.replicas
                 ],
             }
-            for state in self._backend.functions()
+            for state in self._backend.list()
         }
         return {"version": self._backend.version(), "functions": functions}
 

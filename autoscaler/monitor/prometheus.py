@@ -14,6 +14,8 @@ from urllib3.util.retry import Retry
 
 from autoscaler.monitor.catalogue import CATALOGUE
 from autoscaler.state.readings import Buckets, Key, Readings, Wanted
+from functions.shared.metric_names import REQUESTS
+from gateway.metric_names import SERVICE_COUNT
 
 TRIES = 2
 
@@ -60,9 +62,8 @@ class PrometheusSource:
                 counters[name] = _values(rows, wanted)
             else:
                 gauges[name] = _values(rows, wanted)
-        missing = [
-            name for name in ("smoe_requests_total", "gateway_service_count") if not {**counters, **gauges}[name]
-        ]
+        both = {**counters, **gauges}
+        missing = [name for name in (REQUESTS, SERVICE_COUNT) if not both[name]]
         problems = tuple(f"Prometheus has no recent samples of {name}" for name in missing)
         return Readings(now_s - window_s, now_s, counters, gauges, histograms, problems, stale=bool(missing))
 

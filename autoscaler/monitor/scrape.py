@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import requests
@@ -60,7 +61,7 @@ def increases(scrapes: list[tuple[float, Series]]) -> Series:
     A series that appears while its target was already known began at zero.
     """
     grown: Series = {}
-    for (_, before), (_, after) in zip(scrapes, scrapes[1:], strict=False):
+    for (_, before), (_, after) in pairwise(scrapes):
         for key, value in after.items():
             previous = before.get(key, 0.0)
             grown[key] = grown.get(key, 0.0) + (value - previous if value >= previous else value)

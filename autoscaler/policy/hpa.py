@@ -1,8 +1,8 @@
 """Kubernetes' HorizontalPodAutoscaler as a policy: replicas from a metric's ratio to its target.
 
 Source: Kubernetes, "Horizontal Pod Autoscaling", algorithm details, and pkg/controller/podautoscaler
-(replica_calculator.go, horizontal.go): ``desired = ceil(ready · metric / target)``, no change inside the tolerance, several
-metrics take the largest, scale-up limited per period, scale-down stabilised by the largest wish of the window.
+(replica_calculator.go, horizontal.go): ``desired = ceil(ready · metric / target)``, no change inside the tolerance,
+several metrics take the largest, scale-up limited per period, scale-down stabilised by the largest wish of the window.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class HpaPolicy:
 def recommend(node: NodeObservation, settings: HpaSettings) -> tuple[int, str]:
     """Replicas by the formula alone, and the sentence that explains them.
 
-    A metric without data is left out; with none at all the present number stays. While replicas are missing their load is
-    taken as zero for scaling up and as the target for scaling down, as HPA does, so they never turn the direction.
+    A metric without data is left out; with none at all the present number stays. While replicas are missing their load
+    is taken as zero for scaling up and as the target for scaling down, as HPA does, so they never turn the direction.
     """
     assert node.configuration is not None
     present = node.configuration.replicas
