@@ -1,0 +1,115 @@
+"""Texts, and the two commands as a person calls them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from traces import catalog, prompts
+from traces.commands import replay, traces
+from traces.errors import NoMatchError, ReplayError, TraceError
+
+
+def test_real_texts_are_read_from_each_known_format_and_cut(tmp_path: Path) -> None:
+    (tmp_path / "wikitext-2-valid.txt").write_text(" \n = Heading = \n one two three four \n")
+    (tmp_path / "gsm8k_test_first_900.jsonl").write_text('{"question": "how  many\\nducks", "answer": "9"}\n')
+    (tmp_path / "bbh.jsonl").write_text('{"task": "t", "i": 1, "input": "not True is", "target": "False"}\n')
+    (tmp_path / "mt_bench_question.jsonl").write_text('{"turns": ["first turn", "second"]}\n')
+    (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "def f(): pass"}\n'))
+    found = prompts.load_prompts(tmp_path, max_words=3)
+    assert found.texts == ("one two three", "how many ducks", "not True is", "first turn", "def f(): pass")
+    assert "wikitext-2-valid.txt (1)" in found.source
+
+
+def test_without_a_folder_made_sentences_are_used_and_said_to_be_made() -> None:
+    found = prompts.load_prompts(None, max_words=10)
+    assert "made" in found.source and len(set(found.texts)) > 300
+    assert all(0 < len(text.split()) <= 10 for text in found.texts)
+    assert found.choose(50, 3) == found.choose(50, 3) != found.choose(50, 4)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"task": 1}', '{"input": 5}', '"x"'])
+def test_a_damaged_prompt_file_is_told_with_its_line(tmp_path: Path, line: str) -> None:
+    (tmp_path / "bbh.jsonl").write_text('{"input": "fine"}\n' + line + "\n")
+    with pytest.raises(TraceError, match=r"bbh\.jsonl:2: "):
+        prompts.load_prompts(tmp_path)
+
+
+def test_prompt_folders_without_known_texts_are_told(tmp_path: Path) -> None:
+    with pytest.raises(NoMatchError, match="no known texts"):
+        prompts.load_prompts(tmp_path)
+    with pytest.raises(NoMatchError, match="gsm8k"):
+        prompts.load_prompts(tmp_path, kinds=("gsm8k",))
+    with pytest.raises(TraceError, match="does not exist"):
+        prompts.load_prompts(tmp_path / "no")
+    with pytest.raises(TraceError, match="at least 1 word"):
+        prompts.load_prompts(None, max_words=0)
+
+
+def call(*arguments: str) -> dict[str, object]:
+    outcome = CliRunner().invoke(traces, arguments, catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    answer: dict[str, object] = json.loads(outcome.output)
+    return answer
+
+
+def test_list_names_the_made_samples_as_made() -> None:
+    found = call("list", "--json")
+    assert {"made-bursty-hour"} <= {entry["name"] for entry in found if not entry["measured"]}  # type: ignore[index]
+
+
+def test_describe_counts_and_plots(tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    found = call("describe", "made-bursty-hour", "--json", "--plot", str(picture))
+    assert found["requests"] == 1500 and found["pattern"] == "bursty"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picked_hour_is_written_and_described_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "hour.csv.gz"
+    picked = call("pick", "made-servegen", "--pattern", "bursty", "--seed", "3", "--out", str(out), "--json")
+    read = call("describe", str(out), "--json")
+    assert picked["requests"] == read["requests"] and picked["iat_cv"] == pytest.approx(read["iat_cv"], rel=1e-4)
+
+
+def test_an_unknown_trace_lists_what_is_there() -> None:
+    outcome = CliRunner().invoke(traces, ["describe", "nonsense"])
+    assert isinstance(outcome.exception, TraceError) and "made-bursty-hour" in str(outcome.exception)
+
+
+def test_replay_against_nobody_writes_its_files_and_fails(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s\n0\n0.01\n0.02\n")
+    arguments = [
+        "m",
+        "--gateway",
+        "http://127.0.0.1:9",
+        "--trace",
+        str(trace),
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
+    outcome = CliRunner().invoke(replay, arguments)
+    assert outcome.exit_code == 1
+    summary = json.loads(outcome.output)
+    assert summary["outcomes"] == {"connect": 3} and summary["url"] == "http://127.0.0.1:9/function/m"
+    assert json.loads((tmp_path / "out" / "replay.json").read_text()) == summary
+    assert len((tmp_path / "out" / "requests.csv").read_text().splitlines()) == 4
+
+
+def test_a_field_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(replay, ["m", "--field", "max_new_tokens", "--out", str(tmp_path)])
+    assert isinstance(outcome.exception, ReplayError) and "KEY=JSON" in str(outcome.exception)
+
+
+@pytest.mark.skipif(catalog.data_folder() is None, reason="the public traces are not on this machine")
+def test_the_real_bursty_hour_is_what_the_readme_of_the_data_says() -> None:
+    trace = catalog.bursty_hour(catalog.data_folder())
+    even = catalog.bursty_hour(catalog.data_folder(), "even")
+    assert trace.requests == 1422 and trace.iat_cv == pytest.approx(5.07, abs=0.6)
+    assert even.iat_cv == pytest.approx(4.85, abs=0.01)
