@@ -87,7 +87,7 @@ class ProcessBackend:
             *self._launcher.cgroups.notes,
             "Secrets are files under the folder named by the environment variable secret_mount_path, "
             "not under /var/openfaas/secrets.",
-            "constraints and readOnlyRootFilesystem are kept but have no effect: replicas are processes of this machine.",
+            "constraints and readOnlyRootFilesystem are kept but have no effect: replicas are plain processes.",
         ]
         if self._settings.cpu_scale != 1:
             notes.append(f"One configured CPU core is {self._settings.cpu_scale:g} of a real one (cpu_scale).")

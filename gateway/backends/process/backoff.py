@@ -18,7 +18,7 @@ class Backoff:
     """Monotonic time before which nothing is started."""
 
     def crashed(self, now_s: float, ready_for_s: float | None) -> float:
-        """A replica ended by itself after being ready for ``ready_for_s`` (None: never). Returns the delay in seconds."""
+        """A replica ended after being ready for ``ready_for_s`` (None: never). Returns the delay in seconds."""
         if ready_for_s is not None and ready_for_s >= self.settings.stable_after_s:
             self.crashes = 0
         self.crashes += 1

@@ -62,7 +62,7 @@ def _detect_v2(root: Path, proc: Path, own: str, name: str, period_s: float) -> 
         if controller in available and _enable(base, controller) and _enable(base / name, controller):
             usable.add(controller)
     missing = sorted({"cpu", "memory"} - usable)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if missing:
         notes = (
             f"cgroup v2 does not give us {' and '.join(missing)} (not delegated, or other processes live in {base}): "

@@ -166,7 +166,7 @@ class CgroupsV2:
         self._controllers = controllers
         self._period_s = period_s
         self.notes = notes
-        self.folders = (base,)
+        self.folders: tuple[Path, ...] = (base,)
 
     def make(self, slot: str) -> list[Path]:
         (self._base / slot).mkdir(exist_ok=True)

@@ -52,6 +52,10 @@ class Record:
     usage: Usage = field(default_factory=lambda: Usage(None, None, None))
     measured_at_s: float = 0.0
 
+    def draining(self) -> bool:
+        """The state may change at every await, which a type checker does not follow for plain fields."""
+        return self.state == "draining"
+
 
 @dataclass(frozen=True)
 class Context:
@@ -194,7 +198,7 @@ class ManagedFunction:
         """Launch one replica and wait until it is ready, has ended, or took too long."""
         settings = self._context.settings
         async with self._context.starts:
-            if record.state == "draining":
+            if record.draining():
                 self._gone(record)
                 return
             began_s = self._loop.time()
@@ -214,7 +218,7 @@ class ManagedFunction:
                 self._gone(record)
                 raise
             self._context.changed()
-            if record.state == "draining":
+            if record.draining():
                 self._context.launcher.signal(record.slot, signal.SIGKILL, group=True)
             elif limits != self.prepared.limits:
                 self.apply_limits(record)

@@ -41,7 +41,8 @@ def watch(reading_end: int) -> None:
     for group in groups:
         kernel.kill_group(group)
     deadline = time.monotonic() + 5.0
-    while not all([empty_cgroup(path) for path in cgroups]) and time.monotonic() < deadline:
+    while cgroups and time.monotonic() < deadline:
+        cgroups = [path for path in cgroups if not empty_cgroup(path)]
         time.sleep(0.02)
 
 

@@ -80,7 +80,8 @@ class WarmParent:
         ours, theirs = channel.pair()
         ours.setblocking(False)
         with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 (returns once executed; must come from this thread)
+            # Not in another thread: the parent asks for a signal at the death of the thread that made it.
+            self._process = subprocess.Popen(
                 [*self._command, f"--control={theirs.fileno()}"],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -110,7 +110,8 @@ class Watchdog:
 
 
 async def _body(receive: Receive, limit: int) -> bytes | None:
-    parts, size = [], 0
+    parts: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
