@@ -53,6 +53,10 @@ def build(
 def write(out_dir: Path, run: Run, slo_s: float, meta: Mapping[str, Any]) -> ReportPaths:
     """The same from a :class:`Run` in memory. Raises ReportError."""
     numbers = compute(run, slo_s, meta)
+    try:
+        numbers_text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"meta holds something that is not JSON: {error}") from error
     pictures = {
         "latency": figures.latency(run, slo_s),
         "scale": figures.scale(run),
@@ -66,11 +70,9 @@ def write(out_dir: Path, run: Run, slo_s: float, meta: Mapping[str, Any]) -> Rep
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         paths.html.write_text(html, encoding="utf-8")
-        paths.json.write_text(json.dumps(numbers, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        paths.json.write_text(numbers_text, encoding="utf-8")
         for path, data in zip(paths.pictures, pictures.values(), strict=True):
             path.write_bytes(data)
     except OSError as error:
         raise ReportError(f"the report cannot be written to {out_dir}: {error.strerror or error}") from error
-    except (TypeError, ValueError) as error:
-        raise ReportError(f"meta holds something that is not JSON: {error}") from error
     return paths

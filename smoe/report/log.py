@@ -6,21 +6,19 @@ configuration's fields prefixed with ``present_`` or ``target_`` in decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from autoscaler.contract import Configuration, TickReport
+from autoscaler.logger import CONFIGURATION_FIELDS, read
 from smoe.errors import SmoeError
 from smoe.report.model import Action, ActionKind, NodeWindow, PipelineWindow
 from smoe.view.build import describe_change
 
 Rows = tuple[tuple[PipelineWindow, ...], tuple[NodeWindow, ...], tuple[Action, ...]]
-
-CONFIGURATION_FIELDS = ("memory_mb", "cpu_cores", "gpu_share", "replicas", "concurrency")
 
 
 class LogError(SmoeError):
@@ -77,7 +75,7 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
     """The rows whose window ended after ``since_s`` (Unix time). An empty or missing folder gives no rows. Raises
     LogError.
     """
-    windows = [
+    windows = tuple(
         PipelineWindow(
             end_s=row["end_s"],
             window_s=row["end_s"] - row["start_s"],
@@ -86,45 +84,43 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
             provisioned_cost=row["cost_provisioned"],
             busy_cost=row["cost_busy"],
         )
-        for row in _rows(
-            log_dir, "pipeline-*.parquet", since_s,
-            ("start_s", "end_s", "requests_per_s", "latency_p95_s", "cost_provisioned", "cost_busy"),
-        )
-    ]  # fmt: skip
-    nodes = [
+        for row in _rows(log_dir, "pipeline", since_s)
+    )
+    nodes = tuple(
         NodeWindow(
-            row["end_s"], row["node"], row["kind"], row["layer"], row["expert"], row["tokens_per_s"], row["replicas"]
+            end_s=row["end_s"],
+            node=row["node"],
+            kind=row["kind"],
+            layer=row["layer"],
+            expert=row["expert"],
+            tokens_per_s=row["tokens_per_s"],
+            replicas=row["replicas"] if row["replicas"] is not None else row["ready_replicas"],
         )
-        for row in _rows(
-            log_dir, "windows-*.parquet", since_s,
-            ("end_s", "node", "kind", "layer", "expert", "tokens_per_s", "replicas"),
+        for row in _rows(log_dir, "windows", since_s)
+    )
+    actions = tuple(
+        make_action(
+            row["end_s"],
+            row["function"],
+            _configuration(row, "present"),
+            _configuration(row, "target"),
+            row["reason"],
+            applied=row["applied"] and not row["dry_run"],
         )
-    ]  # fmt: skip
-    settings = tuple(f"{side}_{name}" for side in ("present", "target") for name in CONFIGURATION_FIELDS)
-    actions = []
-    for row in _rows(log_dir, "decisions-*.parquet", since_s, ("end_s", "function", "reason", "applied", *settings)):
-        present, target = _configuration(row, "present"), _configuration(row, "target")
-        if present != target:
-            actions.append(
-                make_action(row["end_s"], row["function"], present, target, row["reason"], applied=bool(row["applied"]))
-            )
-    return tuple(windows), tuple(nodes), tuple(actions)
+        for row in _rows(log_dir, "decisions", since_s)
+        if row["changes"]
+    )
+    return windows, nodes, actions
 
 
 def _configuration(row: dict[str, Any], side: str) -> Configuration:
     return Configuration(**{name: row[f"{side}_{name}"] for name in CONFIGURATION_FIELDS})
 
 
-def _rows(log_dir: Path, pattern: str, since_s: float, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of all matching files, by time."""
-    found: list[dict[str, Any]] = []
-    for path in sorted(log_dir.glob(pattern)):
-        try:
-            schema = pq.read_schema(path)
-            missing = [name for name in columns if name not in schema.names]
-            if missing:
-                raise LogError(f"{path}: the log has no column {', '.join(missing)}; it has {', '.join(schema.names)}")
-            found.extend(pq.read_table(path, columns=list(columns)).to_pylist())
-        except (OSError, pa.ArrowException) as error:
-            raise LogError(f"{path}: not a readable parquet file ({error})") from error
-    return sorted((row for row in found if row["end_s"] > since_s), key=lambda row: row["end_s"])
+def _rows(log_dir: Path, kind: str, since_s: float) -> list[dict[str, Any]]:
+    """Rows of one kind by time, as the function logger reads them back."""
+    try:
+        rows: list[dict[str, Any]] = read(log_dir, kind).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise LogError(f"{log_dir}/{kind}-*.parquet: the controller's log cannot be read ({error})") from error
+    return [row for row in rows if row["end_s"] > since_s]

@@ -151,7 +151,7 @@ def _cell(cell: ExpertCell | None, total: float, experts: int, form: int) -> Tex
         style = next(colour for limit, colour in HEAT if relative < limit)
     text = Text()
     if form == 2:
-        text.append(f"{bar}{bar} {percent:>2}%", style=style).append(
+        text.append(f"{bar}{bar} {percent:>2}{' ' if percent == UNKNOWN else '%'}", style=style).append(
             f" {TIMES}{replicas}", style="bold" if starting else ""
         )
         if cell.concurrency_utilisation is not None and cell.concurrency_utilisation > 1:

@@ -1,0 +1,224 @@
+"""The live view, rendered to a recorded console and read as text."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from autoscaler.contract import Configuration, Cost, Decision, NodeObservation, Observation, TickReport
+from smoe.view.build import ViewBuilder, describe_change
+from smoe.view.live import View
+from smoe.view.model import DecisionLine, ExpertCell, ViewState
+from smoe.view.render import plain_line, render
+from traces.replay import Progress
+from traces.results import RequestRecord
+
+
+def grid(layers: int, experts: int, **more: object) -> ViewState:
+    """Expert e of every layer gets e + 1 parts of the tokens and e + 1 replicas."""
+    cells = tuple(
+        ExpertCell(layer, expert, 10.0 * (expert + 1), expert + 1, expert + 1)
+        for layer in range(layers)
+        for expert in range(experts)
+    )
+    state = ViewState(
+        "minilm", "hpa", elapsed_s=83.0, window_s=5.0, slo_s=0.25, p95_s=0.231, requests_per_s=42.3, experts=cells
+    )
+    return replace(state, **more)  # type: ignore[arg-type]
+
+
+def text_of(state: ViewState, width: int, height: int | None = None, colour: bool = False) -> str:
+    console = Console(
+        width=width,
+        file=io.StringIO(),
+        force_terminal=colour,
+        color_system="truecolor" if colour else None,
+        record=True,
+    )
+    console.print(render(state, width, height))
+    return console.export_text(styles=colour)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize(("layers", "experts"), [(6, 4), (12, 8)])
+def test_every_expert_shows_its_share_and_replicas_within_the_width(width: int, layers: int, experts: int) -> None:
+    lines = text_of(grid(layers, experts), width).splitlines()
+    assert max(cell_len(line) for line in lines) <= width
+    rows = [line for line in lines if "×1" in line and "×2" in line]
+    assert len(rows) == layers
+    for row in rows:
+        for expert in range(experts):
+            share = 100 * (expert + 1) / (experts * (experts + 1) / 2)
+            assert f"{share:.0f}" in row and f"×{expert + 1}" in row
+
+
+def test_latency_stands_against_the_slo_in_words_and_in_colour() -> None:
+    assert "231 ms of 250 ms ok" in text_of(grid(2, 2), 100)
+    over = grid(2, 2, p95_s=0.4)
+    assert "400 ms of 250 ms OVER" in text_of(over, 100)
+    assert "\x1b[1;31m400 ms" in text_of(over, 100, colour=True)
+    assert "\x1b[" not in text_of(over, 100)
+
+
+def test_a_missing_number_is_a_dash_and_not_a_zero() -> None:
+    text = text_of(
+        ViewState("p", "static", 0.0, 5.0, experts=(ExpertCell(0, 0, None, None), ExpertCell(0, 1, 5.0, 1))), 100
+    )
+    assert "P95         –" in text and "··  – " in text and "–%" not in text and "100%" in text
+
+
+def test_an_empty_view_renders() -> None:
+    assert "no expert has been observed yet" in text_of(ViewState("p", "static", 0.0, 5.0), 80)
+
+
+def test_decisions_give_way_to_the_heat_map_on_a_low_terminal() -> None:
+    decisions = tuple(DecisionLine(float(i), f"f{i}", "replicas 1 → 2", "why") for i in range(9))
+    state = grid(12, 8, decisions=decisions)
+    assert "f8" in text_of(state, 160, 60) and "f2" not in text_of(state, 160, 60)
+    low = text_of(state, 80, 26)
+    assert "f8" not in low and "   11 " in low
+    assert len(low.splitlines()) <= 26
+
+
+def test_replicas_on_the_way_and_full_experts_are_marked() -> None:
+    cells = (ExpertCell(0, 0, 5.0, 3, 1, 1.4), ExpertCell(0, 1, 5.0, 1, 1, 0.2))
+    text = text_of(ViewState("p", "hpa", 0.0, 5.0, experts=cells), 100)
+    assert "×1/3!" in text and "50% ×1 " in text
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 7), st.one_of(st.none(), st.floats(0, 1e9))), max_size=60),
+    st.integers(20, 200),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_state_renders_within_its_width(cells: list[tuple[int, int, float | None]], width: int) -> None:
+    state = ViewState(
+        "p", "hpa", 1.0, 5.0, experts=tuple(ExpertCell(layer, e, tokens, 2) for layer, e, tokens in cells)
+    )
+    console = Console(width=max(40, width), file=io.StringIO())
+    console.print(render(state, width))
+    assert plain_line(state).count("\n") == 0
+
+
+def test_without_a_terminal_there_is_one_plain_line_per_window() -> None:
+    stream = io.StringIO()
+    with View(Console(file=stream, width=80)) as view:
+        for elapsed in (5.0, 6.0, 7.0, 10.0):
+            view.show(grid(2, 2, elapsed_s=elapsed))
+    lines = stream.getvalue().splitlines()
+    assert [line.split()[0] for line in lines] == ["t=5s", "t=10s"]
+    assert "p95=231 ms/250 ms ok" in lines[0] and "expert_replicas=6" in lines[0] and "\x1b" not in stream.getvalue()
+
+
+def test_no_color_keeps_the_live_view_free_of_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    with View(Console(file=stream, width=100, height=50, force_terminal=True)) as view:
+        assert view.interactive
+        view.show(grid(2, 2, p95_s=0.9))
+    assert "900 ms" in stream.getvalue() and "\x1b[1;31m" not in stream.getvalue() and "38;2" not in stream.getvalue()
+
+
+def configuration(replicas: int) -> Configuration:
+    return Configuration(512, 1.0, 0.0, replicas, 4)
+
+
+def node(
+    node_id: str, kind: str, layer: int | None, expert: int | None, tokens: float | None, replicas: int
+) -> NodeObservation:
+    unknown = dict.fromkeys(
+        (
+            "cpu_utilisation",
+            "memory_utilisation",
+            "gpu_utilisation",
+            "latency_p95_s",
+            "latency_mean_s",
+            "requests_per_s",
+            "in_flight",
+            "waiting",
+            "busy_s",
+            "cpu_s",
+            "peak_tokens",
+        )
+    )
+    return NodeObservation(
+        node=node_id,
+        function=f"m-{node_id}",
+        kind=kind,
+        layer=layer,
+        expert=expert,
+        configuration=configuration(replicas),  # type: ignore[arg-type]
+        ready_replicas=replicas,
+        concurrency_utilisation=0.5,
+        tokens_per_s=tokens,
+        **unknown,
+    )
+
+
+def report(end_s: float, p95_s: float | None = 0.1, **more: object) -> TickReport:
+    nodes = (node("ingress", "ingress", None, None, 9.0, 2), node("expert-0-0", "expert", 0, 0, 9.0, 1))
+    seen = Observation(
+        start_s=end_s - 5,
+        end_s=end_s,
+        pipeline="m",
+        requests=10,
+        failed=0,
+        requests_per_s=2.0,
+        tokens_per_s=40.0,
+        in_flight=1.0,
+        latency_p50_s=0.05,
+        latency_p95_s=p95_s,
+        latency_p99_s=None,
+        nodes=nodes,
+        layers=(),
+        problems=("a scrape failed",),
+    )
+    decision = Decision("m-expert-0-0", "expert-0-0", configuration(1), configuration(3), configuration(3), "busy")
+    same = Decision("m", "ingress", configuration(2), configuration(2), configuration(2), "within tolerance")
+    fields = {"applied": ("m-expert-0-0",), "cost": Cost(0.001, 0.005), **more}
+    return TickReport(seen, (decision, same), **fields)  # type: ignore[arg-type]
+
+
+def test_a_tick_becomes_what_is_shown() -> None:
+    builder = ViewBuilder("m", "hpa", started_s=1000.0, slo_s=0.2)
+    builder.tick(report(1005.0, 0.1))
+    state = builder.tick(report(1010.0, None))
+    assert (state.elapsed_s, state.window_s, state.p95_history_s) == (10.0, 5.0, (0.1, None))
+    assert state.provisioned_per_hour == pytest.approx(3.6) and state.busy_per_hour == pytest.approx(0.72)
+    assert [cell.replicas for cell in state.experts] == [1] and state.segments == (("ingress", 2),)
+    assert [(line.function, line.change) for line in state.decisions] == [("m-expert-0-0", "replicas 1 → 3")] * 2
+    assert state.problems == ("a scrape failed",)
+    assert "m-expert-0-0: replicas 1 → 3 (busy)" in plain_line(state)
+
+
+def test_a_change_that_did_not_happen_is_not_shown_as_done() -> None:
+    failed = ViewBuilder("m", "hpa", 0.0, None).tick(
+        report(5.0, applied=(), failures={"m-expert-0-0": "500 from the gateway"})
+    )
+    assert failed.decisions[-1].change.endswith("(not applied)")
+    assert "m-expert-0-0: change failed, 500 from the gateway" in failed.problems
+    dry = ViewBuilder("m", "hpa", 0.0, None).tick(report(5.0, applied=(), dry_run=True))
+    assert dry.decisions[-1].change.endswith("(dry run)")
+
+
+def test_replay_progress_is_taken_over_between_windows() -> None:
+    progress = Progress(planned=7)
+    for outcome in ("ok", "ok", "rejected", "cancelled"):
+        progress.add(RequestRecord(0, 0.0, 0.0, 0.1, outcome, None, None, 1, 1, "r", None))  # type: ignore[arg-type]
+    state = ViewBuilder("m", "hpa", 100.0, None).progress(progress, now_s=103.0)
+    assert (state.requests, state.failed, state.planned, state.elapsed_s) == (2, 1, 7, 3.0)
+
+
+def test_a_change_names_only_what_differs() -> None:
+    assert describe_change(configuration(1), configuration(1)) == ""
+    assert (
+        describe_change(configuration(1), Configuration(256, 0.5, 0.0, 1, 8))
+        == "concurrency 4 → 8, cpu 1 → 0.5 cores, memory 512 → 256 MB"
+    )
