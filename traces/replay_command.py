@@ -1,0 +1,277 @@
+"""The command ``replay``: options in, an open-loop replay, two files and a summary out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from traces import catalog, loading, prompts, scale
+from traces import replay as client
+from traces.azure_functions import Placement
+from traces.errors import ReplayError
+from traces.options import clip_options, data_option, json_option, placement_option, seed_option
+from traces.results import CsvSink
+from traces.trace import Trace
+
+
+@click.command()
+@click.argument("function")
+@click.option(
+    "--gateway", "gateway_url", default="http://127.0.0.1:8080", show_default=True, help="Address of the gateway."
+)
+@click.option(
+    "--trace", "trace_name", default=None, help="Data set or file. [default: the bursty hour of the main job]"
+)
+@clip_options
+@data_option
+@placement_option
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Time compression; keeps the CV.",
+)
+@click.option(
+    "--max-rps",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Thin the trace to this mean rate (changes the CV).",
+)
+@click.option(
+    "--texts",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of prompt sets. [default: DATA/text, else made sentences]",
+)
+@click.option(
+    "--max-words", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Longest text in words."
+)
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="KEY=JSON",
+    help="Further field of the request body, e.g. max_new_tokens=8.",
+)
+@click.option(
+    "--slo-ms",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Latency target; reports the share within it.",
+)
+@click.option(
+    "--connections", type=click.IntRange(1, 10_000), default=256, show_default=True, help="Most connections at once."
+)
+@click.option(
+    "--timeout-s", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True, help="Per request."
+)
+@click.option(
+    "--retries", type=click.IntRange(0, 10), default=0, show_default=True, help="After a 429 or a refused connection."
+)
+@seed_option
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out"),
+    show_default=True,
+    help="Folder of requests.csv and replay.json.",
+)
+@json_option
+def replay(
+    function: str,
+    gateway_url: str,
+    trace_name: str | None,
+    row: str | None,
+    start_s: float | None,
+    duration_s: float | None,
+    data: Path | None,
+    placement: Any,
+    speed: float,
+    max_rps: float | None,
+    texts: Path | None,
+    max_words: int,
+    fields: tuple[str, ...],
+    slo_ms: float | None,
+    connections: int,
+    timeout_s: float,
+    retries: int,
+    seed: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Send texts to FUNCTION at a trace's arrival times, open loop.
+
+    Writes OUT/requests.csv (every request) and OUT/replay.json (the summary). Ctrl-C stops sending and closes with
+    what is there. Exit status 1 when a request failed.
+    """
+    folder = catalog.data_folder(data)
+    part = Part(trace_name, row, start_s, duration_s, placement, seed)
+    trace = _load(part, folder)
+    if max_rps is not None and trace.requests:
+        trace = scale.thin(trace, min(1.0, max_rps / (trace.mean_rps * speed)), seed)
+    chosen = prompts.load_prompts(texts or _text_folder(folder), max_words)
+    settings = client.ReplaySettings(
+        url=f"{gateway_url.rstrip('/')}/function/{function}",
+        speed=speed,
+        connections=connections,
+        timeout_s=timeout_s,
+        retries=retries,
+        slo_s=slo_ms / 1000 if slo_ms is not None else None,
+        seed=seed,
+        fields=dict(_field(text) for text in fields),
+    )
+    client.check(settings)
+    summary = _replay(trace, chosen, settings, out, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(summary))
+    else:
+        _print_summary(summary, out)
+    if summary["failed"]:
+        raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which arrivals are meant; ``name`` None is the bursty hour of the main job."""
+
+    name: str | None
+    row: str | None
+    start_s: float | None
+    duration_s: float | None
+    placement: Placement
+    seed: int
+
+
+def _load(part: Part, folder: Path | None) -> Trace:
+    if part.name is not None:
+        return loading.load(
+            catalog.resolve(part.name, folder),
+            row=part.row,
+            start_s=part.start_s,
+            duration_s=part.duration_s,
+            placement=part.placement,
+            seed=part.seed,
+        )
+    if part.row is not None:
+        raise ReplayError("--row chooses a row of a trace: name the trace with --trace")
+    trace = catalog.bursty_hour(folder, part.placement, part.seed)
+    if part.start_s is None and part.duration_s is None:
+        return trace
+    begin = part.start_s or 0.0
+    return trace.clip(begin, begin + (part.duration_s or trace.duration_s))
+
+
+def _replay(
+    trace: Trace, texts: prompts.PromptSet, settings: client.ReplaySettings, out: Path, *, quiet: bool
+) -> dict[str, Any]:
+    """Run it and store both files; the summary."""
+    with CsvSink(out / "requests.csv") as sink:
+        sent = texts.choose(max(1, trace.requests), settings.seed)
+        result = _run(_with_progress(trace, sent, settings, sink, quiet=quiet))
+    summary = {**result.summary, "texts": texts.source}
+    (out / "replay.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def _text_folder(data: Path | None) -> Path | None:
+    folder = data / "text" if data is not None else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _field(text: str) -> tuple[str, Any]:
+    key, mark, value = text.partition("=")
+    try:
+        if not mark or not key:
+            raise ValueError("no '='")
+        return key, json.loads(value)
+    except ValueError as error:
+        raise ReplayError(f"--field {text!r}: KEY=JSON is needed, e.g. max_new_tokens=8 ({error})") from error
+
+
+def _run(work: Any) -> client.ReplayResult:
+    """On uvloop where it is installed: it halves the client's share of the machine that is being measured."""
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        result: client.ReplayResult = runner.run(work)
+        return result
+
+
+async def _with_progress(
+    trace: Trace, texts: list[str], settings: client.ReplaySettings, sink: CsvSink, *, quiet: bool
+) -> client.ReplayResult:
+    stop = asyncio.Event()
+    seen: list[client.Progress] = []
+    async with _stop_on_interrupt(stop):
+        work = asyncio.create_task(
+            client.replay(trace, texts, settings, on_record=sink.add, on_start=seen.append, stop=stop)
+        )
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[extra]}"), TimeRemainingColumn(),
+        )  # fmt: skip
+        with Progress(*columns, disable=quiet, console=Console(stderr=True)) as bar:
+            task = bar.add_task("replay", total=trace.requests, extra="")
+            while not work.done():
+                await asyncio.wait((work,), timeout=0.25)
+                if seen:
+                    bar.update(task, completed=seen[0].done, extra=_extra(seen[0]))
+        return await work
+
+
+def _extra(progress: client.Progress) -> str:
+    recent = progress.recent_latency_s(10.0)
+    latency = f"P95 of 10 s {recent['p95'] * 1000:.0f} ms" if recent else "no answers in 10 s"
+    return f"{progress.in_flight} in flight, {progress.failed} failed, {latency}"
+
+
+@contextlib.asynccontextmanager
+async def _stop_on_interrupt(stop: asyncio.Event) -> AsyncIterator[None]:
+    """The first Ctrl-C or SIGTERM sets ``stop``."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _print_summary(summary: dict[str, Any], out: Path) -> None:
+    console = Console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    state = "complete" if summary["complete"] else "stopped early"
+    table.add_row("requests", f"{summary['requests']} of {summary['planned']} ({state}), {summary['failed']} failed")
+    others = {kind: count for kind, count in summary["outcomes"].items() if kind != "ok"}
+    if others:
+        table.add_row("not ok", ", ".join(f"{count} {kind}" for kind, count in others.items()))
+    for name, key in (("latency", "latency_s"), ("since due", "from_schedule_s"), ("client late", "lateness_s")):
+        numbers = summary[key]
+        if numbers:
+            table.add_row(
+                name, ", ".join(f"{part.upper()} {numbers[part] * 1000:.1f} ms" for part in ("p50", "p95", "p99"))
+            )
+    if summary["slo_attainment"] is not None:
+        table.add_row("within SLO", f"{summary['slo_attainment']:.1%} of requests in {summary['slo_s'] * 1000:g} ms")
+    if summary["answered_rps"]:
+        table.add_row("rate", f"{summary['answered_rps']:.1f} answers/s, client CPU {summary['client_cpu_s']:.1f} s")
+    table.add_row("trace", f"{summary['trace']['source']} (sha256 {summary['trace']['sha256'][:12]})")
+    table.add_row("written", f"{out / 'requests.csv'}, {out / 'replay.json'}")
+    console.print(table)
