@@ -13,7 +13,7 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -174,8 +174,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        for request in self._unanswered():
-            request.abandoned = True
+        if self._current is not None:
+            self._current.abandoned = True
+        self._queue.clear()
         self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -212,11 +213,6 @@ class Connection(asyncio.Protocol):
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = False
             self._transport.resume_reading()
-
-    def _unanswered(self) -> Iterator[Request]:
-        if self._current is not None:
-            yield self._current
-        yield from (entry[0] for entry in self._queue if not isinstance(entry, Reply))
 
     def _fail(self, status: int, code: str, message: str) -> None:
         """Answer once, after the replies that are due, and close: the rest of the stream cannot be understood."""

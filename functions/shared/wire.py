@@ -33,6 +33,8 @@ DTYPE_OF_CODE: Mapping[int, torch.dtype] = {
 CODE_OF_DTYPE: Mapping[torch.dtype, int] = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
 _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyz_")
 _PADDING = bytes(ALIGNMENT)
+_MOST_NUMBERS = 2**40
+"""Bound of an empty tensor's other dimensions, well inside what strides can express."""
 _HEAD = struct.Struct("<4sBBH")
 _DIMS = tuple(struct.Struct(f"<{n}IQ") for n in range(MAX_DIMS + 1))
 
@@ -161,6 +163,8 @@ def _descriptions(view: memoryview, count: int) -> tuple[list[tuple[str, torch.d
 
 def _tensor(view: memoryview, dtype: torch.dtype, shape: tuple[int, ...], position: int, size: int) -> Tensor:
     if size == 0:
+        if prod(max(1, n) for n in shape) > _MOST_NUMBERS:
+            raise WireError(f"an empty tensor has the shape {list(shape)}, too large to be described")
         return torch.empty(shape, dtype=dtype)
     flat = torch.frombuffer(view, dtype=dtype, count=size // dtype.itemsize, offset=position)
     if flat.data_ptr() % dtype.itemsize:

@@ -1,0 +1,305 @@
+"""The HTTP server of local workers, spoken to over raw sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from functions.shared.messages import Reply, Request, error_reply
+from functions.shared.server import Connection, FunctionServer, ServerSettings
+from tests.unit.functions.conftest import Held, Scripted, echo, get, post, read_reply
+
+
+async def test_a_body_comes_back_on_a_kept_connection(start: Any) -> None:
+    running = await start(echo())
+    replies = await running.send(post(body=b"one") + post(body=b"two"), 2)
+    assert [(status, body) for status, _, body in replies] == [(200, b"one"), (200, b"two")]
+    assert "connection" not in replies[0][1]
+
+
+async def test_pipelined_requests_are_answered_in_order_one_at_a_time(start: Any) -> None:
+    held = Held()
+    running = await start(held)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(b"".join(post(body=str(i).encode()) for i in range(30)))
+    for i in range(30):
+        await held.wait(i + 1)
+        assert len(held.calls) == i + 1
+        request, answer = held.calls[i]
+        answer(Reply(200, (bytes(request.body),), "text/plain"))
+        assert (await read_reply(reader))[2] == str(i).encode()
+    writer.close()
+
+
+async def test_thousands_of_pipelined_requests_do_not_exhaust_the_stack(start: Any) -> None:
+    running = await start(echo())
+    replies = await running.send(get("/_/health") * 3000, 3000)
+    assert {status for status, _, _ in replies} == {200}
+
+
+async def test_chunked_bodies_are_read_whole(start: Any) -> None:
+    running = await start(echo())
+    data = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
+    assert (await running.send(data))[0][2] == b"abcdefg"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+async def test_what_is_not_http_gets_400_and_a_closed_connection(start: Any, data: bytes) -> None:
+    running = await start(echo())
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(data)
+    status, headers, body = await read_reply(reader)
+    assert (status, headers["connection"]) == (400, "close")
+    assert "error" in json.loads(body)
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_a_body_above_the_limit_gets_413_before_it_is_read(start: Any) -> None:
+    running = await start(echo(), max_body_bytes=10)
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 11\r\n\r\n"
+    assert (await running.send(head))[0][0] == 413
+    chunk = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nb\r\n" + bytes(11)
+    assert (await running.send(chunk))[0][0] == 413
+    assert (await running.send(post(body=bytes(10))))[0][0] == 200
+
+
+async def test_huge_headers_get_431(start: Any) -> None:
+    running = await start(echo())
+    assert (await running.send(post(headers=f"a: {'b' * 70_000}\r\n")))[0][0] == 431
+
+
+async def test_calls_above_max_inflight_get_429_and_are_not_begun(start: Any) -> None:
+    held = Held()
+    running = await start(held, max_inflight=1)
+    first = asyncio.ensure_future(running.send(post()))
+    await held.wait(1)
+    status, headers, body = (await running.send(post()))[0]
+    assert (status, headers["retry-after"], headers["x-openfaas-internal"]) == (429, "1", "smoe")
+    assert b"Max concurrent requests: 1" in body
+    assert (await running.send(get("/_/ready")))[0][0] == 429
+    assert (await running.send(get("/_/health")))[0][0] == 200
+    running.server.settings.max_inflight = 2
+    second = asyncio.ensure_future(running.send(post()))
+    await held.wait(2)
+    held.answer_all()
+    assert [(await one)[0][0] for one in (first, second)] == [200, 200]
+    assert running.server.in_flight == 0
+
+
+async def test_health_ready_and_metrics_answer(start: Any) -> None:
+    running = await start(Held())
+    assert [(await running.send(get(path)))[0][0] for path in ("/_/health", "/_/ready", "/metrics", "/_/x")] == [
+        200,
+        200,
+        200,
+        404,
+    ]
+    assert (await running.send(get("/metrics")))[0][2] == b"held 1\n"
+
+
+async def test_head_has_the_length_but_no_body(start: Any) -> None:
+    running = await start(echo())
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(b"HEAD /_/health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    answer = await reader.read()
+    assert b"content-length: 2" in answer
+    assert answer.endswith(b"\r\n\r\n")
+    writer.close()
+
+
+async def test_the_request_id_is_passed_on_or_made(start: Any) -> None:
+    application = echo()
+    running = await start(application)
+    sent = [post(headers="X-Request-Id: abc\r\n"), post(headers="X-Call-Id: def\r\n"), post()]
+    ids = [(await running.send(data))[0][1]["x-request-id"] for data in sent]
+    assert ids[:2] == ["abc", "def"]
+    assert len(ids[2]) == 32
+    assert [request.request_id for request in application.seen] == ids
+
+
+async def test_a_header_cannot_be_smuggled_through_an_error_message(start: Any) -> None:
+    running = await start(Scripted(lambda _: Reply(200, (), headers={"a": "b\r\nset-cookie: c"})))
+    assert "set-cookie" not in (await running.send(post()))[0][1]
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [("0", 504), ("-5", 504), ("abc", 400), ("nan", 400), ("inf", 400), ("1e12", 400), ("50", 200)],
+)
+async def test_a_spent_deadline_gets_504_and_a_malformed_one_400(start: Any, value: str, status: int) -> None:
+    application = echo()
+    running = await start(application)
+    assert (await running.send(post(headers=f"X-Timeout-Ms: {value}\r\n")))[0][0] == status
+    assert len(application.seen) == (status == 200)
+
+
+async def test_the_deadline_reaches_the_application(start: Any) -> None:
+    application = echo()
+    running = await start(application)
+    await running.send(post(headers="X-Timeout-Ms: 1500\r\n"))
+    request = application.seen[0]
+    assert request.deadline_s is not None
+    assert request.deadline_s - request.arrived_s == pytest.approx(1.5)
+
+
+async def test_an_application_that_raises_gets_500_marked_as_the_platforms(start: Any) -> None:
+    def fail(_: Request) -> Reply:
+        raise RuntimeError("secret detail")
+
+    running = await start(Scripted(fail))
+    status, headers, body = (await running.send(post()))[0]
+    assert (status, headers["x-openfaas-internal"]) == (500, "smoe")
+    assert b"secret detail" not in body
+    assert running.server.in_flight == 0
+
+
+async def test_a_client_that_goes_away_marks_its_requests_abandoned(start: Any) -> None:
+    held = Held()
+    running = await start(held)
+    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(post() + post())
+    await held.wait(1)
+    writer.transport.abort()
+    async with asyncio.timeout(5):
+        while running.server.connections:
+            await asyncio.sleep(0)
+    assert held.calls[0][0].abandoned
+    held.answer_all()
+    assert running.server.in_flight == 0
+
+
+async def test_drain_answers_what_is_in_flight_and_then_closes(start: Any) -> None:
+    held = Held()
+    running = await start(held, settle_s=0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    idle_reader, idle_writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(post() + post())
+    await held.wait(1)
+    drain = asyncio.ensure_future(running.server.drain())
+    await asyncio.sleep(0)
+    assert (await running.send(get("/_/ready")))[0][0] == 503
+    assert await idle_reader.read() == b""
+    assert not drain.done()
+    held.answer_all(b"first")
+    assert "connection" not in (await read_reply(reader))[1]
+    await held.wait(2)
+    held.calls[1][1](Reply(200, (b"second",), "text/plain"))
+    status, headers, body = await read_reply(reader)
+    assert (status, headers["connection"], body) == (200, "close", b"second")
+    async with asyncio.timeout(5):
+        await drain
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", running.port)
+    writer.close()
+    idle_writer.close()
+
+
+async def test_drain_waits_for_a_request_that_is_still_arriving(start: Any) -> None:
+    running = await start(echo())
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    whole = post(body=b"abcdef")
+    writer.write(whole[:-3])
+    async with asyncio.timeout(5):
+        while not running.server.connections:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+    drain = asyncio.ensure_future(running.server.drain())
+    await asyncio.sleep(0.01)
+    writer.write(whole[-3:])
+    assert (await read_reply(reader))[2] == b"abcdef"
+    async with asyncio.timeout(5):
+        await drain
+    writer.close()
+
+
+async def test_drain_ends_in_time_even_when_a_call_does_not(start: Any) -> None:
+    held = Held()
+    running = await start(held, drain_s=0.05)
+    call = asyncio.ensure_future(running.send(post()))
+    await held.wait(1)
+    async with asyncio.timeout(5):
+        await running.server.drain()
+    with pytest.raises(asyncio.IncompleteReadError):
+        await call
+
+
+class _Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+
+    def writelines(self, chunks: list[bytes]) -> None:
+        self.written += b"".join(chunks)
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        """Nothing to pause."""
+
+    def resume_reading(self) -> None:
+        """Nothing to resume."""
+
+
+REQUESTS = post("/a", b"12345") + post("/b") + get("/_/health") + post("/c", b"x" * 50)
+
+
+def _feed(pieces: list[bytes]) -> _Wire:
+    loop = asyncio.new_event_loop()
+    try:
+        application = Scripted(lambda r: Reply(200, (r.path.encode(), bytes(r.body)), "text/plain"))
+        server = FunctionServer(application, ServerSettings(max_body_bytes=1000))
+        connection, wire = Connection(server, loop), _Wire()
+        connection.connection_made(wire)  # type: ignore[arg-type]
+        for piece in pieces:
+            connection.data_received(piece)
+        connection.connection_lost(None)
+        assert server.in_flight == 0
+        return wire
+    finally:
+        loop.close()
+
+
+@given(st.lists(st.integers(0, len(REQUESTS)), max_size=8))
+def test_replies_do_not_depend_on_how_the_bytes_arrive(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(REQUESTS)]
+    pieces = [REQUESTS[a:b] for a, b in pairwise(edges)]
+    bodies = [part.split(b"\r\n\r\n")[1] for part in _feed(pieces).written.split(b"HTTP/1.1 ")[1:]]
+    assert bodies == [b"/a12345", b"/b", b"OK", b"/c" + b"x" * 50]
+
+
+@settings(max_examples=200)
+@given(st.lists(st.binary(max_size=80), max_size=4), st.integers(0, len(REQUESTS)))
+def test_garbage_is_answered_with_a_client_error_or_not_at_all(garbage: list[bytes], cut: int) -> None:
+    written = _feed([REQUESTS[:cut], *garbage]).written
+    assert not {part[:3] for part in written.split(b"HTTP/1.1 ")[1:]} & {b"500", b"502", b"503"}
+
+
+def test_error_replies_are_json_with_a_code_and_a_sentence() -> None:
+    reply = error_reply(503, "x", 'with "quotes"', platform=True, retry_after_s=2)
+    assert json.loads(bytes(reply.chunks[0])) == {"error": {"code": "x", "message": 'with "quotes"'}}
+    assert reply.headers == {"x-openfaas-internal": "smoe", "retry-after": "2"}
