@@ -154,7 +154,7 @@ def _plot(trace: Trace, path: Path | None) -> None:
     if path is not None:
         cv = trace.iat_cv
         about = f"CV {cv:.2f}, {trace.pattern}" if cv is not None else "too few requests for a CV"
-        plots.plot_arrivals(trace, path, f"{trace.source}: {trace.requests} requests, {about}")
+        plots.plot_arrivals(trace, path, f"{trace.source}\n{trace.requests} requests, {about}")
 
 
 def _show(found: list[dict[str, Any]], as_json: bool) -> None:
@@ -164,6 +164,8 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
     console = Console()
     for entry in found:
         table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
         for key, value in entry.items():
             if value is not None:
                 table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -26,7 +26,7 @@ def plot_arrivals(trace: Trace, path: Path, title: str) -> None:
     axes.set_ylabel("requests / s")
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, max(trace.duration_s / 60, 1e-9))
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(title, fontsize=8.5, loc="left", wrap=True)
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
