@@ -28,7 +28,7 @@ HEAT = (
     (float("inf"), "#d03b3b"),
 )
 """Colour up to a load relative to the layer's mean."""
-WIDE_COLUMNS = 120
+WIDE_COLUMNS = 140
 NARROW_DECISIONS, WIDE_DECISIONS = 4, 6
 
 
@@ -126,10 +126,14 @@ def _heat_map(state: ViewState, width: int) -> RenderableType:
         known = [cell.tokens_per_s for cell in row if cell is not None and cell.tokens_per_s is not None]
         total = sum(known)
         table.add_row(str(layer), *(_cell(cell, total, len(experts), form) for cell in row))
-    key = Text("% of the layer's tokens" + (f" {TIMES}replicas" if form else "") + " ", style="dim", no_wrap=True)
+    key = Text(no_wrap=True)
+    key.append("% of the layer's tokens" + (f" {TIMES}replicas" if form else "") + " ", style="dim")
     for index, (limit, colour) in enumerate(HEAT):
         key.append(f"█<{limit:g} " if index + 1 < len(HEAT) else f"█≥{HEAT[index - 1][0]:g} ", style=colour)
     key.append(f"{TIMES} even", style="dim")
+    if width >= 110:
+        marks = f"   {TIMES}1/3: 1 of 3 ready, !: calls wait" if form == 2 else "   *: not all ready"
+        key.append(marks, style="dim")
     return Panel(Group(table, key), title="load by layer and expert", title_align="left")
 
 
@@ -166,7 +170,7 @@ def _cell(cell: ExpertCell | None, total: float, experts: int, form: int) -> Tex
 def _segments(segments: Sequence[tuple[str, int | None]]) -> RenderableType:
     """The commonest count once, then each function that differs from it."""
     common = Counter(replicas for _, replicas in segments).most_common(1)[0][0]
-    text = Text("other replicas  ", style="dim")
+    text = Text().append("other replicas  ", style="dim")
     text.append(f"{TIMES}{UNKNOWN if common is None else common}", style="bold").append(" each")
     for name, replicas in segments:
         if replicas != common:
@@ -182,8 +186,8 @@ def _decisions(decisions: Sequence[DecisionLine], most: int) -> RenderableType:
         return Text("no decision yet", style="dim")
     lines = []
     for line in reversed(decisions[-most:]):
-        text = Text(f"{_clock(line.time_s):>5}  ", style="dim", no_wrap=True, overflow="ellipsis")
-        text.append(f"{line.function}  ", style="none").append(f"{line.change}  ", style="bold").append(line.reason)
+        text = Text(no_wrap=True, overflow="ellipsis").append(f"{_clock(line.time_s):>5}  ", style="dim")
+        text.append(f"{line.function}  ").append(f"{line.change}  ", style="bold").append(line.reason, style="dim")
         lines.append(text)
     return Panel(Group(*lines), title="last decisions", title_align="left")
 
@@ -193,7 +197,7 @@ def _history(state: ViewState, width: int) -> Text:
     past = state.p95_history_s[-max(10, width - 14) :]
     known = [value for value in past if value is not None]
     top = state.slo_s * 8 / 5 if state.slo_s else max(known, default=1.0) or 1.0
-    text = Text("P95 history  ", style="dim")
+    text = Text().append("P95 history  ", style="dim")
     for value in past:
         if value is None:
             text.append(" ")
