@@ -113,6 +113,11 @@ class LocalPipeline:
         assert self.ingress is not None, "start it first"
         return f"http://{self.ingress.address}"
 
+    @property
+    def feed_url(self) -> str:
+        """Where the replica table is published, as a gateway would."""
+        return self._feed.url
+
     def __enter__(self) -> LocalPipeline:
         try:
             self.start()
@@ -191,6 +196,11 @@ class _Feed:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self.url
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None, "start it first"
         return f"http://127.0.0.1:{self._server.server_address[1]}/system/replicas"
 
     def publish(self, functions: Mapping[str, object]) -> None:

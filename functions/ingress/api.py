@@ -1,8 +1,8 @@
 """The model's JSON API: what a request may hold, checked field by field, and how answers look.
 
 Encoders:  ``{"inputs": "text" | ["text", …], "states": false}`` → ``{"embeddings": [[…]], "tokens": n}``
-Decoders:  ``{"inputs": …, "max_new_tokens": n, "temperature": 0, "top_k": 0, "seed": 0}`` → continuations; without
-``max_new_tokens`` (or with ``"logits": true``) the next-token logits.
+Decoders:  ``{"inputs": …, "max_new_tokens": n, "temperature": 0, "top_k": 0, "seed": 0}`` → ``outputs``, one
+continuation a text; without ``max_new_tokens``, or with ``"logits": true``, each text's next-token ``logits``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import orjson
 from torch import Tensor
 
 from functions.shared.errors import BadInputError
+from functions.shared.wire import DEFAULT_LIMITS
 from moe.manifest import Manifest
 
 MAX_TEXTS = 256
@@ -53,7 +54,7 @@ def parse(body: bytes | bytearray, content_type: str, task: str) -> ModelRequest
     for name in document:
         if name not in allowed:
             raise BadInputError(f"the field {name!r} is not known; allowed are {', '.join(allowed)}")
-    request = ModelRequest(
+    return ModelRequest(
         texts=_texts(document),
         states=_flag(document, "states"),
         max_new_tokens=_number(document, "max_new_tokens", 0, 0, MAX_NEW_TOKENS),
@@ -62,9 +63,6 @@ def parse(body: bytes | bytearray, content_type: str, task: str) -> ModelRequest
         seed=_number(document, "seed", 0, 0, 2**63 - 1),
         logits=_flag(document, "logits"),
     )
-    if request.logits and request.max_new_tokens:
-        raise BadInputError("ask for logits or for max_new_tokens, not both")
-    return request
 
 
 def embedding_answer(model: str, reply: Mapping[str, Tensor], lengths: list[int], states: bool) -> bytes:
@@ -85,9 +83,26 @@ def logits_answer(model: str, logits: Tensor, tokens: int) -> bytes:
     return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def generation_answer(model: str, outputs: list[dict[str, Any]], tokens: int) -> bytes:
-    """One object a text: ``text``, ``token_ids``, ``finished``."""
-    return orjson.dumps({"model": model, "outputs": outputs, "tokens": tokens})
+def generation_answer(model: str, outputs: list[dict[str, Any]], logits: Tensor | None, tokens: int) -> bytes:
+    """One object a text: ``text``, ``token_ids``, ``finished``; and ``logits [B, vocab]`` where asked for."""
+    answer: dict[str, Any] = {"model": model, "outputs": outputs, "tokens": tokens}
+    if logits is not None:
+        answer["logits"] = logits.float().contiguous().numpy()
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def check_size(manifest: Manifest, lengths: list[int]) -> None:
+    """Refuse what would not fit one message between functions. Raises BadInputError."""
+    numbers = manifest.architecture.get("encoder", manifest.architecture)
+    per_token = 2 * 4 * int(numbers["hidden_size"]) + 12 * manifest.router.top_k
+    most = (DEFAULT_LIMITS.max_bytes - 4096) // per_token
+    if sum(lengths) > most:
+        raise BadInputError(f"the texts have {sum(lengths)} tokens together; at most {most} go into one request")
+    if manifest.task != "embedding":
+        vocabulary = int(manifest.architecture.get("decoder", manifest.architecture)["vocab_size"])
+        most = max(1, (DEFAULT_LIMITS.max_bytes - 4096) // (4 * vocabulary))
+        if len(lengths) > most:
+            raise BadInputError(f"inputs holds {len(lengths)} texts; at most {most} fit this model's logits")
 
 
 def description(manifest: Manifest) -> bytes:

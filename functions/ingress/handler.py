@@ -94,17 +94,18 @@ class Ingress:
             ids = self.tokenizer.encode_all(asked.texts)
         except MoeError as error:
             raise BadInputError(str(error)) from None
+        lengths = [len(text) for text in ids]
+        api.check_size(self.manifest, lengths)
         limit_s = request.arrived_s + self._timeout_s
         deadline_s = limit_s if request.deadline_s is None else min(request.deadline_s, limit_s)
         context = PassContext(request.request_id, deadline_s)
-        lengths = [len(text) for text in ids]
         if self.manifest.task == "embedding":
             reply = await self._run(ids, None, context)
             return api.embedding_answer(self.manifest.name, reply, lengths, asked.states), sum(lengths)
         if asked.max_new_tokens:
-            outputs = await self._generate(ids, asked, context)
+            outputs, logits = await self._generate(ids, asked, context)
             count = sum(lengths) + sum(len(output["token_ids"]) for output in outputs)
-            return api.generation_answer(self.manifest.name, outputs, count), count
+            return api.generation_answer(self.manifest.name, outputs, logits, count), count
         reply = await self._run(ids, [[self._special("decoder_start")] for _ in ids], context)
         return api.logits_answer(self.manifest.name, reply["logits"], sum(lengths)), sum(lengths)
 
@@ -120,31 +121,42 @@ class Ingress:
 
     async def _generate(
         self, ids: list[list[int]], asked: api.ModelRequest, context: PassContext
-    ) -> list[dict[str, Any]]:
-        """As ``moe.reference.WholeModel.generate_ids``: the whole text recomputed for each token."""
+    ) -> tuple[list[dict[str, Any]], torch.Tensor | None]:
+        """As ``moe.reference.WholeModel.generate_ids``: the whole text recomputed for each token.
+
+        Also the logits ``[B, vocab]`` of each text's first new token, where asked for.
+        """
         seq2seq = self.manifest.task == "seq2seq-lm"
         known = [[self._special("decoder_start")] if seq2seq else list(text) for text in ids]
         longest = int(self.manifest.architecture.get("decoder", self.manifest.architecture)["max_positions"])
         generators = [torch.Generator().manual_seed(asked.seed) for _ in ids]
         added: list[list[int]] = [[] for _ in ids]
         finished = [False] * len(ids)
+        first: torch.Tensor | None = None
         end = self.manifest.tokenizer.special.get("eos") if self.manifest.tokenizer else None
         for _ in range(asked.max_new_tokens):
             running = [i for i in range(len(ids)) if not finished[i] and len(known[i]) < longest]
+            if asked.logits and first is None:
+                running = list(range(len(ids)))  # logits of texts that are too long to go on, too
             if not running:
                 break
             chosen = [known[i] for i in running]
             reply = await self._run([ids[i] for i in running] if seq2seq else chosen, chosen, context)
+            if asked.logits and first is None:
+                first = reply["logits"]
             for row, i in enumerate(running):
+                if len(known[i]) >= longest:
+                    continue
                 token = choose(reply["logits"][row], asked.temperature, asked.top_k, generators[i])
                 finished[i] = token == end
                 if not finished[i]:
                     known[i].append(token)
                     added[i].append(token)
-        return [
+        outputs = [
             {"text": self.tokenizer.decode(new), "token_ids": new, "finished": done}
             for new, done in zip(added, finished, strict=True)
         ]
+        return outputs, first
 
     def _special(self, role: str) -> int:
         tokenizer = self.manifest.tokenizer

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -37,7 +38,8 @@ def pipeline_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     def make(family: str) -> Path:
         if family not in made:
             root = tmp_path_factory.mktemp(family)
-            model = tiny.build(family, vocab_size=VOCABULARY)
+            with patch.dict(tiny.BERT, vocab_size=VOCABULARY):
+                model = tiny.build(family, vocab_size=VOCABULARY)
             checkpoint = tiny.store(model, root / "checkpoint")
             byte_tokenizer(END).save(str(checkpoint / "tokenizer.json"))
             native = family in tiny.NATIVE

@@ -1,0 +1,116 @@
+"""The Flask form answers as the local worker does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from functions.app import FunctionApp, create_app
+from functions.local import LocalPipeline
+from functions.shared import wire
+from functions.shared.settings import SettingsError
+from moe.manifest import load
+from moe.reference import WholeModel
+from moe.runtime import load_node
+
+
+@pytest.fixture(scope="module")
+def expert(bert: Path) -> Iterator[FunctionApp]:
+    app = create_app({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "max_inflight": "4"})
+    yield app
+    app.close()
+
+
+def test_an_expert_answers_as_its_program(expert: FunctionApp, bert: Path) -> None:
+    x = {"x": torch.randn(3, 32)}
+    reply = expert.test_client().post("/", data=wire.encode_bytes(x), headers={"X-Request-Id": "abc"})
+    program = load_node(bert, load(bert, verify=False), "expert-0-0")
+    assert (reply.status_code, reply.content_type) == (200, wire.CONTENT_TYPE)
+    assert reply.headers["X-Request-Id"] == "abc"
+    torch.testing.assert_close(wire.decode(reply.data)["y"], program.run(x)["y"])
+
+
+def test_the_function_contract_holds_behind_flask_too(expert: FunctionApp) -> None:
+    client = expert.test_client()
+    assert client.get("/_/health").status_code == 200
+    assert client.get("/_/ready").status_code == 200
+    assert b"smoe_worker_calls" in client.get("/metrics").data
+    assert client.post("/", data=b"SMOE").status_code == 400
+    assert client.get("/").status_code == 405
+    assert client.post("/elsewhere").status_code == 404
+    assert client.post("/", headers={"X-Timeout-Ms": "0"}).status_code == 504
+    expert.server.in_flight = 4
+    busy = client.post("/", data=b"")
+    expert.server.in_flight = 0
+    assert (busy.status_code, busy.headers["Retry-After"], busy.headers["X-OpenFaaS-Internal"]) == (429, "1", "smoe")
+
+
+def test_a_body_above_the_limit_gets_413(expert: FunctionApp) -> None:
+    expert.config["MAX_CONTENT_LENGTH"] = 10
+    reply = expert.test_client().post("/", data=bytes(11))
+    expert.config["MAX_CONTENT_LENGTH"] = expert.server.settings.max_body_bytes
+    assert reply.status_code == 413
+    assert "error" in json.loads(reply.data)
+
+
+def test_the_live_limit_is_read_again(bert: Path, tmp_path: Path) -> None:
+    live = tmp_path / "live.json"
+    app = create_app(
+        {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "smoe_live_settings": str(live), "max_inflight": "1"}
+    )
+    live.write_text('{"max_inflight": 9}')
+    app.reload()
+    assert app.server.settings.max_inflight == 9
+    live.write_text('{"max_inflight": "many"}')
+    app.reload()
+    assert app.server.settings.max_inflight == 9
+    app.close()
+
+
+def test_the_ingress_serves_the_model_through_flask(bert: Path) -> None:
+    with LocalPipeline(bert) as pipeline:
+        own = {"smoe_nodes": "ingress", "smoe_feed_url": pipeline.feed_url}
+        app = create_app({"smoe_pipeline": str(bert), **own})
+        client = app.test_client()
+        reply = client.post("/", json={"inputs": ["hello", "experts"]})
+        expected = WholeModel(bert).embed(["hello", "experts"])
+        torch.testing.assert_close(torch.tensor(reply.json["embeddings"]), expected, rtol=1e-5, atol=1e-6)
+        assert client.post("/", json={"inputs": ""}).status_code == 400
+        assert client.get("/").json["model"] == "tiny"
+        app.close()
+
+
+def test_bad_settings_are_refused_with_a_sentence(bert: Path) -> None:
+    with pytest.raises(SettingsError, match="expert-9-9"):
+        create_app({"smoe_pipeline": str(bert), "smoe_nodes": "expert-9-9"})
+    with pytest.raises(SettingsError, match="smoe_feed_url or smoe_address_template"):
+        create_app({"smoe_pipeline": str(bert), "smoe_nodes": "ingress"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "key"), [("functions.app", "smoe_upstream_port"), ("functions.worker", "port")])
+def test_a_function_runs_from_its_environment_until_sigterm(bert: Path, module: str, key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    own = {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", key: str(port), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", module], env={**os.environ, **own}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "ready on" in line:
+                break
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_/ready", timeout=5) as reply:
+            assert reply.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0

@@ -1,0 +1,136 @@
+"""Where replicas are learnt from: the feed, with its failures, and service names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from functions.shared import resolvers
+from functions.shared.dispatch import FunctionReplicas, ReplicaAddress
+from functions.shared.resolvers import FeedResolver, TemplateResolver
+
+
+def snapshot(version: int, **states: str) -> bytes:
+    replicas = [
+        {"id": name, "address": f"127.0.0.1:{i + 1}", "state": state} for i, (name, state) in enumerate(states.items())
+    ]
+    document = {"version": version, "functions": {"f.openfaas-fn": {"max_inflight": 4, "replicas": replicas}}}
+    return json.dumps(document).encode() + b"\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Feed:
+    """A feed that answers each connection with the next script: pieces of bytes."""
+
+    def __init__(self, *scripts: list[bytes]) -> None:
+        self.scripts = list(scripts)
+        self.heads: list[bytes] = []
+        self.tables: list[Mapping[str, FunctionReplicas]] = []
+        self.changed = asyncio.Event()
+        self.done = asyncio.Event()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.heads.append(await reader.readuntil(b"\r\n\r\n"))
+        try:
+            for piece in self.scripts.pop(0) if self.scripts else []:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0)
+            if not self.scripts:
+                await self.done.wait()
+        finally:
+            writer.close()
+
+    def update(self, table: Mapping[str, FunctionReplicas]) -> None:
+        self.tables.append(table)
+        self.changed.set()
+
+    async def follow(self, count: int, token: Path | None = None) -> None:
+        """Run a resolver until ``count`` tables have come."""
+        server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/system/replicas"
+        task = asyncio.ensure_future(FeedResolver(url, token).run(self.update))
+        async with asyncio.timeout(10):
+            while len(self.tables) < count:
+                self.changed.clear()
+                await self.changed.wait()
+        task.cancel()
+        self.done.set()
+        await asyncio.gather(task, return_exceptions=True)
+        server.close()
+        await asyncio.sleep(0.01)
+
+
+async def test_only_ready_replicas_are_taken_from_a_snapshot(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    feed = Feed([HEAD, chunk(snapshot(1, a="starting", b="ready", c="draining"))])
+    await feed.follow(1, token)
+    assert feed.tables == [{"f": FunctionReplicas(4, (ReplicaAddress("b", "127.0.0.1:2"),))}]
+    assert feed.heads[0].startswith(b"GET /system/replicas?follow=true HTTP/1.1\r\n")
+    assert b"authorization: Bearer secret\r\n" in feed.heads[0]
+
+
+async def test_snapshots_may_arrive_in_any_pieces() -> None:
+    stream = (
+        HEAD
+        + chunk(snapshot(1, a="ready")[:20])
+        + chunk(snapshot(1, a="ready")[20:] + snapshot(2, a="ready", b="ready"))
+    )
+    feed = Feed([stream[i : i + 7] for i in range(0, len(stream), 7)])
+    await feed.follow(2)
+    assert [len(table["f"].replicas) for table in feed.tables] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [],
+        [b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"],
+        [b"nonsense\r\n\r\n"],
+        [HEAD, chunk(b"not json\n")],
+        [HEAD, chunk(b'{"functions": {"f": {}}}\n')],
+        [HEAD, chunk(b"[1]\n")],
+        [HEAD, chunk(snapshot(1, a="ready")[:-5])],
+    ],
+)
+async def test_a_feed_that_breaks_is_followed_again(broken: list[bytes]) -> None:
+    feed = Feed(broken, [HEAD, chunk(snapshot(1, a="ready"))])
+    await feed.follow(1)
+    assert len(feed.heads) == 2
+    assert feed.tables[0]["f"].replicas[0].id == "a"
+
+
+async def test_a_silent_feed_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolvers, "SILENCE_S", 0.02)
+    feed = Feed([HEAD], [HEAD, chunk(snapshot(1, a="ready"))])
+    feed.scripts[0] = [HEAD, *[b""] * 1000]
+    await feed.follow(1)
+    assert len(feed.heads) >= 2
+
+
+async def test_a_template_names_one_balanced_address_for_each_function() -> None:
+    tables: list[Any] = []
+    await TemplateResolver("http://{function}.openfaas-fn:8080", ["m-a", "m-b"]).run(tables.append)
+    address = ReplicaAddress("m-a", "m-a.openfaas-fn:8080", balanced=True)
+    assert tables[0]["m-a"] == FunctionReplicas(0, (address,))
+    assert set(tables[0]) == {"m-a", "m-b"}
+
+
+@pytest.mark.parametrize("url", ["ftp://x/y", "127.0.0.1:80", "http://"])
+def test_addresses_that_are_no_http_urls_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="http://"):
+        FeedResolver(url, None)
+    with pytest.raises(ValueError, match="http://"):
+        TemplateResolver(url, ["a"])
