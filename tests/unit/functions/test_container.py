@@ -43,7 +43,7 @@ import re, sys
 from importlib import metadata
 todo, seen = sys.argv[1:], set()
 while todo:
-    name = todo.pop().lower()
+    name = todo.pop().lower().replace("_", "-")
     if name in seen:
         continue
     seen.add(name)
@@ -52,7 +52,7 @@ while todo:
     except metadata.PackageNotFoundError:
         pass
 tops = metadata.packages_distributions()
-print(*(top for top, dists in tops.items() if any(d.lower() in seen for d in dists)))
+print(*(top for top, dists in tops.items() if any(d.lower().replace("_", "-") in seen for d in dists)))
 """
 
 
