@@ -6,136 +6,41 @@ Equations and features are those of the sMoE paper, sections 3 and 4.2. Fraction
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from autoscaler.errors import ConfigurationError
+from autoscaler.configuration import MIB, Configuration, ConfigurationSpace, MemoryNeed
+
+__all__ = [
+    "MIB",
+    "Configuration",
+    "ConfigurationSpace",
+    "Cost",
+    "Decision",
+    "LayerObservation",
+    "MemoryNeed",
+    "MetricsSource",
+    "NodeInfo",
+    "NodeKind",
+    "NodeObservation",
+    "Observation",
+    "Platform",
+    "Policy",
+    "Proposal",
+    "TickReport",
+    "Topology",
+]
 
 NodeKind = Literal["ingress", "segment", "expert"]
-MIB = 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """φ of one function: memory, CPU cores or GPU share (exactly one of them, Eq. (4)), replicas, concurrency."""
-
-    memory_mb: int
-    """Memory limit of a replica in MiB."""
-    cpu_cores: float
-    """CPU limit of a replica; 0 when it has a GPU share."""
-    gpu_share: float
-    """Share of one GPU, 0.1 to 1.0; 0 when it has CPU cores."""
-    replicas: int
-    concurrency: int
-    """Calls a replica takes at once; 0 = no limit (only outside the paper's space)."""
-
-    def __post_init__(self) -> None:
-        if (self.cpu_cores > 0) == (self.gpu_share > 0):
-            raise ConfigurationError(
-                f"a configuration has CPU cores or a GPU share, not both and not neither (Eq. 4); "
-                f"it got {self.cpu_cores} cores and {self.gpu_share} of a GPU"
-            )
-        if self.memory_mb <= 0 or self.replicas < 0 or self.concurrency < 0 or self.gpu_share > 1:
-            raise ConfigurationError(f"a configuration with numbers out of range: {self}")
-
-    def with_replicas(self, replicas: int) -> Configuration:
-        return replace(self, replicas=replicas)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryNeed:
-    """What Eq. (2) asks of a function's memory: ``alpha · memory >= M_e + 2 · D · P / replicas``."""
-
-    runtime_bytes: int
-    """M_e: weights and libraries."""
-    bytes_per_token: int
-    """D: size of one token on the way (the larger of in and out)."""
-    peak_tokens: float
-    """P: peak number of input tokens of the window, over all replicas."""
-    alpha: float = 0.9
-    """Share of the limit that may be used."""
-
-    def required_mb(self, replicas: int) -> float:
-        """Least memory in MiB for this many replicas."""
-        need_bytes = self.runtime_bytes + 2 * self.bytes_per_token * self.peak_tokens / max(1, replicas)
-        return need_bytes / self.alpha / MIB
-
-
-@dataclass(frozen=True)
-class ConfigurationSpace:
-    """Φ: the lattice of allowed configurations. Defaults are the paper's, 203,520 per expert."""
-
-    memory_min_mb: int = 128
-    memory_max_mb: int = 10240
-    memory_step_mb: int = 64
-    cpu_cores: tuple[float, ...] = (1, 2, 3, 4, 5, 6)
-    gpu_shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-    replicas_min: int = 1
-    replicas_max: int = 8
-    concurrency_min: int = 1
-    concurrency_max: int = 10
-
-    @property
-    def memory_sizes_mb(self) -> tuple[int, ...]:
-        return tuple(range(self.memory_min_mb, self.memory_max_mb + 1, self.memory_step_mb))
-
-    def __len__(self) -> int:
-        resources = len(self.cpu_cores) + len(self.gpu_shares)
-        replicas = self.replicas_max - self.replicas_min + 1
-        return len(self.memory_sizes_mb) * resources * replicas * (self.concurrency_max - self.concurrency_min + 1)
-
-    def __iter__(self) -> Iterator[Configuration]:
-        """Every configuration; memory is the outermost axis, concurrency the innermost."""
-        resources = [(cores, 0.0) for cores in self.cpu_cores] + [(0.0, share) for share in self.gpu_shares]
-        for memory_mb in self.memory_sizes_mb:
-            for cores, share in resources:
-                for replicas in range(self.replicas_min, self.replicas_max + 1):
-                    for concurrency in range(self.concurrency_min, self.concurrency_max + 1):
-                        yield Configuration(memory_mb, cores, share, replicas, concurrency)
-
-    def __contains__(self, found: object) -> bool:
-        if not isinstance(found, Configuration):
-            return False
-        resource = found.cpu_cores in self.cpu_cores if found.cpu_cores else found.gpu_share in self.gpu_shares
-        on_step = (found.memory_mb - self.memory_min_mb) % self.memory_step_mb == 0
-        return (
-            resource
-            and on_step
-            and self.memory_min_mb <= found.memory_mb <= self.memory_max_mb
-            and self.replicas_min <= found.replicas <= self.replicas_max
-            and self.concurrency_min <= found.concurrency <= self.concurrency_max
-        )
-
-    def nearest(self, wish: Configuration) -> Configuration:
-        """The lattice point next to ``wish``: memory rounded up, other axes to the nearest allowed value."""
-        steps = math.ceil((wish.memory_mb - self.memory_min_mb) / self.memory_step_mb)
-        memory_mb = min(self.memory_max_mb, self.memory_min_mb + max(0, steps) * self.memory_step_mb)
-        cores, share = 0.0, 0.0
-        if wish.cpu_cores > 0 or not self.gpu_shares:
-            cores = min(self.cpu_cores, key=lambda value: abs(value - wish.cpu_cores))
-        else:
-            share = min(self.gpu_shares, key=lambda value: abs(value - wish.gpu_share))
-        return Configuration(
-            memory_mb,
-            cores,
-            share,
-            min(max(wish.replicas, self.replicas_min), self.replicas_max),
-            min(max(wish.concurrency, self.concurrency_min), self.concurrency_max),
-        )
-
-    def least_memory_mb(self, need: MemoryNeed, replicas: int) -> int | None:
-        """Smallest memory of the lattice that satisfies Eq. (2), or None where none does."""
-        required_mb = need.required_mb(replicas)
-        steps = max(0, math.ceil((required_mb - self.memory_min_mb) / self.memory_step_mb))
-        memory_mb = self.memory_min_mb + steps * self.memory_step_mb
-        return memory_mb if memory_mb <= self.memory_max_mb else None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What the topology says of one function; nothing here changes while the pipeline runs."""
+    """What the topology says of one node; nothing here changes while the pipeline runs.
+
+    One node is one function, unless an installation limits functions: then several nodes name the same function.
+    """
 
     id: str
     function: str
@@ -145,6 +50,7 @@ class NodeInfo:
     flops_per_token: int
     weights_bytes: int
     bytes_per_token: int
+    """D of Eq. (2): the larger of a token's bytes in and out."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +65,13 @@ class Topology:
 
     def experts(self, layer: int) -> tuple[NodeInfo, ...]:
         return tuple(node for node in self.nodes if node.kind == "expert" and node.layer == layer)
+
+    def functions(self) -> Mapping[str, tuple[NodeInfo, ...]]:
+        """Function → the nodes it serves, in order of the pass."""
+        found: dict[str, tuple[NodeInfo, ...]] = {}
+        for node in self.nodes:
+            found[node.function] = (*found.get(node.function, ()), node)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +117,13 @@ class NodeObservation:
     """RS(t): share of the layer's calls; experts only."""
     straggler_ratio: float | None = None
     """SR(t): own tail latency over that of the layer's slowest expert; experts only."""
+    measured_replicas: int | None = None
+    """Replicas whose CPU time was measured over the window; ready ones beyond it are too new to be judged."""
+    busy_replica_s: float | None = None
+    """Replica-seconds with at least one call, where the source knows them exactly (the simulator does); the cost meter
+    estimates them otherwise."""
+    age_s: float | None = None
+    """Age of the oldest sample this row was made of, at the end of the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +176,11 @@ class Observation:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a policy wishes: configurations by function, each with the reason, and the policy's state for next time."""
+    """What a policy wishes: configurations by function, each with the reason, and the policy's state for next time.
+
+    A function with a reason and no wish is one the policy manages but cannot judge (no data): its scale is held. A
+    function with neither is none of the policy's business.
+    """
 
     wishes: Mapping[str, Configuration]
     reasons: Mapping[str, str]
@@ -269,11 +193,13 @@ class Decision:
 
     function: str
     node: str
+    """Its node; node ids joined by ``_`` where a function serves several."""
     present: Configuration
     wish: Configuration
     target: Configuration
     reason: str
     limits_hit: tuple[str, ...] = ()
+    """What kept the target from the wish, in words."""
     valid: bool = True
     """False: made on missing or stale data, so the target is the present configuration."""
 
@@ -314,7 +240,11 @@ class Platform(Protocol):
         """Present configuration of every function of the pipeline, read anew."""
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
-        """Bring one function from ``present`` to ``target``."""
+        """Ask for ``target``; ``present`` is what was read last. Applying twice changes nothing more.
+
+        Returning means that the platform took the order; that it came about is seen by reading again. Raises
+        FunctionGoneError for a function that is not deployed.
+        """
 
 
 @dataclass(frozen=True)
@@ -330,5 +260,7 @@ class TickReport:
     cost: Cost = field(default_factory=lambda: Cost(None, None))
     cost_by_node: Mapping[str, Cost] = field(default_factory=dict)
     decision_s: float = 0.0
-    """Seconds that state, policy and decision took."""
+    """Seconds that policy and decision took."""
     dry_run: bool = False
+    policy: str = ""
+    """Name of the policy that decided."""

@@ -1,0 +1,204 @@
+"""φ, Φ and Eq. (2): one function's configuration, the lattice of all allowed ones, and the memory it needs.
+
+Part of ``autoscaler.contract``, which exports these names; equations are those of the sMoE paper, section 3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from autoscaler.errors import ConfigurationError
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """φ of one function: memory, CPU cores or GPU share (exactly one of them, Eq. (4)), replicas, concurrency."""
+
+    memory_mb: int
+    """Memory limit of a replica in MiB."""
+    cpu_cores: float
+    """CPU limit of a replica; 0 when it has a GPU share."""
+    gpu_share: float
+    """Share of one GPU, 0.1 to 1.0; 0 when it has CPU cores."""
+    replicas: int
+    """Replicas wanted; 0 = scaled to zero (only outside the paper's space)."""
+    concurrency: int
+    """Calls a replica takes at once; 0 = no limit (only outside the paper's space)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cpu_cores < math.inf or not 0 <= self.gpu_share <= 1:
+            raise ConfigurationError(
+                f"cpu_cores is {self.cpu_cores} and gpu_share {self.gpu_share}; allowed are cores of 0 or more "
+                f"and a share of 0 to 1"
+            )
+        if (self.cpu_cores > 0) == (self.gpu_share > 0):
+            raise ConfigurationError(
+                f"a configuration has CPU cores or a GPU share, not both and not neither (Eq. 4); "
+                f"it got {self.cpu_cores} cores and {self.gpu_share} of a GPU"
+            )
+        for name, least in (("memory_mb", 1), ("replicas", 0), ("concurrency", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigurationError(f"{name} is {value!r}; allowed are whole numbers from {least}")
+
+    def with_replicas(self, replicas: int) -> Configuration:
+        return replace(self, replicas=replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """What Eq. (2) asks of a function's memory: ``alpha · memory >= M_e + 2 · D · P / replicas``."""
+
+    runtime_bytes: int
+    """M_e: weights and libraries."""
+    bytes_per_token: int
+    """D: size of one token on the way (the larger of in and out)."""
+    peak_tokens: float
+    """P: peak number of input tokens of the window, over all replicas."""
+    alpha: float = 0.9
+    """Share of the limit that may be used."""
+
+    def required_mb(self, replicas: int) -> float:
+        """Least memory in MiB for this many replicas."""
+        need_bytes = self.runtime_bytes + 2 * self.bytes_per_token * self.peak_tokens / max(1, replicas)
+        return need_bytes / self.alpha / MIB
+
+    def holds(self, configuration: Configuration) -> bool:
+        """Whether ``configuration`` satisfies Eq. (2)."""
+        return configuration.memory_mb >= self.required_mb(configuration.replicas)
+
+
+@dataclass(frozen=True)
+class ConfigurationSpace:
+    """Φ: the lattice of allowed configurations. Defaults are the paper's, 203,520 per expert.
+
+    A sequence: ``space[i]`` and ``space.index(configuration)`` number the lattice with memory as the outermost axis,
+    then CPU cores before GPU shares, then replicas, concurrency innermost. Raises ConfigurationError for bounds that
+    hold no configuration.
+    """
+
+    memory_min_mb: int = 128
+    memory_max_mb: int = 10240
+    memory_step_mb: int = 64
+    cpu_cores: tuple[float, ...] = (1, 2, 3, 4, 5, 6)
+    gpu_shares: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    replicas_min: int = 1
+    replicas_max: int = 8
+    concurrency_min: int = 1
+    concurrency_max: int = 10
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("memory_step_mb", self.memory_step_mb, self.memory_step_mb >= 1, "1 or more"),
+            ("memory_min_mb", self.memory_min_mb, 1 <= self.memory_min_mb <= self.memory_max_mb, "1 to memory_max_mb"),
+            ("cpu_cores", self.cpu_cores, bool(self.cpu_cores or self.gpu_shares), "some cores or some GPU shares"),
+            ("cpu_cores", self.cpu_cores, all(0 < x < math.inf for x in self.cpu_cores), "numbers above 0"),
+            ("gpu_shares", self.gpu_shares, all(0 < x <= 1 for x in self.gpu_shares), "numbers above 0, at most 1"),
+            ("replicas_min", self.replicas_min, 1 <= self.replicas_min <= self.replicas_max, "1 to replicas_max"),
+            (
+                "concurrency_min",
+                self.concurrency_min,
+                1 <= self.concurrency_min <= self.concurrency_max,
+                "1 to concurrency_max",
+            ),
+        )
+        for key, value, holds, allowed in rules:
+            if not holds:
+                raise ConfigurationError(f"{key} of the configuration space is {value}; allowed: {allowed}")
+
+    @property
+    def memory_sizes_mb(self) -> range:
+        return range(self.memory_min_mb, self.memory_max_mb + 1, self.memory_step_mb)
+
+    @property
+    def resources(self) -> tuple[tuple[float, float], ...]:
+        """(CPU cores, GPU share) in order; one of the two is 0."""
+        return tuple((cores, 0.0) for cores in self.cpu_cores) + tuple((0.0, share) for share in self.gpu_shares)
+
+    @property
+    def replica_counts(self) -> range:
+        return range(self.replicas_min, self.replicas_max + 1)
+
+    @property
+    def concurrencies(self) -> range:
+        return range(self.concurrency_min, self.concurrency_max + 1)
+
+    def __len__(self) -> int:
+        return len(self.memory_sizes_mb) * len(self.resources) * len(self.replica_counts) * len(self.concurrencies)
+
+    def __iter__(self) -> Iterator[Configuration]:
+        """Every configuration in the order of the numbering."""
+        for memory_mb in self.memory_sizes_mb:
+            for cores, share in self.resources:
+                for replicas in self.replica_counts:
+                    for concurrency in self.concurrencies:
+                        yield Configuration(memory_mb, cores, share, replicas, concurrency)
+
+    def __getitem__(self, number: int) -> Configuration:
+        """The configuration with this number, 0 to ``len - 1``. Raises IndexError."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"the configuration space has numbers 0 to {len(self) - 1}, not {number}")
+        number, concurrency = divmod(number, len(self.concurrencies))
+        number, replicas = divmod(number, len(self.replica_counts))
+        memory, resource = divmod(number, len(self.resources))
+        cores, share = self.resources[resource]
+        return Configuration(
+            self.memory_sizes_mb[memory],
+            cores,
+            share,
+            self.replica_counts[replicas],
+            self.concurrencies[concurrency],
+        )
+
+    def index(self, found: Configuration) -> int:
+        """The number of a configuration of the lattice. Raises ConfigurationError for any other."""
+        if found not in self:
+            raise ConfigurationError(f"{found} is not in the configuration space")
+        number = self.memory_sizes_mb.index(found.memory_mb)
+        number = number * len(self.resources) + self.resources.index((found.cpu_cores, found.gpu_share))
+        number = number * len(self.replica_counts) + self.replica_counts.index(found.replicas)
+        return number * len(self.concurrencies) + self.concurrencies.index(found.concurrency)
+
+    def __contains__(self, found: object) -> bool:
+        return (
+            isinstance(found, Configuration)
+            and found.memory_mb in self.memory_sizes_mb
+            and (found.cpu_cores, found.gpu_share) in self.resources
+            and found.replicas in self.replica_counts
+            and found.concurrency in self.concurrencies
+        )
+
+    def nearest(self, wish: Configuration) -> Configuration:
+        """The lattice point next to ``wish``: memory rounded up, other axes to the nearest allowed value."""
+        cores, share = 0.0, 0.0
+        if self.cpu_cores and (wish.cpu_cores > 0 or not self.gpu_shares):
+            cores = min(self.cpu_cores, key=lambda value: abs(value - wish.cpu_cores))
+        else:
+            share = min(self.gpu_shares, key=lambda value: abs(value - wish.gpu_share))
+        return Configuration(
+            self._memory_at_least(wish.memory_mb) or self.memory_sizes_mb[-1],
+            cores,
+            share,
+            min(max(wish.replicas, self.replicas_min), self.replicas_max),
+            min(max(wish.concurrency, self.concurrency_min), self.concurrency_max),
+        )
+
+    def least_memory_mb(self, need: MemoryNeed, replicas: int) -> int | None:
+        """Smallest memory of the lattice that satisfies Eq. (2), or None where none does."""
+        return self._memory_at_least(need.required_mb(replicas))
+
+    def mask(self, need: MemoryNeed) -> Mapping[int, int | None]:
+        """Eq. (2) over the whole space: replicas → least memory in MiB (None: no memory of the lattice is enough).
+
+        The mask couples only these two axes, so it is all that a policy needs to filter its actions.
+        """
+        return {replicas: self.least_memory_mb(need, replicas) for replicas in self.replica_counts}
+
+    def _memory_at_least(self, memory_mb: float) -> int | None:
+        steps = max(0, math.ceil((memory_mb - self.memory_min_mb) / self.memory_step_mb))
+        sizes = self.memory_sizes_mb
+        return sizes[steps] if steps < len(sizes) else None
