@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
-from torch import Tensor
 
+from functions.shared.arrays import Array, Arrays, as_float32
 from functions.shared.errors import BadInputError
 from functions.shared.wire import DEFAULT_LIMITS
 from moe.manifest import Manifest
@@ -65,29 +66,30 @@ def parse(body: bytes | bytearray, content_type: str, task: str) -> ModelRequest
     )
 
 
-def embedding_answer(model: str, reply: Mapping[str, Tensor], lengths: list[int], states: bool) -> bytes:
+def embedding_answer(model: str, reply: Arrays, lengths: list[int], states: bool) -> bytes:
     """``embedding [B, d]`` and, when asked for, ``states [T, d]`` cut by text."""
     answer: dict[str, Any] = {
         "model": model,
-        "embeddings": reply["embedding"].float().numpy(),
+        "embeddings": as_float32(reply["embedding"]),
         "tokens": sum(lengths),
     }
     if states:
-        answer["states"] = [part.float().contiguous().numpy() for part in reply["states"].split_with_sizes(lengths)]
+        edges = np.cumsum(lengths)[:-1]
+        answer["states"] = np.split(as_float32(reply["states"]), edges)
     return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def logits_answer(model: str, logits: Tensor, tokens: int) -> bytes:
+def logits_answer(model: str, logits: Array, tokens: int) -> bytes:
     """``logits [B, vocab]``."""
-    answer = {"model": model, "logits": logits.float().contiguous().numpy(), "tokens": tokens}
+    answer = {"model": model, "logits": as_float32(logits), "tokens": tokens}
     return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def generation_answer(model: str, outputs: list[dict[str, Any]], logits: Tensor | None, tokens: int) -> bytes:
+def generation_answer(model: str, outputs: list[dict[str, Any]], logits: Array | None, tokens: int) -> bytes:
     """One object a text: ``text``, ``token_ids``, ``finished``; and ``logits [B, vocab]`` where asked for."""
     answer: dict[str, Any] = {"model": model, "outputs": outputs, "tokens": tokens}
     if logits is not None:
-        answer["logits"] = logits.float().contiguous().numpy()
+        answer["logits"] = as_float32(logits)
     return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
 
 

@@ -7,10 +7,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from functions.ingress import api
 from functions.ingress.passes import PassContext, PipelinePass
+from functions.shared.arrays import Array, Arrays, as_float32
 from functions.shared.dispatch import Dispatcher
 from functions.shared.errors import BadInputError, CallError
 from functions.shared.instruments import IngressInstruments
@@ -20,9 +22,10 @@ from functions.shared.settings import FunctionSettings
 from moe.errors import MoeError, TextError
 from moe.grouping import group
 from moe.manifest import Manifest
-from moe.reference import choose, pack
+from moe.reference import choose
 from moe.tokenize import TextTokenizer
 
+Texts = list[list[int]]
 log = logging.getLogger(__name__)
 
 
@@ -103,15 +106,13 @@ class Ingress:
             reply = await self._run(ids, None, context)
             return api.embedding_answer(self.manifest.name, reply, lengths, asked.states), sum(lengths)
         if asked.max_new_tokens:
-            outputs, logits = await self._generate(ids, asked, context)
+            outputs, first = await self._generate(ids, asked, context)
             count = sum(lengths) + sum(len(output["token_ids"]) for output in outputs)
-            return api.generation_answer(self.manifest.name, outputs, logits, count), count
+            return api.generation_answer(self.manifest.name, outputs, first, count), count
         reply = await self._run(ids, [[self._special("decoder_start")] for _ in ids], context)
         return api.logits_answer(self.manifest.name, reply["logits"], sum(lengths)), sum(lengths)
 
-    async def _run(
-        self, ids: list[list[int]], answers: list[list[int]] | None, context: PassContext
-    ) -> dict[str, torch.Tensor]:
+    async def _run(self, ids: list[list[int]], answers: list[list[int]] | None, context: PassContext) -> Arrays:
         """One pass; ``answers`` are the decoder's tokens of an encoder-decoder."""
         assert self._pass is not None, "follow() comes first"
         tensors = pack(ids)
@@ -121,7 +122,7 @@ class Ingress:
 
     async def _generate(
         self, ids: list[list[int]], asked: api.ModelRequest, context: PassContext
-    ) -> tuple[list[dict[str, Any]], torch.Tensor | None]:
+    ) -> tuple[list[dict[str, Any]], Array | None]:
         """As ``moe.reference.WholeModel.generate_ids``: the whole text recomputed for each token.
 
         Also the logits ``[B, vocab]`` of each text's first new token, where asked for.
@@ -132,7 +133,7 @@ class Ingress:
         generators = [torch.Generator().manual_seed(asked.seed) for _ in ids]
         added: list[list[int]] = [[] for _ in ids]
         finished = [False] * len(ids)
-        first: torch.Tensor | None = None
+        first: Array | None = None
         end = self.manifest.tokenizer.special.get("eos") if self.manifest.tokenizer else None
         for _ in range(asked.max_new_tokens):
             running = [i for i in range(len(ids)) if not finished[i] and len(known[i]) < longest]
@@ -142,12 +143,13 @@ class Ingress:
                 break
             chosen = [known[i] for i in running]
             reply = await self._run([ids[i] for i in running] if seq2seq else chosen, chosen, context)
+            logits = as_float32(reply["logits"])
             if asked.logits and first is None:
-                first = reply["logits"]
+                first = logits
             for row, i in enumerate(running):
                 if len(known[i]) >= longest:
                     continue
-                token = choose(reply["logits"][row], asked.temperature, asked.top_k, generators[i])
+                token = choose(torch.from_numpy(logits[row]), asked.temperature, asked.top_k, generators[i])
                 finished[i] = token == end
                 if not finished[i]:
                     known[i].append(token)
@@ -161,3 +163,12 @@ class Ingress:
     def _special(self, role: str) -> int:
         tokenizer = self.manifest.tokenizer
         return 0 if tokenizer is None else tokenizer.special.get(role, 0)
+
+
+def pack(ids: Texts) -> Arrays:
+    """Token ids of texts as ``token_ids [T]`` and ``lengths [B]``, both int64."""
+    flat = [token for text in ids for token in text]
+    return {
+        "token_ids": np.array(flat, np.int64),
+        "lengths": np.array([len(text) for text in ids], np.int64),
+    }

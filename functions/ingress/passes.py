@@ -10,18 +10,15 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from functions.shared import wire
+from functions.ingress.exchange import exchange
+from functions.shared import arrays, wire
+from functions.shared.arrays import Array, Arrays
 from functions.shared.dispatch import CallRecord, Dispatcher
 from functions.shared.errors import NodeFailedError
 from functions.shared.instruments import IngressInstruments
 from functions.shared.messages import ALL_LOGITS
-from moe.families.routing import dispatch
 from moe.grouping import Grouping
 from moe.manifest import Manifest
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class PipelinePass:
         self._segments = manifest.segments
         self._experts = [manifest.experts(layer) for layer in range(manifest.layers)]
 
-    async def run(self, inputs: Mapping[str, Tensor], context: PassContext) -> Tensors:
+    async def run(self, inputs: Mapping[str, Array], context: PassContext) -> Arrays:
         """A whole pass; returns the last segment's reply. The same steps as ``moe.reference.drive``.
 
         ``inputs``: ``token_ids [T] int64``, ``lengths [B] int64``; an encoder-decoder also takes
@@ -59,7 +56,7 @@ class PipelinePass:
         lengths = inputs["lengths"]
         first = {"token_ids": inputs["token_ids"], "lengths": lengths}
         reply = await self.call(self._segments[0].id, first, context)
-        memory: Tensors = {}
+        memory: Arrays = {}
         for layer in range(self._manifest.layers):
             tensors = {"hidden": await self.layer(layer, reply, context), "lengths": lengths}
             segment = self._segments[layer + 1]
@@ -74,18 +71,20 @@ class PipelinePass:
                 memory["memory"] = reply["memory"]
         return reply
 
-    async def layer(self, layer: int, routed: Tensors, context: PassContext) -> Tensor:
-        """The experts of one layer on a segment's reply; returns hidden ``[T, d]``."""
+    async def layer(self, layer: int, routed: Arrays, context: PassContext) -> Array:
+        """The experts of one layer on a segment's reply; returns hidden ``[T, d]``. Raises CallError."""
         residual = routed["residual"]
         nodes = self._experts[layer]
-        groups = dispatch(routed["expert_ids"], routed["gates"])
+        groups = exchange(routed["expert_ids"], routed["gates"])
+        if groups.experts[-1] >= len(nodes):
+            raise NodeFailedError(f"segment {layer} chose expert {groups.experts[-1]}; there are {len(nodes)}")
         parts = zip(groups.experts, groups.scatter(routed.get("x", residual)), strict=True)
         begun_s = self._loop.time()
         replies = await gather_or_cancel([self.call(nodes[expert].id, {"x": part}, context) for expert, part in parts])
         self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
         return groups.combine(residual, [reply["y"] for reply in replies])
 
-    async def call(self, node_id: str, tensors: Tensors, context: PassContext) -> Tensors:
+    async def call(self, node_id: str, tensors: Arrays, context: PassContext) -> Arrays:
         """One node on some tensors, measured. Raises CallError."""
         name, path = self._address[node_id]
         meter = self._instruments.nodes[node_id]
@@ -97,13 +96,13 @@ class PipelinePass:
             reply = await self._dispatcher.call(
                 name,
                 path,
-                wire.encode(tensors),
+                arrays.encode(tensors),
                 deadline_s=context.deadline_s,
                 request_id=context.request_id,
                 record=record,
                 headers=((ALL_LOGITS, "1"),) if context.all_logits else (),
             )
-            return wire.decode(reply.body)
+            return arrays.decode(reply.body)
         except wire.WireError as error:
             record.status = "error"
             raise NodeFailedError(f"{node_id} answered something that is no tensor message: {error}") from error
@@ -111,7 +110,7 @@ class PipelinePass:
             meter.end(tokens, begun_s, self._loop.time(), record)
 
 
-async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Tensors]]) -> list[Tensors]:
+async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Arrays]]) -> list[Arrays]:
     """All results in order; when one fails the others are cancelled and its error is raised."""
     if len(calls) == 1:
         return [await calls[0]]
@@ -125,7 +124,7 @@ async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Tensors]]) -> lis
         raise
 
 
-def _tokens(tensors: Tensors) -> int:
+def _tokens(tensors: Arrays) -> int:
     for name in ("x", "token_ids", "hidden"):
         if name in tensors:
             return int(tensors[name].shape[0])

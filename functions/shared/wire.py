@@ -10,9 +10,11 @@ Everything is checked against the buffer before a tensor is made; tensors of a d
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,12 +33,16 @@ DTYPE_OF_CODE: Mapping[int, torch.dtype] = {
     4: torch.int32,
 }
 CODE_OF_DTYPE: Mapping[torch.dtype, int] = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
+ITEM_BYTES: Mapping[int, int] = {0: 4, 1: 2, 2: 2, 3: 8, 4: 4}
 _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyz_")
 _PADDING = bytes(ALIGNMENT)
 _MOST_NUMBERS = 2**40
 """Bound of an empty tensor's other dimensions, well inside what strides can express."""
 _HEAD = struct.Struct("<4sBBH")
 _DIMS = tuple(struct.Struct(f"<{n}IQ") for n in range(MAX_DIMS + 1))
+_LARGEST_ENTRY = 1 + 255 + 2 + _DIMS[MAX_DIMS].size
+
+Chunk = bytes | memoryview
 
 
 class WireError(ValueError):
@@ -54,37 +60,35 @@ class WireLimits:
 DEFAULT_LIMITS = WireLimits()
 
 
-def encode(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+class Part(NamedTuple):
+    """A tensor to be sent: its payload as bytes."""
+
+    name: str
+    code: int
+    shape: tuple[int, ...]
+    payload: memoryview
+
+
+class Entry(NamedTuple):
+    """A tensor found in a message: its payload is ``[start, start + size)``."""
+
+    name: str
+    code: int
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+def encode(tensors: Mapping[str, Tensor]) -> list[Chunk]:
     """The message as chunks to be written one after the other; payloads are views of the tensors, not copies.
 
     Tensors may have any shape of up to 8 dimensions; non-contiguous ones are copied. Raises WireError for a name or
-    dtype the format does not carry.
+    dtype that the format does not carry.
     """
-    head = bytearray(_HEAD.pack(MAGIC, VERSION, len(tensors), 0))
-    payloads: list[memoryview] = []
-    for name, tensor in tensors.items():
-        code = CODE_OF_DTYPE.get(tensor.dtype)
-        raw_name = name.encode("ascii", "replace")
-        if code is None or tensor.dim() > MAX_DIMS:
-            raise WireError(
-                f"tensor {name!r} is {tensor.dtype} with {tensor.dim()} dimensions; the wire carries neither"
-            )
-        if not 0 < len(raw_name) < 256 or not _NAME_BYTES.issuperset(raw_name):
-            raise WireError(f"tensor name {name!r} is not made of a-z and _")
-        head.append(len(raw_name))
-        head += raw_name
-        head += bytes((code, tensor.dim()))
-        head += _DIMS[tensor.dim()].pack(*tensor.shape, tensor.nbytes)
-        payloads.append(_bytes_of(tensor))
-    chunks: list[bytes | memoryview] = [bytes(head)]
-    position = len(head)
-    for payload in payloads:
-        gap = -position % ALIGNMENT
-        if gap:
-            chunks.append(_PADDING[:gap])
-        chunks.append(payload)
-        position += gap + len(payload)
-    return chunks
+    return assemble(
+        Part(name, CODE_OF_DTYPE.get(tensor.dtype, -1), tuple(tensor.shape), _bytes_of(tensor))
+        for name, tensor in tensors.items()
+    )
 
 
 def encode_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -98,28 +102,73 @@ def decode(buffer: bytes | bytearray | memoryview, limits: WireLimits = DEFAULT_
     Raises WireError. Never allocates more than the message's own size.
     """
     view = memoryview(buffer)
-    if len(view) > limits.max_bytes:
-        raise WireError(f"the message has {len(view)} bytes; at most {limits.max_bytes} are allowed")
+    entries = describe(view, limits)
     if view.readonly:  # tensors over memory that must not change would be a trap
         view = memoryview(bytearray(view))
-    count = _check_head(view, limits)
-    descriptions, position = _descriptions(view, count)
-    tensors: dict[str, Tensor] = {}
-    for name, dtype, shape, size in descriptions:
+    return {entry.name: _tensor(view, entry) for entry in entries}
+
+
+def assemble(parts: Iterable[Part]) -> list[Chunk]:
+    """The message of some parts as chunks. Raises WireError for a name or dtype that the format does not carry."""
+    described, payloads = [], []
+    for part in parts:
+        described.append(part[:3])
+        payloads.append(part.payload)
+    head = _head(tuple(described))
+    chunks: list[Chunk] = [head]
+    position = len(head)
+    for payload in payloads:
+        gap = -position % ALIGNMENT
+        if gap:
+            chunks.append(_PADDING[:gap])
+        if payload:
+            chunks.append(payload)
+        position += gap + len(payload)
+    return chunks
+
+
+@lru_cache(maxsize=4096)
+def _head(described: tuple[tuple[str, int, tuple[int, ...]], ...]) -> bytes:
+    """Header and descriptions; the same shapes come again and again. Raises WireError."""
+    head = bytearray(_HEAD.pack(MAGIC, VERSION, len(described), 0))
+    for name, code, shape in described:
+        raw_name = name.encode("ascii", "replace")
+        if code not in ITEM_BYTES or len(shape) > MAX_DIMS:
+            raise WireError(
+                f"tensor {name!r} with shape {list(shape)} has a dtype or shape that the wire does not carry"
+            )
+        if not 0 < len(raw_name) < 256 or not _NAME_BYTES.issuperset(raw_name):
+            raise WireError(f"tensor name {name!r} is not made of a-z and _")
+        head.append(len(raw_name))
+        head += raw_name
+        head += bytes((code, len(shape)))
+        head += _DIMS[len(shape)].pack(*shape, prod(shape) * ITEM_BYTES[code])
+    return bytes(head)
+
+
+def describe(view: memoryview, limits: WireLimits = DEFAULT_LIMITS) -> list[Entry]:
+    """Check a whole message and say where its tensors lie, without reading the payloads. Raises WireError."""
+    if len(view) > limits.max_bytes:
+        raise WireError(f"the message has {len(view)} bytes; at most {limits.max_bytes} are allowed")
+    head = bytes(view[: _HEAD.size + limits.max_tensors * _LARGEST_ENTRY])
+    count = _check_head(head, limits)
+    found, position = _descriptions(head, count)
+    entries = []
+    for name, code, shape, size in found:
         position += -position % ALIGNMENT
         if position + size > len(view):
             raise WireError(f"tensor {name!r} needs {size} bytes from byte {position}; the message ends at {len(view)}")
-        tensors[name] = _tensor(view, dtype, shape, position, size)
+        entries.append(Entry(name, code, shape, position, size))
         position += size
     if position != len(view):
         raise WireError(f"{len(view) - position} bytes follow the last tensor")
-    return tensors
+    return entries
 
 
-def _check_head(view: memoryview, limits: WireLimits) -> int:
-    if len(view) < _HEAD.size:
-        raise WireError(f"the message has {len(view)} bytes, fewer than its header of {_HEAD.size}")
-    magic, version, count, reserved = _HEAD.unpack_from(view)
+def _check_head(head: bytes, limits: WireLimits) -> int:
+    if len(head) < _HEAD.size:
+        raise WireError(f"the message has {len(head)} bytes, fewer than its header of {_HEAD.size}")
+    magic, version, count, reserved = _HEAD.unpack_from(head)
     if magic != MAGIC:
         raise WireError("the message does not start with SMOE")
     if version != VERSION:
@@ -131,54 +180,57 @@ def _check_head(view: memoryview, limits: WireLimits) -> int:
     return int(count)
 
 
-def _descriptions(view: memoryview, count: int) -> tuple[list[tuple[str, torch.dtype, tuple[int, ...], int]], int]:
+def _descriptions(head: bytes, count: int) -> tuple[list[tuple[str, int, tuple[int, ...], int]], int]:
     position = _HEAD.size
-    found: list[tuple[str, torch.dtype, tuple[int, ...], int]] = []
+    found: list[tuple[str, int, tuple[int, ...], int]] = []
     seen: set[str] = set()
     try:
         for _ in range(count):
-            name_end = position + 1 + view[position]
-            raw_name = bytes(view[position + 1 : name_end])
-            code, dims = view[name_end], view[name_end + 1]
+            name_end = position + 1 + head[position]
+            raw_name = head[position + 1 : name_end]
+            code, dims = head[name_end], head[name_end + 1]
             if not raw_name or not _NAME_BYTES.issuperset(raw_name):
                 raise WireError(f"tensor {len(found)} has the name {raw_name!r}; allowed are a-z and _")
             name = raw_name.decode("ascii")
             if name in seen:
                 raise WireError(f"tensor {name!r} comes twice")
-            dtype = DTYPE_OF_CODE.get(code)
-            if dtype is None or dims > MAX_DIMS:
+            if code not in ITEM_BYTES or dims > MAX_DIMS:
                 raise WireError(
                     f"tensor {name!r} has dtype code {code} and {dims} dimensions; one of them is not known"
                 )
-            *shape, size = _DIMS[dims].unpack_from(view, name_end + 2)
-            if prod(shape) * dtype.itemsize != size:
-                raise WireError(f"tensor {name!r} is {list(shape)} {dtype}, which is not {size} bytes")
+            *shape, size = _DIMS[dims].unpack_from(head, name_end + 2)
+            if prod(shape) * ITEM_BYTES[code] != size:
+                raise WireError(f"tensor {name!r} is {shape} {DTYPE_OF_CODE[code]}, which is not {size} bytes")
+            if size == 0 and prod(max(1, n) for n in shape) > _MOST_NUMBERS:
+                raise WireError(f"tensor {name!r} is empty with the shape {shape}, too large to be described")
             seen.add(name)
-            found.append((name, dtype, tuple(shape), size))
+            found.append((name, code, tuple(shape), size))
             position = name_end + 2 + _DIMS[dims].size
     except (IndexError, struct.error):
         raise WireError(f"the message ends within the description of tensor {len(found)}") from None
     return found, position
 
 
-def _tensor(view: memoryview, dtype: torch.dtype, shape: tuple[int, ...], position: int, size: int) -> Tensor:
-    if size == 0:
-        if prod(max(1, n) for n in shape) > _MOST_NUMBERS:
-            raise WireError(f"an empty tensor has the shape {list(shape)}, too large to be described")
-        return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(view, dtype=dtype, count=size // dtype.itemsize, offset=position)
+def _tensor(view: memoryview, entry: Entry) -> Tensor:
+    dtype = DTYPE_OF_CODE[entry.code]
+    if entry.size == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    flat = torch.frombuffer(view, dtype=dtype, count=entry.size // dtype.itemsize, offset=entry.start)
     if flat.data_ptr() % dtype.itemsize:
         flat = flat.clone()
-    return flat.view(shape)
+    return flat if len(entry.shape) == 1 else flat.view(entry.shape)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.view(torch.int16)
-    return memoryview(tensor.reshape(-1).numpy().data).cast("B") if tensor.numel() else memoryview(b"")
+    if not tensor.numel():
+        return memoryview(b"")
+    array = tensor.numpy()
+    return array.reshape(-1).data.cast("B")
 
 
-def total_bytes(chunks: Sequence[bytes | memoryview]) -> int:
+def total_bytes(chunks: Sequence[Chunk]) -> int:
     """Length of an encoded message."""
     return sum(len(chunk) for chunk in chunks)
