@@ -1,8 +1,8 @@
 """How fast and how light replicas are: ``python -m benchmarks.cold_start``.
 
 Brings up a pipeline of 96 experts and 13 segments (preset bert-8 at reduced width, seeded weights) on the process
-backend, one replica each, calls every one, adds it all up, then scales one expert to eight. ``replica_ready_ms`` runs from
-the moment a replica's start is under way (its turn among ``concurrent_starts``) until it serves, weights mapped;
+backend, one replica each, calls every one, adds it all up, then scales one expert to eight. ``replica_ready_ms`` runs
+from the moment a replica's start is under way (its turn among ``concurrent_starts``) until it serves, weights mapped;
 ``pipeline_up_s`` is the wall time for all of them, waiting for turns included. ``pss_mb`` is the proportional memory of
 every process; ``beyond_weights_mb`` leaves out the pages mapped from weight files. The last line is one JSON object.
 """

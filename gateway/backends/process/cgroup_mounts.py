@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from pathlib import Path
 
 from gateway.backends.process.cgroups import PREFIX, Cgroups, CgroupsV1, CgroupsV2, NoCgroups, processes
@@ -17,11 +18,12 @@ from gateway.backends.process.guardian import empty_cgroup
 log = logging.getLogger(__name__)
 
 _V1_CONTROLLERS = ("cpu", "cpuacct", "memory")
+_LEFTOVER_PATIENCE_S = 2.0
 _OURS = re.compile(rf"{PREFIX}(\d+)-(\d+)-\d+")
 
 
 def detect(root: Path, proc: Path, generation: int, period_s: float) -> Cgroups:
-    """The cgroups to use; never raises, :class:`NoCgroups` says why there are none."""
+    """The cgroups to use (may block for seconds where leftovers are killed); never raises, :class:`NoCgroups` says why there are none."""
     name = f"{PREFIX}{os.getpid()}-{start_time(proc, os.getpid())}-{generation}"
     own = _own_paths(proc)
     if (root / "cgroup.controllers").exists():
@@ -103,8 +105,18 @@ def remove_leftovers(base: Path, proc: Path) -> None:
             continue
         if processes_below(folder):
             log.warning("killing what a dead gateway left in %s", folder)
-        if not empty_cgroup(folder):
+        if not empty_within(folder, _LEFTOVER_PATIENCE_S):
             log.warning("%s of a dead gateway cannot be removed yet", folder)
+
+
+def empty_within(folder: Path, patience_s: float) -> bool:
+    """Empty and remove a cgroup; killed processes take a moment to leave it. Blocks."""
+    deadline = time.monotonic() + patience_s
+    while not empty_cgroup(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def processes_below(folder: Path) -> list[int]:

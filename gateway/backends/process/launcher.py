@@ -262,7 +262,9 @@ class Launcher:
         settings = self._settings
         self.cgroups = NoCgroups("cgroups are switched off: limits are accepted but not enforced.")
         if settings.use_cgroups:
-            self.cgroups = detect(settings.cgroup_root, settings.proc_root, self._generation, settings.cpu_period_s)
+            self.cgroups = await asyncio.to_thread(
+                detect, settings.cgroup_root, settings.proc_root, self._generation, settings.cpu_period_s
+            )
         modules = [entry.partition(":")[0] for entry in settings.images.values()]
         preload = tuple(dict.fromkeys([*settings.preload, *modules, WATCHDOG_MODULE]))
         parent = WarmParent(settings.python, preload, self.cgroups.folders, self._on_exit, self._on_lost)

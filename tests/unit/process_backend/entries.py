@@ -1,0 +1,81 @@
+"""Small programs that tests run as replicas: ``function(environ, listener, ready)``, plain asyncio HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+Ready = Callable[[], None]
+
+
+def echo(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
+    """Answers each request with environment, path, process id; ``/slow`` takes ``slow_s``, ``/eat`` memory."""
+    asyncio.run(_serve(dict(environ), listener, ready))
+
+
+def crash(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
+    """Ends at once with code 3."""
+    print("about to fail", flush=True)
+    sys.exit(3)
+
+
+def broken(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
+    """Raises before it is ready."""
+    raise ValueError("the weights are not there")
+
+
+def never_ready(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
+    """Waits for a signal and never says that it is ready."""
+    signal.pause()
+
+
+async def _serve(environ: dict[str, str], listener: socket.socket, ready: Ready) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    in_flight = 0
+    limit = _limit(environ)
+    hoard: list[bytearray] = []
+
+    def reload() -> None:
+        nonlocal limit
+        limit = _limit(environ)
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal in_flight
+        in_flight += 1
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            path = head.split()[1].decode()
+            print(f"asked for {path}", flush=True)
+            if path == "/slow":
+                await asyncio.sleep(float(environ.get("slow_s", "1")))
+            elif path == "/eat":
+                hoard.append(bytearray(os.urandom(1 << 20) * int(environ["eat_mib"])))
+            elif path == "/free":
+                hoard.clear()
+            body = json.dumps({"environ": dict(os.environ), "path": path, "pid": os.getpid(), "limit": limit}).encode()
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body))
+            await writer.drain()
+            writer.close()
+        finally:
+            in_flight -= 1
+
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reload)
+    server = await asyncio.start_server(handle, sock=listener)
+    ready()
+    await stop.wait()
+    server.close()
+    while in_flight:
+        await asyncio.sleep(0.005)
+
+
+def _limit(environ: Mapping[str, str]) -> int:
+    found = json.loads(Path(environ["smoe_live_settings"]).read_text())
+    return int(found["max_inflight"])
