@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from functions.shared.messages import Body
+from functions.shared.messages import Body, header_name
 
 CONNECT_TIMEOUT_S = 2.0
 MAX_REPLY_BYTES = 256 * 1024 * 1024
@@ -79,7 +79,7 @@ class HttpConnection(asyncio.Protocol):
             self.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._headers[header_name(name)] = value.decode("latin-1")
 
     def on_body(self, data: bytes) -> None:
         if len(self._body) + len(data) > MAX_REPLY_BYTES:

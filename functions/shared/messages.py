@@ -17,6 +17,17 @@ ALL_LOGITS = "x-smoe-all-logits"
 
 Body = bytes | bytearray | memoryview
 
+_USUAL_NAMES = (
+    *("host", "content-type", "content-length", "connection", "accept", "user-agent", "retry-after"),
+    *(REQUEST_ID, CALL_ID, TIMEOUT_MS, PLATFORM_FAILED, ALL_LOGITS),
+)
+_NAME_OF: Mapping[bytes, str] = {name.encode(): name for name in _USUAL_NAMES}
+
+
+def header_name(raw: bytes) -> str:
+    """A header's name in lower case; the usual ones without decoding."""
+    return _NAME_OF.get(raw) or raw.decode("latin-1").lower()
+
 
 @dataclass(slots=True)
 class Request:

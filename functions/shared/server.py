@@ -28,6 +28,7 @@ from functions.shared.messages import (
     Reply,
     Request,
     error_reply,
+    header_name,
 )
 
 log = logging.getLogger(__name__)
@@ -232,7 +233,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value))
-        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._headers[header_name(name)] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         length = self._headers.get("content-length", "0")

@@ -16,6 +16,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -97,13 +98,13 @@ def encode_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def decode(buffer: bytes | bytearray | memoryview, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, Tensor]:
-    """The tensors of a message, as views of ``buffer`` where it is writable and aligned (else copies).
+    """The tensors of a message, as views of ``buffer`` where it is a bytearray (aligned by itself), else of a copy.
 
     Raises WireError. Never allocates more than the message's own size.
     """
     view = memoryview(buffer)
     entries = describe(view, limits)
-    if view.readonly:  # tensors over memory that must not change would be a trap
+    if view.readonly or not isinstance(view.obj, bytearray):  # memory that must not change, or may not be aligned
         view = memoryview(bytearray(view))
     return {entry.name: _tensor(view, entry) for entry in entries}
 
@@ -216,19 +217,14 @@ def _tensor(view: memoryview, entry: Entry) -> Tensor:
     if entry.size == 0:
         return torch.empty(entry.shape, dtype=dtype)
     flat = torch.frombuffer(view, dtype=dtype, count=entry.size // dtype.itemsize, offset=entry.start)
-    if flat.data_ptr() % dtype.itemsize:
-        flat = flat.clone()
     return flat if len(entry.shape) == 1 else flat.view(entry.shape)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    tensor = tensor.detach().contiguous()
     if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.int16)
-    if not tensor.numel():
-        return memoryview(b"")
-    array = tensor.numpy()
-    return array.reshape(-1).data.cast("B")
+        tensor = tensor.contiguous().view(torch.int16)
+    array = np.ascontiguousarray(tensor.detach().numpy())
+    return array.data.cast("B") if array.size else memoryview(b"")
 
 
 def total_bytes(chunks: Sequence[Chunk]) -> int:
