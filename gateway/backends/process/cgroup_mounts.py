@@ -23,7 +23,7 @@ _OURS = re.compile(rf"{PREFIX}(\d+)-(\d+)-\d+")
 
 
 def detect(root: Path, proc: Path, generation: int, period_s: float) -> Cgroups:
-    """The cgroups to use (may block for seconds where leftovers are killed); never raises, :class:`NoCgroups` says why there are none."""
+    """The cgroups to use. Never raises: :class:`NoCgroups` says why there are none. Blocks while leftovers end."""
     name = f"{PREFIX}{os.getpid()}-{start_time(proc, os.getpid())}-{generation}"
     own = _own_paths(proc)
     if (root / "cgroup.controllers").exists():

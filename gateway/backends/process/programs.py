@@ -26,10 +26,11 @@ class Prepared:
     limits: Limits
     max_inflight: int
     write_timeout_s: float
+    secrets: frozenset[str]
 
     def needs_new_processes(self, other: Prepared) -> bool:
         """Whether going from ``self`` to ``other`` takes new processes, not only limits and live settings."""
-        return _fixed(self.program) != _fixed(other.program)
+        return _fixed(self.program) != _fixed(other.program) or self.secrets != other.secrets
 
 
 def _fixed(program: Program) -> tuple[str, dict[str, str]]:
@@ -64,13 +65,12 @@ def prepare(spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_s
         smoe_live_settings=str(live_settings),
     )
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
-    if spec.secrets:
-        environ["smoe_secrets"] = ",".join(sorted(spec.secrets))
     return Prepared(
         Program(entry, spec.name, environ),
         limits_of(spec, gpus_of_machine(settings.proc_root)),
         whole_number(spec.env_vars, "max_inflight", 0),
         write_timeout_s,
+        frozenset(spec.secrets),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import signal
 import socket
@@ -35,7 +36,21 @@ def never_ready(environ: Mapping[str, str], listener: socket.socket, ready: Read
     signal.pause()
 
 
-async def _serve(environ: dict[str, str], listener: socket.socket, ready: Ready) -> None:
+def mapped(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
+    """Maps the file ``weights`` read-only and answers the sum of its bytes (all the same) after touching each page."""
+    with Path(environ["weights"]).open("rb") as file:
+        view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def total() -> int:
+        pages = range(0, len(view), mmap.PAGESIZE)
+        return sum(view[start] for start in pages) * mmap.PAGESIZE
+
+    asyncio.run(_serve(dict(environ), listener, ready, total))
+
+
+async def _serve(
+    environ: dict[str, str], listener: socket.socket, ready: Ready, total: Callable[[], int] = lambda: 0
+) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     in_flight = 0
@@ -59,7 +74,8 @@ async def _serve(environ: dict[str, str], listener: socket.socket, ready: Ready)
                 hoard.append(bytearray(os.urandom(1 << 20) * int(environ["eat_mib"])))
             elif path == "/free":
                 hoard.clear()
-            body = json.dumps({"environ": dict(os.environ), "path": path, "pid": os.getpid(), "limit": limit}).encode()
+            found = {"environ": dict(os.environ), "path": path, "pid": os.getpid(), "limit": limit, "sum": total()}
+            body = json.dumps(found).encode()
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (len(body), body))
             await writer.drain()
             writer.close()
