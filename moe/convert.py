@@ -126,8 +126,8 @@ def split_neurons(
         features = torch.cat((w_in.float(), b_in.float()[:, None], w_out.float().t()), 1)  # [F, 2d+1]
     else:
         effect = activations.float().abs() * size  # [N, F]
-        heat = effect.mean(0)  # [F]
-        features = F.pad(_reduced((effect / heat.clamp_min(1e-9)).t(), seed), (0, 1))  # [F, ≤FEATURES + 1]
+        heat = activations.float().std(0) * size  # [F]: what varies; a constant part is left to biases
+        features = F.pad(_reduced((effect / effect.mean(0).clamp_min(1e-9)).t(), seed), (0, 1))  # [F, ≤FEATURES + 1]
     order = torch.argsort(heat, descending=True, stable=True)  # [F]
     rest = order[shared:].sort().values  # [F - shared]
     if activations is not None:

@@ -38,7 +38,7 @@ SHARES = {
 MADE = 0.4
 """Made texts (see ``moe.distil.mixing``) for each real one."""
 DRESSED = 0.75
-START_BATCHES = 16
+START_BATCHES = 24
 
 
 def distil(

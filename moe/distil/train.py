@@ -27,8 +27,8 @@ class Recipe:
     shared: int = 512
     rank: int = 32
     seed: int = 0
-    tokens: int = 450_000
-    batch_tokens: int = 1536
+    tokens: int = 600_000
+    batch_tokens: int = 640
     crop: int = 96
     rate: float = 1.5e-3
     hidden: float = 0.5
