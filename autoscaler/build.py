@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from autoscaler.contract import ConfigurationSpace, MetricsSource, NodeKind, Policy, Topology
+from autoscaler.contract import MetricsSource, NodeKind, Policy, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
@@ -12,6 +12,7 @@ from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platform.openfaas import OpenFaasPlatform
+from autoscaler.policy.demand import Metric
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.static import StaticPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
@@ -22,54 +23,83 @@ PROMETHEUS_WINDOW_S = 30.0
 
 
 def build_controller(settings: ControllerSettings) -> tuple[Controller, float]:
-    """A controller and the length of its windows in seconds. Raises SettingsError and ``moe.errors.ManifestError``."""
+    """A controller and the length of its windows in seconds, which is also its default.
+
+    Raises SettingsError, ``moe.errors.ManifestError`` and ``moe.errors.GroupingError``.
+    """
     validate(settings)
-    topology = load_topology(settings.manifest_dir)
+    topology = load_topology(settings.manifest_dir, settings.max_functions)
     prices = load_prices(settings.prices or DEFAULT_SHEET)
     auth = None if settings.password is None else (settings.user, settings.password)
-    platform = OpenFaasPlatform(settings.gateway_url, topology.pipeline, auth)
-    space = replace(ConfigurationSpace(), replicas_min=settings.min_replicas, replicas_max=settings.max_replicas)
-    limits = LimitSettings(space=space, cooldown_s=settings.cooldown_s, budget_per_hour=settings.budget_per_hour)
     logger = None
     if settings.log_dir is not None:
-        context = {"settings": _shown(settings), "prices": asdict(prices), "manifest_sha256": topology.manifest_sha256}
-        logger = FunctionLogger(settings.log_dir, context, settings.slo_s)
+        context = {
+            "pipeline": topology.pipeline,
+            "manifest_sha256": topology.manifest_sha256,
+            "policy": settings.policy,
+            "slo_s": settings.slo_s,
+            "prices": asdict(prices),
+            "settings": shown(settings),
+        }
+        logger = FunctionLogger(settings.log_dir, context, settings.slo_s, settings.windows_per_file)
+    default_s = PROMETHEUS_WINDOW_S if settings.prometheus_url else settings.interval_s
+    window_s = settings.window_s or default_s
     controller = Controller(
         topology,
         _source(settings, topology, auth),
         _policy(settings),
-        platform,
-        limits,
+        OpenFaasPlatform(settings.gateway_url, topology.pipeline, auth),
+        _limits(settings),
         prices,
         logger=logger,
         dry_run=settings.dry_run,
+        window_s=window_s,
     )
-    default_s = PROMETHEUS_WINDOW_S if settings.prometheus_url else settings.interval_s
-    return controller, settings.window_s or default_s
+    return controller, window_s
+
+
+def _limits(settings: ControllerSettings) -> LimitSettings:
+    return LimitSettings(
+        space=replace(settings.space, replicas_min=settings.min_replicas, replicas_max=settings.max_replicas),
+        alpha=settings.alpha,
+        runtime_mb=settings.runtime_mb,
+        max_step_replicas=settings.max_step_replicas,
+        cooldown_s=settings.cooldown_s,
+        budget_per_hour=settings.budget_per_hour,
+    )
 
 
 def _source(settings: ControllerSettings, topology: Topology, auth: tuple[str, str] | None) -> MetricsSource:
     if settings.prometheus_url:
-        return Monitor(topology, PrometheusSource(settings.prometheus_url))
-    return Monitor(topology, ScrapeSource(settings.gateway_url, auth))
+        stale_s = settings.stale_s or max(60.0, 3 * settings.interval_s)
+        return Monitor(topology, PrometheusSource(settings.prometheus_url, topology.pipeline, stale_s=stale_s))
+    stale_s = settings.stale_s or max(15.0, 3 * settings.interval_s)
+    return Monitor(topology, ScrapeSource(settings.gateway_url, auth, stale_s=stale_s))
 
 
 def _policy(settings: ControllerSettings) -> Policy:
     if settings.policy == "static":
         return StaticPolicy()
-    kinds: frozenset[NodeKind] = frozenset(("expert", "segment") if settings.scale_segments else ("expert",))
+    kinds: set[NodeKind] = {"expert"}
+    if settings.scale_segments:
+        kinds.add("segment")
+    if settings.scale_ingress:
+        kinds.add("ingress")
+    targets: dict[Metric, float] = {"cpu": settings.cpu_target, "concurrency": settings.concurrency_target}
     return HpaPolicy(
         HpaSettings(
-            targets={"cpu": settings.cpu_target, "concurrency": settings.concurrency_target},
+            targets={metric: target for metric, target in targets.items() if target},
+            tolerance=settings.tolerance,
             min_replicas=settings.min_replicas,
             max_replicas=settings.max_replicas,
+            up_stabilisation_s=settings.up_stabilisation_s,
             down_stabilisation_s=settings.down_stabilisation_s,
             period_s=settings.period_s,
-            kinds=kinds,
+            kinds=frozenset(kinds),
         )
     )
 
 
-def _shown(settings: ControllerSettings) -> dict[str, object]:
-    """Settings without the password."""
+def shown(settings: ControllerSettings) -> dict[str, object]:
+    """Settings as plain values, without the password."""
     return {key: value for key, value in asdict(settings).items() if key != "password"}

@@ -1,11 +1,13 @@
 """Errors of the controller.
 
 AutoscalerError
-├── ConfigurationError      a configuration that cannot be
-├── SettingsError           a setting with a value that is not allowed
-├── MetricsError            a metrics source cannot be reached or read
-└── PlatformError           a change could not be read or made
-    └── FunctionGoneError   the function is not deployed
+├── ConfigurationError          a configuration that cannot be
+├── SettingsError               a setting with a value that is not allowed
+├── MetricsError                a metrics source cannot be reached or read
+├── LogError                    a file of the function logger cannot be read or written
+└── PlatformError               a change could not be read or made
+    ├── FunctionGoneError       the function is not deployed
+    └── UnreachableError        the platform does not answer, so nothing else can be done there either
 """
 
 from __future__ import annotations
@@ -27,9 +29,17 @@ class MetricsError(AutoscalerError):
     """Nothing could be read."""
 
 
+class LogError(AutoscalerError, OSError):
+    """A file of the function logger could not be read or written; the sentence names it."""
+
+
 class PlatformError(AutoscalerError):
     """A call to the platform failed."""
 
 
 class FunctionGoneError(PlatformError):
     """The function does not exist there."""
+
+
+class UnreachableError(PlatformError):
+    """The platform did not answer, or refused the password."""

@@ -1,9 +1,10 @@
 """The function logger (paper, section 3, ①): every window, decision and cost as parquet, to be read back as a trace, a
 figure or training data.
 
-Three kinds of files in one folder: ``windows-*.parquet`` (a row per window and function), ``pipeline-*.parquet`` (a row
-per window), ``decisions-*.parquet`` (a row per decision). A file holds ``rows_per_file`` windows; files appear whole
-(written aside, then renamed). What is not yet written is lost in a crash, at most ``windows_per_file`` windows.
+Three kinds of files in one folder: ``windows-*.parquet`` (a row per window and node), ``pipeline-*.parquet`` (a row per
+window), ``decisions-*.parquet`` (a row per decision); their columns are described in ``docs/metrics.md``. A file holds
+``windows_per_file`` windows and appears whole (written aside, then renamed), so readers never meet half a file and any
+number of runs may share a folder. What is not yet written is lost in a crash: at most ``windows_per_file`` windows.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from autoscaler.contract import Configuration, Cost, LayerObservation, NodeObservation, Observation, TickReport
+from autoscaler.errors import LogError
 
 SCHEMA_VERSION = 1
+METADATA_KEY = b"smoe"
 CONFIGURATION_FIELDS = tuple(entry.name for entry in fields(Configuration))
 
 _F, _I, _S, _B = pa.float64(), pa.int64(), pa.string(), pa.bool_()
 _CONFIGURATION = {"memory_mb": _I, "cpu_cores": _F, "gpu_share": _F, "replicas": _I, "concurrency": _I}
 _TEXTS = {"node", "function", "kind", "pipeline"}
-_WHOLE = {"layer", "expert", "ready_replicas"}
+_WHOLE = {"layer", "expert", "ready_replicas", "measured_replicas"}
 
 
 def _numbers(kind: type, leave_out: tuple[str, ...]) -> dict[str, pa.DataType]:
@@ -49,11 +52,21 @@ WINDOWS = pa.schema(
     }
 )
 PIPELINE = pa.schema(
-    {**_TIMES, **_PIPELINE_FIELDS, "stale": _B, "problems": pa.list_(_S), "slo_s": _F, "decision_s": _F, **_COSTS}
+    {
+        **_TIMES,
+        **_PIPELINE_FIELDS,
+        "stale": _B,
+        "problems": pa.list_(_S),
+        "policy": _S,
+        "slo_s": _F,
+        "decision_s": _F,
+        **_COSTS,
+    }
 )
 DECISIONS = pa.schema(
     {
         "end_s": _F,
+        "policy": _S,
         "function": _S,
         "node": _S,
         "reason": _S,
@@ -70,8 +83,10 @@ _SCHEMAS = {"windows": WINDOWS, "pipeline": PIPELINE, "decisions": DECISIONS}
 
 
 class FunctionLogger:
-    """Appends tick reports to a folder. ``context`` (settings, prices, manifest hash) goes into every file's
-    metadata."""
+    """Appends tick reports to a folder. ``context`` (settings, prices, manifest hash) goes into every file's metadata.
+
+    Also a context manager that writes the rest at its end.
+    """
 
     def __init__(
         self, folder: Path, context: Mapping[str, Any], slo_s: float | None, windows_per_file: int = 12
@@ -84,8 +99,14 @@ class FunctionLogger:
         self._rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _SCHEMAS}
         self._windows = 0
 
+    def __enter__(self) -> FunctionLogger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
     def add(self, report: TickReport) -> None:
-        """Keep one tick; writes when a file is full."""
+        """Keep one tick; writes when a file is full. Raises LogError."""
         self._rows["windows"] += window_rows(report)
         self._rows["pipeline"].append(pipeline_row(report, self._slo_s))
         self._rows["decisions"] += decision_rows(report)
@@ -94,22 +115,37 @@ class FunctionLogger:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept. Files are named by the end of their last window, so they sort by time."""
+        """Write what is kept. Files are named by the end of their last window, so they sort by time.
+
+        Raises LogError; what could not be written is given up, so that a full disk never fills the memory too.
+        """
         if not self._windows:
             return
         stamp = f"{int(self._rows['pipeline'][-1]['end_s'] * 1000):015d}"
-        metadata = {b"smoe": json.dumps(self._context, default=str).encode()}
-        for kind, schema in _SCHEMAS.items():
-            rows = self._rows[kind]
-            if not rows:
-                continue
-            table = pa.Table.from_pylist(rows, schema=schema.with_metadata(metadata))
-            path = self._folder / f"{kind}-{stamp}.parquet"
-            part = path.with_suffix(".part")
-            pq.write_table(table, part, compression="zstd")
-            part.replace(path)
-            rows.clear()
+        metadata = {METADATA_KEY: json.dumps(self._context, default=str).encode()}
+        kept, self._rows = self._rows, {kind: [] for kind in _SCHEMAS}
         self._windows = 0
+        try:
+            for kind, schema in _SCHEMAS.items():
+                if kept[kind]:
+                    table = pa.Table.from_pylist(kept[kind], schema=schema.with_metadata(metadata))
+                    _write(table, self._free_name(kind, stamp))
+        except (OSError, pa.ArrowException) as error:
+            raise LogError(f"the function logger could not write to {self._folder}: {error}") from error
+
+    def _free_name(self, kind: str, stamp: str) -> Path:
+        path = self._folder / f"{kind}-{stamp}.parquet"
+        number = 0
+        while path.exists():
+            number += 1
+            path = self._folder / f"{kind}-{stamp}-{number}.parquet"
+        return path
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    part = path.with_suffix(".part")
+    pq.write_table(table, part, compression="zstd")
+    part.replace(path)
 
 
 def window_rows(report: TickReport) -> list[dict[str, Any]]:
@@ -132,7 +168,7 @@ def pipeline_row(report: TickReport, slo_s: float | None) -> dict[str, Any]:
     """The window as a whole."""
     seen = report.observation
     row = {name: getattr(seen, name) for name in (*_TIMES, *_PIPELINE_FIELDS, "stale")}
-    row |= {"problems": list(seen.problems), "slo_s": slo_s, "decision_s": report.decision_s}
+    row |= {"problems": list(seen.problems), "policy": report.policy, "slo_s": slo_s, "decision_s": report.decision_s}
     return row | {"cost_busy": report.cost.busy, "cost_provisioned": report.cost.provisioned}
 
 
@@ -142,6 +178,7 @@ def decision_rows(report: TickReport) -> list[dict[str, Any]]:
     for decision in report.decisions:
         row: dict[str, Any] = {
             "end_s": report.observation.end_s,
+            "policy": report.policy,
             "function": decision.function,
             "node": decision.node,
             "reason": decision.reason,
@@ -159,9 +196,56 @@ def decision_rows(report: TickReport) -> list[dict[str, Any]]:
 
 
 def read(folder: Path, kind: str) -> pa.Table:
-    """All rows of ``windows``, ``pipeline`` or ``decisions``, oldest first; an empty table where there are none."""
-    tables = [pq.read_table(path) for path in sorted(folder.glob(f"{kind}-*.parquet"))]
+    """All rows of ``windows``, ``pipeline`` or ``decisions``, oldest first; an empty table where there are none.
+
+    Columns that an older file lacks are null. Raises LogError for a file that is no parquet file.
+    """
     schema = _SCHEMAS[kind]
+    tables = [_read_file(path).replace_schema_metadata(None) for path in _files(folder, kind)]
     if not tables:
         return schema.empty_table()
-    return pa.concat_tables([table.replace_schema_metadata(None) for table in tables]).sort_by("end_s")
+    try:
+        return pa.concat_tables([schema.empty_table(), *tables], promote_options="default").sort_by("end_s")
+    except pa.ArrowException as error:
+        raise LogError(f"{folder}/{kind}-*.parquet do not fit together: {error}") from error
+
+
+def read_windows(folder: Path) -> pa.Table:
+    """One row per window and node: observation, configuration, its layer's features, costs."""
+    return read(folder, "windows")
+
+
+def read_pipeline(folder: Path) -> pa.Table:
+    """One row per window."""
+    return read(folder, "pipeline")
+
+
+def read_decisions(folder: Path) -> pa.Table:
+    """One row per decision, those that change nothing too."""
+    return read(folder, "decisions")
+
+
+def read_contexts(folder: Path) -> list[dict[str, Any]]:
+    """What the runs in this folder were made with (settings, prices, manifest hash, schema version), oldest first, each
+    once."""
+    found: list[dict[str, Any]] = []
+    for path in _files(folder, "pipeline"):
+        try:
+            metadata = pq.read_schema(path).metadata or {}
+            context = json.loads(metadata.get(METADATA_KEY, b"{}"))
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise LogError(f"{path} cannot be read: {error}") from error
+        if context not in found:
+            found.append(context)
+    return found
+
+
+def _files(folder: Path, kind: str) -> list[Path]:
+    return sorted(folder.glob(f"{kind}-*.parquet"))
+
+
+def _read_file(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise LogError(f"{path} cannot be read: {error}") from error

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from autoscaler.actuator.actuator import Result, apply
-from autoscaler.contract import Decision, MetricsSource, Platform, Policy, TickReport, Topology
+from autoscaler.contract import (
+    Configuration,
+    Decision,
+    MetricsSource,
+    Observation,
+    Platform,
+    Policy,
+    Proposal,
+    TickReport,
+    Topology,
+)
 from autoscaler.decision.limits import LimitSettings, LimitState, decide
-from autoscaler.errors import AutoscalerError
+from autoscaler.errors import LogError, PlatformError
 from autoscaler.logger import FunctionLogger
 from autoscaler.prices import PriceSheet, total_cost
+from autoscaler.state.features import complete
 
 log = logging.getLogger("smoe.autoscaler")
 
 
 class Controller:
-    """One pipeline under one policy."""
+    """One pipeline under one policy. ``window_s`` is how far back a tick looks."""
 
     def __init__(
         self,
@@ -30,34 +42,40 @@ class Controller:
         *,
         logger: FunctionLogger | None = None,
         dry_run: bool = False,
+        window_s: float = 5.0,
+        wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self.topology = topology
         self.policy = policy
         self.prices = prices
+        self.window_s = window_s
         self._source = source
         self._platform = platform
         self._limits = limits
         self._logger = logger
         self._dry_run = dry_run
+        self._wait = wait
         self._memory: object = None
         self._limit_state = LimitState()
+        self._told: tuple[str, ...] = ()
 
-    def tick(self, now_s: float, window_s: float) -> TickReport:
-        """One window that ends at ``now_s`` (Unix time). Raises PlatformError when the functions cannot be listed."""
-        observation = self._source.observe(now_s, window_s)
-        present = self._platform.configurations()
+    def tick(self, now_s: float, window_s: float | None = None) -> TickReport:
+        """One window that ends at ``now_s`` (Unix time).
+
+        Whatever cannot be read or done is told in the report (``observation.problems``, ``failures``), not raised.
+        """
+        observation = self._source.observe(now_s, window_s or self.window_s)
+        observation, present = self._with_present(observation)
         begun_s = time.perf_counter()
-        proposal = self.policy.propose(observation, now_s, self._memory)
-        if not observation.stale:
-            self._memory = proposal.memory
-        decisions, state = decide(
+        proposal = self._propose(observation, now_s)
+        decisions = decide(
             self.topology, observation, proposal, present, now_s, self._limit_state, self._limits, self.prices
         )
         decision_s = time.perf_counter() - begun_s
         result = Result()
         if not self._dry_run:
-            result = apply(self._platform, decisions)
-            self._limit_state = state
+            result = apply(self._platform, decisions, self._wait)
+            self._limit_state = self._limit_state.after(result.applied, now_s)
         cost, by_node = total_cost(observation, self.prices)
         report = TickReport(
             observation,
@@ -68,6 +86,7 @@ class Controller:
             by_node,
             decision_s,
             self._dry_run,
+            self.policy.name,
         )
         self._record(report)
         return report
@@ -75,43 +94,80 @@ class Controller:
     def close(self) -> None:
         """Write what the function logger still keeps."""
         if self._logger is not None:
-            self._logger.flush()
+            try:
+                self._logger.flush()
+            except LogError as error:
+                log.error("%s", error)
+
+    def _with_present(self, observation: Observation) -> tuple[Observation, Mapping[str, Configuration]]:
+        try:
+            present = self._platform.configurations()
+        except PlatformError as error:
+            problems = (*observation.problems, f"the functions could not be listed, nothing is decided: {error}")
+            return replace(observation, problems=problems), {}
+        return complete(observation, present), present
+
+    def _propose(self, observation: Observation, now_s: float) -> Proposal:
+        try:
+            proposal = self.policy.propose(observation, now_s, self._memory)
+        except Exception as error:
+            log.exception("policy %s failed; the present scale is held", self.policy.name)
+            why = f"policy {self.policy.name} failed ({type(error).__name__})"
+            return Proposal({}, dict.fromkeys(self.topology.functions(), why))
+        if not observation.stale:
+            self._memory = proposal.memory
+        return proposal
 
     def _record(self, report: TickReport) -> None:
-        for problem in report.observation.problems:
-            log.warning("%s", problem)
+        problems = report.observation.problems
+        for problem in problems:
+            if problem not in self._told:
+                log.warning("%s", problem)
+        self._told = problems
         for decision in report.decisions:
-            if decision.changes or decision.limits_hit:
-                log.info("%s", describe(decision, report))
+            level = logging.INFO if decision.changes or (decision.limits_hit and decision.valid) else logging.DEBUG
+            if log.isEnabledFor(level):
+                log.log(level, "%s", describe(decision, report))
         if self._logger is not None:
-            self._logger.add(report)
+            try:
+                self._logger.add(report)
+            except LogError as error:
+                log.error("%s", error)
 
 
 def describe(decision: Decision, report: TickReport) -> str:
     """One structured line: inputs, wish, limits hit, result."""
+    outcome = "dry-run" if report.dry_run else "applied" if decision.function in report.applied else "kept"
+    if decision.function in report.failures:
+        outcome = f"failed: {report.failures[decision.function]}"
     seen = report.observation.node(decision.node)
-    inputs = ""
-    if seen is not None:
-        numbers = {
+    inputs = (
+        {}
+        if seen is None
+        else {
             "cpu": seen.cpu_utilisation,
             "concurrency": seen.concurrency_utilisation,
             "p95_s": seen.latency_p95_s,
             "rps": seen.requests_per_s,
+            "tps": seen.tokens_per_s,
+            "ready": seen.ready_replicas,
         }
-        inputs = " ".join(f"{name}={value:.3g}" for name, value in numbers.items() if value is not None)
-    outcome = "dry-run" if report.dry_run else "applied" if decision.function in report.applied else "kept"
-    if decision.function in report.failures:
-        outcome = f"failed ({report.failures[decision.function]})"
-    limits = ",".join(decision.limits_hit) or "none"
-    return (
-        f"function={decision.function} {inputs} present={_short(decision.present)} wish={_short(decision.wish)} "
-        f"target={_short(decision.target)} limits={limits!r} reason={decision.reason!r} result={outcome}"
+    )
+    parts = [f"{name}={'none' if value is None else f'{value:.4g}'}" for name, value in inputs.items()]
+    return " ".join(
+        (
+            f"policy={report.policy} function={decision.function}",
+            *parts,
+            f"present={short(decision.present)} wish={short(decision.wish)} target={short(decision.target)}",
+            f"limits={'; '.join(decision.limits_hit) or 'none'!r} reason={decision.reason!r} result={outcome!r}",
+        )
     )
 
 
-def _short(configuration: object) -> str:
-    fields = getattr(configuration, "__slots__", ())
-    return "/".join(f"{getattr(configuration, name):g}" for name in fields)
+def short(configuration: Configuration) -> str:
+    """``512MiB/1cpu/2x4``: memory, CPU or GPU of a replica, replicas x calls at once."""
+    compute = f"{configuration.gpu_share:g}gpu" if configuration.gpu_share else f"{configuration.cpu_cores:g}cpu"
+    return f"{configuration.memory_mb}MiB/{compute}/{configuration.replicas}x{configuration.concurrency}"
 
 
 def run(
@@ -124,16 +180,22 @@ def run(
 ) -> None:
     """Tick every ``interval_s`` until ``stop(wait_s)``, which waits at most that long, says so.
 
-    Each tick looks at ``window_s``, by default one interval.
+    Each tick looks at ``window_s``, by default the controller's own. A tick that fails, or whose ``on_tick`` does, is
+    logged once and the next one is tried; ticks that were missed are not made up for.
     """
     next_s = clock() + interval_s
+    last_error = ""
     try:
         while not stop(max(0.0, next_s - clock())):
             now_s = clock()
             try:
-                on_tick(controller.tick(now_s, window_s or interval_s))
-            except AutoscalerError as error:
-                log.error("this tick failed, the functions stay as they are: %s", error)
+                on_tick(controller.tick(now_s, window_s))
+                last_error = ""
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+                if text != last_error:
+                    log.exception("this tick failed, the functions stay as they are")
+                last_error = text
             next_s = max(next_s + interval_s, clock())
     finally:
         controller.close()

@@ -1,12 +1,14 @@
-"""U_φ of Eq. (7) and the two cost meters of a window (design: both are always reported).
+"""U_φ of Eq. (7) and the two cost meters of a window; both are always reported.
 
-*Busy* is the paper's reading: replicas × seconds in use × U_φ. *Provisioned* is what a cluster's owner pays:
+*Busy* is the paper's reading: seconds that replicas were in use × U_φ. *Provisioned* is what a cluster's owner pays:
 replicas × seconds of the window × U_φ.
 """
 
 from __future__ import annotations
 
+import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -53,28 +55,45 @@ def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
     return PriceSheet(**document)
 
 
-def node_cost(node: NodeObservation, window_s: float, prices: PriceSheet) -> Cost:
-    """Both meters of one function in one window; None where a number is missing.
+def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: PriceSheet) -> Cost:
+    """Both meters of one function in one window; None where a number is missing. ``nodes``: those it serves.
 
-    Busy seconds of a replica set are the calls' seconds at replicas divided by its concurrency in use, so that one
-    replica that serves ten calls at once for a second is busy for one second, not ten.
+    A replica is busy while it has at least one call, however many: so busy replica-seconds are the calls' seconds at
+    replicas, but never more than all replicas have. That is exact when calls do not share a replica and when all
+    replicas are busy, and an upper bound in between; a source that knows better says so (``busy_replica_s``).
     """
-    configuration = node.configuration
+    configuration = nodes[0].configuration
     if configuration is None:
         return Cost(None, None)
     unit = prices.unit_per_s(configuration)
-    replicas = node.ready_replicas if node.ready_replicas is not None else configuration.replicas
-    provisioned = replicas * window_s * unit
-    if node.busy_s is None:
-        return Cost(None, provisioned)
-    slots = max(1, configuration.concurrency)
-    busy_s = min(node.busy_s / slots, replicas * window_s)
-    return Cost(busy_s * unit, provisioned)
+    replicas = max(configuration.replicas, nodes[0].ready_replicas or 0)
+    exact = [node.busy_replica_s for node in nodes if node.busy_replica_s is not None]
+    seconds = [node.busy_s for node in nodes if node.busy_s is not None]
+    if len(exact) == len(nodes):
+        busy_s: float | None = sum(exact)
+    else:
+        busy_s = min(sum(seconds), replicas * window_s) if len(seconds) == len(nodes) else None
+    return Cost(None if busy_s is None else busy_s * unit, replicas * window_s * unit)
 
 
 def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict[str, Cost]]:
-    """Sum over all functions, and each one's."""
-    by_node = {node.node: node_cost(node, observation.window_s, prices) for node in observation.nodes}
-    busy = [cost.busy for cost in by_node.values() if cost.busy is not None]
-    provisioned = [cost.provisioned for cost in by_node.values() if cost.provisioned is not None]
-    return Cost(sum(busy) if busy else None, sum(provisioned) if provisioned else None), by_node
+    """Sum over all functions (None where one is not known: a part is no sum), and each node's.
+
+    Nodes that share a function share its cost equally.
+    """
+    functions: dict[str, list[NodeObservation]] = {}
+    for node in observation.nodes:
+        functions.setdefault(node.function, []).append(node)
+    costs: list[Cost] = []
+    by_node: dict[str, Cost] = {}
+    for nodes in functions.values():
+        cost = function_cost(nodes, observation.window_s, prices)
+        costs.append(cost)
+        part = Cost(*(None if x is None else x / len(nodes) for x in (cost.busy, cost.provisioned)))
+        by_node |= {node.node: part for node in nodes}
+    return Cost(_sum([cost.busy for cost in costs]), _sum([cost.provisioned for cost in costs])), by_node
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) if known and len(known) == len(values) else None

@@ -1,11 +1,14 @@
-"""Settings of the controller process, checked in one place."""
+"""Settings of the controller, checked in one place. Read once, at the entry point."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
+from autoscaler.contract import ConfigurationSpace
 from autoscaler.errors import SettingsError
 
 PolicyName = Literal["static", "hpa"]
@@ -13,48 +16,108 @@ PolicyName = Literal["static", "hpa"]
 
 @dataclass(frozen=True)
 class ControllerSettings:
-    """Everything a controller is built from."""
+    """Everything a controller is built from. Described one by one in ``docs/controller.md``."""
 
     gateway_url: str
     manifest_dir: Path
+    """The pipeline's folder; only ``pipeline.json`` is read."""
     policy: PolicyName = "hpa"
     interval_s: float = 5.0
+    """Time between decisions."""
     window_s: float | None = None
-    """Window of an observation; default one interval (direct scrapes) or 30 s (Prometheus)."""
+    """Time an observation covers; default one interval (direct scrapes) or 30 s (Prometheus)."""
     slo_s: float | None = None
+    """Target of the pipeline's P95 latency."""
     user: str = "admin"
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     prometheus_url: str | None = None
+    """Without it the gateway's scrape targets are read directly."""
     prices: Path | None = None
+    """Price sheet; default the one in the package."""
     log_dir: Path | None = None
+    """Folder of the function logger; None writes nothing."""
+    windows_per_file: int = 12
     dry_run: bool = False
+    """Decide and record, change nothing."""
+    max_functions: int = 0
+    """What the pipeline was deployed with; 0 = one node a function."""
     min_replicas: int = 1
     max_replicas: int = 8
+    scale_segments: bool = True
+    scale_ingress: bool = False
     cpu_target: float = 0.8
+    """HPA: wanted CPU utilisation; 0 leaves this metric out."""
     concurrency_target: float = 0.7
+    """HPA: wanted share of call slots in use; 0 leaves this metric out."""
+    tolerance: float = 0.1
+    up_stabilisation_s: float = 0.0
     down_stabilisation_s: float = 300.0
     period_s: float = 15.0
-    budget_per_hour: float | None = None
+    """HPA: period of its scaling rate."""
+    space: ConfigurationSpace = field(default_factory=ConfigurationSpace)
+    """Φ; its replica bounds are replaced by ``min_replicas`` and ``max_replicas``."""
+    alpha: float = 0.9
+    """Loss factor of Eq. (2)."""
+    runtime_mb: int = 64
+    """Memory of a worker besides its weights: part of M_e of Eq. (2)."""
+    max_step_replicas: int = 8
+    """Most replicas that one decision adds or removes; 0 = no limit."""
     cooldown_s: float = 0.0
-    scale_segments: bool = True
+    """Least time between two changes of one function."""
+    budget_per_hour: float | None = None
+    """Most that all functions may cost, provisioned, in the price sheet's currency."""
+    stale_s: float | None = None
+    """Oldest data that is decided on; default three intervals, at least 15 s (with Prometheus, 60 s)."""
 
 
 def validate(settings: ControllerSettings) -> None:
     """Raises SettingsError for the first rule that is broken."""
-    rules = [
-        (settings.interval_s > 0, "interval_s", settings.interval_s, "above 0"),
-        (settings.slo_s is None or settings.slo_s > 0, "slo_s", settings.slo_s, "above 0"),
+    s = settings
+    checks = [
+        _positive("interval_s", s.interval_s),
+        _positive("window_s", s.window_s),
+        _positive("slo_s", s.slo_s),
+        _positive("stale_s", s.stale_s),
+        _positive("budget_per_hour", s.budget_per_hour),
+        _positive("period_s", s.period_s),
+        ("policy", s.policy, s.policy in ("static", "hpa"), "static or hpa"),
+        ("gateway_url", s.gateway_url, _is_url(s.gateway_url), "an http or https address"),
+        ("prometheus_url", s.prometheus_url, s.prometheus_url is None or _is_url(s.prometheus_url), "an http address"),
+        ("min_replicas", s.min_replicas, 1 <= s.min_replicas <= s.max_replicas, "1 to max_replicas"),
+        ("max_functions", s.max_functions, s.max_functions == 0 or s.max_functions >= 2, "0, or 2 or more"),
+        ("cpu_target", s.cpu_target, 0 <= s.cpu_target <= 1, "0 to 1"),
+        ("concurrency_target", s.concurrency_target, 0 <= s.concurrency_target <= 1, "0 to 1"),
         (
-            1 <= settings.min_replicas <= settings.max_replicas,
-            "min_replicas",
-            settings.min_replicas,
-            "1 to max_replicas",
+            "cpu_target",
+            s.cpu_target,
+            s.policy != "hpa" or s.cpu_target + s.concurrency_target > 0,
+            "above 0 where concurrency_target is 0: hpa needs one metric",
         ),
-        (0 < settings.cpu_target <= 1, "cpu_target", settings.cpu_target, "above 0, at most 1"),
-        (0 < settings.concurrency_target <= 1, "concurrency_target", settings.concurrency_target, "above 0, at most 1"),
-        (settings.down_stabilisation_s >= 0, "down_stabilisation_s", settings.down_stabilisation_s, "0 or more"),
-        (settings.cooldown_s >= 0, "cooldown_s", settings.cooldown_s, "0 or more"),
+        ("tolerance", s.tolerance, 0 <= s.tolerance < 1, "0 to below 1"),
+        _not_negative("up_stabilisation_s", s.up_stabilisation_s),
+        _not_negative("down_stabilisation_s", s.down_stabilisation_s),
+        _not_negative("cooldown_s", s.cooldown_s),
+        _not_negative("max_step_replicas", s.max_step_replicas),
+        _not_negative("runtime_mb", s.runtime_mb),
+        ("alpha", s.alpha, 0 < s.alpha <= 1, "above 0, at most 1"),
+        ("windows_per_file", s.windows_per_file, s.windows_per_file >= 1, "1 or more"),
     ]
-    for holds, key, value, allowed in rules:
+    for key, value, holds, allowed in checks:
         if not holds:
             raise SettingsError(f"{key} is {value}; allowed is {allowed}")
+
+
+Check = tuple[str, object, bool, str]
+
+
+def _positive(key: str, value: float | None) -> Check:
+    return key, value, value is None or 0 < value < math.inf, "a number above 0"
+
+
+def _not_negative(key: str, value: float) -> Check:
+    return key, value, 0 <= value < math.inf, "0 or more"
+
+
+def _is_url(text: str) -> bool:
+    parts = urlsplit(text)
+    return parts.scheme in ("http", "https") and bool(parts.netloc)

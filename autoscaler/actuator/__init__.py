@@ -1,1 +1,4 @@
-"""Applies decisions: plans the differences and calls the platform. How many of anything is not decided here."""
+"""Applies decisions: plans the differences, calls the platform, and looks whether they came about.
+
+Never here: how many of anything.
+"""

@@ -3,41 +3,92 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autoscaler.contract import Configuration, Decision, Platform
-from autoscaler.errors import PlatformError
+from autoscaler.errors import PlatformError, UnreachableError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("smoe.autoscaler.actuator")
+
+LOOKS_S = (0.0, 0.1, 0.4)
+"""Waits before each look at the outcome: platforms answer before a change shows in their lists."""
 
 
 @dataclass
 class Result:
-    """Functions changed, and the reasons of those that could not be."""
+    """Functions changed and seen to be so, and the reasons of those that could not be."""
 
     applied: list[str] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
 
 def plan(decisions: Iterable[Decision]) -> list[Decision]:
-    """Valid decisions that change something; those that add capacity come before those that take it away."""
+    """Valid decisions that change something; those that add capacity come before those that only take it away."""
     changing = [decision for decision in decisions if decision.valid and decision.changes]
     return sorted(changing, key=lambda decision: (not _grows(decision.present, decision.target), decision.function))
 
 
-def apply(platform: Platform, decisions: Iterable[Decision]) -> Result:
-    """Each change by itself: one that fails does not stop the others."""
+def apply(platform: Platform, decisions: Iterable[Decision], wait: Callable[[float], object] = time.sleep) -> Result:
+    """Each change by itself: one that fails does not stop the others, unless the platform is out of reach."""
     result = Result()
+    asked: dict[str, Configuration] = {}
+    unreachable = ""
     for decision in plan(decisions):
+        if unreachable:
+            result.failures[decision.function] = f"not tried: {unreachable}"
+            continue
         try:
             platform.apply(decision.function, decision.present, decision.target)
+        except UnreachableError as error:
+            unreachable = result.failures[decision.function] = str(error)
         except PlatformError as error:
             result.failures[decision.function] = str(error)
-            log.warning("function %s was not changed: %s", decision.function, error)
         else:
-            result.applied.append(decision.function)
+            asked[decision.function] = decision.target
+    if asked:
+        result.failures |= verify(platform, asked, wait)
+    result.applied = [function for function in asked if function not in result.failures]
+    for function, why in result.failures.items():
+        log.warning("function %s was not changed: %s", function, why)
     return result
+
+
+def verify(
+    platform: Platform, asked: Mapping[str, Configuration], wait: Callable[[float], object] = time.sleep
+) -> dict[str, str]:
+    """Function → how it differs from what was asked for, after a few looks; an answer alone proves nothing."""
+    differing: dict[str, str] = {}
+    for pause_s in LOOKS_S:
+        if pause_s:
+            wait(pause_s)
+        try:
+            present = platform.configurations()
+        except PlatformError as error:
+            differing = dict.fromkeys(asked, f"asked, but the outcome could not be read: {error}")
+            continue
+        differing = {
+            function: f"asked for {describe(target)}, but it has {describe(present.get(function))}"
+            for function, target in asked.items()
+            if present.get(function) != target
+        }
+        if not differing:
+            break
+    return differing
+
+
+def describe(configuration: Configuration | None) -> str:
+    """A configuration in words."""
+    if configuration is None:
+        return "no limits that can be read"
+    compute = (
+        f"{configuration.gpu_share:g} of a GPU" if configuration.gpu_share else f"{configuration.cpu_cores:g} cores"
+    )
+    return (
+        f"{configuration.replicas} replicas of {configuration.memory_mb} MiB, {compute}, "
+        f"{configuration.concurrency} calls at once"
+    )
 
 
 def _grows(present: Configuration, target: Configuration) -> bool:

@@ -1,1 +1,4 @@
-"""Limits on wishes: what a policy may bring about. Pure functions of values and ``now_s``."""
+"""Limits on wishes: what a policy may bring about. Pure functions of values and ``now_s``.
+
+Never here: wishes of its own, network, files, clock. Each limit that is hit is told in words.
+"""

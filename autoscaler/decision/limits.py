@@ -1,11 +1,12 @@
-"""From wishes to decisions: space, memory of Eq. (2), rate of change, cool-down, budget, and hold on stale data."""
+"""From wishes to decisions: hold on missing data, cool-down, space, rate of change, memory of Eq. (2), budget."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoscaler.contract import (
+    MIB,
     Configuration,
     ConfigurationSpace,
     Decision,
@@ -16,9 +17,8 @@ from autoscaler.contract import (
     Proposal,
     Topology,
 )
+from autoscaler.decision.budget import no_worse, within_budget
 from autoscaler.prices import PriceSheet
-
-HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,10 @@ class LimitState:
 
     changed_s: Mapping[str, float] = field(default_factory=dict)
 
+    def after(self, changed: Iterable[str], now_s: float) -> LimitState:
+        """The state for the next tick, once the platform has taken the changes of these functions."""
+        return LimitState({**self.changed_s, **dict.fromkeys(changed, now_s)})
+
 
 def decide(
     topology: Topology,
@@ -54,53 +58,84 @@ def decide(
     state: LimitState,
     settings: LimitSettings,
     prices: PriceSheet,
-) -> tuple[tuple[Decision, ...], LimitState]:
-    """One decision for each function that is deployed and wished for; the state for the next call."""
-    decisions = []
-    for node in topology.nodes:
-        now = present.get(node.function)
-        wish = proposal.wishes.get(node.function)
-        if now is None or wish is None:
+) -> tuple[Decision, ...]:
+    """One decision for each deployed function that the policy manages (wish or reason); see ``Proposal``.
+
+    ``present``: function → configuration as the platform has it now. What runs now is never forced to change: limits
+    are on changes.
+    """
+    decisions: list[Decision] = []
+    needs: dict[str, MemoryNeed | None] = {}
+    for function, nodes in topology.functions().items():
+        now = present.get(function)
+        wish = proposal.wishes.get(function)
+        reason = proposal.reasons.get(function, "")
+        if now is None or (wish is None and not reason):
             continue
-        reason = proposal.reasons.get(node.function, "")
-        if observation.stale:
-            why = ("stale data",)
-            decisions.append(Decision(node.function, node.id, now, wish, now, reason, why, valid=False))
+        name = "_".join(node.id for node in nodes)
+        why = _held(observation, wish, reason)
+        if wish is None or why:
+            decisions.append(Decision(function, name, now, wish or now, now, why, ("no or old data",), valid=False))
             continue
-        target, hits = _limited(node, now, wish, observation.node(node.id), now_s, state, settings)
-        decisions.append(Decision(node.function, node.id, now, wish, target, reason, tuple(hits)))
-    decisions = _within_budget(decisions, present, settings, prices)
-    changed = dict(state.changed_s) | {decision.function: now_s for decision in decisions if decision.changes}
-    return tuple(decisions), LimitState(changed)
+        needs[function] = memory_need(nodes, [observation.node(node.id) for node in nodes], settings)
+        target, hits = _limited(function, now, wish, needs[function], now_s, state, settings)
+        decisions.append(Decision(function, name, now, wish, target, reason, tuple(hits)))
+    if settings.budget_per_hour is not None:
+        decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
+    return tuple(decisions)
+
+
+def memory_need(
+    nodes: Sequence[NodeInfo], observed: Sequence[NodeObservation | None], settings: LimitSettings
+) -> MemoryNeed | None:
+    """Eq. (2)'s numbers of one function; None where the peak of tokens is not known. The ingress holds no expert: 0."""
+    if any(node.kind == "ingress" for node in nodes):
+        return MemoryNeed(0, 0, 0.0, settings.alpha)
+    peaks = [None if node is None else node.peak_tokens for node in observed]
+    known = [peak for peak in peaks if peak is not None]
+    if len(known) < len(peaks):
+        return None
+    runtime_bytes = sum(node.weights_bytes for node in nodes) + settings.runtime_mb * MIB
+    return MemoryNeed(runtime_bytes, max(node.bytes_per_token for node in nodes), sum(known), settings.alpha)
+
+
+def _held(observation: Observation, wish: Configuration | None, reason: str) -> str:
+    """Why the present scale is held; empty when it need not be."""
+    if observation.stale:
+        return f"present scale held: {observation.problems[0] if observation.problems else 'no data of this window'}"
+    return f"present scale held: {reason}" if wish is None else ""
 
 
 def _limited(
-    node: NodeInfo,
+    function: str,
     now: Configuration,
     wish: Configuration,
-    observed: NodeObservation | None,
+    need: MemoryNeed | None,
     now_s: float,
     state: LimitState,
     settings: LimitSettings,
 ) -> tuple[Configuration, list[str]]:
     if wish == now:
         return now, []
-    hits: list[str] = []
-    last_s = state.changed_s.get(node.function)
+    last_s = state.changed_s.get(function)
     if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
-        return now, [f"cool-down of {settings.cooldown_s:.0f} s"]
+        return now, [f"cool-down of {settings.cooldown_s:g} s"]
+    hits: list[str] = []
     target = _on_lattice(now, wish, settings.space, hits)
     target = _step(now, target, settings.max_step_replicas, hits)
-    return _with_memory(node, now, target, observed, settings, hits), hits
+    return _with_memory(now, target, need, settings.space, hits), hits
 
 
 def _on_lattice(now: Configuration, wish: Configuration, space: ConfigurationSpace, hits: list[str]) -> Configuration:
     """Axes that the wish changes must lie on the lattice; those it leaves alone may stay as deployed."""
     nearest = space.nearest(wish)
+    same_resource = (wish.cpu_cores, wish.gpu_share) == (now.cpu_cores, now.gpu_share)
+    resource = now if same_resource else nearest
     target = Configuration(
         now.memory_mb if wish.memory_mb == now.memory_mb else nearest.memory_mb,
-        *((now.cpu_cores, now.gpu_share) if _same_resource(wish, now) else (nearest.cpu_cores, nearest.gpu_share)),
-        nearest.replicas,
+        resource.cpu_cores,
+        resource.gpu_share,
+        now.replicas if wish.replicas == now.replicas else nearest.replicas,
         now.concurrency if wish.concurrency == now.concurrency else nearest.concurrency,
     )
     if target != wish:
@@ -108,72 +143,31 @@ def _on_lattice(now: Configuration, wish: Configuration, space: ConfigurationSpa
     return target
 
 
-def _same_resource(one: Configuration, other: Configuration) -> bool:
-    return (one.cpu_cores, one.gpu_share) == (other.cpu_cores, other.gpu_share)
-
-
 def _step(now: Configuration, target: Configuration, most: int, hits: list[str]) -> Configuration:
-    low, high = now.replicas - most, now.replicas + most
-    replicas = min(max(target.replicas, low), high) if most else target.replicas
-    if replicas != target.replicas:
-        hits.append(f"at most {most} replicas a step")
-    return target.with_replicas(replicas)
+    if not most or abs(target.replicas - now.replicas) <= most:
+        return target
+    hits.append(f"at most {most} replicas a step")
+    return target.with_replicas(now.replicas + most if target.replicas > now.replicas else now.replicas - most)
 
 
 def _with_memory(
-    node: NodeInfo,
     now: Configuration,
     target: Configuration,
-    observed: NodeObservation | None,
-    settings: LimitSettings,
+    need: MemoryNeed | None,
+    space: ConfigurationSpace,
     hits: list[str],
 ) -> Configuration:
-    """Eq. (2): raise the memory, or where the lattice ends, keep more replicas; else stay."""
-    need = memory_need(node, observed, settings)
-    if target.memory_mb >= need.required_mb(target.replicas) or node.kind == "ingress":
+    """Eq. (2): raise the memory; where the lattice ends, stay. Without data of the peak neither memory nor replicas
+    shrink."""
+    if no_worse(now, target):
         return target
-    if target.memory_mb == now.memory_mb and target.replicas >= now.replicas:
-        return target  # no worse than what runs now
-    memory_mb = settings.space.least_memory_mb(need, target.replicas)
+    if need is None:
+        hits.append("peak of tokens not known, so memory and replicas do not shrink")
+        return replace(
+            target, memory_mb=max(now.memory_mb, target.memory_mb), replicas=max(now.replicas, target.replicas)
+        )
+    if need.holds(target):
+        return target
     hits.append("memory of Eq. (2)")
-    if memory_mb is None:
-        return now
-    return replace(target, memory_mb=memory_mb)
-
-
-def memory_need(node: NodeInfo, observed: NodeObservation | None, settings: LimitSettings) -> MemoryNeed:
-    """Eq. (2)'s numbers of one function; without data of peak tokens P is taken as 0."""
-    peak = observed.peak_tokens if observed is not None and observed.peak_tokens is not None else 0.0
-    runtime_bytes = node.weights_bytes + settings.runtime_mb * 1024 * 1024
-    return MemoryNeed(runtime_bytes, node.bytes_per_token, peak, settings.alpha)
-
-
-def _within_budget(
-    decisions: list[Decision],
-    present: Mapping[str, Configuration],
-    settings: LimitSettings,
-    prices: PriceSheet,
-) -> list[Decision]:
-    """Give up growth, dearest first, until all functions together fit the budget. What runs now is never taken away."""
-    if settings.budget_per_hour is None:
-        return decisions
-    targets = dict(present) | {decision.function: decision.target for decision in decisions}
-    cost = sum(_per_hour(configuration, prices) for configuration in targets.values())
-    result = list(decisions)
-    growth = sorted(
-        range(len(result)),
-        key=lambda i: _per_hour(result[i].target, prices) - _per_hour(result[i].present, prices),
-        reverse=True,
-    )
-    for i in growth:
-        decision = result[i]
-        saved = _per_hour(decision.target, prices) - _per_hour(decision.present, prices)
-        if cost <= settings.budget_per_hour or saved <= 0:
-            break
-        result[i] = replace(decision, target=decision.present, limits_hit=(*decision.limits_hit, "budget"))
-        cost -= saved
-    return result
-
-
-def _per_hour(configuration: Configuration, prices: PriceSheet) -> float:
-    return configuration.replicas * prices.unit_per_s(configuration) * HOUR_S
+    memory_mb = space.least_memory_mb(need, target.replicas)
+    return now if memory_mb is None else replace(target, memory_mb=memory_mb)

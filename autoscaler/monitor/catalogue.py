@@ -1,34 +1,37 @@
-"""The metrics that are read, and how."""
+"""Which metric carries which series. The names are the neighbours': ``docs/architecture.md`` section 7."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoscaler.state.readings import Wanted
+from autoscaler.state.readings import SHAPES, Series
 from functions.shared import metric_names as ingress
 from gateway import metric_names as gateway
 
-_NODE = ("pipeline", "node")
-_FUNCTION = ("function_name",)
-
-CATALOGUE: Mapping[str, Wanted] = {
-    ingress.REQUESTS: Wanted("counter", ("pipeline", "code"), "ingress"),
-    ingress.REQUEST_SECONDS: Wanted("histogram", ("pipeline",), "ingress"),
-    ingress.REQUEST_TOKENS: Wanted("counter", ("pipeline",), "ingress"),
-    ingress.REQUESTS_IN_FLIGHT: Wanted("gauge", ("pipeline",), "ingress"),
-    ingress.NODE_CALLS: Wanted("counter", (*_NODE, "code"), "ingress"),
-    ingress.NODE_CALL_SECONDS: Wanted("histogram", _NODE, "ingress"),
-    ingress.NODE_WAIT_SECONDS: Wanted("counter", _NODE, "ingress"),
-    ingress.NODE_BUSY_SECONDS: Wanted("counter", _NODE, "ingress"),
-    ingress.NODE_TOKENS: Wanted("counter", _NODE, "ingress"),
-    ingress.NODE_TOKENS_PEAK: Wanted("gauge", _NODE, "ingress"),
-    ingress.LAYER_BARRIER_SECONDS: Wanted("histogram", ("pipeline", "layer"), "ingress"),
-    gateway.SERVICE_COUNT: Wanted("max", _FUNCTION, "gateway"),
-    gateway.FUNCTION_REPLICAS: Wanted("max", ("function_name", "state"), "gateway"),
-    gateway.REPLICA_CPU_SECONDS: Wanted("counter", _FUNCTION, "gateway"),
-    gateway.REPLICA_MEMORY_BYTES: Wanted("gauge", _FUNCTION, "gateway"),
-    gateway.CPU_LIMIT_CORES: Wanted("max", _FUNCTION, "gateway"),
-    gateway.MEMORY_LIMIT_BYTES: Wanted("max", _FUNCTION, "gateway"),
-    gateway.MAX_INFLIGHT: Wanted("max", _FUNCTION, "gateway"),
-    gateway.CPU_SCALE: Wanted("max", (), "gateway"),
+METRICS: Mapping[Series, str] = {
+    Series.REQUESTS: ingress.REQUESTS,
+    Series.REQUEST_SECONDS: ingress.REQUEST_SECONDS,
+    Series.REQUEST_SECONDS_SUM: f"{ingress.REQUEST_SECONDS}_sum",
+    Series.REQUEST_TOKENS: ingress.REQUEST_TOKENS,
+    Series.REQUESTS_IN_FLIGHT: ingress.REQUESTS_IN_FLIGHT,
+    Series.NODE_CALLS: ingress.NODE_CALLS,
+    Series.NODE_CALL_SECONDS: ingress.NODE_CALL_SECONDS,
+    Series.NODE_WAIT_SECONDS: ingress.NODE_WAIT_SECONDS,
+    Series.NODE_BUSY_SECONDS: ingress.NODE_BUSY_SECONDS,
+    Series.NODE_TOKENS: ingress.NODE_TOKENS,
+    Series.NODE_TOKENS_PEAK: ingress.NODE_TOKENS_PEAK,
+    Series.LAYER_BARRIER_SECONDS: ingress.LAYER_BARRIER_SECONDS,
+    Series.REPLICAS_WANTED: gateway.SERVICE_COUNT,
+    Series.REPLICAS_BY_STATE: gateway.FUNCTION_REPLICAS,
+    Series.REPLICA_CPU_SECONDS: gateway.REPLICA_CPU_SECONDS,
+    Series.REPLICA_MEMORY_BYTES: gateway.REPLICA_MEMORY_BYTES,
+    Series.CPU_LIMIT_CORES: gateway.CPU_LIMIT_CORES,
+    Series.MEMORY_LIMIT_BYTES: gateway.MEMORY_LIMIT_BYTES,
+    Series.MAX_INFLIGHT: gateway.MAX_INFLIGHT,
+    Series.CPU_SCALE: gateway.CPU_SCALE,
 }
+
+SAMPLES: Mapping[str, Series] = {
+    name + ("_bucket" if SHAPES[series].kind == "histogram" else ""): series for series, name in METRICS.items()
+}
+"""Name of a sample in an exposition → its series."""

@@ -1,87 +1,146 @@
-"""Reads a Prometheus server through prometheus-api-client: one instant query for each metric of the catalogue."""
+"""Reads a Prometheus server through prometheus-api-client: one instant query for each series, all at one moment."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
 from typing import Any
 
 import requests
 from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
-from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from autoscaler.monitor.catalogue import CATALOGUE
-from autoscaler.state.readings import Buckets, Key, Readings, Wanted
-from functions.shared.metric_names import REQUESTS
-from gateway.metric_names import SERVICE_COUNT
+from autoscaler.errors import MetricsError
+from autoscaler.monitor.catalogue import METRICS
+from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Series, Shape
 
 TRIES = 2
+NAMESPACE = "openfaas-fn"
+_AGE_OF: dict[Job, Series] = {"gateway": Series.REPLICAS_WANTED, "ingress": Series.REQUESTS_IN_FLIGHT}
+Row = dict[str, Any]
 
 
-def promql(name: str, wanted: Wanted, window_s: float) -> str:
-    """The query of one metric over a window."""
-    by = ", ".join(wanted.labels)
-    span = f"[{max(1, math.ceil(window_s))}s]"
-    if wanted.kind == "counter":
-        return f"sum by ({by}) (increase({name}{span}))"
-    if wanted.kind == "histogram":
-        return f"sum by ({by}, le) (increase({name}_bucket{span}))"
-    return f"{'sum' if wanted.kind == 'gauge' else 'max'} by ({by}) ({name})"
+def selector(series: Series, pipeline: str) -> str:
+    """The metric's name with matchers that leave out other pipelines."""
+    shape, name = SHAPES[series], METRICS[series]
+    if shape.kind == "histogram":
+        name += "_bucket"
+    if "pipeline" in shape.labels:
+        return f'{name}{{pipeline="{pipeline}"}}'
+    if "function_name" in shape.labels:
+        own = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(NAMESPACE)}".replace("\\", "\\\\")
+        return f'{name}{{function_name=~"{own}"}}'
+    return name
+
+
+def promql(series: Series, pipeline: str, window_s: float) -> str:
+    """The query of one series over a window. Durations are whole milliseconds, as PromQL takes them."""
+    shape = SHAPES[series]
+    found = selector(series, pipeline)
+    grown = f"increase({found}[{round(window_s * 1000)}ms])"
+    if shape.kind == "counter":
+        return f"sum by ({', '.join(shape.labels)}) ({grown})"
+    if shape.kind == "histogram":
+        return f"sum by ({', '.join((*shape.labels, 'le'))}) ({grown})"
+    return f"{'sum' if shape.kind == 'gauge' else 'max'} by ({', '.join(shape.labels)}) ({found})"
+
+
+def promql_count(series: Series, pipeline: str, window_s: float) -> str:
+    """How many series the query of a ``counted`` series sums: those that are there now and were measured."""
+    shape = SHAPES[series]
+    found = selector(series, pipeline)
+    measured = (
+        f"(increase({found}[{round(window_s * 1000)}ms]) and {found})" if shape.kind == "counter" else f"({found})"
+    )
+    return f"count by ({', '.join(shape.labels)}) {measured}"
 
 
 class PrometheusSource:
-    """``url`` of the server; ``window_s`` must hold at least two of its scrapes."""
+    """``url`` of the server; the window must hold at least two of its scrapes. Samples older than ``stale_s`` make a
+    window stale."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0) -> None:
-        retry = Retry(total=TRIES, backoff_factor=0.1, status_forcelist=(502, 503, 504), allowed_methods=None)
+    def __init__(self, url: str, pipeline: str, timeout_s: float = 5.0, stale_s: float = 60.0) -> None:
         session = requests.Session()
         session.trust_env = False
-        session.mount("http://", HTTPAdapter(max_retries=retry))
-        session.mount("https://", HTTPAdapter(max_retries=retry))
-        self._url = url
-        self._client = PrometheusConnect(
-            url=url, headers=dict(headers or {}), session=session, timeout=math.ceil(timeout_s)
+        retry = Retry(
+            total=TRIES,
+            backoff_factor=0.1,
+            status_forcelist=(502, 503, 504),
+            allowed_methods=None,
+            raise_on_status=False,
         )
+        self._url = url.rstrip("/")
+        self._pipeline = pipeline
+        self._stale_s = stale_s
+        self._client = PrometheusConnect(url=self._url, session=session, retry=retry, timeout=math.ceil(timeout_s))
 
     def read(self, now_s: float, window_s: float) -> Readings:
         """The window that ends at ``now_s``. Never raises; an unreachable server makes the readings stale."""
-        counters: dict[str, Mapping[Key, float]] = {}
-        gauges: dict[str, Mapping[Key, float]] = {}
-        histograms: dict[str, Mapping[Key, Buckets]] = {}
-        for name, wanted in CATALOGUE.items():
-            try:
-                rows = self._client.custom_query(promql(name, wanted, window_s), params={"time": now_s})
-            except (PrometheusApiClientException, requests.RequestException, ValueError) as error:
-                sentence = f"Prometheus at {self._url} did not answer ({type(error).__name__}: {str(error)[:160]})"
-                return Readings(now_s - window_s, now_s, problems=(sentence,), stale=True)
-            if wanted.kind == "histogram":
-                histograms[name] = _histograms(rows, wanted)
-            elif wanted.kind == "counter":
-                counters[name] = _values(rows, wanted)
+        try:
+            return self._read(now_s, window_s)
+        except MetricsError as error:
+            return Readings(now_s - window_s, now_s, problems=(str(error),), stale=True)
+
+    def _read(self, now_s: float, window_s: float) -> Readings:
+        values: dict[Series, dict[Key, float]] = {}
+        counts: dict[Series, dict[Key, float]] = {}
+        histograms: dict[Series, dict[Key, Buckets]] = {}
+        for series, shape in SHAPES.items():
+            rows = self._query(promql(series, self._pipeline, window_s), now_s)
+            if shape.kind == "histogram":
+                histograms[series] = _histograms(rows, shape)
             else:
-                gauges[name] = _values(rows, wanted)
-        both = {**counters, **gauges}
-        missing = [name for name in (REQUESTS, SERVICE_COUNT) if not both[name]]
-        problems = tuple(f"Prometheus has no recent samples of {name}" for name in missing)
-        return Readings(now_s - window_s, now_s, counters, gauges, histograms, problems, stale=bool(missing))
+                values[series] = _values(rows, shape)
+            if shape.counted:
+                counts[series] = _values(self._query(promql_count(series, self._pipeline, window_s), now_s), shape)
+        ages, problems = self._ages(now_s)
+        if not values[Series.REQUESTS]:
+            problems.append(f"Prometheus holds no two samples of {METRICS[Series.REQUESTS]} in {window_s:g} s")
+        stale = bool(problems)
+        return Readings(now_s - window_s, now_s, values, histograms, counts, ages, tuple(problems), stale)
+
+    def _ages(self, now_s: float) -> tuple[dict[Job, float], list[str]]:
+        """Seconds since the youngest sample of each kind of target, and sentences for those too old or absent."""
+        ages: dict[Job, float] = {}
+        problems = []
+        for job, series in _AGE_OF.items():
+            rows = self._query(f"max(timestamp({selector(series, self._pipeline)}))", now_s)
+            if not rows:
+                problems.append(f"Prometheus has no sample of {METRICS[series]}: is the {job} scraped?")
+                continue
+            ages[job] = max(0.0, now_s - _number(rows[0]))
+            if ages[job] > self._stale_s:
+                problems.append(
+                    f"the last sample of the {job} in Prometheus is {ages[job]:.0f} s old; allowed: {self._stale_s:g} s"
+                )
+        return ages, problems
+
+    def _query(self, query: str, time_s: float) -> list[Row]:
+        """Raises MetricsError."""
+        try:
+            rows: list[Row] = self._client.custom_query(query, params={"time": time_s})
+        except (PrometheusApiClientException, requests.RequestException, ValueError, KeyError) as error:
+            raise MetricsError(
+                f"Prometheus at {self._url} did not answer {query[:80]!r} ({type(error).__name__}: {str(error)[:160]})"
+            ) from error
+        return [row for row in rows if math.isfinite(_number(row))]
 
 
-def _values(rows: list[dict[str, Any]], wanted: Wanted) -> dict[Key, float]:
-    found = {}
-    for row in rows:
-        value = float(row["value"][1])
-        if math.isfinite(value):
-            found[tuple(str(row["metric"].get(label, "")) for label in wanted.labels)] = value
-    return found
+def _number(row: Row) -> float:
+    return float(row["value"][1])
 
 
-def _histograms(rows: list[dict[str, Any]], wanted: Wanted) -> dict[Key, Buckets]:
+def _key(row: Row, shape: Shape) -> Key:
+    return tuple(str(row["metric"].get(label, "")) for label in shape.labels)
+
+
+def _values(rows: list[Row], shape: Shape) -> dict[Key, float]:
+    return {_key(row, shape): _number(row) for row in rows}
+
+
+def _histograms(rows: list[Row], shape: Shape) -> dict[Key, Buckets]:
     found: dict[Key, dict[float, float]] = {}
     for row in rows:
-        key = tuple(str(row["metric"].get(label, "")) for label in wanted.labels)
-        value = float(row["value"][1])
-        if math.isfinite(value):
-            found.setdefault(key, {})[float(row["metric"]["le"])] = value
+        found.setdefault(_key(row, shape), {})[float(row["metric"]["le"])] = _number(row)
     return {key: tuple(sorted(buckets.items())) for key, buckets in found.items()}

@@ -1,1 +1,4 @@
-"""Platforms: the only code that changes functions. Which change, is not decided here."""
+"""Platforms: the only code that changes functions, and its stand-in for tests.
+
+Never here: which change to make, and metrics.
+"""

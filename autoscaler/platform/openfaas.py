@@ -1,12 +1,14 @@
 """OpenFaaS's REST API as a platform: replicas by scale-function, everything else by an update of the deployment.
 
 On the embedded gateway an update of limits or ``max_inflight`` is applied live; on other OpenFaaS installations it is a
-rolling update.
+rolling update. A gateway that does not tell environment variables (the Community Edition) can only be scaled: an update
+would lose them, and is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import requests
@@ -14,22 +16,37 @@ from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
 from autoscaler.contract import MIB, Configuration
-from autoscaler.errors import FunctionGoneError, PlatformError
+from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platform.quantities import QuantityError, parse_quantity
 
 PIPELINE_LABEL = "smoe.pipeline"
 GPU = "nvidia.com/gpu"
-_STATUS_ONLY = ("name", "replicas", "availableReplicas", "invocationCount", "createdAt", "usage")
+GPU_SLICES = 10
+"""Devices that one GPU is divided into (MPS): a share of 0.3 is ``nvidia.com/gpu: 3``."""
+_DEPLOYMENT = (
+    "image",
+    "namespace",
+    "envProcess",
+    "envVars",
+    "constraints",
+    "secrets",
+    "labels",
+    "annotations",
+    "limits",
+    "requests",
+    "readOnlyRootFilesystem",
+)
 
 
 class OpenFaasPlatform:
-    """Functions of one pipeline (label ``smoe.pipeline``) behind ``url``."""
+    """Functions of one pipeline (label ``smoe.pipeline``) behind ``url``. ``auth``: user and password."""
 
     def __init__(self, url: str, pipeline: str, auth: tuple[str, str] | None, timeout_s: float = 10.0) -> None:
         self._url = url.rstrip("/")
         self._pipeline = pipeline
         self._auth = auth
         self._timeout_s = timeout_s
+        # Every call here says what should be, not what to add, so repeating one is safe.
         retry = Retry(
             total=2, backoff_factor=0.1, status_forcelist=(502, 503, 504), allowed_methods=None, raise_on_status=False
         )
@@ -39,56 +56,55 @@ class OpenFaasPlatform:
         self._session.mount("https://", HTTPAdapter(max_retries=retry))
 
     def configurations(self) -> Mapping[str, Configuration]:
+        """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
         found = {}
-        for status in self._list():
+        for status in self._json("GET", "/system/functions", list):
+            if not isinstance(status, dict) or (status.get("labels") or {}).get(PIPELINE_LABEL) != self._pipeline:
+                continue
             configuration = configuration_of(status)
             if configuration is not None:
                 found[str(status["name"])] = configuration
         return found
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
-        if (target.memory_mb, target.cpu_cores, target.gpu_share, target.concurrency) != (
-            present.memory_mb,
-            present.cpu_cores,
-            present.gpu_share,
-            present.concurrency,
-        ):
+        replicas = present.replicas
+        if replace(target, replicas=present.replicas) != present:
             self._update(function, target)
-        if target.replicas != present.replicas:
+            # An update may set replicas back to their label's minimum (faas-netes does).
+            replicas = int(self._json("GET", f"/system/function/{function}", dict).get("replicas", 0))
+        if target.replicas != replicas:
             body = {"serviceName": function, "replicas": target.replicas}
             self._call("POST", f"/system/scale-function/{function}", body)
 
     def _update(self, function: str, target: Configuration) -> None:
-        status = self._call("GET", f"/system/function/{function}").json()
-        deployment = {key: value for key, value in status.items() if key not in _STATUS_ONLY}
-        deployment["service"] = function
-        labels = dict(deployment.get("labels") or {})
-        labels.pop("faas_function", None)
-        limits = dict(deployment.get("limits") or {})
-        limits["memory"] = f"{target.memory_mb}Mi"
-        if target.gpu_share:
-            limits.pop("cpu", None)
-            limits[GPU] = f"{target.gpu_share:g}"
-        else:
-            limits.pop(GPU, None)
-            limits["cpu"] = f"{round(target.cpu_cores * 1000)}m"
-        environment = dict(deployment.get("envVars") or {}) | {"max_inflight": str(target.concurrency)}
-        self._call(
-            "PUT", "/system/functions", deployment | {"labels": labels, "limits": limits, "envVars": environment}
-        )
+        status = self._json("GET", f"/system/function/{function}", dict)
+        if not status.get("envVars"):
+            raise PlatformError(
+                f"function {function}: the gateway at {self._url} does not tell its environment variables; an update "
+                f"of limits or concurrency would lose them; only replicas can be changed there"
+            )
+        self._call("PUT", "/system/functions", deployment_of(function, status, target))
 
-    def _list(self) -> list[dict[str, Any]]:
-        functions = self._call("GET", "/system/functions").json()
-        return [f for f in functions if (f.get("labels") or {}).get(PIPELINE_LABEL) == self._pipeline]
+    def _json(self, method: str, path: str, kind: type) -> Any:
+        reply = self._call(method, path)
+        try:
+            document = reply.json()
+        except ValueError as error:
+            raise PlatformError(f"{method} {path} at {self._url} was not answered with JSON") from error
+        if not isinstance(document, kind):
+            raise PlatformError(f"{method} {path} at {self._url} was answered with a {type(document).__name__}")
+        return document
 
     def _call(self, method: str, path: str, body: object = None) -> requests.Response:
         try:
             reply = self._session.request(method, self._url + path, json=body, auth=self._auth, timeout=self._timeout_s)
         except requests.RequestException as error:
-            raise PlatformError(f"{method} {path} at {self._url} failed: {type(error).__name__}") from error
+            raise UnreachableError(f"{method} {path} at {self._url} failed: {type(error).__name__}") from error
+        if reply.status_code in (401, 403):
+            raise UnreachableError(f"{method} {path} at {self._url} was refused: wrong user or password")
         if reply.status_code == 404:
             raise FunctionGoneError(f"{method} {path}: not deployed at {self._url}")
-        if reply.status_code >= 400:
+        if reply.status_code >= 300:
             raise PlatformError(f"{method} {path} was answered {reply.status_code}: {reply.text.strip()[:200]}")
         return reply
 
@@ -98,9 +114,34 @@ def configuration_of(status: Mapping[str, Any]) -> Configuration | None:
     limits = status.get("limits") or {}
     try:
         memory_mb = round(parse_quantity(limits["memory"]) / MIB)
-        share = parse_quantity(limits[GPU]) if GPU in limits else 0.0
+        share = round(parse_quantity(limits[GPU]) / GPU_SLICES, 6) if GPU in limits else 0.0
         cores = 0.0 if share else parse_quantity(limits["cpu"])
-        concurrency = int((status.get("envVars") or {}).get("max_inflight", 0) or 0)
+        concurrency = int((status.get("envVars") or {}).get("max_inflight") or 0)
         return Configuration(memory_mb, cores, share, int(status.get("replicas", 0)), concurrency)
-    except (KeyError, QuantityError, ValueError):
+    except (KeyError, TypeError, QuantityError, ValueError):
         return None
+
+
+def deployment_of(function: str, status: Mapping[str, Any], target: Configuration) -> dict[str, Any]:
+    """The FunctionDeployment that keeps everything of ``status`` but the limits and ``max_inflight`` of ``target``.
+
+    Requests follow: memory moves with its limit, CPU stays unless it would be above the limit.
+    """
+    deployment = {key: status[key] for key in _DEPLOYMENT if key in status}
+    labels = {key: value for key, value in (status.get("labels") or {}).items() if key != "faas_function"}
+    limits = dict(status.get("limits") or {}) | {"memory": f"{target.memory_mb}Mi"}
+    requests_ = dict(status.get("requests") or {})
+    if "memory" in requests_:
+        requests_["memory"] = limits["memory"]
+    for resource in ("cpu", GPU):
+        limits.pop(resource, None)
+    if target.gpu_share:
+        limits[GPU] = str(round(target.gpu_share * GPU_SLICES))
+    else:
+        requests_.pop(GPU, None)
+        limits["cpu"] = f"{round(target.cpu_cores * 1000)}m"
+        if "cpu" in requests_ and parse_quantity(requests_["cpu"]) > target.cpu_cores:
+            requests_["cpu"] = limits["cpu"]
+    environment = {**(status.get("envVars") or {}), "max_inflight": str(target.concurrency)}
+    changed = {"labels": labels, "limits": limits, "requests": requests_, "envVars": environment}
+    return {**deployment, "service": function, **changed}

@@ -1,27 +1,26 @@
 """Kubernetes' HorizontalPodAutoscaler as a policy: replicas from a metric's ratio to its target.
 
-Source: Kubernetes, "Horizontal Pod Autoscaling", algorithm details, and pkg/controller/podautoscaler
-(replica_calculator.go, horizontal.go): ``desired = ceil(ready · metric / target)``, no change inside the tolerance,
-several metrics take the largest, scale-up limited per period, scale-down stabilised by the largest wish of the window.
+Source: Kubernetes, pkg/controller/podautoscaler/replica_calculator.go and horizontal.go. What a metric asks for is in
+``demand``, what time and rate make of it in ``pace``. Several metrics: the largest wins; a metric without data forbids
+scaling down. Departures: metrics come per function, not per pod; other axes of the configuration stay as they are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from autoscaler.contract import NodeKind, NodeObservation, Observation, Proposal
-
-Metric = Literal["cpu", "concurrency"]
+from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.policy.demand import Metric, by_average_value, by_resource
+from autoscaler.policy.pace import History, Pace, limit
 
 
 @dataclass(frozen=True)
 class HpaSettings:
-    """Defaults are Kubernetes' own, except that scaling by calls in flight stands beside CPU.
+    """Defaults are Kubernetes' own, except that calls in flight stand beside CPU.
 
-    Targets are utilisations, 0 to 1: of CPU limits, and of replicas × concurrency.
+    ``targets`` are utilisations, 0 to 1: ``cpu`` of the CPU limit, ``concurrency`` of the calls a replica takes at once
+    (calls that wait for a slot count too).
     """
 
     targets: Mapping[Metric, float] = field(default_factory=lambda: {"cpu": 0.8, "concurrency": 0.7})
@@ -33,21 +32,29 @@ class HpaSettings:
     up_pods: int = 4
     """Most replicas added in ``period_s``, or ``up_percent`` of the present ones, whichever is more."""
     up_percent: float = 100.0
+    down_pods: int = 0
+    """Most replicas taken away in ``period_s``, or ``down_percent`` of the present ones, whichever is more."""
     down_percent: float = 100.0
     period_s: float = 15.0
     kinds: frozenset[NodeKind] = frozenset(("segment", "expert", "ingress"))
 
-
-@dataclass(frozen=True)
-class History:
-    """What HPA remembers of one function: (time, recommendation) and (time, change of replicas), oldest first."""
-
-    recommendations: tuple[tuple[float, int], ...] = ()
-    changes: tuple[tuple[float, int], ...] = ()
+    @property
+    def pace(self) -> Pace:
+        return Pace(
+            self.up_stabilisation_s,
+            self.down_stabilisation_s,
+            self.up_pods,
+            self.up_percent,
+            self.down_pods,
+            self.down_percent,
+            self.period_s,
+            self.min_replicas,
+            self.max_replicas,
+        )
 
 
 class HpaPolicy:
-    """HPA for every function of the chosen kinds; other axes of the configuration stay as they are."""
+    """HPA for every function of the chosen kinds."""
 
     name = "hpa"
 
@@ -56,99 +63,83 @@ class HpaPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         histories: dict[str, History] = dict(memory) if isinstance(memory, dict) else {}
-        wishes, reasons = {}, {}
-        for node in observation.nodes:
-            if node.configuration is None or node.kind not in self.settings.kinds:
+        wishes: dict[str, Configuration] = {}
+        reasons: dict[str, str] = {}
+        for function, nodes in _functions(observation, self.settings.kinds).items():
+            present = nodes[0].configuration
+            if present is None:
+                reasons[function] = "no data: its configuration is not known"
                 continue
-            raw, reason = recommend(node, self.settings)
-            history = histories.get(node.function, History())
-            present = node.configuration.replicas
-            wanted, history, why = limit(raw, present, history, now_s, self.settings)
-            histories[node.function] = history
-            wishes[node.function] = node.configuration.with_replicas(wanted)
-            reasons[node.function] = reason + (f"; {why}" if why else "")
+            raw, reason = recommend(nodes, self.settings)
+            if raw is None:
+                reasons[function] = reason
+                continue
+            wanted, histories[function], why = limit(
+                raw, present.replicas, histories.get(function, History()), now_s, self.settings.pace
+            )
+            wishes[function] = replace(present, replicas=wanted)
+            reasons[function] = f"{reason}; {why}" if why else reason
         return Proposal(wishes, reasons, histories)
 
 
-def recommend(node: NodeObservation, settings: HpaSettings) -> tuple[int, str]:
-    """Replicas by the formula alone, and the sentence that explains them.
+def _functions(observation: Observation, kinds: frozenset[NodeKind]) -> dict[str, list[NodeObservation]]:
+    found: dict[str, list[NodeObservation]] = {}
+    for node in observation.nodes:
+        if node.kind in kinds:
+            found.setdefault(node.function, []).append(node)
+    return found
 
-    A metric without data is left out; with none at all the present number stays. While replicas are missing their load
-    is taken as zero for scaling up and as the target for scaling down, as HPA does, so they never turn the direction.
+
+def recommend(nodes: Sequence[NodeObservation], settings: HpaSettings) -> tuple[int | None, str]:
+    """Replicas that the metrics of one function ask for, and the sentence that explains them.
+
+    ``nodes``: those the function serves. None: there is no data to judge by.
     """
-    assert node.configuration is not None
-    present = node.configuration.replicas
-    ready = node.ready_replicas
+    first = nodes[0]
+    assert first.configuration is not None
+    present, ready = first.configuration.replicas, first.ready_replicas
+    if present == 0:
+        return 0, "scaled to zero: left alone"
     if ready is None:
-        return present, "no data of ready replicas"
-    measured = {"cpu": node.cpu_utilisation, "concurrency": _concurrency(node)}
-    best, sentence = None, "no data of any metric"
+        return None, "no data: the number of ready replicas is not known"
+    asked: dict[str, int] = {}
+    without: list[str] = []
+    sentences: list[str] = []
     for metric, target in settings.targets.items():
-        utilisation = measured[metric]
-        if utilisation is None or not ready:
+        if metric == "cpu":
+            if first.configuration.gpu_share:
+                continue
+            measured = first.measured_replicas if first.measured_replicas is not None else ready
+            seen = first.cpu_utilisation
+            wanted = None if seen is None else by_resource(seen, target, present, ready, measured, settings.tolerance)
+        else:
+            if not first.configuration.concurrency:
+                continue
+            seen = slots_used(nodes)
+            slots = first.configuration.concurrency
+            calls = None if seen is None else seen * present * slots
+            wanted = None if calls is None else by_average_value(calls, target * slots, present, settings.tolerance)
+        if seen is None or wanted is None:
+            without.append(metric)
             continue
-        wanted = desired(utilisation, target, present, ready, settings.tolerance)
-        if best is None or wanted > best:
-            best, sentence = wanted, f"{metric} at {utilisation:.0%} of {target:.0%} wanted"
-    return (present if best is None else best), sentence
+        asked[metric] = wanted
+        sentences.append(f"{metric} {seen:.0%} (target {target:.0%}) asks for {wanted}")
+    if not asked:
+        return None, f"no data of {' and '.join(without) or 'any metric'}"
+    best = max(asked.values())
+    if without:
+        sentences.append(f"no data of {' and '.join(without)}, so no scaling down")
+        best = max(best, present)
+    return best, ", ".join(sentences)
 
 
-def desired(utilisation: float, target: float, present: int, ready: int, tolerance: float) -> int:
-    """``ceil(ready · utilisation / target)``, or ``present`` inside the tolerance."""
-    ratio = utilisation / target
-    if abs(ratio - 1.0) <= tolerance:
-        return present
-    missing = max(0, present - ready)
-    if missing:
-        # Missing replicas count as idle on the way up and as exactly busy on the way down.
-        filled = ratio * ready / present if ratio > 1 else (ratio * ready + missing) / present
-        if abs(filled - 1.0) <= tolerance or (filled > 1) != (ratio > 1):
-            return present
-        return _ceil(filled * present)
-    return _ceil(ratio * ready)
-
-
-def limit(raw: int, present: int, history: History, now_s: float, settings: HpaSettings) -> tuple[int, History, str]:
-    """Stabilisation, rate and bounds on a recommendation; returns replicas, the new history, and what held it back."""
-    longest_s = max(settings.down_stabilisation_s, settings.up_stabilisation_s)
-    kept = tuple(entry for entry in history.recommendations if entry[0] > now_s - longest_s)
-    recommendations = (*kept, (now_s, raw))
-    up = min(value for time_s, value in recommendations if time_s >= now_s - settings.up_stabilisation_s)
-    down = max(value for time_s, value in recommendations if time_s >= now_s - settings.down_stabilisation_s)
-    wanted = present
-    if wanted < up:
-        wanted = up
-    if wanted > down:
-        wanted = down
-    why = "held by the scale-down window" if raw < wanted else ""
-    changes = tuple(entry for entry in history.changes if entry[0] > now_s - settings.period_s)
-    rated = _rate(wanted, present, changes, settings)
-    if rated != wanted:
-        why = "held by the scale-up rate" if rated < wanted else "held by the scale-down rate"
-    bounded = min(max(rated, settings.min_replicas), settings.max_replicas)
-    if bounded != rated:
-        why = f"bounds are {settings.min_replicas} to {settings.max_replicas}"
-    if bounded != present:
-        changes = (*changes, (now_s, bounded - present))
-    return bounded, History(recommendations, changes), why
-
-
-def _rate(wanted: int, present: int, changes: tuple[tuple[float, int], ...], settings: HpaSettings) -> int:
-    added = sum(change for _, change in changes if change > 0)
-    removed = -sum(change for _, change in changes if change < 0)
-    start_up, start_down = present - added, present + removed
-    highest = max(start_up + settings.up_pods, math.ceil(start_up * (1 + settings.up_percent / 100)))
-    lowest = math.floor(start_down * (1 - settings.down_percent / 100))
-    return max(min(wanted, max(highest, present)), min(lowest, present))
-
-
-def _concurrency(node: NodeObservation) -> float | None:
-    """Utilisation of slots by calls at replicas and calls that wait for one."""
-    if node.concurrency_utilisation is None or not node.in_flight or node.waiting is None:
-        return node.concurrency_utilisation
-    return node.concurrency_utilisation * (node.in_flight + node.waiting) / node.in_flight
-
-
-def _ceil(value: float) -> int:
-    """Ceiling that forgives rounding in the last bits."""
-    return math.ceil(value - 1e-9)
+def slots_used(nodes: Sequence[NodeObservation]) -> float | None:
+    """Calls at replicas and calls waiting for one, over all slots of the wanted replicas; None without data."""
+    configuration = nodes[0].configuration
+    calls = [
+        None if node.in_flight is None or node.waiting is None else node.in_flight + node.waiting for node in nodes
+    ]
+    known = [value for value in calls if value is not None]
+    if configuration is None or len(known) < len(calls) or not configuration.concurrency or not configuration.replicas:
+        return None
+    return sum(known) / (configuration.replicas * configuration.concurrency)

@@ -16,10 +16,11 @@ class StaticPolicy:
         self._configurations = dict(configurations or {})
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        wishes = {
-            node.function: self._configurations.get(node.function, node.configuration)
-            for node in observation.nodes
-            if node.configuration is not None or node.function in self._configurations
-        }
-        known = {function: wish for function, wish in wishes.items() if wish is not None}
-        return Proposal(known, dict.fromkeys(known, "static"), memory)
+        wishes: dict[str, Configuration] = {}
+        reasons: dict[str, str] = {}
+        for node in observation.nodes:
+            wish = self._configurations.get(node.function, node.configuration)
+            if wish is not None:
+                wishes[node.function] = wish
+                reasons[node.function] = "static"
+        return Proposal(wishes, reasons, memory)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autoscaler.contract import (
@@ -16,18 +15,17 @@ from autoscaler.contract import (
     Topology,
 )
 from autoscaler.state.quantiles import histogram_quantile
-from autoscaler.state.readings import Readings
-from functions.shared import metric_names as ingress
-from gateway import metric_names as gateway
+from autoscaler.state.readings import Readings, Series
+from autoscaler.state.shares import ratio, routing_entropy, tails, total, variance, with_shares
 
 NAMESPACE = "openfaas-fn"
 
 
 def observe(topology: Topology, readings: Readings) -> Observation:
-    """All features of one window. Numbers that could not be read are None; ``problems`` says which are missing."""
+    """All features of one window. Numbers that could not be read are None; ``problems`` says why."""
     pipeline = topology.pipeline
-    window_s = readings.end_s - readings.start_s
-    nodes = [_node(topology, node, readings, window_s) for node in topology.nodes]
+    window_s = readings.window_s
+    nodes = [_node(pipeline, node, readings) for node in topology.nodes]
     layers = []
     for layer in range(topology.layers):
         members = [i for i, node in enumerate(topology.nodes) if node.kind == "expert" and node.layer == layer]
@@ -35,104 +33,61 @@ def observe(topology: Topology, readings: Readings) -> Observation:
         for i, node in zip(members, shared, strict=True):
             nodes[i] = node
         layers.append(_layer(topology, layer, shared, readings))
-    latency = readings.histogram(ingress.REQUEST_SECONDS, pipeline)
-    codes = readings.counters.get(ingress.REQUESTS, {})
-    own = {key[1]: value for key, value in codes.items() if key[0] == pipeline}
-    requests = sum(own.values()) if own else None
-    tokens = readings.counter(ingress.REQUEST_TOKENS, pipeline)
+    latency = readings.histogram(Series.REQUEST_SECONDS, pipeline)
+    requests = readings.total(Series.REQUESTS, pipeline)
+    tokens = readings.value(Series.REQUEST_TOKENS, pipeline)
     return Observation(
         start_s=readings.start_s,
         end_s=readings.end_s,
         pipeline=pipeline,
         requests=requests,
-        failed=sum(v for code, v in own.items() if code.startswith("5") or code == "429") if own else None,
-        requests_per_s=None if requests is None else requests / window_s,
-        tokens_per_s=None if tokens is None else tokens / window_s,
-        in_flight=readings.gauge(ingress.REQUESTS_IN_FLIGHT, pipeline),
+        failed=None if requests is None else _failed(pipeline, readings),
+        requests_per_s=ratio(requests, window_s),
+        tokens_per_s=ratio(tokens, window_s),
+        in_flight=readings.value(Series.REQUESTS_IN_FLIGHT, pipeline),
         latency_p50_s=histogram_quantile(0.50, latency),
         latency_p95_s=histogram_quantile(0.95, latency),
         latency_p99_s=histogram_quantile(0.99, latency),
         nodes=tuple(nodes),
         layers=tuple(layers),
-        problems=readings.problems + _missing(nodes),
+        problems=readings.problems,
         stale=readings.stale or requests is None,
     )
 
 
-def routing_entropy(shares: Sequence[float]) -> float:
-    """TRE = -Σ TS log TS (natural logarithm); shares of 0 add nothing. Even over K experts: ln K."""
-    return -sum(share * math.log(share) for share in shares if share > 0)
-
-
-def variance(values: Sequence[float]) -> float | None:
-    """Population variance, None for no values."""
-    if not values:
-        return None
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / len(values)
-
-
-def with_shares(experts: Sequence[NodeObservation]) -> list[NodeObservation]:
-    """TS, RS and SR of one layer's experts. Shares are None when the layer's sum is unknown or zero."""
-    tokens = _total([node.tokens_per_s for node in experts])
-    calls = _total([node.requests_per_s for node in experts])
-    tails = [node.latency_p95_s for node in experts if node.latency_p95_s is not None]
-    slowest = max(tails, default=None)
-    return [
-        replace(
-            node,
-            token_share=_ratio(node.tokens_per_s, tokens),
-            request_share=_ratio(node.requests_per_s, calls),
-            straggler_ratio=_ratio(node.latency_p95_s, slowest),
-        )
-        for node in experts
-    ]
+def _failed(pipeline: str, readings: Readings) -> float:
+    """Requests answered with a 5xx or turned away with 429."""
+    codes = {key[1]: value for key, value in readings.values[Series.REQUESTS].items() if key[0] == pipeline}
+    return sum(value for code, value in codes.items() if code.startswith("5") or code == "429")
 
 
 def _layer(topology: Topology, layer: int, experts: Sequence[NodeObservation], readings: Readings) -> LayerObservation:
-    tokens = _total([node.tokens_per_s for node in experts])
     shares = [node.token_share for node in experts if node.token_share is not None]
-    tails = [node.latency_p95_s for node in experts if node.latency_p95_s is not None]
     work = [
-        observed.tokens_per_s * info.flops_per_token
+        None if observed.tokens_per_s is None else observed.tokens_per_s * info.flops_per_token
         for observed, info in zip(experts, topology.experts(layer), strict=True)
-        if observed.tokens_per_s is not None
     ]
-    barrier = readings.histogram(ingress.LAYER_BARRIER_SECONDS, topology.pipeline, str(layer))
+    barrier = readings.histogram(Series.LAYER_BARRIER_SECONDS, topology.pipeline, str(layer))
     return LayerObservation(
         layer=layer,
-        tokens_per_s=tokens,
+        tokens_per_s=total([node.tokens_per_s for node in experts]),
         token_routing_entropy=routing_entropy(shares) if shares else None,
-        latency_variance_s2=variance(tails),
-        flops_per_s=sum(work) if work else None,
+        latency_variance_s2=variance(tails(experts)),
+        flops_per_s=total(work),
         barrier_p95_s=histogram_quantile(0.95, barrier),
     )
 
 
-def _node(topology: Topology, node: NodeInfo, readings: Readings, window_s: float) -> NodeObservation:
+def _node(pipeline: str, node: NodeInfo, readings: Readings) -> NodeObservation:
     function_name = f"{node.function}.{NAMESPACE}"
     configuration = present_configuration(readings, function_name)
-    ready = readings.gauge(gateway.FUNCTION_REPLICAS, function_name, "ready")
-    cpu_s = readings.counter(gateway.REPLICA_CPU_SECONDS, function_name)
-    memory = readings.gauge(gateway.REPLICA_MEMORY_BYTES, function_name)
-    cpu_scale = readings.gauge(gateway.CPU_SCALE)
-    own = (topology.pipeline, node.id)
-    calls = _node_calls(topology, node, readings)
-    if node.kind == "ingress":
-        latency = readings.histogram(ingress.REQUEST_SECONDS, topology.pipeline)
-        seconds = None
-        tokens = readings.counter(ingress.REQUEST_TOKENS, topology.pipeline)
-        in_flight = readings.gauge(ingress.REQUESTS_IN_FLIGHT, topology.pipeline)
-        waiting = 0.0 if in_flight is not None else None
-    else:
-        latency = readings.histogram(ingress.NODE_CALL_SECONDS, *own)
-        busy = readings.counter(ingress.NODE_BUSY_SECONDS, *own)
-        wait = readings.counter(ingress.NODE_WAIT_SECONDS, *own)
-        seconds = busy
-        tokens = readings.counter(ingress.NODE_TOKENS, *own)
-        in_flight = None if busy is None else busy / window_s
-        waiting = None if wait is None else wait / window_s
-    spent_s = None if seconds is None or waiting is None else seconds + waiting * window_s
+    work = _ingress_work(pipeline, readings) if node.kind == "ingress" else _node_work(pipeline, node.id, readings)
+    ready = readings.value(Series.REPLICAS_BY_STATE, function_name, "ready")
+    cpu_s = readings.value(Series.REPLICA_CPU_SECONDS, function_name)
+    measured = readings.count(Series.REPLICA_CPU_SECONDS, function_name)
+    window_s = readings.window_s
+    spent_s = total([work["busy_s"], work["wait_s"]])
+    in_flight = ratio(work["busy_s"], window_s)
     return NodeObservation(
         node=node.id,
         function=node.function,
@@ -141,57 +96,85 @@ def _node(topology: Topology, node: NodeInfo, readings: Readings, window_s: floa
         expert=node.expert,
         configuration=configuration,
         ready_replicas=None if ready is None else round(ready),
-        cpu_utilisation=_cpu_utilisation(configuration, ready, cpu_s, window_s, cpu_scale),
-        memory_utilisation=_memory_utilisation(configuration, ready, memory),
+        cpu_utilisation=_cpu_utilisation(configuration, measured, cpu_s, readings),
+        memory_utilisation=_memory_utilisation(configuration, function_name, readings),
         gpu_utilisation=None,
         concurrency_utilisation=_concurrency_utilisation(configuration, ready, in_flight),
-        latency_p95_s=histogram_quantile(0.95, latency),
-        latency_mean_s=_ratio(spent_s, calls),
-        tokens_per_s=None if tokens is None else tokens / window_s,
-        requests_per_s=None if calls is None else calls / window_s,
+        latency_p95_s=histogram_quantile(0.95, _latency(pipeline, node, readings)),
+        latency_mean_s=ratio(spent_s, work["calls"]),
+        tokens_per_s=ratio(work["tokens"], window_s),
+        requests_per_s=ratio(work["calls"], window_s),
         in_flight=in_flight,
-        waiting=waiting,
-        busy_s=seconds,
+        waiting=ratio(work["wait_s"], window_s),
+        busy_s=work["busy_s"],
         cpu_s=cpu_s,
-        peak_tokens=readings.gauge(ingress.NODE_TOKENS_PEAK, *own),
+        peak_tokens=readings.value(Series.NODE_TOKENS_PEAK, pipeline, node.id),
+        measured_replicas=measured,
+        age_s=max(readings.ages_s.values()) if len(readings.ages_s) == 2 else None,
     )
 
 
-def _node_calls(topology: Topology, node: NodeInfo, readings: Readings) -> float | None:
-    name = ingress.REQUESTS if node.kind == "ingress" else ingress.NODE_CALLS
-    key = (topology.pipeline,) if node.kind == "ingress" else (topology.pipeline, node.id)
-    found = [value for labels, value in readings.counters.get(name, {}).items() if labels[: len(key)] == key]
-    if found:
-        return sum(found)
-    # A node that was never called has no series of calls, but the ingress that would count them was read.
-    return 0.0 if readings.counters.get(ingress.REQUESTS) else None
+def _latency(pipeline: str, node: NodeInfo, readings: Readings) -> tuple[tuple[float, float], ...] | None:
+    if node.kind == "ingress":
+        return readings.histogram(Series.REQUEST_SECONDS, pipeline)
+    return readings.histogram(Series.NODE_CALL_SECONDS, pipeline, node.id)
+
+
+def _ingress_work(pipeline: str, readings: Readings) -> dict[str, float | None]:
+    """Calls, tokens, seconds at replicas and seconds waited, in this window. Nothing waits in front of the ingress."""
+    calls = readings.total(Series.REQUESTS, pipeline)
+    return {
+        "calls": calls,
+        "tokens": readings.value(Series.REQUEST_TOKENS, pipeline),
+        "busy_s": readings.value(Series.REQUEST_SECONDS_SUM, pipeline),
+        "wait_s": None if calls is None else 0.0,
+    }
+
+
+def _node_work(pipeline: str, node_id: str, readings: Readings) -> dict[str, float | None]:
+    """The same of a segment or expert.
+
+    A node that was never called may have no series yet; where the ingress that would count its calls was read, that is
+    a zero and not a gap.
+    """
+    counted = readings.total(Series.REQUESTS, pipeline) is not None
+    names = {
+        "calls": Series.NODE_CALLS,
+        "tokens": Series.NODE_TOKENS,
+        "busy_s": Series.NODE_BUSY_SECONDS,
+        "wait_s": Series.NODE_WAIT_SECONDS,
+    }
+    found = {name: readings.total(series, pipeline, node_id) for name, series in names.items()}
+    return {name: 0.0 if value is None and counted else value for name, value in found.items()}
 
 
 def present_configuration(readings: Readings, function_name: str) -> Configuration | None:
     """CC(t) from the gateway's gauges; None when one of them is missing."""
-    memory = readings.gauge(gateway.MEMORY_LIMIT_BYTES, function_name)
-    cores = readings.gauge(gateway.CPU_LIMIT_CORES, function_name)
-    replicas = readings.gauge(gateway.SERVICE_COUNT, function_name)
-    concurrency = readings.gauge(gateway.MAX_INFLIGHT, function_name)
-    if not memory or not cores or replicas is None or concurrency is None:
+    memory_bytes = readings.value(Series.MEMORY_LIMIT_BYTES, function_name)
+    cores = readings.value(Series.CPU_LIMIT_CORES, function_name)
+    replicas = readings.value(Series.REPLICAS_WANTED, function_name)
+    concurrency = readings.value(Series.MAX_INFLIGHT, function_name)
+    if not memory_bytes or not cores or replicas is None or concurrency is None:
         return None
-    return Configuration(round(memory / MIB), cores, 0.0, round(replicas), round(concurrency))
+    return Configuration(max(1, round(memory_bytes / MIB)), cores, 0.0, round(replicas), round(concurrency))
 
 
 def _cpu_utilisation(
-    configuration: Configuration | None, ready: float | None, cpu_s: float | None, window_s: float, scale: float | None
+    configuration: Configuration | None, measured: int | None, cpu_s: float | None, readings: Readings
 ) -> float | None:
-    if configuration is None or not configuration.cpu_cores or not ready or cpu_s is None:
+    """CPU time used over CPU time configured, of the replicas that were measured."""
+    if configuration is None or not configuration.cpu_cores or not measured or cpu_s is None:
         return None
-    return cpu_s / (window_s * ready * configuration.cpu_cores * (scale or 1.0))
+    real_per_configured = readings.value(Series.CPU_SCALE) or 1.0
+    return ratio(cpu_s, readings.window_s * measured * configuration.cpu_cores * real_per_configured)
 
 
-def _memory_utilisation(
-    configuration: Configuration | None, ready: float | None, memory_bytes: float | None
-) -> float | None:
-    if configuration is None or not ready or memory_bytes is None:
+def _memory_utilisation(configuration: Configuration | None, function_name: str, readings: Readings) -> float | None:
+    used_bytes = readings.value(Series.REPLICA_MEMORY_BYTES, function_name)
+    replicas = readings.count(Series.REPLICA_MEMORY_BYTES, function_name)
+    if configuration is None or used_bytes is None or not replicas:
         return None
-    return memory_bytes / (ready * configuration.memory_mb * MIB)
+    return used_bytes / (replicas * configuration.memory_mb * MIB)
 
 
 def _concurrency_utilisation(
@@ -202,20 +185,28 @@ def _concurrency_utilisation(
     return in_flight / (ready * configuration.concurrency)
 
 
+def complete(observation: Observation, present: Mapping[str, Configuration]) -> Observation:
+    """Fill in configurations that the metrics did not tell from the platform's own list, and say what is still missing.
+
+    ``present``: function → configuration as the platform has it now.
+    """
+    nodes = []
+    for node in observation.nodes:
+        if node.configuration is None and node.function in present:
+            configuration = present[node.function]
+            slots = _concurrency_utilisation(configuration, node.ready_replicas, node.in_flight)
+            node = replace(node, configuration=configuration, concurrency_utilisation=slots)
+        nodes.append(node)
+    return replace(observation, nodes=tuple(nodes), problems=observation.problems + _missing(nodes))
+
+
 def _missing(nodes: Sequence[NodeObservation]) -> tuple[str, ...]:
-    without = [node.node for node in nodes if node.configuration is None]
-    if not without:
-        return ()
-    shown = ", ".join(without[:4]) + (" …" if len(without) > 4 else "")
-    return (f"no configuration is known of {len(without)} functions: {shown}",)
-
-
-def _total(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    if part is None or not whole:
-        return None
-    return part / whole
+    sentences = []
+    for what, without in (
+        ("configuration", [node.node for node in nodes if node.configuration is None]),
+        ("number of ready replicas", [node.node for node in nodes if node.ready_replicas is None]),
+    ):
+        if without:
+            shown = ", ".join(without[:4]) + (" …" if len(without) > 4 else "")
+            sentences.append(f"no {what} is known of {len(without)} of {len(nodes)} nodes: {shown}")
+    return tuple(sentences)

@@ -10,21 +10,25 @@ from autoscaler.state.readings import Buckets
 def histogram_quantile(q: float, buckets: Buckets | None) -> float | None:
     """The ``q`` quantile (0 to 1) of cumulative ``buckets``, or None when they hold no observation.
 
-    Linear within a bucket, the lowest one beginning at 0; in the infinite bucket the highest finite bound. Source:
-    Prometheus documentation, ``histogram_quantile()`` for classic histograms.
+    Linear within a bucket, the lowest one beginning at 0 (its bound, where that is not above 0); in the infinite bucket
+    the highest finite bound. Counts are made monotone first, since rates of buckets scraped at different times need not
+    be. Source: Prometheus, ``histogram_quantile()`` for classic histograms (promql/quantile.go, ``BucketQuantile``).
     """
-    if not buckets or len(buckets) < 2:
+    if not buckets or len(buckets) < 2 or not math.isinf(buckets[-1][0]):
         return None
-    total = buckets[-1][1]
-    if not total > 0:
+    counts: list[float] = []
+    for _, count in buckets:
+        counts.append(max(count, counts[-1] if counts else 0.0))
+    if not counts[-1] > 0:
         return None
-    rank = q * total
-    below, lower = 0.0, 0.0
-    for bound, count in buckets:
-        count = max(count, below)  # rounding of rates may break monotonicity
-        if count >= rank and count > below:
-            if math.isinf(bound):
-                return lower
-            return lower + (bound - lower) * max(0.0, rank - below) / (count - below)
-        below, lower = count, bound if not math.isinf(bound) else lower
-    return lower
+    rank = q * counts[-1]
+    found = next(i for i, count in enumerate(counts) if count >= rank)
+    if found == len(buckets) - 1:
+        return buckets[-2][0]
+    bound = buckets[found][0]
+    if found == 0:
+        return bound * (rank / counts[0] if counts[0] else 0.0) if bound > 0 else bound
+    lower, below = buckets[found - 1][0], counts[found - 1]
+    if counts[found] == below:
+        return bound
+    return lower + (bound - lower) * (rank - below) / (counts[found] - below)

@@ -1,43 +1,124 @@
-"""What a metrics source has read for one window, before it means anything: numbers by metric and label values."""
+"""What a metrics source has read for one window, before it means anything: numbers by series and label values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 Key = tuple[str, ...]
+"""Label values, in the order of the series' ``labels``."""
 Buckets = tuple[tuple[float, float], ...]
 """(upper bound in seconds, increase of the cumulative count), ascending, the last bound infinite."""
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A metric that is read: its kind, and the labels that make up the key of its readings."""
+class Series(StrEnum):
+    """Everything a window is made of; which metric carries it is the monitor's affair. Times are seconds."""
 
-    kind: Literal["counter", "gauge", "max", "histogram"]
+    REQUESTS = "requests"
+    REQUEST_SECONDS = "request_seconds"
+    REQUEST_SECONDS_SUM = "request_seconds_sum"
+    REQUEST_TOKENS = "request_tokens"
+    REQUESTS_IN_FLIGHT = "requests_in_flight"
+    NODE_CALLS = "node_calls"
+    NODE_CALL_SECONDS = "node_call_seconds"
+    NODE_WAIT_SECONDS = "node_wait_seconds"
+    NODE_BUSY_SECONDS = "node_busy_seconds"
+    NODE_TOKENS = "node_tokens"
+    NODE_TOKENS_PEAK = "node_tokens_peak"
+    LAYER_BARRIER_SECONDS = "layer_barrier_seconds"
+    REPLICAS_WANTED = "replicas_wanted"
+    REPLICAS_BY_STATE = "replicas_by_state"
+    REPLICA_CPU_SECONDS = "replica_cpu_seconds"
+    REPLICA_MEMORY_BYTES = "replica_memory_bytes"
+    CPU_LIMIT_CORES = "cpu_limit_cores"
+    MEMORY_LIMIT_BYTES = "memory_limit_bytes"
+    MAX_INFLIGHT = "max_inflight"
+    CPU_SCALE = "cpu_scale"
+
+
+Kind = Literal["counter", "gauge", "max", "histogram"]
+Job = Literal["ingress", "gateway"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a series is read.
+
+    Over the window, series that share a key are summed: ``counter`` the increases, ``histogram`` the increases of each
+    bucket, ``gauge`` the latest values; of ``max`` the largest of the latest values is taken. With ``counted``, also
+    how many series were summed.
+    """
+
+    kind: Kind
     labels: tuple[str, ...]
-    of: Literal["ingress", "gateway"]
+    job: Job
+    counted: bool = False
+
+
+_PIPELINE = ("pipeline",)
+_NODE = ("pipeline", "node")
+_FUNCTION = ("function_name",)
+
+SHAPES: Mapping[Series, Shape] = {
+    Series.REQUESTS: Shape("counter", ("pipeline", "code"), "ingress"),
+    Series.REQUEST_SECONDS: Shape("histogram", _PIPELINE, "ingress"),
+    Series.REQUEST_SECONDS_SUM: Shape("counter", _PIPELINE, "ingress"),
+    Series.REQUEST_TOKENS: Shape("counter", _PIPELINE, "ingress"),
+    Series.REQUESTS_IN_FLIGHT: Shape("gauge", _PIPELINE, "ingress"),
+    Series.NODE_CALLS: Shape("counter", (*_NODE, "code"), "ingress"),
+    Series.NODE_CALL_SECONDS: Shape("histogram", _NODE, "ingress"),
+    Series.NODE_WAIT_SECONDS: Shape("counter", _NODE, "ingress"),
+    Series.NODE_BUSY_SECONDS: Shape("counter", _NODE, "ingress"),
+    Series.NODE_TOKENS: Shape("counter", _NODE, "ingress"),
+    Series.NODE_TOKENS_PEAK: Shape("gauge", _NODE, "ingress"),
+    Series.LAYER_BARRIER_SECONDS: Shape("histogram", ("pipeline", "layer"), "ingress"),
+    Series.REPLICAS_WANTED: Shape("max", _FUNCTION, "gateway"),
+    Series.REPLICAS_BY_STATE: Shape("max", ("function_name", "state"), "gateway"),
+    Series.REPLICA_CPU_SECONDS: Shape("counter", _FUNCTION, "gateway", counted=True),
+    Series.REPLICA_MEMORY_BYTES: Shape("gauge", _FUNCTION, "gateway", counted=True),
+    Series.CPU_LIMIT_CORES: Shape("max", _FUNCTION, "gateway"),
+    Series.MEMORY_LIMIT_BYTES: Shape("max", _FUNCTION, "gateway"),
+    Series.MAX_INFLIGHT: Shape("max", _FUNCTION, "gateway"),
+    Series.CPU_SCALE: Shape("max", (), "gateway"),
+}
+
+Values = Mapping[Series, Mapping[Key, float]]
 
 
 @dataclass(frozen=True)
 class Readings:
-    """One window. Counters and histogram counts are increases over the window; gauges are the latest values, summed
-    (``max``: the largest) over the series that share a key."""
+    """One window, from ``start_s`` to ``end_s`` in Unix time. What is not in a mapping was not there to be read."""
 
     start_s: float
     end_s: float
-    counters: Mapping[str, Mapping[Key, float]] = field(default_factory=dict)
-    gauges: Mapping[str, Mapping[Key, float]] = field(default_factory=dict)
-    histograms: Mapping[str, Mapping[Key, Buckets]] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    """Counters (increase over the window) and gauges (latest)."""
+    histograms: Mapping[Series, Mapping[Key, Buckets]] = field(default_factory=dict)
+    counts: Values = field(default_factory=dict)
+    """Of ``counted`` series: how many were summed."""
+    ages_s: Mapping[Job, float] = field(default_factory=dict)
+    """Seconds since the last sample of each kind of target, at ``end_s``."""
     problems: tuple[str, ...] = ()
     stale: bool = False
+    """Too little or too old to decide on; ``problems`` says why."""
 
-    def counter(self, name: str, *key: str) -> float | None:
-        return self.counters.get(name, {}).get(key)
+    def value(self, series: Series, *key: str) -> float | None:
+        return self.values.get(series, {}).get(key)
 
-    def gauge(self, name: str, *key: str) -> float | None:
-        return self.gauges.get(name, {}).get(key)
+    def count(self, series: Series, *key: str) -> int | None:
+        found = self.counts.get(series, {}).get(key)
+        return None if found is None else round(found)
 
-    def histogram(self, name: str, *key: str) -> Buckets | None:
-        return self.histograms.get(name, {}).get(key)
+    def histogram(self, series: Series, *key: str) -> Buckets | None:
+        return self.histograms.get(series, {}).get(key)
+
+    def total(self, series: Series, *key: str) -> float | None:
+        """Sum over all keys that begin with ``key``; None where there is none."""
+        found = [value for labels, value in self.values.get(series, {}).items() if labels[: len(key)] == key]
+        return sum(found) if found else None
+
+    @property
+    def window_s(self) -> float:
+        return self.end_s - self.start_s

@@ -1,0 +1,90 @@
+"""How fast replicas follow what a metric asks for: Kubernetes' stabilisation windows and scaling policies.
+
+Source: pkg/controller/podautoscaler/horizontal.go, ``stabilizeRecommendationWithBehaviors`` and
+``convertDesiredReplicasWithBehaviorRate``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+Entry = tuple[float, int]
+"""(Unix time, number of replicas)."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Fields as in :class:`autoscaler.policy.hpa.HpaSettings`."""
+
+    up_stabilisation_s: float
+    down_stabilisation_s: float
+    up_pods: int
+    up_percent: float
+    down_pods: int
+    down_percent: float
+    period_s: float
+    min_replicas: int
+    max_replicas: int
+
+
+@dataclass(frozen=True)
+class History:
+    """What is remembered of one function, oldest first."""
+
+    recommendations: tuple[Entry, ...] = ()
+    changes: tuple[Entry, ...] = ()
+    """Replicas really added (or, negative, taken away) and when that was decided."""
+    last: Entry | None = None
+    """When this function was judged last, and how many replicas it had then."""
+
+
+def limit(raw: int, present: int, history: History, now_s: float, pace: Pace) -> tuple[int, History, str]:
+    """Stabilisation, then rate and bounds, on a recommendation; what held it back is told in words."""
+    if present == 0:
+        return 0, history, ""
+    # At the first look HPA takes the scale it finds as a recommendation, so a restart does not shrink anything at once.
+    before = history.recommendations if history.last is not None else ((now_s, present),)
+    recommendations = _young(before, now_s, max(pace.up_stabilisation_s, pace.down_stabilisation_s))
+    changes = _young(_with_last_change(history, present), now_s, pace.period_s)
+    wanted = stabilise(raw, present, recommendations, now_s, pace)
+    why = ""
+    if wanted != raw:
+        why = "held by the scale-down window" if raw < wanted else "held by the scale-up window"
+    rated = rate(wanted, present, changes, pace)
+    if rated != wanted:
+        why = "held by the scale-up rate" if rated < wanted else "held by the scale-down rate"
+    bounded = min(max(rated, pace.min_replicas), pace.max_replicas)
+    if bounded != rated:
+        why = f"bounds are {pace.min_replicas} to {pace.max_replicas}"
+    return bounded, History((*recommendations, (now_s, raw)), changes, (now_s, present)), why
+
+
+def stabilise(raw: int, present: int, recommendations: tuple[Entry, ...], now_s: float, pace: Pace) -> int:
+    """Up only as far as the least, down only as far as the largest recommendation of the window."""
+    up = min([raw, *(n for time_s, n in recommendations if time_s > now_s - pace.up_stabilisation_s)])
+    down = max([raw, *(n for time_s, n in recommendations if time_s > now_s - pace.down_stabilisation_s)])
+    return min(max(present, up), down)
+
+
+def rate(wanted: int, present: int, changes: tuple[Entry, ...], pace: Pace) -> int:
+    """At most so many replicas more or less than at the begin of the period; the more generous policy counts."""
+    begin = present - sum(change for _, change in changes)
+    if wanted > present:
+        highest = max(begin + pace.up_pods, math.ceil(begin * (1 + pace.up_percent / 100)))
+        return min(wanted, max(highest, present))
+    if wanted < present:
+        lowest = min(begin - pace.down_pods, math.trunc(begin * (1 - pace.down_percent / 100)))
+        return max(wanted, min(lowest, present))
+    return wanted
+
+
+def _with_last_change(history: History, present: int) -> tuple[Entry, ...]:
+    """The change since the last look, dated by the decision that made it."""
+    if history.last is None or history.last[1] == present:
+        return history.changes
+    return (*history.changes, (history.last[0], present - history.last[1]))
+
+
+def _young(entries: tuple[Entry, ...], now_s: float, age_s: float) -> tuple[Entry, ...]:
+    return tuple(entry for entry in entries if entry[0] > now_s - age_s)
