@@ -1,9 +1,10 @@
 """What a pass over functions costs beside the whole model in one process: ``python -m benchmarks.pipeline``.
 
 Everything is measured in turns within one run, so ratios hold on a noisy machine. Both sides go from JSON bytes to
-JSON bytes, tokenising included. ``floor_ms`` = whole + sequential hops × the cheapest hop (an echo of 20 kB by the same
-client and server); ``rps`` has 16 clients; ``whole_rps`` is one single-threaded process a core, one text at a time;
-``whole_batched_rps`` the same with eight texts at a time. The last line is one JSON object.
+JSON bytes, tokenising included. ``floor_ms`` = whole + sequential hops × the cheapest hop (an echo of 20 kB by the
+same client and server). ``rps`` has 16 clients and as many passes at once as cores (``smoe_max_passes``), ``rps_unpacked``
+no such limit. ``whole_rps`` is one single-threaded process a core, one text at a time, ``whole_batched_rps`` the same with
+eight texts at a time. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -195,14 +196,17 @@ def measure(
     batches = [json.dumps({"inputs": texts[i : i + BATCH]}).encode() for i in range(0, len(texts), BATCH)]
     echo_body = bytes(ECHO_BYTES)
     taken: dict[str, list[float]] = {name: [] for name in ("whole", "hop", "pipeline")}
-    loads: dict[str, list[float]] = {name: [] for name in ("rps", "whole_rps", "whole_batched_rps")}
+    loads: dict[str, list[float]] = {name: [] for name in ("rps", "rps_unpacked", "whole_rps", "whole_batched_rps")}
+    few = {"smoe_max_passes": str(os.cpu_count() or 1)}
     with (
         echo_server() as echo_address,
-        LocalPipeline(directory, max_inflight=CLIENTS) as served,
+        LocalPipeline(directory, max_inflight=CLIENTS, environ=few) as served,
+        LocalPipeline(directory, max_inflight=CLIENTS) as plain,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        assert served.ingress is not None
+        assert served.ingress is not None and plain.ingress is not None
         echo, ingress = ConnectionPool(echo_address), ConnectionPool(served.ingress.address)
+        unpacked = ConnectionPool(plain.ingress.address)
         whole_latencies_ms(model, bodies[:8])
         runner.run(latencies_ms(ingress, bodies[:16]))
         check_equal(model, bodies[0], runner.run(_post(ingress, bodies[0])))
@@ -214,11 +218,13 @@ def measure(
             progress("latency", turn)
         for turn in range(rounds):
             loads["rps"].append(runner.run(throughput(ingress, bodies, CLIENTS, seconds)))
+            loads["rps_unpacked"].append(runner.run(throughput(unpacked, bodies, CLIENTS, seconds)))
             loads["whole_rps"].append(whole_rps(model, bodies, seconds))
             loads["whole_batched_rps"].append(whole_rps(model, batches, seconds))
             progress("load", rounds + turn)
         echo.close()
         ingress.close()
+        unpacked.close()
     return figures(model, taken, loads)
 
 

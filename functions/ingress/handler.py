@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from functions.ingress import api
+from functions.ingress.packing import PassQueue
 from functions.ingress.passes import PassContext, PipelinePass
 from functions.shared.arrays import Array, Arrays, as_float32
 from functions.shared.dispatch import Dispatcher
@@ -45,13 +45,15 @@ class Ingress:
         self._grouping = group(manifest, settings.max_functions)
         self._timeout_s = settings.timeout_s
         self._loop = loop
-        self._pass: PipelinePass | None = None
+        self._passes: PassQueue | None = None
+        self._limits = (settings.max_passes, settings.queue_limit)
         self._tasks: set[asyncio.Task[None]] = set()
         self._resolver_task: asyncio.Task[None] | None = None
 
     def follow(self, resolver: Resolver) -> None:
         """Begin to keep the table of replicas current. Call on the running loop."""
-        self._pass = PipelinePass(self.manifest, self._grouping, self.dispatcher, self.instruments)
+        driver = PipelinePass(self.manifest, self._grouping, self.dispatcher, self.instruments)
+        self._passes = PassQueue(driver.run, *self._limits)
         self._resolver_task = self._loop.create_task(resolver.run(self.dispatcher.update))
 
     def close(self) -> None:
@@ -112,13 +114,10 @@ class Ingress:
         reply = await self._run(ids, [[self._special("decoder_start")] for _ in ids], context)
         return api.logits_answer(self.manifest.name, reply["logits"], sum(lengths)), sum(lengths)
 
-    async def _run(self, ids: list[list[int]], answers: list[list[int]] | None, context: PassContext) -> Arrays:
+    async def _run(self, ids: Texts, answers: Texts | None, context: PassContext) -> Arrays:
         """One pass; ``answers`` are the decoder's tokens of an encoder-decoder."""
-        assert self._pass is not None, "follow() comes first"
-        tensors = pack(ids)
-        if self.manifest.task == "seq2seq-lm" and answers is not None:
-            tensors |= {f"decoder_{name}": tensor for name, tensor in pack(answers).items()}
-        return await self._pass.run(tensors, context)
+        assert self._passes is not None, "follow() comes first"
+        return await self._passes.run(ids, answers if self.manifest.task == "seq2seq-lm" else None, context)
 
     async def _generate(
         self, ids: list[list[int]], asked: api.ModelRequest, context: PassContext
@@ -163,12 +162,3 @@ class Ingress:
     def _special(self, role: str) -> int:
         tokenizer = self.manifest.tokenizer
         return 0 if tokenizer is None else tokenizer.special.get(role, 0)
-
-
-def pack(ids: Texts) -> Arrays:
-    """Token ids of texts as ``token_ids [T]`` and ``lengths [B]``, both int64."""
-    flat = [token for text in ids for token in text]
-    return {
-        "token_ids": np.array(flat, np.int64),
-        "lengths": np.array([len(text) for text in ids], np.int64),
-    }

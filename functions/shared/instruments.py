@@ -40,31 +40,41 @@ class Distribution:
 
 
 class PeakGauge:
-    """The largest value of a quantity over the last ``window_s`` seconds, in constant memory per second."""
+    """The largest value of a quantity over the last ``window_s`` seconds, kept second by second."""
+
+    __slots__ = ("_current", "_highest", "_past", "_second", "_window_s")
 
     def __init__(self, window_s: float = names.PEAK_WINDOW_S) -> None:
         self._window_s = window_s
         self._current = 0
-        self._peaks: deque[tuple[float, int]] = deque()  # (time, value), values falling
+        self._second = 0
+        self._highest = 0
+        """Of the present second."""
+        self._past: deque[tuple[int, int]] = deque()
+        """(second, largest value in it) of seconds in which something changed."""
 
     def change(self, amount: int, now_s: float) -> None:
         """Add ``amount`` (may be negative) to the quantity."""
-        if amount < 0:
-            self._push(now_s, self._current)  # it was this high until now
+        if int(now_s) != self._second:
+            self._roll(now_s)
         self._current += amount
-        self._push(now_s, self._current)
+        if self._current > self._highest:
+            self._highest = self._current
 
     def peak(self, now_s: float) -> int:
-        while self._peaks and self._peaks[0][0] < now_s - self._window_s:
-            self._peaks.popleft()
-        return max(self._current, self._peaks[0][1] if self._peaks else 0)
+        """Over the window, its oldest second counted whole."""
+        self._roll(now_s)
+        return max([self._highest, *(value for _, value in self._past)])
 
-    def _push(self, now_s: float, value: int) -> None:
-        while self._peaks and self._peaks[-1][1] <= value:
-            self._peaks.pop()
-        self._peaks.append((now_s, value))
-        while self._peaks[0][0] < now_s - self._window_s:
-            self._peaks.popleft()
+    def _roll(self, now_s: float) -> None:
+        second = int(now_s)
+        if second != self._second:
+            self._past.append((self._second, self._highest))
+            if self._current and second > self._second + 1:  # it stayed this high until now
+                self._past.append((second - 1, self._current))
+            self._second, self._highest = second, self._current
+        while self._past and self._past[0][0] < second - self._window_s:
+            self._past.popleft()
 
 
 @dataclass(slots=True)

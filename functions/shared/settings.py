@@ -34,6 +34,8 @@ class FunctionSettings:
     """Time a request may take when it does not say (``smoe_timeout``)."""
     queue_limit: int = 1000
     """Calls that may wait at the ingress for a slot of one function (``smoe_queue_limit``)."""
+    max_passes: int = 0
+    """Passes of the ingress at once; requests beyond are packed together (``smoe_max_passes``; 0: no limit)."""
 
     @property
     def is_ingress(self) -> bool:
@@ -78,6 +80,7 @@ def from_environment(environ: Mapping[str, str]) -> FunctionSettings:
         address_template=environ.get("smoe_address_template") or None,
         timeout_s=duration_s("smoe_timeout", environ.get("smoe_timeout", "60s")),
         queue_limit=_whole(environ, "smoe_queue_limit", 1000),
+        max_passes=_whole(environ, "smoe_max_passes", 0),
     )
 
 

@@ -1,0 +1,160 @@
+"""Requests that wait together go through the pipeline together: texts of several requests packed into one pass.
+
+With ``smoe_max_passes`` set, at most so many passes run at once; requests that find none free wait, and the next pass
+takes all of them (up to ``MAX_PACKED_TOKENS``). There is no timer: an idle pipeline answers at once, a busy one in
+larger packs. On a machine with few cores this multiplies throughput, since a pass costs thirty calls whatever it
+carries; where every function has cores of its own, many passes at once are better and the setting stays 0: no limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from functions.ingress.passes import PassContext
+from functions.shared.arrays import Arrays
+from functions.shared.errors import CallError, DeadlineError, NodeRefusedError, OverloadedError
+
+MAX_PACKED_TOKENS = 1024
+_PER_TEXT = ("embedding", "logits")
+
+Texts = Sequence[Sequence[int]]
+RunPass = Callable[[Arrays, PassContext], Awaitable[Arrays]]
+
+
+@dataclass(slots=True)
+class _Member:
+    """One request's texts (and the decoder's, for an encoder-decoder), and where its reply goes."""
+
+    ids: Texts
+    answers: Texts | None
+    context: PassContext
+    reply: asyncio.Future[Arrays]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.ids))
+
+
+class PassQueue:
+    """Runs passes for requests, at most ``limit`` at once (0: each request at once, on its own)."""
+
+    def __init__(self, run: RunPass, limit: int, queue_limit: int) -> None:
+        self._run = run
+        self._limit = limit
+        self._queue_limit = queue_limit
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[_Member] = deque()
+        self._running = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, ids: Texts, answers: Texts | None, context: PassContext) -> Arrays:
+        """The last segment's reply for these texts alone. ``answers`` are the decoder's tokens. Raises CallError."""
+        if not self._limit:
+            return await self._run(packed(ids, answers), context)
+        if len(self._waiting) >= self._queue_limit:
+            raise OverloadedError(f"{self._queue_limit} requests wait for the pipeline; try again later")
+        member = _Member(ids, answers, context, self._loop.create_future())
+        self._waiting.append(member)
+        self._begin()
+        timer = self._loop.call_at(context.deadline_s, _expire, member)
+        try:
+            return await member.reply
+        finally:
+            timer.cancel()
+
+    def _begin(self) -> None:
+        while self._waiting and self._running < self._limit:
+            members = self._next_pack()
+            if members:
+                self._running += 1
+                task = self._loop.create_task(self._serve(members))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    def _next_pack(self) -> list[_Member]:
+        """Those who waited longest; who has given up is left out."""
+        members: list[_Member] = []
+        tokens = 0
+        while self._waiting and (not members or tokens + self._waiting[0].tokens <= MAX_PACKED_TOKENS):
+            member = self._waiting.popleft()
+            if not member.reply.done():
+                members.append(member)
+                tokens += member.tokens
+        return members
+
+    async def _serve(self, members: list[_Member]) -> None:
+        try:
+            await self._serve_together(members)
+        finally:
+            self._running -= 1
+            self._begin()
+
+    async def _serve_together(self, members: list[_Member]) -> None:
+        try:
+            replies = await self._together(members)
+        except NodeRefusedError as error:
+            if len(members) == 1:
+                _fail(members, error)
+            for member in members if len(members) > 1 else []:  # one of them is to blame, the others are not
+                await self._serve_together([member])
+        except Exception as error:
+            _fail(members, error)
+        else:
+            for member, reply in zip(members, replies, strict=True):
+                if not member.reply.done():
+                    member.reply.set_result(reply)
+
+    async def _together(self, members: list[_Member]) -> list[Arrays]:
+        """One pass, and each member's part of its reply."""
+        if len(members) == 1:
+            return [await self._run(packed(members[0].ids, members[0].answers), members[0].context)]
+        ids = [text for member in members for text in member.ids]
+        answers = [text for member in members for text in member.answers or ()]
+        context = PassContext(
+            ",".join(member.context.request_id for member in members)[:256],
+            max(member.context.deadline_s for member in members),
+        )
+        reply = await self._run(packed(ids, answers or None), context)
+        return unpacked(reply, members)
+
+
+def packed(ids: Texts, answers: Texts | None) -> Arrays:
+    """The pass's inputs: ``token_ids [T]`` and ``lengths [B]``, with ``answers`` also the decoder's."""
+    arrays = _packed(ids)
+    if answers is not None:
+        arrays |= {f"decoder_{name}": array for name, array in _packed(answers).items()}
+    return arrays
+
+
+def unpacked(reply: Arrays, members: Sequence[_Member]) -> list[Arrays]:
+    """Cut ``embedding`` and ``logits`` ``[B, …]`` by texts and ``states [T, d]`` by tokens."""
+    texts = np.cumsum([len(member.ids) for member in members])[:-1]
+    tokens = np.cumsum([member.tokens for member in members])[:-1]
+    parts: list[Arrays] = [{} for _ in members]
+    for name, array in reply.items():
+        for part, piece in zip(parts, np.split(array, texts if name in _PER_TEXT else tokens), strict=True):
+            part[name] = piece
+    return parts
+
+
+def _packed(ids: Texts) -> Arrays:
+    return {
+        "token_ids": np.array([token for text in ids for token in text], np.int64),
+        "lengths": np.array([len(text) for text in ids], np.int64),
+    }
+
+
+def _fail(members: Sequence[_Member], error: Exception) -> None:
+    for member in members:
+        if not member.reply.done():
+            member.reply.set_exception(error if isinstance(error, CallError) else CallError(repr(error)))
+
+
+def _expire(member: _Member) -> None:
+    if not member.reply.done():
+        member.reply.set_exception(DeadlineError("the request's time was spent waiting for the pipeline"))
