@@ -76,8 +76,12 @@ def empty_cgroup(path: Path) -> bool:
 
 
 def processes(folder: Path) -> list[int]:
-    """Process ids in one cgroup folder; empty where it is gone."""
+    """Process ids in one cgroup folder; empty where it is gone.
+
+    Processes outside our PID namespace are listed as 0, which ``kill`` would take for our own group: left out.
+    """
     try:
-        return [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+        found = [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+        return [pid for pid in found if pid > 0]
     except OSError:
         return []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.backends.process.cgroup_mounts import detect, start_time
 from gateway.backends.process.cgroups import CgroupsV1, CgroupsV2, NoCgroups, quota
+from gateway.backends.process.guardian import processes
 
 
 @pytest.fixture
@@ -95,6 +96,11 @@ def test_leftovers_of_dead_gateways_are_removed_and_of_live_ones_kept(root: Path
     left = {path.name for path in root.iterdir() if path.is_dir()}
     assert {"smoe-77-4242-1", "smoe-other"} <= left
     assert not {"smoe-77-1-1", "smoe-999-5-1"} & left
+
+
+def test_processes_of_other_namespaces_are_never_taken_for_ours(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("0\n17\n0\n")
+    assert processes(tmp_path) == [17]
 
 
 def test_version_2_limits(tmp_path: Path) -> None:
