@@ -2,9 +2,9 @@
 
 Everything is measured in turns within one run, so ratios hold on a noisy machine. Both sides go from JSON bytes to
 JSON bytes, tokenising included. ``floor_ms`` = whole + sequential hops × the cheapest hop (an echo of 20 kB by the
-same client and server). ``rps`` has 16 clients and as many passes at once as cores (``smoe_max_passes``), ``rps_unpacked``
-no such limit. ``whole_rps`` is one single-threaded process a core, one text at a time, ``whole_batched_rps`` the same with
-eight texts at a time. The last line is one JSON object.
+same client and server). ``rps`` has 16 clients and as many passes at once as cores (``smoe_max_passes``),
+``rps_unpacked`` no such limit. ``whole_rps`` is one single-threaded process a core, one text at a time;
+``whole_batched_rps`` the same with eight texts at a time. The last line is one JSON object.
 """
 
 from __future__ import annotations
