@@ -10,7 +10,9 @@ from smoe import __version__
 from smoe.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
-    "run": LazyCommand("smoe.commands.demo", "run", "the main job: pipeline, bursty trace, controller, live view, report"),
+    "run": LazyCommand(
+        "smoe.commands.demo", "run", "the main job: pipeline, bursty trace, controller, live view, report"
+    ),
     "split": LazyCommand("moe.commands", "split", "turn a checkpoint or preset into a pipeline folder"),
     "inspect": LazyCommand("moe.commands", "inspect_", "show a pipeline folder: tree, sizes, FLOPs"),
     "distil": LazyCommand("moe.distil.commands", "distil", "adapt router and experts to the dense model"),

@@ -29,6 +29,7 @@ class DeploymentSettings:
     max_functions: int = 0
     """Most functions the installation allows (OpenFaaS: 15, 500); 0 = no limit, one node a function."""
     cpu_cores: float = 1.0
+    ingress_cpu_cores: float = 1.0
     expert_concurrency: int = 8
     segment_concurrency: int = 10
     ingress_concurrency: int = 64
@@ -109,7 +110,8 @@ def _base(
     }
     if settings.max_functions:
         environment["smoe_max_functions"] = str(settings.max_functions)
-    resources = {"memory": f"{memory_mib}Mi", "cpu": f"{round(settings.cpu_cores * 1000)}m"}
+    cores = settings.ingress_cpu_cores if nodes == "ingress" else settings.cpu_cores
+    resources = {"memory": f"{memory_mib}Mi", "cpu": f"{round(cores * 1000)}m"}
     return {
         "service": name,
         "image": settings.image,

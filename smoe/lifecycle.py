@@ -113,7 +113,9 @@ def _wait_started(process: subprocess.Popen[bytes], state: Path, log_path: Path,
                 GatewayClient.from_state(state).info()
                 return
         time.sleep(0.05)
-    raise NotReadyError(f"the gateway did not answer within {timeout_s:.0f} s; the end of its log:\n{log_end(log_path)}")
+    raise NotReadyError(
+        f"the gateway did not answer within {timeout_s:.0f} s; the end of its log:\n{log_end(log_path)}"
+    )
 
 
 def log_end(path: Path, lines: int = 15) -> str:

@@ -43,7 +43,9 @@ def _adopt(folder: Path, pipelines: Path) -> tuple[Path, Manifest]:
     if link.is_symlink():
         link.unlink()
     elif link.exists():
-        raise SmoeError(f"{link} is another pipeline called {manifest.name}; give {folder} another --name when splitting")
+        raise SmoeError(
+            f"{link} is another pipeline called {manifest.name}; give {folder} another --name when splitting"
+        )
     link.symlink_to(folder.resolve(), target_is_directory=True)
     return link, manifest
 
@@ -60,5 +62,13 @@ def _split_preset(name: str, folder: Path) -> None:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status(f"splitting {name} into functions"):
-        split(preset_source(preset, None, None, 0), folder, name, preset.experts, preset.top_k, adapter=adapter, force=True)
+        split(
+            preset_source(preset, None, None, 0),
+            folder,
+            name,
+            preset.experts,
+            preset.top_k,
+            adapter=adapter,
+            force=True,
+        )
     stamp.write_text(digest)

@@ -142,7 +142,9 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
 @click.argument("text", nargs=-1)
 @click.option("--name", default="minilm", show_default=True, help="Pipeline (function) to call.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), default=None, help="Decoders: how much to write.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds."
+)
 @state_option
 @gateway_option
 @json_option
@@ -165,7 +167,9 @@ def invoke(
         request["max_new_tokens"] = max_new_tokens
     response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
     if response.status_code >= 400:
-        raise GatewayRefusedError(f"{name} answered {response.status_code}: {response.text[:500]}", response.status_code)
+        raise GatewayRefusedError(
+            f"{name} answered {response.status_code}: {response.text[:500]}", response.status_code
+        )
     if as_json:
         click.echo(response.text)
         return
@@ -179,9 +183,7 @@ def invoke(
 @state_option
 @gateway_option
 @password_option
-def logs(
-    name: str, tail: int, follow: bool, state: Path, gateway_url: str | None, password_file: Path | None
-) -> None:
+def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | None, password_file: Path | None) -> None:
     """Show the log of function NAME."""
     client = connect(state, gateway_url, password_file)
     for line in client.logs(name, tail, follow).iter_lines():
@@ -204,7 +206,13 @@ def stack(pipeline: str, state: Path, gateway_url: str, **options: Any) -> None:
 def _deploy_with_progress(
     client: GatewayClient, manifest: Manifest, settings: DeploymentSettings, console: Console
 ) -> None:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         total = len(manifest.nodes) + 1 if not settings.max_functions else settings.max_functions
         task = progress.add_task(f"deploying {manifest.name}", total=total)

@@ -1,0 +1,280 @@
+"""``smoe run``: the main job. Default pipeline up, real prompts at the arrival times of a bursty trace, the controller
+scaling every function, a live view, a closing report."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+
+from autoscaler.build import build_controller
+from autoscaler.contract import TickReport
+from autoscaler.loop import run as run_controller
+from autoscaler.settings import ControllerSettings
+from moe.manifest import Manifest
+from smoe import __version__, lifecycle
+from smoe.commands.options import state_option
+from smoe.deployment import DeploymentSettings
+from smoe.errors import SmoeError
+from smoe.gateway_client import GatewayClient
+from smoe.parity import Parity, compare_with_whole_model
+from smoe.pipelines import ensure_pipeline
+from smoe.report import ReportPaths, build
+from smoe.state import read_password
+from smoe.view.build import ViewBuilder
+from smoe.view.live import View
+from traces import catalog, loading, prompts, scale
+from traces.replay import Progress, ReplayResult, ReplaySettings, replay
+from traces.results import CsvSink, describe
+from traces.trace import Trace
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Everything a run is made from; carried into the report."""
+
+    pipeline: str
+    state: Path
+    out: Path
+    policy: Literal["static", "hpa"]
+    seconds: float
+    mean_rps: float
+    cpu_scale: float
+    interval_s: float
+    slo_ms: float | None
+    slo_factor: float
+    max_replicas: int
+    trace: str | None
+    data: Path | None
+    max_words: int
+    seed: int
+
+
+@click.command()
+@click.argument("pipeline", default="minilm")
+@state_option
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
+@click.option("--policy", type=click.Choice(["hpa", "static"]), default="hpa", show_default=True)
+@click.option(
+    "--seconds", type=click.FloatRange(10, 86400), default=120.0, show_default=True, help="Length of the play."
+)
+@click.option(
+    "--mean-rps", type=click.FloatRange(0.1, 1000), default=14.0, show_default=True, help="Mean request rate."
+)
+@click.option(
+    "--cpu-scale",
+    type=click.FloatRange(0.001, 10),
+    default=0.05,
+    show_default=True,
+    help="Real cores per configured core: how a cluster's configurations are played on this machine.",
+)
+@click.option("--interval", "interval_s", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds.")
+@click.option("--slo-ms", type=click.FloatRange(min=0.1), default=None, help="P95 target. [default: factor x unloaded]")
+@click.option(
+    "--slo-factor", type=click.FloatRange(min=1.0), default=2.0, show_default=True, help="SLO over unloaded P50."
+)
+@click.option("--max-replicas", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option("--trace", default=None, help="Trace file or data set. [default: a bursty hour of the public traces]")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
+@click.option(
+    "--max-words", type=click.IntRange(1, 200), default=24, show_default=True, help="Longest prompt in words."
+)
+@click.option("--seed", type=int, default=0, show_default=True)
+def run(**options: Any) -> None:
+    """Bring PIPELINE up, replay a bursty trace through it, scale it meanwhile, and write a report to OUT."""
+    settings = RunSettings(**options)
+    console = Console()
+    trace, texts, source = _workload(settings)
+    gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
+    directory, manifest = ensure_pipeline(settings.pipeline, gateway.pipelines)
+    signal.signal(signal.SIGTERM, _interrupt)
+    begun_s = time.monotonic()
+    process = lifecycle.start_gateway(gateway, detach=False)
+    try:
+        client = GatewayClient.from_state(settings.state)
+        _deploy(client, manifest, settings, console)
+        console.print(
+            f"[bold]{manifest.name}[/]: {len(manifest.nodes) + 1} functions ready at {client.url} "
+            f"after {time.monotonic() - begun_s:.1f} s"
+        )
+        parity = compare_with_whole_model(client, manifest.name, directory, texts[:8])
+        console.print(_parity_line(parity))
+        slo_s = settings.slo_ms / 1000 if settings.slo_ms else settings.slo_factor * parity.unloaded_p50_s
+        console.print(_plan_line(settings, trace, source, slo_s))
+        since_s = time.time()
+        result = _play(client, directory, manifest, settings, trace, texts, slo_s, console)
+    finally:
+        lifecycle.stop_process(process)
+    paths = _report(settings, manifest, trace, source, result, slo_s, since_s, parity)
+    _closing(console, paths, result)
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:
+    """The trace in the length and rate of the run, a text for each request, and where the texts come from."""
+    folder = catalog.data_folder(settings.data)
+    if settings.trace is None:
+        trace = catalog.bursty_hour(folder, "uniform", settings.seed)
+    else:
+        trace = loading.load(catalog.resolve(settings.trace, folder), seed=settings.seed)
+    trace = scale.fit(trace, settings.seconds, settings.mean_rps, settings.seed)
+    if not trace.requests:
+        raise SmoeError("the trace has no request in this length and rate")
+    text_folder = folder / "text" if folder is not None and (folder / "text").is_dir() else None
+    chosen = prompts.load_prompts(text_folder, settings.max_words)
+    return trace, list(chosen.choose(trace.requests, settings.seed)), chosen.source
+
+
+def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, console: Console) -> None:
+    deployment = DeploymentSettings(
+        ingress_cpu_cores=max(1, math.ceil(1 / settings.cpu_scale)), max_replicas=settings.max_replicas
+    )
+    with console.status("deploying") as status:
+        total = len(manifest.nodes) + 1
+        lifecycle.deploy_pipeline(
+            client, manifest, deployment, lambda ready: status.update(f"{ready} of {total} functions ready")
+        )
+
+
+def _play(
+    client: GatewayClient,
+    directory: Path,
+    manifest: Manifest,
+    settings: RunSettings,
+    trace: Trace,
+    texts: list[str],
+    slo_s: float,
+    console: Console,
+) -> ReplayResult:
+    """Replay in this thread, the controller in another; both feed the view. Ctrl-C ends the play, not the report."""
+    controller, window_s = build_controller(
+        ControllerSettings(
+            gateway_url=client.url,
+            manifest_dir=directory,
+            password=read_password(settings.state),
+            policy=settings.policy,
+            interval_s=settings.interval_s,
+            slo_s=slo_s,
+            log_dir=settings.out / "log",
+            max_replicas=settings.max_replicas,
+            down_stabilisation_s=20.0,
+            period_s=3 * settings.interval_s,
+        )
+    )
+    builder = ViewBuilder(manifest.name, settings.policy, time.time(), slo_s, controller.prices.currency)
+    stop = threading.Event()
+    url = f"{client.url}/function/{manifest.name}"
+    play = ReplaySettings(url=url, slo_s=slo_s, timeout_s=30.0, seed=settings.seed)
+    with View(console) as view:
+
+        def on_tick(report: TickReport) -> None:
+            view.show(builder.tick(report))
+
+        work = threading.Thread(
+            target=run_controller,
+            args=(controller, settings.interval_s, stop.wait, on_tick),
+            kwargs={"window_s": window_s},
+            daemon=True,
+        )
+        work.start()
+        try:
+            with CsvSink(settings.out / "requests.csv") as sink:
+                return asyncio.run(
+                    _replay(
+                        trace, texts, play, sink, lambda progress: view.show(builder.progress(progress, time.time()))
+                    )
+                )
+        finally:
+            stop.set()
+            work.join(30)
+
+
+async def _replay(
+    trace: Trace, texts: list[str], settings: ReplaySettings, sink: CsvSink, show: Callable[[Progress], None]
+) -> ReplayResult:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    started: list[Progress] = []
+
+    async def refresh() -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            if started:
+                show(started[0])
+
+    refreshing = asyncio.create_task(refresh())
+    try:
+        return await replay(trace, texts, settings, on_record=sink.add, on_start=started.append, stop=stop)
+    finally:
+        refreshing.cancel()
+
+
+def _report(
+    settings: RunSettings,
+    manifest: Manifest,
+    trace: Trace,
+    source: str,
+    result: ReplayResult,
+    slo_s: float,
+    since_s: float,
+    parity: Parity,
+) -> ReportPaths:
+    shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()}
+    meta = {
+        "pipeline": manifest.name,
+        "policy": settings.policy,
+        "planned": trace.requests,
+        "trace": describe(trace),
+        "texts": source,
+        "seeds": [settings.seed],
+        "settings": shown,
+        "machine": {"cpus": os.cpu_count(), "system": platform.system(), "machine": platform.machine()},
+        "version": __version__,
+        "since_s": since_s,
+        "parity": parity.to_json(),
+    }
+    (settings.out / "replay.json").write_text(json.dumps(result.summary, indent=1) + "\n")
+    return build(settings.out, settings.out / "log", settings.out / "requests.csv", slo_s, meta)
+
+
+def _parity_line(parity: Parity) -> str:
+    return (
+        f"answers of {parity.texts} real prompts equal the whole model's within {parity.max_rel_err:.1e}; one prompt "
+        f"takes {parity.unloaded_p50_s * 1000:.0f} ms through the functions, {parity.whole_p50_s * 1000:.0f} ms whole"
+    )
+
+
+def _plan_line(settings: RunSettings, trace: Trace, source: str, slo_s: float) -> str:
+    return (
+        f"replaying {trace.requests} prompts ({source}) at the arrivals of {trace.source}, "
+        f"CV {trace.iat_cv:.1f}, in {settings.seconds:.0f} s; SLO: P95 within {slo_s * 1000:.0f} ms; "
+        f"policy {settings.policy}, a decision every {settings.interval_s:g} s"
+    )
+
+
+def _closing(console: Console, paths: ReportPaths, result: ReplayResult) -> None:
+    summary = result.summary
+    latency = summary.get("latency_s") or {}
+    tail = ", ".join(
+        f"{name.upper()} {latency[name] * 1000:.0f} ms" for name in ("p50", "p95", "p99") if name in latency
+    )
+    console.print(f"{summary['requests']} requests, {summary['failed']} failed; {tail}")
+    console.print(
+        f"report: {paths.html} (pictures: {', '.join(path.name for path in paths.pictures)}; numbers: {paths.json})"
+    )
