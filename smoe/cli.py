@@ -35,7 +35,7 @@ COMMANDS = {
     cls=LazyGroup,
     lazy=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Start with:  smoe run      or step by step:  smoe split minilm --out pipelines/minilm && smoe up && smoe invoke 'some text'",
+    epilog="Start with `smoe run`, or step by step: `smoe up`, `smoe invoke 'some text'`, `smoe top`, `smoe down`.",
 )
 @click.version_option(__version__, prog_name="smoe")
 def cli() -> None:

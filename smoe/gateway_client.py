@@ -100,8 +100,9 @@ class GatewayClient:
         if response.status_code >= 400:
             text = response.text.strip()[:300]
             hint = " (wrong or missing password)" if response.status_code == 401 else ""
+            where = path.split("?", maxsplit=1)[0]
             raise GatewayRefusedError(
-                f"the gateway answered {response.status_code} to {method} {path.split('?')[0]}{hint}: {text}",
+                f"the gateway answered {response.status_code} to {method} {where}{hint}: {text}",
                 response.status_code,
             )
         return response
@@ -119,6 +120,6 @@ class GatewayClient:
                 time.sleep(0.1 * 2**attempt)
             except requests.Timeout as error:
                 raise GatewayUnreachableError(
-                    f"the gateway at {self.url} did not answer {method} {path.split('?')[0]} in time"
+                    f"the gateway at {self.url} did not answer {method} {path.split('?', maxsplit=1)[0]} in time"
                 ) from error
         raise AssertionError("unreachable")

@@ -161,7 +161,7 @@ def deploy_pipeline(
     on_progress: Callable[[int], None] = lambda ready: None,
     timeout_s: float = 120.0,
 ) -> list[dict[str, Any]]:
-    """Deploy every function, last segment first so that the ingress finds its pipeline, and wait until all are ready."""
+    """Deploy every function, the ingress last so that it finds its pipeline, and wait until all are ready."""
     deployments = function_deployments(manifest, settings)
     for deployment in reversed(deployments):
         client.deploy(deployment)
