@@ -1,0 +1,211 @@
+"""The Prometheus source: its queries, a server that fails, and a real server fed with the direct scrape's samples."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import requests
+
+from autoscaler.contract import NodeObservation, Observation
+from autoscaler.monitor.growth import TargetHistory, readings_of
+from autoscaler.monitor.prometheus import PrometheusSource, promql, promql_count
+from autoscaler.monitor.scrape import ScrapeSource, parse_exposition
+from autoscaler.monitor.source import Monitor
+from autoscaler.state.features import observe
+from autoscaler.state.readings import SHAPES, Series
+from tests.unit.autoscaler import exporter
+from tests.unit.autoscaler.builders import NOW_S, topology
+from tests.unit.autoscaler.servers import Reply, serve
+
+WINDOW_S, EVERY_S = 30, 5
+
+
+@pytest.mark.parametrize(
+    ("series", "query"),
+    [
+        (Series.NODE_TOKENS, 'sum by (pipeline, node) (increase(smoe_node_tokens_total{pipeline="m"}[30000ms]))'),
+        (
+            Series.NODE_CALL_SECONDS,
+            'sum by (pipeline, node, le) (increase(smoe_node_call_seconds_bucket{pipeline="m"}[30000ms]))',
+        ),
+        (Series.REQUESTS_IN_FLIGHT, 'sum by (pipeline) (smoe_requests_in_flight{pipeline="m"})'),
+        (
+            Series.REPLICAS_WANTED,
+            'max by (function_name) (gateway_service_count{function_name=~"m(-.+)?[.]openfaas\\\\-fn"})',
+        ),
+        (Series.CPU_SCALE, "max by () (smoe_cpu_scale)"),
+    ],
+)
+def test_queries_leave_out_other_pipelines(series: Series, query: str) -> None:
+    assert promql(series, "m", 30.0) == query
+
+
+def test_measured_replicas_are_those_that_are_there_and_have_grown() -> None:
+    assert promql_count(Series.REPLICA_CPU_SECONDS, "m", 5.0).startswith("count by (function_name) (increase(")
+
+
+@pytest.mark.parametrize(
+    "reply", [(500, b"broken"), (200, b"no json"), (200, b'{"status": "error"}')], ids=["500", "no JSON", "no data"]
+)
+def test_a_server_that_fails_makes_the_window_stale(reply: Reply) -> None:
+    with serve(lambda *_: reply) as server:
+        found = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
+    assert found.stale and f"Prometheus at {server.url} did not answer" in found.problems[0]
+    assert observe(topology(), found).requests is None
+
+
+def test_an_unavailable_server_is_asked_again() -> None:
+    with serve(lambda *_: (503, b"starting")) as server:
+        assert PrometheusSource(server.url, "m").read(NOW_S, 30.0).stale
+    assert len(server.seen) == 3
+
+
+def test_a_server_without_samples_says_what_is_missing() -> None:
+    with serve(lambda *_: (200, b'{"status": "success", "data": {"result": []}}')) as server:
+        found = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
+    assert found.stale
+    assert any("is the ingress scraped?" in problem for problem in found.problems)
+
+
+def assert_alike(one: Observation, other: Observation, relative: float) -> None:
+    assert not one.stale and not other.stale, (one.problems, other.problems)
+    pairs = [(f"pipeline {name}", getattr(one, name), getattr(other, name)) for name in _NUMBERS]
+    for left, right in zip(one.nodes, other.nodes, strict=True):
+        pairs += [(f"{left.node} {x.name}", getattr(left, x.name), getattr(right, x.name)) for x in _NODE]
+    for a, b in zip(one.layers, other.layers, strict=True):
+        pairs.append((f"layer {a.layer} barrier", a.barrier_p95_s, b.barrier_p95_s))
+        pairs.append((f"layer {a.layer} entropy", a.token_routing_entropy, b.token_routing_entropy))
+    for name, left, right in pairs:
+        if isinstance(left, float) and isinstance(right, float):
+            assert math.isclose(left, right, rel_tol=relative, abs_tol=1e-9), (name, left, right)
+        else:
+            assert left == right, (name, left, right)
+
+
+_NODE = [x for x in fields(NodeObservation) if x.name not in ("age_s", "busy_s", "cpu_s")]
+_NUMBERS = ("requests_per_s", "tokens_per_s", "in_flight", "latency_p50_s", "latency_p95_s", "latency_p99_s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def prometheus(folder: Path, config: str) -> Iterator[str]:
+    """A real server on ``folder``'s blocks; ends with the test."""
+    binary = shutil.which("prometheus")
+    if binary is None:
+        pytest.skip("no Prometheus server on PATH")
+    (folder / "prometheus.yml").write_text(config)
+    address = f"127.0.0.1:{free_port()}"
+    process = subprocess.Popen(
+        [
+            binary,
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            "--storage.tsdb.retention.time=100y",
+            f"--web.listen-address={address}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _poll(lambda: requests.get(f"http://{address}/-/ready", timeout=2).status_code == 200, 30)
+        yield f"http://{address}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _poll(done: object, limit_s: float) -> None:
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        try:
+            if done():  # type: ignore[operator]
+                return
+        except requests.RequestException:
+            pass
+        threading.Event().wait(0.1)
+    pytest.fail(f"not within {limit_s} s")
+
+
+@pytest.mark.prometheus
+def test_a_real_server_holding_the_same_samples_gives_the_direct_scrape_s_numbers(tmp_path: Path) -> None:
+    """Samples at fixed times, restart of the ingress included, are loaded into Prometheus and into the ring."""
+    targets = {"g": TargetHistory("gateway"), "i": TargetHistory("ingress")}
+    samples = []
+    for passed_s in range(0, WINDOW_S + 1, EVERY_S):
+        time_s = NOW_S - WINDOW_S + passed_s
+        # The ingress restarts from zero in the middle of the window.
+        counted_s = passed_s if passed_s < 15 else passed_s - 12
+        for key, lines in (
+            ("g", exporter.lines_of_gateway(1000.0 + passed_s)),
+            ("i", exporter.lines_of_ingress(500.0 + counted_s if passed_s < 15 else counted_s)),
+        ):
+            targets[key].scrapes.append((time_s, parse_exposition(exporter.text(lines))))
+            samples += [f"{line} {time_s:.3f}" for line in lines]
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on PATH")
+    dump = tmp_path / "samples.txt"
+    dump.write_text("\n".join(sorted(samples, key=lambda line: line.split(" ")[0])) + "\n# EOF\n")
+    command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(dump), str(tmp_path / "data")]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    direct = observe(topology(), readings_of(targets, NOW_S, WINDOW_S))
+    with prometheus(tmp_path, "global: {scrape_interval: 5s}\n") as url:
+        # A millisecond more, since ranges hold their left end in some versions and not in others.
+        found = Monitor(topology(), PrometheusSource(url, "m")).observe(NOW_S, WINDOW_S + 0.001)
+    assert direct.requests_per_s is not None and direct.requests_per_s > 3
+    assert_alike(found, direct, 1e-3)
+
+
+@pytest.mark.prometheus
+@pytest.mark.slow
+def test_a_real_server_scraping_the_same_targets_gives_the_direct_scrape_s_numbers(tmp_path: Path) -> None:
+    begun_s = time.time()
+    addresses: dict[str, str] = {}
+
+    def targets(*_: object) -> Reply:
+        listed = [{"targets": [address], "labels": {"job": job}} for job, address in addresses.items()]
+        return 200, json.dumps(listed).encode()
+
+    def expose(lines: object) -> Reply:
+        return 200, exporter.text(lines(1.0 + time.time() - begun_s)).encode()  # type: ignore[operator]
+
+    with (
+        serve(lambda *_: expose(exporter.lines_of_gateway)) as gateway,
+        serve(lambda *_: expose(exporter.lines_of_ingress)) as ingress,
+        serve(targets) as front,
+    ):
+        addresses |= {"gateway": gateway.address, "ingress": ingress.address}
+        config = (
+            "global: {scrape_interval: 500ms, scrape_timeout: 500ms}\n"
+            "scrape_configs: [{job_name: smoe, "
+            f"http_sd_configs: [{{url: '{front.url}/system/targets', refresh_interval: 1s}}]}}]\n"
+        )
+        direct = Monitor(topology(), ScrapeSource(front.url, None))
+        with prometheus(tmp_path, config) as url:
+            source = PrometheusSource(url, "m")
+            window_s = 6.0
+            direct.observe(time.time(), window_s)
+            first_s = time.time()
+            _poll(lambda: time.time() - first_s > window_s and not source.read(time.time(), window_s).stale, 30)
+            now_s = time.time()
+            assert_alike(Monitor(topology(), source).observe(now_s, window_s), direct.observe(now_s, window_s), 0.1)
+
+
+def test_every_series_has_a_query() -> None:
+    assert all(promql(series, "m", 5.0) for series in SHAPES)

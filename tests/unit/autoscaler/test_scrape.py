@@ -1,0 +1,121 @@
+"""Direct scrapes over HTTP: list of targets, targets that fail, come and go, and a clock that the test moves."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from autoscaler.monitor.scrape import ScrapeSource
+from autoscaler.monitor.source import Monitor
+from autoscaler.state.readings import Series
+from tests.unit.autoscaler import exporter
+from tests.unit.autoscaler.builders import topology
+from tests.unit.autoscaler.servers import Reply, Server, serve
+
+AUTH = ("admin", "secret")
+EXPECTED = "Basic " + base64.b64encode(b"admin:secret").decode()
+
+
+class World:
+    """A gateway and one ingress at one address; the test moves ``passed_s`` and breaks what it likes."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+        self.status = 200
+        self.jobs = ["gateway", "ingress"]
+        self.addresses: dict[str, str] = {}
+
+    def reply(self, method: str, path: str, body: bytes, authorization: str) -> Reply:
+        if path == "/system/targets":
+            if authorization != EXPECTED:
+                return 401, b"invalid credentials"
+            targets = [{"targets": [self.addresses[job]], "labels": {"job": job}} for job in self.jobs]
+            return 200, json.dumps(targets).encode()
+        return 404, b""
+
+    def expose(self, job: str) -> Reply:
+        lines = exporter.lines_of_gateway if job == "gateway" else exporter.lines_of_ingress
+        return self.status, exporter.text(lines(self.passed_s)).encode()
+
+
+@pytest.fixture
+def world() -> Iterator[tuple[World, Server]]:
+    found = World()
+    with (
+        serve(found.reply) as front,
+        serve(lambda *_: found.expose("gateway")) as gateway,
+        serve(lambda *_: found.expose("ingress")) as ingress,
+    ):
+        found.addresses = {"gateway": gateway.address, "ingress": ingress.address}
+        yield found, front
+
+
+def test_two_scrapes_make_a_window_with_the_rates_that_were_exposed(world: tuple[World, Server]) -> None:
+    found, front = world
+    monitor = Monitor(topology(), ScrapeSource(front.url, AUTH))
+    assert monitor.observe(100.0, 5.0).stale
+    found.passed_s = 5.0
+    seen = monitor.observe(105.0, 5.0)
+    expert = seen.node(exporter.EXPERT)
+    assert expert is not None and not seen.stale and seen.window_s == 5
+    assert (seen.requests_per_s, seen.failed) == (pytest.approx(4), pytest.approx(5))
+    assert expert.tokens_per_s == pytest.approx(exporter.TOKENS_PER_S)
+    assert expert.cpu_utilisation == pytest.approx(exporter.CPU_PER_S / (2 * 0.5))
+    assert expert.latency_p95_s == pytest.approx(0.4)
+    assert expert.token_share == pytest.approx(2 / 3)
+
+
+def test_a_wrong_password_is_told_and_the_window_is_stale(world: tuple[World, Server]) -> None:
+    _, front = world
+    found = ScrapeSource(front.url, ("admin", "wrong")).read(100.0, 5.0)
+    assert found.stale and "wrong password" in found.problems[0]
+
+
+def test_a_gateway_that_is_not_there_is_told_and_the_window_is_stale() -> None:
+    found = ScrapeSource("http://127.0.0.1:9", AUTH, timeout_s=0.5).read(100.0, 5.0)
+    assert found.stale and "http://127.0.0.1:9/system/targets could not be read" in found.problems[0]
+
+
+def test_targets_that_answer_with_errors_leave_the_last_scrapes_until_they_are_too_old(
+    world: tuple[World, Server],
+) -> None:
+    found, front = world
+    source = ScrapeSource(front.url, AUTH)
+    for now_s in (100.0, 105.0):
+        source.read(now_s, 5.0)
+    found.status = 503
+    young = source.read(110.0, 10.0)
+    assert not young.stale and any("could not be scraped: HTTPError" in problem for problem in young.problems)
+    assert young.ages_s == {"gateway": 5.0, "ingress": 5.0}
+    assert source.read(125.0, 10.0).stale
+
+
+def test_an_ingress_that_starts_between_two_ticks_counts_from_zero(world: tuple[World, Server]) -> None:
+    found, front = world
+    found.jobs = ["gateway"]
+    source = ScrapeSource(front.url, AUTH)
+    assert source.read(100.0, 5.0).stale
+    found.jobs, found.passed_s = ["gateway", "ingress"], 3.0
+    seen = source.read(105.0, 5.0)
+    assert not seen.stale
+    assert seen.value(Series.NODE_TOKENS, "m", exporter.EXPERT) == pytest.approx(3.0 * exporter.TOKENS_PER_S)
+
+
+def test_old_targets_are_forgotten(world: tuple[World, Server]) -> None:
+    found, front = world
+    source = ScrapeSource(front.url, AUTH)
+    source.read(100.0, 5.0)
+    found.jobs = ["gateway"]
+    for now_s in (105.0, 110.0, 115.0):
+        source.read(now_s, 5.0)
+    assert list(source._targets) == [found.addresses["gateway"]]
+
+
+@pytest.mark.parametrize("body", [b"no json", b'[{"labels": {}}]', b"[1]", b"5"])
+def test_a_list_of_targets_that_is_none_is_told(body: bytes) -> None:
+    with serve(lambda *_: (200, body)) as front:
+        found = ScrapeSource(front.url, AUTH).read(100.0, 5.0)
+    assert found.stale and "could not be read" in found.problems[0]
