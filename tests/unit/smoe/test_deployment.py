@@ -1,0 +1,52 @@
+"""The deployments of a pipeline and the stack file made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from moe.manifest import Manifest, load
+from smoe.deployment import DeploymentSettings, function_deployments, memory_limit_mib, render_stack
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def manifest(minilm_pipeline: Path) -> Manifest:
+    return load(minilm_pipeline, verify=False)
+
+
+def test_every_node_has_one_function_and_the_ingress_comes_first(manifest: Manifest) -> None:
+    deployments = function_deployments(manifest)
+    nodes = [deployment["envVars"]["smoe_nodes"] for deployment in deployments]
+    assert nodes == ["ingress", *(node.id for node in manifest.nodes)]
+    assert deployments[0]["service"] == "minilm"
+
+
+def test_grouping_fits_the_community_edition_and_loses_no_node(manifest: Manifest) -> None:
+    deployments = function_deployments(manifest, DeploymentSettings(max_functions=15))
+    assert len(deployments) == 15
+    hosted = [node for deployment in deployments[1:] for node in deployment["envVars"]["smoe_nodes"].split(",")]
+    assert sorted(hosted) == sorted(node.id for node in manifest.nodes)
+    assert all(len(deployment["labels"]["smoe.nodes"]) <= 63 for deployment in deployments)
+
+
+def test_memory_limit_is_the_smallest_lattice_point_that_satisfies_eq_2() -> None:
+    settings = DeploymentSettings(runtime_mib=64, peak_tokens=1024, memory_share=0.5)
+    # (64 + 10 + 2 · 1024 · 1024 / MiB) / 0.5 = 152 MiB: above 128, so 192.
+    assert memory_limit_mib(10 * 2**20, 1024, settings) == 192
+
+
+def test_the_committed_stack_file_is_current(manifest: Manifest) -> None:
+    assert (ROOT / "stack.yml").read_text() == render_stack(manifest)
+
+
+def test_the_stack_file_holds_what_faas_cli_needs(manifest: Manifest) -> None:
+    stack = yaml.safe_load(render_stack(manifest, gateway="http://gateway.example:8080"))
+    assert stack["version"] == "1.0"
+    assert stack["provider"] == {"name": "openfaas", "gateway": "http://gateway.example:8080"}
+    for function in stack["functions"].values():
+        assert function["image"] and set(function["limits"]) == {"memory", "cpu"}
+        assert all(isinstance(value, str) for value in function["labels"].values())
