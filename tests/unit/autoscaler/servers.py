@@ -27,6 +27,7 @@ class Server:
 def serve(handler: Handler) -> Iterator[Server]:
     class Serve(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = 65536  # head and body in one write
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
