@@ -1,5 +1,7 @@
-"""An OpenFaaS-compatible gateway for one machine: front door, control door, and backends that run replicas.
+"""OpenFaaS's REST API on one machine (or, by another backend, in any cluster): front door and control door.
 
-It speaks OpenFaaS's REST API, forwards calls to replicas and counts them. It must never know of experts, layers,
-models or scaling policies, and it imports no other room.
+The core speaks HTTP and forwards calls; a backend starts, stops, limits and counts replicas. Neither has any idea of
+experts, layers or policies, and this room imports no other.
 """
+
+__version__ = "0.1.0"
