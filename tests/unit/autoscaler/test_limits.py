@@ -1,0 +1,227 @@
+"""Decision limits: each one by hand, and none ever broken by any proposal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoscaler.contract import MIB, Configuration, ConfigurationSpace, Decision, Observation, Proposal
+from autoscaler.decision.budget import no_worse, per_hour
+from autoscaler.decision.limits import LimitSettings, LimitState, decide, memory_need
+from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
+
+FUNCTION, NODE = "m-expert-0-0", "expert-0-0"
+SETTINGS = LimitSettings()
+TOPOLOGY = topology()
+NODES = {node.function: node for node in TOPOLOGY.nodes}
+
+
+def decisions(
+    wishes: dict[str, Configuration],
+    present: dict[str, Configuration],
+    settings: LimitSettings = SETTINGS,
+    seen: Observation | None = None,
+    state: LimitState | None = None,
+    reasons: dict[str, str] | None = None,
+) -> dict[str, Decision]:
+    proposal = Proposal(wishes, reasons or dict.fromkeys(wishes, "wished"))
+    found = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state or LimitState(), settings, PRICES)
+    return {decision.function: decision for decision in found}
+
+
+def decision(wish: Configuration, present: Configuration | None = None, **more: Any) -> Decision:
+    return decisions({FUNCTION: wish}, {FUNCTION: present or configuration()}, **more)[FUNCTION]
+
+
+def test_a_wish_inside_all_limits_is_granted() -> None:
+    found = decision(configuration(3, memory_mb=512, concurrency=8))
+    assert found.target == found.wish and found.limits_hit == () and found.valid and found.changes
+    assert (found.node, found.reason) == (NODE, "wished")
+
+
+@pytest.mark.parametrize(
+    ("wish", "target"),
+    [
+        pytest.param(configuration(9), configuration(8), id="replicas"),
+        pytest.param(configuration(0), configuration(1), id="not to zero"),
+        pytest.param(configuration(memory_mb=300), configuration(memory_mb=320), id="memory rounds up"),
+        pytest.param(configuration(concurrency=60), configuration(concurrency=10), id="concurrency"),
+        pytest.param(
+            configuration(cpu_cores=0.0, gpu_share=0.17), configuration(cpu_cores=0.0, gpu_share=0.2), id="GPU share"
+        ),
+    ],
+)
+def test_a_wish_off_the_lattice_becomes_the_nearest_and_says_so(wish: Configuration, target: Configuration) -> None:
+    found = decision(wish)
+    assert found.target == target and found.limits_hit == ("configuration space",)
+
+
+def test_axes_that_were_deployed_off_the_lattice_stay_when_they_are_not_wished_otherwise() -> None:
+    odd = configuration(1, memory_mb=200, cpu_cores=0.5, concurrency=64)
+    assert decision(odd.with_replicas(3), odd).target == odd.with_replicas(3)
+
+
+def test_replicas_change_by_at_most_a_step() -> None:
+    settings = LimitSettings(max_step_replicas=2)
+    up = decision(configuration(8), configuration(2), settings=settings)
+    down = decision(configuration(1), configuration(8), settings=settings)
+    assert (up.target.replicas, down.target.replicas) == (4, 6)
+    assert up.limits_hit == down.limits_hit == ("at most 2 replicas a step",)
+
+
+def test_a_function_changed_a_moment_ago_stays_until_the_cool_down_is_over() -> None:
+    settings = LimitSettings(cooldown_s=30.0)
+    state = LimitState().after([FUNCTION], NOW_S - 29)
+    held = decision(configuration(2), settings=settings, state=state)
+    assert held.target == held.present and held.limits_hit == ("cool-down of 30 s",) and held.valid
+    over = LimitState().after([FUNCTION], NOW_S - 30)
+    assert decision(configuration(2), settings=settings, state=over).changes
+
+
+def test_only_changes_that_were_made_start_the_cool_down() -> None:
+    assert LimitState({"a": 1.0}).after(["b"], 2.0) == LimitState({"a": 1.0, "b": 2.0})
+    assert LimitState().after([], 2.0) == LimitState()
+
+
+def peak(tokens: float | None) -> Observation:
+    return observation({NODE: {"peak_tokens": tokens}})
+
+
+def test_equation_2_raises_the_memory_of_fewer_replicas() -> None:
+    # M_e = 10 MiB weights + 64 MiB; D = 4 KiB; P = 32,768: (74 + 256 / replicas) / 0.9 MiB
+    found = decision(configuration(1), configuration(2), seen=peak(32768.0))
+    assert found.target == configuration(1, memory_mb=384)
+    assert found.limits_hit == ("memory of Eq. (2)",)
+
+
+def test_equation_2_keeps_the_present_where_the_lattice_has_too_little_memory() -> None:
+    space = ConfigurationSpace(memory_max_mb=256)
+    found = decision(configuration(1), configuration(2), seen=peak(32768.0), settings=LimitSettings(space=space))
+    assert found.target == found.present and found.limits_hit == ("memory of Eq. (2)",)
+
+
+def test_equation_2_never_forbids_what_is_no_worse_than_the_present() -> None:
+    found = decision(configuration(2, memory_mb=128), configuration(1, memory_mb=128), seen=peak(1e9))
+    assert found.target == found.wish and found.limits_hit == ()
+
+
+def test_without_data_of_the_peak_neither_memory_nor_replicas_shrink() -> None:
+    found = decision(configuration(1, memory_mb=128, concurrency=2), configuration(3), seen=peak(None))
+    assert found.target == configuration(3, concurrency=2)
+    assert "not known" in found.limits_hit[0]
+
+
+def test_the_memory_need_of_nodes_that_share_a_function_is_their_sum() -> None:
+    nodes = [NODES["m-expert-0-0"], NODES["m-expert-1-0"]]
+    seen = observation({"expert-0-0": {"peak_tokens": 3.0}, "expert-1-0": {"peak_tokens": 4.0}})
+    need = memory_need(nodes, [seen.node(node.id) for node in nodes], SETTINGS)
+    assert need is not None and need.peak_tokens == 7 and need.runtime_bytes == (20 + 64) * MIB
+
+
+def test_stale_data_holds_everything_and_says_why() -> None:
+    seen = observation(stale=True, problems=("the ingress does not answer",))
+    found = decision(configuration(5), seen=seen)
+    assert not found.valid and found.target == found.present and found.limits_hit == ("no or old data",)
+    assert found.reason == "present scale held: the ingress does not answer"
+
+
+def test_a_function_the_policy_cannot_judge_is_held_and_says_why() -> None:
+    found = decisions({}, {FUNCTION: configuration(3)}, reasons={FUNCTION: "no data of cpu"})[FUNCTION]
+    assert not found.valid and found.target == configuration(3) and found.reason == "present scale held: no data of cpu"
+
+
+def test_functions_that_are_not_managed_or_not_deployed_get_no_decision() -> None:
+    assert decisions({FUNCTION: configuration()}, {"m-expert-0-1": configuration()}) == {}
+
+
+def test_a_budget_takes_growth_back_replica_by_replica_and_leaves_the_present() -> None:
+    present = {"m-expert-0-0": configuration(1), "m-expert-0-1": configuration(1)}
+    one = per_hour(configuration(1), PRICES)
+    wishes = {"m-expert-0-0": configuration(4), "m-expert-0-1": configuration(2)}
+    found = decisions(wishes, present, LimitSettings(budget_per_hour=4 * one))
+    assert [found[function].target.replicas for function in present] == [2, 2]
+    assert found["m-expert-0-0"].limits_hit == ("budget",) and found["m-expert-0-1"].limits_hit == ()
+    tight = decisions(wishes, present, LimitSettings(budget_per_hour=one))
+    assert all(not one_.changes for one_ in tight.values())
+
+
+def test_a_budget_counts_functions_that_are_not_managed() -> None:
+    one = per_hour(configuration(1), PRICES)
+    present = {FUNCTION: configuration(1), "m-segment-0": configuration(3)}
+    found = decisions({FUNCTION: configuration(4)}, present, LimitSettings(budget_per_hour=5 * one))
+    assert found[FUNCTION].target.replicas == 2
+
+
+any_configuration = st.builds(
+    lambda memory, resource, replicas, concurrency: Configuration(memory, *resource, replicas, concurrency),
+    st.integers(1, 12_000),
+    st.one_of(st.tuples(st.floats(0.1, 9), st.just(0.0)), st.tuples(st.just(0.0), st.floats(0.01, 1))),
+    st.integers(0, 12),
+    st.integers(0, 14),
+)
+functions = st.sampled_from(sorted(NODES))
+
+
+@given(
+    wishes=st.dictionaries(functions, any_configuration, max_size=9),
+    present=st.dictionaries(functions, any_configuration, min_size=1, max_size=9),
+    tokens=st.one_of(st.none(), st.floats(0, 1e6)),
+    step=st.integers(0, 5),
+    budget=st.one_of(st.none(), st.floats(1, 1e6)),
+    changed=st.dictionaries(functions, st.floats(NOW_S - 100, NOW_S), max_size=4),
+    stale=st.booleans(),
+)
+def test_no_proposal_breaks_a_limit(
+    wishes: dict[str, Configuration],
+    present: dict[str, Configuration],
+    tokens: float | None,
+    step: int,
+    budget: float | None,
+    changed: dict[str, float],
+    stale: bool,
+) -> None:
+    settings = LimitSettings(max_step_replicas=step, cooldown_s=50.0, budget_per_hour=budget)
+    changes: dict[str, dict[str, Any]] = {node.id: {"peak_tokens": tokens} for node in TOPOLOGY.nodes}
+    seen = observation(changes, stale=stale)
+    found = decisions(wishes, present, settings, seen, LimitState(changed))
+    assert set(found) == set(wishes) & set(present)
+    for function, one in found.items():
+        now, target = one.present, one.target
+        if target == now:
+            continue
+        assert not stale and one.valid
+        assert NOW_S - changed.get(function, -1e12) >= 50
+        assert target in settings.space or _axes_kept(target, now, settings.space)
+        # A present outside the bounds may be brought inside at once; otherwise the step holds.
+        assert not step or abs(target.replicas - now.replicas) <= step
+        need = memory_need([NODES[function]], [seen.node(NODES[function].id)], settings)
+        assert no_worse(now, target) or (need is not None and need.holds(target))
+        assert target == one.wish or one.limits_hit
+    if budget is not None and any(
+        per_hour(one.target, PRICES) > per_hour(one.present, PRICES) for one in found.values()
+    ):
+        after = present | {function: one.target for function, one in found.items()}
+        assert sum(per_hour(one, PRICES) for one in after.values()) <= budget * (1 + 1e-9)
+
+
+def _axes_kept(target: Configuration, now: Configuration, space: ConfigurationSpace) -> bool:
+    """Every axis is on the lattice, or as it was."""
+    return (
+        (target.memory_mb in space.memory_sizes_mb or target.memory_mb == now.memory_mb)
+        and (
+            (target.cpu_cores, target.gpu_share) in space.resources
+            or (target.cpu_cores, target.gpu_share) == (now.cpu_cores, now.gpu_share)
+        )
+        and (target.replicas in space.replica_counts or now.replicas not in space.replica_counts)
+        and (target.concurrency in space.concurrencies or target.concurrency == now.concurrency)
+    )
+
+
+def test_deciding_is_pure() -> None:
+    wishes, present = {FUNCTION: configuration(4)}, {FUNCTION: configuration()}
+    assert decisions(wishes, present) == decisions(wishes, present)
+    assert present == {FUNCTION: configuration()} and replace(SETTINGS) == SETTINGS
