@@ -50,8 +50,9 @@ def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
     if wrong:
         raise SettingsError(f"price sheet {path}: key {wrong[0]!r} is missing or not known; the keys are {names}")
     for key in ("cpu_core_s", "memory_gib_s", "gpu_s"):
-        if not isinstance(document[key], int | float) or not 0 <= document[key] < 1e6:
-            raise SettingsError(f"price sheet {path}: {key} is {document[key]!r}; it takes a price of 0 or more")
+        price = document[key]
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < 1e6:
+            raise SettingsError(f"price sheet {path}: {key} is {price!r}; it takes a price of 0 or more")
     return PriceSheet(**document)
 
 

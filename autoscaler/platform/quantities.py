@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kubernetes.utils.quantity import parse_quantity as _parse
 
 
@@ -12,6 +14,9 @@ class QuantityError(ValueError):
 def parse_quantity(text: str) -> float:
     """``128Mi`` → bytes, ``500m`` → 0.5. Raises QuantityError."""
     try:
-        return float(_parse(str(text)))  # type: ignore[no-untyped-call]
+        found = float(_parse(str(text)))
     except (ValueError, TypeError, ArithmeticError) as error:
         raise QuantityError(f"{text!r} is not a Kubernetes quantity") from error
+    if not math.isfinite(found):
+        raise QuantityError(f"{text!r} is not a Kubernetes quantity")
+    return found

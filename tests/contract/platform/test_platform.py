@@ -1,0 +1,152 @@
+"""What every platform promises, run on the fake and on the OpenFaaS adapter against a small server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pytest
+
+from autoscaler.actuator.actuator import apply
+from autoscaler.contract import Configuration, Decision, Platform
+from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
+from autoscaler.platform.fake import FakePlatform
+from autoscaler.platform.openfaas import OpenFaasPlatform
+from tests.contract.platform.server import AUTH, OpenFaas, status
+from tests.unit.autoscaler.builders import configuration
+from tests.unit.autoscaler.servers import serve
+
+NAMES = ("m", "m-expert-0-0", "m-expert-0-1")
+GPU = configuration(2, cpu_cores=0.0, gpu_share=0.3)
+
+
+@dataclass
+class Subject:
+    """A platform with three functions at ``configuration()``, and the switches to break it."""
+
+    platform: Platform
+    break_function: Callable[[str], None]
+    go_down: Callable[[], None]
+    changes: Callable[[], int]
+
+
+def fake() -> Subject:
+    found = FakePlatform(dict.fromkeys(NAMES, configuration()))
+    return Subject(found, found.broken.add, lambda: setattr(found, "down", True), lambda: len(found.orders))
+
+
+def openfaas(stack: ExitStack) -> Subject:
+    world = OpenFaas({name: status(name) for name in NAMES} | {"x": status("x", labels={"smoe.pipeline": "other"})})
+    server = stack.enter_context(serve(world.reply))
+    platform = OpenFaasPlatform(server.url, "m", AUTH, timeout_s=2.0)
+    return Subject(platform, world.broken.add, lambda: setattr(world, "down", True), lambda: len(world.writes))
+
+
+@pytest.fixture(params=["fake", "openfaas"])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    with ExitStack() as stack:
+        yield fake() if request.param == "fake" else openfaas(stack)
+
+
+def test_lists_the_pipeline_s_functions_with_their_configurations(subject: Subject) -> None:
+    assert subject.platform.configurations() == dict.fromkeys(NAMES, configuration())
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        pytest.param(configuration(5), id="replicas"),
+        pytest.param(configuration(0), id="to zero"),
+        pytest.param(configuration(memory_mb=512), id="memory"),
+        pytest.param(configuration(cpu_cores=2.5), id="cores"),
+        pytest.param(configuration(concurrency=9), id="concurrency"),
+        pytest.param(GPU, id="from CPU to GPU"),
+        pytest.param(configuration(3, memory_mb=128, cpu_cores=4.0, concurrency=1), id="everything"),
+    ],
+)
+def test_a_change_shows_in_the_next_list_and_touches_nothing_else(subject: Subject, target: Configuration) -> None:
+    subject.platform.apply("m-expert-0-0", configuration(), target)
+    assert subject.platform.configurations() == {
+        "m": configuration(),
+        "m-expert-0-0": target,
+        "m-expert-0-1": configuration(),
+    }
+
+
+def test_changes_go_back_and_forth(subject: Subject) -> None:
+    for before, after in ((configuration(), GPU), (GPU, configuration(4)), (configuration(4), configuration())):
+        subject.platform.apply("m", before, after)
+        assert subject.platform.configurations()["m"] == after
+
+
+def test_the_same_change_twice_changes_nothing_more(subject: Subject) -> None:
+    target = configuration(3, memory_mb=512)
+    subject.platform.apply("m", configuration(), target)
+    subject.platform.apply("m", configuration(), target)
+    assert subject.platform.configurations()["m"] == target
+
+
+def test_a_function_that_is_not_deployed_is_gone(subject: Subject) -> None:
+    for target in (configuration(2), configuration(memory_mb=512)):
+        with pytest.raises(FunctionGoneError):
+            subject.platform.apply("m-expert-9-9", configuration(), target)
+
+
+def test_a_change_that_fails_raises_and_leaves_the_function(subject: Subject) -> None:
+    subject.break_function("m")
+    for target in (configuration(2), configuration(memory_mb=512)):
+        with pytest.raises(PlatformError):
+            subject.platform.apply("m", configuration(), target)
+    assert subject.platform.configurations()["m"] == configuration()
+
+
+def test_a_platform_that_does_not_answer_is_unreachable(subject: Subject) -> None:
+    subject.go_down()
+    with pytest.raises(PlatformError):
+        subject.platform.configurations()
+
+
+def decision(function: str, target: Configuration, present: Configuration | None = None) -> Decision:
+    return Decision(function, function, present or configuration(), target, target, "test")
+
+
+def test_the_actuator_does_what_it_can_and_the_next_tick_repairs_the_rest(subject: Subject) -> None:
+    subject.break_function("m-expert-0-0")
+    wanted = {"m-expert-0-0": configuration(3), "m-expert-0-1": configuration(2)}
+    first = apply(subject.platform, [decision(name, target) for name, target in wanted.items()])
+    assert first.applied == ["m-expert-0-1"] and set(first.failures) == {"m-expert-0-0"}
+    present = subject.platform.configurations()
+    second = apply(subject.platform, [decision(name, target, present[name]) for name, target in wanted.items()])
+    assert second.applied == [] and set(second.failures) == {"m-expert-0-0"}
+
+
+def test_the_actuator_writes_nothing_when_nothing_differs(subject: Subject) -> None:
+    before = subject.changes()
+    result = apply(subject.platform, [decision(name, configuration()) for name in NAMES])
+    assert result.applied == [] and result.failures == {} and subject.changes() == before
+
+
+def test_an_unreachable_openfaas_is_named() -> None:
+    platform = OpenFaasPlatform("http://127.0.0.1:9", "m", AUTH, timeout_s=0.5)
+    with pytest.raises(UnreachableError, match=r"http://127\.0\.0\.1:9"):
+        platform.configurations()
+
+
+def test_applied_is_only_what_was_seen_to_be_so() -> None:
+    """A gateway that clamps replicas, and one that answers 202 to an update and does nothing."""
+    world = OpenFaas({name: status(name) for name in NAMES})
+    waits: list[float] = []
+    with serve(world.reply) as server:
+        platform = OpenFaasPlatform(server.url, "m", AUTH)
+        world.most_replicas, world.ignores_updates = 5, True
+        decisions = [
+            decision("m", configuration(8)),
+            decision("m-expert-0-0", configuration(2)),
+            decision("m-expert-0-1", replace(configuration(), memory_mb=512)),
+        ]
+        result = apply(platform, decisions, waits.append)
+    assert result.applied == ["m-expert-0-0"]
+    assert "asked for 8 replicas" in result.failures["m"] and "but it has 5 replicas" in result.failures["m"]
+    assert "512 MiB" in result.failures["m-expert-0-1"]
+    assert waits == [0.1, 0.4]

@@ -1,0 +1,68 @@
+"""Order of changes, failures, and looking whether they came about."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autoscaler.actuator.actuator import apply, plan, verify
+from autoscaler.contract import Configuration, Decision
+from autoscaler.platform.fake import FakePlatform
+from tests.unit.autoscaler.builders import configuration
+
+
+def decision(function: str, target: Configuration, present: Configuration | None = None) -> Decision:
+    return Decision(function, function, present or configuration(2), target, target, "")
+
+
+def test_capacity_is_added_before_any_is_taken_away() -> None:
+    decisions = [
+        decision("a", configuration(1)),
+        decision("b", configuration(3)),
+        decision("c", configuration(2, memory_mb=128)),
+        decision("d", configuration(1, memory_mb=512)),
+        decision("e", configuration(2)),
+    ]
+    assert [one.function for one in plan(decisions)] == ["b", "d", "a", "c"]
+
+
+def test_held_decisions_are_not_carried_out() -> None:
+    assert plan([replace(decision("a", configuration(3)), valid=False)]) == []
+
+
+def test_an_unreachable_platform_is_tried_once_a_tick_and_not_for_every_function() -> None:
+    platform = FakePlatform(dict.fromkeys("abc", configuration(2)))
+    platform.down = True
+    result = apply(platform, [decision(name, configuration(3)) for name in "abc"])
+    assert result.applied == [] and result.failures["a"] == "the platform does not answer"
+    assert result.failures["c"] == "not tried: the platform does not answer"
+
+
+def test_a_change_that_shows_late_is_waited_for_a_moment() -> None:
+    now = [0.0]
+    platform = FakePlatform({"a": configuration(2)}, clock=lambda: now[0], delay_s=0.4)
+
+    def wait(pause_s: float) -> None:
+        now[0] += pause_s
+
+    assert apply(platform, [decision("a", configuration(3))], wait).applied == ["a"]
+    assert now[0] == 0.5
+
+
+def test_a_change_that_does_not_show_is_a_failure_and_its_repair_another_tick_s() -> None:
+    platform = FakePlatform({"a": configuration(2)}, clock=lambda: 0.0, delay_s=9.0)
+    result = apply(platform, [decision("a", configuration(3))], lambda _: None)
+    assert result.applied == [] and "asked for 3 replicas" in result.failures["a"]
+
+
+def test_an_outcome_that_cannot_be_read_is_not_called_applied() -> None:
+    platform = FakePlatform({"a": configuration(2)})
+    platform.apply("a", configuration(2), configuration(3))
+    platform.down = True
+    found = verify(platform, {"a": configuration(3)}, lambda _: None)
+    assert "could not be read" in found["a"]
+
+
+def test_a_function_that_vanished_is_told() -> None:
+    platform = FakePlatform({"a": configuration(2)})
+    result = apply(platform, [decision("a", configuration(3)), decision("b", configuration(3))], lambda _: None)
+    assert result.applied == ["a"] and "not deployed" in result.failures["b"]
