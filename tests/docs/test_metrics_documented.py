@@ -1,0 +1,119 @@
+"""``docs/metrics.md`` against what is really exposed and written: names, types, labels, columns, nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from prometheus_client.core import Metric
+
+from autoscaler.logger import DECISIONS, PIPELINE, WINDOWS
+from functions.shared import metric_names as ingress_names
+from functions.shared.dispatch import CallRecord
+from functions.shared.instruments import IngressInstruments
+from gateway import metric_names as gateway_names
+from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
+from gateway.metrics import GatewayMetrics
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+Row = list[str]
+
+
+def rows(heading: str) -> dict[str, Row]:
+    """First cell, without backquotes, → the other cells of the table under a heading."""
+    section = re.split(r"^#+ ", PAGE.split(f"# {heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    table = [line for line in section.splitlines() if line.startswith("| `")]
+    found = {}
+    for line in table:
+        first, *rest = [cell.strip() for cell in line.strip("|").split("|")]
+        assert first.strip("`") not in found, f"{first} stands twice under {heading}"
+        found[first.strip("`")] = rest
+    return found
+
+
+def names_in(module: object) -> set[str]:
+    return {value for key, value in vars(module).items() if key.isupper() and isinstance(value, str)}
+
+
+def labels_of(cell: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+class Backend:
+    """A function with all limits, one replica and one start."""
+
+    def list(self, namespace: str | None = None) -> list[FunctionState]:
+        spec = FunctionSpec("f", "image", limits={"cpu": "500m", "memory": "64Mi"})
+        return [FunctionState(spec, 1, (Replica("r", "127.0.0.1:1", "ready"),), 1, 0.0)]
+
+    def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
+        return {"r": Usage(1.0, 2.0, 3)}
+
+    def start_seconds(self) -> Iterable[float]:
+        return [0.05]
+
+
+def ingress_families() -> dict[str, Metric]:
+    instruments = IngressInstruments("m", ["expert-0-0"], 1, lambda: 0.0)
+    node = instruments.nodes["expert-0-0"]
+    record = CallRecord()
+    record.status, record.repeats = "200", ["busy"]
+    node.begin(3, 0.0)
+    node.end(3, 0.0, 1.0, record)
+    return named(instruments.collect())
+
+
+def gateway_families() -> dict[str, Metric]:
+    metrics = GatewayMetrics(Backend(), 1.0)  # type: ignore[arg-type]
+    metrics.begin("f.openfaas-fn")
+    metrics.end("f.openfaas-fn", 200, 0.1)
+    metrics.text()
+    return named(metrics.registry.collect())
+
+
+def named(families: Iterable[Metric]) -> dict[str, Metric]:
+    """As on the wire: the counters' names end in ``_total``."""
+    return {family.name + ("_total" if family.type == "counter" else ""): family for family in families}
+
+
+@pytest.mark.parametrize(
+    ("heading", "module"), [("Ingress", ingress_names), ("Gateway", gateway_names)], ids=["ingress", "gateway"]
+)
+def test_every_name_of_a_metric_is_documented_and_no_other(heading: str, module: object) -> None:
+    assert set(rows(heading)) == names_in(module)
+
+
+@pytest.mark.parametrize("heading", ["Ingress", "Gateway"])
+def test_types_and_labels_are_those_exposed(heading: str) -> None:
+    exposed = ingress_families() if heading == "Ingress" else gateway_families()
+    documented = rows(heading)
+    assert set(exposed) == set(documented)
+    for name, family in exposed.items():
+        kind, labels, unit, meaning = documented[name]
+        assert kind == {"unknown": "untyped"}.get(family.type, family.type), name
+        assert family.samples, f"{name} shows no sample here"
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == labels_of(labels), name
+        assert unit and meaning.endswith("."), name
+
+
+@pytest.mark.parametrize(
+    ("heading", "schema"), [("windows", WINDOWS), ("pipeline", PIPELINE), ("decisions", DECISIONS)]
+)
+def test_every_column_of_the_logger_is_documented_with_its_type(heading: str, schema: pa.Schema) -> None:
+    documented = {name: cells[0] for name, cells in rows(heading).items()}
+    assert documented == {entry.name: _type(entry.type) for entry in schema}
+
+
+def _type(kind: pa.DataType) -> str:
+    return "list<string>" if pa.types.is_list(kind) else str(kind)
+
+
+def test_the_buckets_are_those_documented() -> None:
+    bounds = [0.0005 * 1.3**i for i in range(45)]
+    assert list(ingress_names.BUCKETS_S) == pytest.approx(bounds)
+    assert "`0.0005 · 1.3^i` seconds, i = 0 … 44" in PAGE
+    assert f"last {ingress_names.PEAK_WINDOW_S:g} s" in rows("Ingress")[ingress_names.NODE_TOKENS_PEAK][3]
