@@ -33,6 +33,8 @@ class DeploymentSettings:
     expert_concurrency: int = 8
     segment_concurrency: int = 10
     ingress_concurrency: int = 64
+    ingress_passes: int = 0
+    """Passes at once in one ingress; requests that wait meanwhile share the next one. 0 = no limit."""
     min_replicas: int = 1
     max_replicas: int = 8
     ingress_replicas: int = 1
@@ -130,6 +132,8 @@ def _base(
 def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]:
     deployment = _base(manifest, manifest.name, "ingress", settings.ingress_concurrency, 256, settings)
     deployment["envVars"]["smoe_address_template"] = settings.address_template
+    if settings.ingress_passes:
+        deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
     deployment["labels"] |= {
         "smoe.nodes": "ingress",
         "smoe.metrics": "true",

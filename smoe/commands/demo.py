@@ -40,6 +40,9 @@ from traces.replay import Progress, ReplayResult, ReplaySettings, replay
 from traces.results import CsvSink, describe
 from traces.trace import Trace
 
+INGRESS_CONCURRENCY = 512
+"""An hour in two minutes makes bursts of hundreds of requests; they wait rather than being refused."""
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -70,20 +73,18 @@ class RunSettings:
 @click.option(
     "--seconds", type=click.FloatRange(10, 86400), default=120.0, show_default=True, help="Length of the play."
 )
-@click.option(
-    "--mean-rps", type=click.FloatRange(0.1, 1000), default=14.0, show_default=True, help="Mean request rate."
-)
+@click.option("--mean-rps", type=click.FloatRange(0.1, 1000), default=5.0, show_default=True, help="Mean request rate.")
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
-    default=0.05,
+    default=0.04,
     show_default=True,
     help="Real cores per configured core: how a cluster's configurations are played on this machine.",
 )
 @click.option("--interval", "interval_s", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds.")
 @click.option("--slo-ms", type=click.FloatRange(min=0.1), default=None, help="P95 target. [default: factor x unloaded]")
 @click.option(
-    "--slo-factor", type=click.FloatRange(min=1.0), default=2.0, show_default=True, help="SLO over unloaded P50."
+    "--slo-factor", type=click.FloatRange(min=1.0), default=3.0, show_default=True, help="SLO over unloaded P50."
 )
 @click.option("--max-replicas", type=click.IntRange(1, 64), default=8, show_default=True)
 @click.option("--trace", default=None, help="Trace file or data set. [default: a bursty hour of the public traces]")
@@ -142,7 +143,10 @@ def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:
 
 def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, console: Console) -> None:
     deployment = DeploymentSettings(
-        ingress_cpu_cores=max(1, math.ceil(1 / settings.cpu_scale)), max_replicas=settings.max_replicas
+        ingress_cpu_cores=max(1, math.ceil(1 / settings.cpu_scale)),
+        ingress_concurrency=INGRESS_CONCURRENCY,
+        ingress_passes=2 * (os.cpu_count() or 1),
+        max_replicas=settings.max_replicas,
     )
     with console.status("deploying") as status:
         total = len(manifest.nodes) + 1
