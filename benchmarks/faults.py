@@ -1,8 +1,8 @@
 """Replicas killed at random under load: does any request fail, is any answer wrong?
 
 The default pipeline on the embedded gateway, two replicas of every function, the ingress too. Clients send requests
-without any retry of their own and compare every answer with the whole model's, while replicas are killed with SIGKILL one after
-the other.
+without any retry of their own and compare every answer with the whole model's, while replicas are killed with SIGKILL
+one after the other.
 
     python -m benchmarks.faults [--requests 2000] [--kills 20] [--clients 4]
 """
