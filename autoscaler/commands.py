@@ -14,16 +14,26 @@ import click
 
 from autoscaler.build import build_controller
 from autoscaler.contract import TickReport
-from autoscaler.loop import run
+from autoscaler.loop import run, short
 from autoscaler.settings import ControllerSettings
+
+SHOWN = 8
+"""Changes named in one line for people."""
 
 
 @click.command()
 @click.option("--gateway", "gateway_url", default=None, help="Address of the gateway. [default: the state folder's]")
 @click.option("--state", type=click.Path(path_type=Path), default=Path(".smoe"), show_default=True)
-@click.option("--password-file", type=click.Path(path_type=Path, exists=True), default=None, help="Gateway password.")
+@click.option("--user", default="admin", show_default=True, help="User of the gateway.")
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="File with the gateway's password. [default: the state folder's]",
+)
 @click.option("--pipeline", default="minilm", show_default=True, help="Pipeline to scale.")
 @click.option("--manifest", type=click.Path(path_type=Path), default=None, help="Its folder. [default: the state's]")
+@click.option("--max-functions", type=click.IntRange(min=0), default=0, help="As given to `smoe up` or `smoe deploy`.")
 @click.option("--policy", type=click.Choice(["hpa", "static"]), default="hpa", show_default=True)
 @click.option("--interval", default="5s", show_default=True, metavar="SECONDS", help="Time between decisions (5, 5s).")
 @click.option(
@@ -31,9 +41,30 @@ from autoscaler.settings import ControllerSettings
 )
 @click.option("--slo-ms", type=click.FloatRange(min=0.1), default=None, help="Latency target, P95 in milliseconds.")
 @click.option("--prometheus", "prometheus_url", default=None, help="Prometheus server; without it targets are scraped.")
-@click.option("--prices", type=click.Path(path_type=Path, exists=True), default=None, help="Price sheet (TOML).")
+@click.option(
+    "--prices", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, help="Price sheet (TOML)."
+)
+@click.option("--min-replicas", type=click.IntRange(1, 1000), default=1, show_default=True)
 @click.option("--max-replicas", type=click.IntRange(1, 1000), default=8, show_default=True)
-@click.option("--down-window", "down_stabilisation_s", type=click.FloatRange(min=0), default=300.0, show_default=True)
+@click.option("--cpu-target", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="hpa; 0 = not by CPU.")
+@click.option(
+    "--concurrency-target",
+    type=click.FloatRange(0, 1),
+    default=0.7,
+    show_default=True,
+    help="hpa: wanted share of call slots in use; 0 = not by calls.",
+)
+@click.option(
+    "--down-window",
+    "down_stabilisation_s",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="hpa: seconds a lower load must last before replicas go.",
+)
+@click.option("--scale-ingress", is_flag=True, help="Manage the ingress too.")
+@click.option("--experts-only", is_flag=True, help="Leave segments alone.")
+@click.option("--cooldown", "cooldown_s", type=click.FloatRange(min=0), default=0.0, help="Seconds between changes.")
 @click.option("--budget", "budget_per_hour", type=click.FloatRange(min=0), default=None, help="Most cost per hour.")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Parquet log. [default: STATE/log]")
 @click.option("--ticks", type=click.IntRange(min=1), default=None, help="Stop after this many decisions.")
@@ -50,9 +81,14 @@ def autoscale(
     log_dir: Path | None,
     ticks: int | None,
     as_json: bool,
+    experts_only: bool,
     **options: Any,
 ) -> None:
-    """Watch a pipeline and scale every function of it until interrupted."""
+    """Watch a pipeline and scale every function of it until interrupted.
+
+    Decisions go to standard error as one line each, ticks to standard output, and both as parquet files to the log
+    folder. Missing or old data holds the present scale.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     settings = ControllerSettings(
         gateway_url=gateway_url or _address(state),
@@ -61,9 +97,15 @@ def autoscale(
         interval_s=_seconds(interval),
         slo_s=None if slo_ms is None else slo_ms / 1000,
         log_dir=log_dir or state / "log",
+        scale_segments=not experts_only,
         **options,
     )
     controller, window_s = build_controller(settings)
+    if controller.topology.pipeline != pipeline:
+        raise click.UsageError(
+            f"{settings.manifest_dir} holds the pipeline {controller.topology.pipeline!r}, not {pipeline!r}; "
+            f"say --pipeline {controller.topology.pipeline}"
+        )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -84,6 +126,8 @@ def summary(report: TickReport) -> dict[str, Any]:
     seen = report.observation
     return {
         "end_s": seen.end_s,
+        "window_s": seen.window_s,
+        "policy": report.policy,
         "requests_per_s": seen.requests_per_s,
         "p50_s": seen.latency_p50_s,
         "p95_s": seen.latency_p95_s,
@@ -92,10 +136,16 @@ def summary(report: TickReport) -> dict[str, Any]:
         "problems": list(seen.problems),
         "cost_busy": report.cost.busy,
         "cost_provisioned": report.cost.provisioned,
+        "decision_s": report.decision_s,
         "dry_run": report.dry_run,
+        "decisions": len(report.decisions),
+        "held": sum(not decision.valid for decision in report.decisions),
         "changes": [
             {
                 "function": decision.function,
+                "present": short(decision.present),
+                "wish": short(decision.wish),
+                "target": short(decision.target),
                 "replicas": [decision.present.replicas, decision.target.replicas],
                 "reason": decision.reason,
                 "limits_hit": list(decision.limits_hit),
@@ -114,12 +164,15 @@ def line(report: TickReport) -> str:
     p95 = "–" if seen.latency_p95_s is None else f"{seen.latency_p95_s * 1000:.1f} ms"
     rps = "–" if seen.requests_per_s is None else f"{seen.requests_per_s:.1f}/s"
     changes = [
-        f"{decision.function} {decision.present.replicas}→{decision.target.replicas}"
+        f"{decision.function} {short(decision.present)} → {short(decision.target)}"
         for decision in report.decisions
         if decision.changes
     ]
-    held = "holding (stale data); " if seen.stale else ""
-    return f"{held}requests {rps}, P95 {p95}, {len(changes)} changes" + (": " + ", ".join(changes) if changes else "")
+    held = f"holding ({seen.problems[0] if seen.problems else 'no data'}); " if seen.stale else ""
+    dry = " (dry run)" if report.dry_run and changes else ""
+    failed = f"; {len(report.failures)} failed" if report.failures else ""
+    named = ": " + ", ".join(changes[:SHOWN]) + (" …" if len(changes) > SHOWN else "") if changes else ""
+    return f"{held}requests {rps}, P95 {p95}, {len(changes)} changes{dry}{failed}{named}"
 
 
 def _seconds(text: str) -> float:

@@ -14,7 +14,7 @@ class QuantityError(ValueError):
 def parse_quantity(text: str) -> float:
     """``128Mi`` → bytes, ``500m`` → 0.5. Raises QuantityError."""
     try:
-        found = float(_parse(str(text)))
+        found = float(_parse(str(text)))  # type: ignore[no-untyped-call]
     except (ValueError, TypeError, ArithmeticError) as error:
         raise QuantityError(f"{text!r} is not a Kubernetes quantity") from error
     if not math.isfinite(found):

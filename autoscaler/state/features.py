@@ -186,17 +186,18 @@ def _concurrency_utilisation(
 
 
 def complete(observation: Observation, present: Mapping[str, Configuration]) -> Observation:
-    """Fill in configurations that the metrics did not tell from the platform's own list, and say what is still missing.
+    """CC(t) from the platform's own list, which is younger than any metric, and sentences for what is still missing.
 
-    ``present``: function → configuration as the platform has it now.
+    ``present``: function → configuration as the platform has it now. A policy that judged by an older number of
+    replicas would undo what the last tick did.
     """
     nodes = []
     for node in observation.nodes:
-        if node.configuration is None and node.function in present:
-            configuration = present[node.function]
+        configuration = present.get(node.function, node.configuration)
+        slots = node.concurrency_utilisation
+        if node.configuration is None:
             slots = _concurrency_utilisation(configuration, node.ready_replicas, node.in_flight)
-            node = replace(node, configuration=configuration, concurrency_utilisation=slots)
-        nodes.append(node)
+        nodes.append(replace(node, configuration=configuration, concurrency_utilisation=slots))
     return replace(observation, nodes=tuple(nodes), problems=observation.problems + _missing(nodes))
 
 

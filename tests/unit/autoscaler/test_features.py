@@ -145,13 +145,19 @@ def test_the_ingress_is_a_node_too(seen: Observation) -> None:
     assert ingress.latency_p95_s == pytest.approx(1.9) and ingress.token_share is None
 
 
-def test_the_platform_s_list_fills_in_what_metrics_do_not_tell(seen: Observation) -> None:
+def test_the_platform_s_list_is_younger_than_any_metric(seen: Observation) -> None:
     gpu = configuration(2, cpu_cores=0.0, gpu_share=0.5)
-    full = complete(seen, {"m-segment-0": gpu, "m-expert-0-0": gpu})
+    full = complete(seen, {"m-segment-0": gpu, "m-expert-0-0": configuration(8)})
     segment, expert = full.node("segment-0"), full.node("expert-0-0")
     assert segment is not None and segment.configuration == gpu
-    assert expert is not None and expert.configuration == configuration(3, cpu_cores=2.0)
+    assert expert is not None and expert.configuration == configuration(8)
+    assert expert.concurrency_utilisation == pytest.approx(0.2)
     assert any("no configuration is known of 7 of 9 nodes" in problem for problem in full.problems)
+
+
+def test_without_a_list_the_metrics_are_all_there_is(seen: Observation) -> None:
+    expert = complete(seen, {}).node("expert-0-0")
+    assert expert is not None and expert.configuration == configuration(3, cpu_cores=2.0)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=64))

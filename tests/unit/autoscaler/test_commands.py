@@ -1,0 +1,106 @@
+"""``smoe autoscale`` from its options to its lines, against a gateway that is not there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autoscaler.commands import autoscale, line, summary
+from autoscaler.contract import Cost, Decision, TickReport
+from autoscaler.logger import read_contexts, read_pipeline
+from tests.unit.autoscaler.builders import NOW_S, configuration, observation
+from tests.unit.autoscaler.manifests import write_pipeline
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    write_pipeline(tmp_path / "pipelines" / "tiny")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "basic-auth-password").write_text("very-secret\n")
+    (tmp_path / "gateway.json").write_text(json.dumps({"url": "http://127.0.0.1:9"}))
+    return tmp_path
+
+
+def call(state: Path, *more: str) -> Result:
+    arguments = ["--state", str(state), "--pipeline", "tiny", "--interval", "0.01s", "--ticks", "1", *more]
+    return CliRunner().invoke(autoscale, arguments)
+
+
+def test_ticks_go_on_while_the_gateway_is_away_and_are_logged_without_the_password(state: Path) -> None:
+    found = call(state, "--slo-ms", "250")
+    assert found.exit_code == 0
+    assert "holding (the list of scrape targets at http://127.0.0.1:9/system/targets could not be read" in found.stdout
+    row = read_pipeline(state / "log").to_pylist()[0]
+    assert row["stale"] and row["slo_s"] == 0.25 and row["latency_p95_s"] is None
+    (context,) = read_contexts(state / "log")
+    assert context["pipeline"] == "tiny" and context["policy"] == "hpa"
+    assert "very-secret" not in json.dumps(context) + found.output
+
+
+def test_json_has_one_object_for_each_tick(state: Path) -> None:
+    found = call(state, "--json", "--ticks", "2", "--dry-run")
+    rows = [json.loads(text) for text in found.stdout.splitlines() if text.startswith("{")]
+    assert len(rows) == 2 and all(row["stale"] and row["dry_run"] and row["changes"] == [] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--interval", "soon"], "'soon' is not a number of seconds"),
+        (["--interval", "-3"], "'-3' is not a number of seconds"),
+        (["--interval", "nan"], "'nan' is not a number of seconds"),
+        (["--policy", "magic"], "'magic'"),
+        (["--password-file", "/none"], "does not exist"),
+        (["--pipeline", "other", "--manifest", "pipelines/tiny"], "say --pipeline tiny"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_sentence(state: Path, options: list[str], sentence: str) -> None:
+    options = [str(state / text) if text.startswith("pipelines") else text for text in options]
+    found = call(state, *options)
+    assert found.exit_code == 2 and sentence in found.output
+
+
+def test_a_state_folder_without_a_gateway_is_told(tmp_path: Path) -> None:
+    found = call(tmp_path)
+    assert found.exit_code == 2 and "no gateway runs on" in found.output
+
+
+def report(**more: Any) -> TickReport:
+    decision = Decision("m", "ingress", configuration(1), configuration(5), configuration(3), "busy", ("a step",))
+    values: dict[str, Any] = {"applied": ("m",), "cost": Cost(1.0, 2.0), "policy": "hpa"}
+    return TickReport(observation(), (decision,), **{**values, **more})
+
+
+def test_a_tick_is_one_line_for_people() -> None:
+    assert line(report()) == "requests 1.0/s, P95 200.0 ms, 1 changes: m 256MiB/1cpu/1x4 → 256MiB/1cpu/3x4"
+    failed = report(applied=(), failures={"m": "broken"}, dry_run=True)
+    assert "1 changes (dry run); 1 failed" in line(failed)
+    many = replace(report(), decisions=report().decisions * 9)
+    assert line(many).endswith("…") and line(many).count("→") == 8
+
+
+def test_a_tick_without_data_says_so_and_shows_dashes() -> None:
+    stale = replace(report(), observation=observation(stale=True, latency_p95_s=None, requests_per_s=None))
+    assert line(stale).startswith("holding (no data); requests –, P95 –")
+
+
+def test_a_summary_is_json_and_has_what_was_seen_wished_limited_and_done() -> None:
+    found = json.loads(json.dumps(summary(report())))
+    assert found["end_s"] == NOW_S and found["cost_provisioned"] == 2.0 and found["decisions"] == 1
+    assert found["changes"] == [
+        {
+            "function": "m",
+            "present": "256MiB/1cpu/1x4",
+            "wish": "256MiB/1cpu/5x4",
+            "target": "256MiB/1cpu/3x4",
+            "replicas": [1, 3],
+            "reason": "busy",
+            "limits_hit": ["a step"],
+            "applied": True,
+        }
+    ]

@@ -1,0 +1,131 @@
+"""Settings that are refused by name, and what is built from good ones."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.build import build_controller, shown
+from autoscaler.errors import SettingsError
+from autoscaler.monitor.prometheus import PrometheusSource
+from autoscaler.monitor.scrape import ScrapeSource
+from autoscaler.policy.hpa import HpaPolicy
+from autoscaler.policy.static import StaticPolicy
+from autoscaler.settings import ControllerSettings, validate
+from autoscaler.topology import load_topology
+from moe.errors import GroupingError, ManifestError
+from moe.grouping import group
+from moe.manifest import load
+from tests.unit.autoscaler.manifests import write_pipeline
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_pipeline(tmp_path / "m")
+
+
+def settings(folder: Path, **more: Any) -> ControllerSettings:
+    return ControllerSettings(gateway_url="http://127.0.0.1:9", manifest_dir=folder, **more)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("interval_s", 0.0),
+        ("interval_s", float("nan")),
+        ("window_s", -1.0),
+        ("slo_s", 0.0),
+        ("stale_s", 0.0),
+        ("budget_per_hour", 0.0),
+        ("policy", "magic"),
+        ("gateway_url", "localhost:8080"),
+        ("prometheus_url", "ftp://x"),
+        ("min_replicas", 9),
+        ("max_functions", 1),
+        ("cpu_target", 1.5),
+        ("concurrency_target", -0.1),
+        ("tolerance", 1.0),
+        ("down_stabilisation_s", -1.0),
+        ("cooldown_s", float("inf")),
+        ("alpha", 0.0),
+        ("windows_per_file", 0),
+    ],
+)
+def test_a_setting_that_is_not_allowed_is_refused_by_its_name(key: str, value: object) -> None:
+    good = settings(Path("m"))
+    validate(good)
+    with pytest.raises(SettingsError, match=f"^{key} is "):
+        validate(replace(good, **{key: value}))  # type: ignore[arg-type]
+
+
+def test_hpa_without_any_metric_is_refused() -> None:
+    with pytest.raises(SettingsError, match="hpa needs one metric"):
+        validate(settings(Path("m"), cpu_target=0.0, concurrency_target=0.0))
+
+
+def test_every_setting_has_a_word_of_its_own_in_the_documentation() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "controller.md").read_text()
+    assert [entry.name for entry in fields(ControllerSettings) if f"`{entry.name}`" not in text] == []
+
+
+def test_the_password_is_neither_shown_nor_logged(folder: Path) -> None:
+    secret = settings(folder, password="very-secret")
+    assert "very-secret" not in repr(secret) and "very-secret" not in str(shown(secret))
+
+
+def test_the_topology_is_the_manifest_s(folder: Path) -> None:
+    found = load_topology(folder)
+    assert found.pipeline == "tiny" and found.layers == 2
+    assert [node.id for node in found.nodes][:4] == ["ingress", "segment-0", "segment-1", "segment-2"]
+    assert [node.id for node in found.experts(1)] == ["expert-1-0", "expert-1-1"]
+    assert found.nodes[0].function == "tiny" and found.experts(0)[0].function == "tiny-expert-0-0"
+    assert all(node.flops_per_token > 0 and node.weights_bytes > 0 for node in found.experts(0))
+    assert set(found.edges) == set(load(folder, verify=False).edges)
+    assert len(found.manifest_sha256) == 64
+
+
+def test_nodes_share_functions_as_the_deployment_groups_them(folder: Path) -> None:
+    found = load_topology(folder, max_functions=4).functions()
+    oracle = {function.name: function.nodes for function in group(load(folder, verify=False), 4).functions}
+    assert {name: {node.id for node in nodes} for name, nodes in found.items()} == {
+        name: set(nodes) for name, nodes in oracle.items()
+    }
+    with pytest.raises(GroupingError):
+        load_topology(folder, max_functions=1)
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError):
+        build_controller(settings(tmp_path))
+
+
+def test_the_default_is_hpa_over_direct_scrapes_with_a_window_of_one_interval(folder: Path) -> None:
+    controller, window_s = build_controller(settings(folder, interval_s=4.0))
+    assert window_s == controller.window_s == 4.0
+    assert isinstance(controller.policy, HpaPolicy)
+    assert controller.policy.settings.kinds == {"expert", "segment"}
+    assert isinstance(controller._source._reader, ScrapeSource)  # type: ignore[attr-defined]
+
+
+def test_prometheus_has_a_longer_window_and_policies_follow_their_settings(folder: Path) -> None:
+    controller, window_s = build_controller(
+        settings(
+            folder,
+            prometheus_url="http://127.0.0.1:9",
+            cpu_target=0.0,
+            concurrency_target=0.5,
+            max_replicas=3,
+            scale_segments=False,
+            scale_ingress=True,
+        )
+    )
+    assert window_s == 30.0 and isinstance(controller._source._reader, PrometheusSource)  # type: ignore[attr-defined]
+    assert isinstance(controller.policy, HpaPolicy)
+    assert controller.policy.settings.targets == {"concurrency": 0.5}
+    assert controller.policy.settings.kinds == {"expert", "ingress"} and controller.policy.settings.max_replicas == 3
+    assert controller._limits.space.replicas_max == 3
+    static, _ = build_controller(settings(folder, policy="static"))
+    assert isinstance(static.policy, StaticPolicy)
