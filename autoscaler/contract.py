@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, Protocol
 
 from autoscaler.configuration import MIB, Configuration, ConfigurationSpace, MemoryNeed
@@ -64,14 +65,27 @@ class Topology:
     edges: tuple[tuple[str, str], ...]
 
     def experts(self, layer: int) -> tuple[NodeInfo, ...]:
-        return tuple(node for node in self.nodes if node.kind == "expert" and node.layer == layer)
+        """Experts of MoE layer ``layer`` in order; empty outside 0 … layers-1."""
+        return self._experts.get(layer, ())
 
     def functions(self) -> Mapping[str, tuple[NodeInfo, ...]]:
         """Function → the nodes it serves, in order of the pass."""
-        found: dict[str, tuple[NodeInfo, ...]] = {}
+        return self._functions
+
+    @cached_property
+    def _experts(self) -> Mapping[int, tuple[NodeInfo, ...]]:
+        rows: dict[int, list[NodeInfo]] = {}
         for node in self.nodes:
-            found[node.function] = (*found.get(node.function, ()), node)
-        return found
+            if node.kind == "expert" and node.layer is not None:
+                rows.setdefault(node.layer, []).append(node)
+        return {layer: tuple(row) for layer, row in rows.items()}
+
+    @cached_property
+    def _functions(self) -> Mapping[str, tuple[NodeInfo, ...]]:
+        found: dict[str, list[NodeInfo]] = {}
+        for node in self.nodes:
+            found.setdefault(node.function, []).append(node)
+        return {function: tuple(nodes) for function, nodes in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +185,11 @@ class Observation:
         return self.end_s - self.start_s
 
     def node(self, node_id: str) -> NodeObservation | None:
-        return next((node for node in self.nodes if node.node == node_id), None)
+        return self._by_id.get(node_id)
+
+    @cached_property
+    def _by_id(self) -> Mapping[str, NodeObservation]:
+        return {node.node: node for node in self.nodes}
 
 
 @dataclass(frozen=True)
