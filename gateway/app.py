@@ -38,6 +38,7 @@ class Gateway:
         self.forwarder = Forwarder(backend, self.metrics, scaler, settings.upstream_timeout_s)
         self.queue = AsyncQueue(
             self.forwarder,
+            self.metrics,
             size=settings.async_queue,
             workers=settings.async_workers,
             body_bytes=settings.async_body_bytes,
@@ -65,6 +66,10 @@ class Gateway:
                 log.warning("function %s was not brought back: %s", spec.key, error)
         self.queue.start()
         self._housekeeping = asyncio.create_task(self._forget_gone())
+
+    def stop_streams(self) -> None:
+        """End what clients follow without end; called before the server drains."""
+        self.system.close()
 
     async def close(self) -> None:
         """Run queued calls, then end every replica."""

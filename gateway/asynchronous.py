@@ -9,30 +9,45 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 import requests
 
-from gateway.forwarding import Call, Forwarder, Outcome
+from gateway.calls import Call, Outcome
+from gateway.forwarding import Forwarder
+from gateway.metrics import GatewayMetrics
 from gateway.upstream import UpstreamError
 
 log = logging.getLogger(__name__)
 
 CALLBACK = b"x-callback-url"
 CALLBACK_TRIES = 3
+FIRST_PAUSE_S = 0.2
+"""Before the second try of a callback; four times as long before the third."""
 
 
 class AsyncQueue:
     """Accepts calls at once, runs them later; what is accepted is run before :meth:`close` returns, time allowing."""
 
     def __init__(
-        self, forwarder: Forwarder, *, size: int, workers: int, body_bytes: int, callback_timeout_s: float
+        self,
+        forwarder: Forwarder,
+        metrics: GatewayMetrics,
+        *,
+        size: int,
+        workers: int,
+        body_bytes: int,
+        callback_timeout_s: float,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._forwarder = forwarder
+        self._metrics = metrics
         self._queue: asyncio.Queue[tuple[Call, str]] = asyncio.Queue(size)
         self._workers = workers
-        self._body_bytes = body_bytes
+        self.body_bytes = body_bytes
         self._callback_timeout_s = callback_timeout_s
+        self._pause = pause
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -43,24 +58,23 @@ class AsyncQueue:
         try:
             await asyncio.wait_for(self._queue.join(), timeout_s)
         except TimeoutError:
-            log.warning("%d queued calls were dropped at shutdown", self._queue.qsize())
+            log.warning("%d asynchronous calls were dropped at shutdown", self._metrics.async_pending)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def put(self, call: Call) -> tuple[int, str] | None:
         """Queue a call; a refusal is (status, sentence)."""
-        if call.rest is not None or len(call.body) > self._body_bytes:
-            return 413, f"the body of an asynchronous call may have {self._body_bytes} bytes"
+        if call.rest is not None or len(call.body) > self.body_bytes:
+            return 413, f"the body of an asynchronous call may have {self.body_bytes} bytes"
         callback = next((value.decode("latin-1") for name, value in call.headers if name == CALLBACK), "")
-        if callback:
-            parts = urlsplit(callback)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                return 400, "X-Callback-Url takes an http or https address"
+        if callback and not _is_http(callback):
+            return 400, "X-Callback-Url takes an http or https address"
         try:
             self._queue.put_nowait((call, callback))
         except asyncio.QueueFull:
             return 429, f"{self._queue.maxsize} asynchronous calls are waiting; try again later"
+        self._metrics.async_pending += 1
         return None
 
     async def _work(self) -> None:
@@ -71,6 +85,7 @@ class AsyncQueue:
             except Exception:
                 log.exception("asynchronous call %s failed", call.call_id)
             finally:
+                self._metrics.async_pending -= 1
                 self._queue.task_done()
 
     async def _run(self, call: Call, callback: str) -> None:
@@ -101,14 +116,32 @@ class AsyncQueue:
             "X-Function-Name": call.function,
         }
         for attempt in range(CALLBACK_TRIES):
+            if attempt:
+                await self._pause(FIRST_PAUSE_S * 4 ** (attempt - 1))
             try:
-                reply = await asyncio.to_thread(
-                    requests.post, url, data=body, headers={**kept, **own}, timeout=self._callback_timeout_s
-                )
-            except requests.RequestException as error:
+                status = await asyncio.to_thread(self._post, url, body, {**kept, **own})
+            except (requests.RequestException, ValueError) as error:  # ValueError: an address requests cannot encode
                 log.warning("callback of call %s failed (%s)", call.call_id, type(error).__name__)
             else:
-                if reply.status_code < 500:
+                if status < 500:
                     return
-            await asyncio.sleep(0.2 * 4**attempt)
+        self._metrics.callback_failures += 1
         log.error("callback of call %s was given up after %d tries", call.call_id, CALLBACK_TRIES)
+
+    def _post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+        timeout_s = self._callback_timeout_s
+        with requests.Session() as session:
+            session.trust_env = False
+            with session.post(
+                url, data=body, headers=headers, timeout=timeout_s, allow_redirects=False, stream=True
+            ) as reply:
+                return reply.status_code
+
+
+def _is_http(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        _ = parts.port  # raises ValueError where it is no number
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -12,19 +12,25 @@ class Balancer:
 
     def __init__(self) -> None:
         self._in_flight: Counter[str] = Counter()
+        self._turn = 0
 
     def choose(self, state: FunctionState, avoid: set[str]) -> Replica | None:
-        """The best ready replica not in ``avoid``, or None. A full replica is chosen only where all are full."""
-        best: Replica | None = None
-        best_rank = (True, 0)
-        for replica in state.replicas:
-            if replica.state != "ready" or replica.id in avoid:
-                continue
+        """The best ready replica not in ``avoid``, or None. A full replica is chosen only where all are full.
+
+        Replicas that are equal take turns.
+        """
+        replicas = [one for one in state.replicas if one.state == "ready" and one.id not in avoid]
+        if len(replicas) < 2:
+            return replicas[0] if replicas else None
+        self._turn += 1
+        start = self._turn % len(replicas)
+        limit = state.max_inflight
+
+        def rank(replica: Replica) -> tuple[bool, int]:
             count = self._in_flight[replica.id]
-            rank = (0 < state.max_inflight <= count, count)
-            if best is None or rank < best_rank:
-                best, best_rank = replica, rank
-        return best
+            return 0 < limit <= count, count
+
+        return min(replicas[start:] + replicas[:start], key=rank)
 
     def begin(self, replica_id: str) -> None:
         self._in_flight[replica_id] += 1

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 from gateway.asynchronous import AsyncQueue
-from gateway.forwarding import Call, Forwarder, Outcome
+from gateway.calls import BodyTooLargeError, Call, ClientGoneError, Outcome
+from gateway.forwarding import Forwarder
 from gateway.specs import split_name
 from gateway.upstream import UpstreamError
+
+log = logging.getLogger(__name__)
 
 METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
 _NAME = re.compile(r"[-a-zA-Z_0-9.]+")
@@ -26,33 +30,34 @@ class FrontDoor:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        parts = scope["path"].split("/", 3)  # ["", "function", NAME, rest?]
-        name = parts[2] if len(parts) > 2 else ""
-        asynchronous = parts[1] == "async-function"
+        raw = scope.get("raw_path") or scope["path"].encode()
+        parts = raw.split(b"/", 3)  # b"", b"function", NAME, rest?
+        name = parts[2].decode("latin-1") if len(parts) > 2 else ""
+        asynchronous = parts[1] == b"async-function"
         if not _NAME.fullmatch(name):
             return await _text(send, 404, "404 page not found")
         if scope["method"] not in METHODS or (asynchronous and scope["method"] != "POST"):
             return await _text(send, 405, "")
-        call = self._call(scope, name)
+        call = self._call(scope, name, b"/" + (parts[3] if len(parts) > 3 else b""))
+        limit = min(self._max_body_bytes, self._queue.body_bytes) if asynchronous else self._max_body_bytes
         try:
-            await self._read_body(call, scope, receive)
-        except BodyTooLargeError:
-            return await _text(send, 413, f"the body is larger than {self._max_body_bytes} bytes")
+            await self._read_body(call, receive, limit)
+        except BodyTooLargeError as error:
+            return await _text(send, 413, str(error), close=True)
         except ClientGoneError:
             return None
         if asynchronous:
             return await self._enqueue(call, send)
         return await self._forward(call, receive, send)
 
-    def _call(self, scope: Any, name: str) -> Call:
+    @staticmethod
+    def _call(scope: Any, name: str, path: bytes) -> Call:
         function, namespace = split_name(name)
-        raw = scope.get("raw_path") or scope["path"].encode()
-        rest = raw.split(b"/", 3)
-        path = b"/" + (rest[3] if len(rest) > 3 else b"")
         if scope["query_string"]:
             path += b"?" + scope["query_string"]
         headers = [(bytes(key), bytes(value)) for key, value in scope["headers"]]
         call_id = next((value.decode("latin-1") for key, value in headers if key == b"x-call-id"), "")
+        length = next((value for key, value in headers if key == b"content-length"), b"")
         client = scope.get("client")
         return Call(
             scope["method"],
@@ -60,12 +65,15 @@ class FrontDoor:
             namespace,
             path,
             headers,
+            length=int(length) if length.isdigit() else None,
             client=f"{client[0]}:{client[1]}" if client else "",
             call_id=call_id,
         )
 
-    async def _read_body(self, call: Call, scope: Any, receive: Any) -> None:
+    async def _read_body(self, call: Call, receive: Any, limit: int) -> None:
         """All of it when it is small; else the first part, and the rest as a stream."""
+        if call.length is not None and call.length > limit:
+            raise BodyTooLargeError(_too_large(limit))
         parts: list[bytes] = []
         size = 0
         while True:
@@ -74,26 +82,26 @@ class FrontDoor:
                 raise ClientGoneError
             data = message.get("body", b"")
             size += len(data)
-            if size > self._max_body_bytes:
-                raise BodyTooLargeError
+            if size > limit:
+                raise BodyTooLargeError(_too_large(limit))
             if data:
                 parts.append(data)
             if not message.get("more_body"):
                 break
             if size > self._buffer_bytes:
-                call.rest = self._rest(receive, size)
+                call.rest = self._rest(receive, size, limit)
                 break
         call.body = parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _rest(self, receive: Any, size: int) -> AsyncIterator[bytes]:
+    async def _rest(self, receive: Any, size: int, limit: int) -> AsyncIterator[bytes]:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise UpstreamError("the client went away within its body")
+                raise ClientGoneError("the client went away within its body")
             data = message.get("body", b"")
             size += len(data)
-            if size > self._max_body_bytes:
-                raise UpstreamError(f"the body is larger than {self._max_body_bytes} bytes")
+            if size > limit:
+                raise BodyTooLargeError(_too_large(limit))
             if data:
                 yield data
             if not message.get("more_body"):
@@ -101,13 +109,18 @@ class FrontDoor:
 
     async def _forward(self, call: Call, receive: Any, send: Any) -> None:
         """Forward and reply; when the client closes its connection, the call to the replica is given up."""
-        if call.rest is not None:  # the body itself is still being received
-            return await self._reply(await self._forwarder.forward(call), send)
         work = asyncio.current_task()
         assert work is not None
-        watching = asyncio.create_task(_cancel_when_gone(receive, work))
+        received = asyncio.Event()
+        if call.rest is None:
+            received.set()
+        else:
+            call.rest = _then(call.rest, received)
+        watching = asyncio.create_task(_cancel_when_gone(receive, received, work))
         try:
-            await self._reply(await self._forwarder.forward(call), send)
+            await self._reply(call, await self._forwarder.forward(call), send)
+        except ClientGoneError:
+            return
         except asyncio.CancelledError:
             if not (watching.done() and not watching.cancelled()):
                 raise
@@ -115,7 +128,7 @@ class FrontDoor:
         finally:
             watching.cancel()
 
-    async def _reply(self, outcome: Outcome, send: Any) -> None:
+    async def _reply(self, call: Call, outcome: Outcome, send: Any) -> None:
         start = {"type": "http.response.start", "status": outcome.status, "headers": outcome.headers}
         try:
             await send(start)
@@ -125,6 +138,8 @@ class FrontDoor:
             async for data in outcome.stream:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
+        except UpstreamError as error:  # returning without the end makes the server cut the client's connection
+            log.warning("call %s of %s: %s", call.call_id[:64], call.key, error)
         finally:
             outcome.release()
 
@@ -139,7 +154,15 @@ class FrontDoor:
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _cancel_when_gone(receive: Any, work: asyncio.Task[Any]) -> None:
+async def _then(rest: AsyncIterator[bytes], received: asyncio.Event) -> AsyncIterator[bytes]:
+    """``rest``, and say when it is all there: from then on someone else may call ``receive``."""
+    async for data in rest:
+        yield data
+    received.set()
+
+
+async def _cancel_when_gone(receive: Any, received: asyncio.Event, work: asyncio.Task[Any]) -> None:
+    await received.wait()
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -147,18 +170,16 @@ async def _cancel_when_gone(receive: Any, work: asyncio.Task[Any]) -> None:
             return
 
 
-class BodyTooLargeError(Exception):
-    """The request's body is over the limit."""
+def _too_large(limit: int) -> str:
+    return f"the body is larger than {limit} bytes"
 
 
-class ClientGoneError(Exception):
-    """The client closed its connection before its request was whole."""
-
-
-async def _text(send: Any, status: int, message: str, *, retry_after: bool = False) -> None:
+async def _text(send: Any, status: int, message: str, *, retry_after: bool = False, close: bool = False) -> None:
     body = message.encode()
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
     if retry_after:
         headers.append((b"retry-after", b"1"))
+    if close:  # what is left of the request is not read
+        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -21,9 +21,22 @@ import uvicorn
 from gateway.app import Gateway
 from gateway.backends.process import ProcessSettings, create
 from gateway.contract import FunctionSpec
-from gateway.settings import GatewaySettings, ensure_credentials
+from gateway.guard import RequestBounds, guarded
+from gateway.settings import GatewaySettings, ensure_credentials, parse_duration
 
 log = logging.getLogger("gateway")
+
+
+class _Duration(click.ParamType[float]):
+    """OpenFaaS's form of durations, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return parse_duration(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
@@ -31,17 +44,36 @@ log = logging.getLogger("gateway")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks a free one.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=8082, show_default=True)
+@click.option("--backend", type=click.Choice(("process",)), default="process", show_default=True)
 @click.option("--cpu-scale", type=click.FloatRange(0.001, 10), default=1.0, show_default=True)
 @click.option("--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="Images forked from the parent.")
 @click.option("--preload", multiple=True, metavar="MODULE", help="Modules the warm parent imports.")
 @click.option("--pipelines-dir", type=click.Path(path_type=Path), default=None, help="Folder of pipelines by name.")
 @click.option("--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", show_default=True)
 @click.option("--scale-from-zero/--no-scale-from-zero", default=True, envvar="scale_from_zero", show_default=True)
-@click.option("--upstream-timeout", type=click.FloatRange(min=0.1), default=60.0, envvar="upstream_timeout")
-def main(images: tuple[str, ...], upstream_timeout: float, **options: Any) -> None:
-    """OpenFaaS's gateway API on this machine."""
+@click.option("--upstream-timeout", type=_Duration(), default="60s", envvar="upstream_timeout", show_default=True)
+@click.option("--read-timeout", type=_Duration(), default="60s", envvar="read_timeout", show_default=True)
+@click.option(
+    "--max-body-mb", type=click.IntRange(1, 65536), default=256, show_default=True, help="MiB a call may send."
+)
+@click.option("--async-queue", type=click.IntRange(1), default=1000, show_default=True, help="Asynchronous calls held.")
+def main(
+    backend: str,
+    images: tuple[str, ...],
+    upstream_timeout: float,
+    read_timeout: float,
+    max_body_mb: int,
+    **options: Any,
+) -> None:
+    """OpenFaaS's gateway API on this machine. Basic auth and timeouts may come from OpenFaaS's variables."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    settings = GatewaySettings(images=_image_table(images), upstream_timeout_s=upstream_timeout, **options)
+    settings = GatewaySettings(
+        images=_image_table(images),
+        upstream_timeout_s=upstream_timeout,
+        read_timeout_s=read_timeout,
+        max_body_bytes=max_body_mb << 20,
+        **options,
+    )
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _locked(settings.state):
         import uvloop
@@ -83,19 +115,24 @@ async def serve(settings: GatewaySettings) -> None:
         backend = create(_process_settings(settings, url))
         gateway = Gateway(settings, backend, credentials)
         gateway.system.metrics_address = f"{settings.host}:{metrics.getsockname()[1]}"
-        servers = [_server(gateway.api), _server(gateway.metrics_app)]
-        tasks = [asyncio.create_task(s.serve(sockets=[sock])) for s, sock in zip(servers, (api, metrics), strict=True)]
+        servers = [_server(app, settings) for app in (gateway.api, gateway.metrics_app)]
+        running: list[asyncio.Task[None]] = []
         try:
-            await gateway.start()
+            await gateway.start()  # before the servers: a call in the first moment waits, it finds all functions then
+            running = [
+                asyncio.create_task(server.serve(sockets=[listener]))
+                for server, listener in zip(servers, (api, metrics), strict=True)
+            ]
             _announce(settings, url, f"http://{gateway.system.metrics_address}/metrics")
             log.info("serving on %s", url)
-            await _first(stop.wait(), *tasks)
+            await _first(stop.wait(), *running)
             log.info("draining")
         finally:
+            gateway.stop_streams()
             for server in servers:
                 server.should_exit = True
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), settings.drain_s + 5)
+            if running:
+                await asyncio.wait(running, timeout=settings.drain_s + 5)
             await gateway.close()
             (settings.state / "gateway.json").unlink(missing_ok=True)
 
@@ -137,10 +174,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(app: Any) -> _Server:
+def _server(app: Any, settings: GatewaySettings) -> _Server:
+    bounds = RequestBounds(settings.request_head_timeout_s, settings.read_timeout_s, settings.max_head_bytes)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=guarded(bounds),
         loop="none",
         lifespan="off",
         access_log=False,
@@ -148,7 +186,7 @@ def _server(app: Any) -> _Server:
         server_header=False,
         date_header=True,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=20,
+        timeout_graceful_shutdown=round(settings.drain_s),
         ws="none",
         proxy_headers=False,
     )

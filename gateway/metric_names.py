@@ -33,5 +33,12 @@ MAX_INFLIGHT = "smoe_function_max_inflight"
 """Gauge {function_name}: calls a replica takes at once; 0 = no limit."""
 CPU_SCALE = "smoe_cpu_scale"
 """Gauge: real cores per configured core."""
+ASYNC_PENDING = "smoe_async_pending"
+"""Gauge: asynchronous calls accepted and not finished."""
+CALLBACK_FAILURES = "smoe_async_callback_failures_total"
+"""Counter: callbacks given up after their last try."""
+REPEATS = "smoe_gateway_repeats_total"
+"""Counter {function_name, reason}: calls tried again; reason is connect (it was not sent) or failed."""
 
 GO_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+START_BUCKETS_S = tuple(0.0005 * 1.3**i for i in range(45))

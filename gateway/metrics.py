@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Literal
 
 import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,12 +38,15 @@ class GatewayMetrics:
         self._starts = prometheus_client.Histogram(
             names.REPLICA_START_SECONDS,
             "Order to ready of replicas",
-            buckets=tuple(0.001 * 1.5**i for i in range(28)),
+            buckets=names.START_BUCKETS_S,
             registry=self.registry,
         )
         self._started: Counter[str] = Counter()
         self._in_flight: Counter[str] = Counter()
+        self._repeats: Counter[tuple[str, str]] = Counter()
         self.invocations: Counter[str] = Counter()
+        self.async_pending = 0
+        self.callback_failures = 0
         self.registry.register(self)
 
     def begin(self, function_name: str) -> None:
@@ -55,6 +59,9 @@ class GatewayMetrics:
         text = str(code)
         self._calls.labels(function_name, text).inc()
         self._seconds.labels(function_name, text).observe(seconds)
+
+    def repeated(self, function_name: str, reason: Literal["connect", "failed"]) -> None:
+        self._repeats[function_name, reason] += 1
 
     def text(self) -> bytes:
         """Prometheus text format."""
@@ -73,8 +80,16 @@ class GatewayMetrics:
             in_flight.add_metric([function_name], count)
         scale = GaugeMetricFamily(names.CPU_SCALE, "Real cores per configured core")
         scale.add_metric([], self._cpu_scale)
-        yield from (started, in_flight, scale)
+        yield from (started, in_flight, scale, *self._own_families())
         yield from self._function_families(self._backend.list())
+
+    def _own_families(self) -> Iterator[Metric]:
+        repeats = CounterMetricFamily(names.REPEATS, "Calls tried again", labels=["function_name", "reason"])
+        for (function_name, reason), count in self._repeats.items():
+            repeats.add_metric([function_name, reason], count)
+        yield repeats
+        yield GaugeMetricFamily(names.ASYNC_PENDING, "Asynchronous calls not finished", self.async_pending)
+        yield CounterMetricFamily(names.CALLBACK_FAILURES, "Callbacks given up", self.callback_failures)
 
     def _function_families(self, functions: list[FunctionState]) -> Iterator[Metric]:
         one, two = ["function_name"], ["function_name", "replica"]

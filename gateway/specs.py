@@ -10,22 +10,6 @@ from typing import Any
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState, InvalidSpecError, Usage
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_FIELDS = {
-    "service",
-    "image",
-    "namespace",
-    "envProcess",
-    "envVars",
-    "constraints",
-    "secrets",
-    "labels",
-    "annotations",
-    "limits",
-    "requests",
-    "readOnlyRootFilesystem",
-    "registryAuth",
-    "network",
-}
 SCALE_MIN = "com.openfaas.scale.min"
 SCALE_MAX = "com.openfaas.scale.max"
 
@@ -55,12 +39,12 @@ def check_namespace(namespace: str) -> str:
 
 
 def parse_deployment(document: Any) -> FunctionSpec:
-    """A FunctionDeployment body. Raises InvalidSpecError with the first broken rule."""
+    """A FunctionDeployment body. Raises InvalidSpecError with the first broken rule.
+
+    Fields that are not known are ignored, as OpenFaaS ignores them: newer clients send newer fields.
+    """
     if not isinstance(document, dict):
         raise InvalidSpecError("the body must be a JSON object with at least service and image")
-    unknown = sorted(set(document) - _FIELDS)
-    if unknown:
-        raise InvalidSpecError(f"field {unknown[0]!r} is not known; allowed are {', '.join(sorted(_FIELDS))}")
     name, namespace = split_name(_text(document, "service"), _text(document, "namespace") or None)
     if not name:
         raise InvalidSpecError("service is missing: the function needs a name")
@@ -79,7 +63,7 @@ def parse_deployment(document: Any) -> FunctionSpec:
         annotations=_texts_by_name(document, "annotations"),
         limits=_texts_by_name(document, "limits"),
         requests=_texts_by_name(document, "requests"),
-        read_only_root_filesystem=bool(document.get("readOnlyRootFilesystem") or False),
+        read_only_root_filesystem=_flag(document, "readOnlyRootFilesystem"),
     )
     low, high = scale_bounds(spec)
     if high is not None and low > high:
@@ -155,6 +139,15 @@ def _text(document: Mapping[str, Any], key: str) -> str:
         return ""
     if not isinstance(value, str):
         raise InvalidSpecError(f"{key} must be a string")
+    return value
+
+
+def _flag(document: Mapping[str, Any], key: str) -> bool:
+    value = document.get(key)
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise InvalidSpecError(f"{key} must be true or false")
     return value
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
 import platform
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,6 +55,7 @@ class SystemApi:
         self._metrics = metrics
         self._settings = settings
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
+        self._closing = asyncio.Event()
 
     def routes(self) -> list[Route]:
         """Everything under ``/system`` and ``/healthz``."""
@@ -67,6 +69,8 @@ class SystemApi:
             Route("/system/scale-function/{name}", self.scale_function, methods=["POST"]),
             Route("/system/info", self.info, methods=["GET"]),
             Route("/system/namespaces", self.namespaces, methods=["GET"]),
+            Route("/system/namespace/{namespace}", self.namespace, methods=["GET"]),
+            Route("/system/alert", self.alert, methods=["POST"]),
             Route("/system/secrets", self.list_secrets, methods=["GET"]),
             Route("/system/secrets", self.create_secret, methods=["POST"]),
             Route("/system/secrets", self.update_secret, methods=["PUT"]),
@@ -153,6 +157,14 @@ class SystemApi:
     async def namespaces(self, request: Request) -> Response:
         return JSONResponse([DEFAULT_NAMESPACE])
 
+    async def namespace(self, request: Request) -> Response:
+        return PlainTextResponse(f"there is one namespace, {DEFAULT_NAMESPACE}; it has no settings", status_code=501)
+
+    async def alert(self, request: Request) -> Response:
+        return PlainTextResponse(
+            "this gateway does not scale by alerts: a controller scales through /system/scale-function", status_code=501
+        )
+
     # secrets
 
     async def list_secrets(self, request: Request) -> Response:
@@ -204,12 +216,33 @@ class SystemApi:
             tail=_whole(query.get("tail", ""), "tail"),
             follow=query.get("follow", "").lower() in ("1", "true"),
         )
-        return StreamingResponse(_log_lines(lines), media_type="application/x-ndjson")
+        return StreamingResponse(self._until_closing(_log_lines(lines)), media_type="application/x-ndjson")
 
     async def replicas(self, request: Request) -> Response:
         if request.query_params.get("follow", "").lower() not in ("1", "true"):
             return JSONResponse(self._snapshot())
-        return StreamingResponse(self._follow(), media_type="application/x-ndjson")
+        return StreamingResponse(self._until_closing(self._follow()), media_type="application/x-ndjson")
+
+    def close(self) -> None:
+        """End the streams that clients follow, so that the server can drain."""
+        self._closing.set()
+
+    async def _until_closing(self, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            while not closing.done():
+                item = asyncio.ensure_future(anext(stream, None))
+                try:
+                    await asyncio.wait((item, closing), return_when=asyncio.FIRST_COMPLETED)
+                    data = item.result() if item.done() else None
+                finally:
+                    await _cancelled(item)
+                if data is None:
+                    return
+                yield data
+        finally:
+            closing.cancel()
+            await stream.aclose()
 
     async def targets(self, request: Request) -> Response:
         targets: list[dict[str, Any]] = [{"targets": [self.metrics_address], "labels": {"job": "gateway"}}]
@@ -221,7 +254,7 @@ class SystemApi:
                 targets.append({"targets": [replica.address], "labels": labels})
         return JSONResponse(targets)
 
-    async def _follow(self) -> AsyncIterator[bytes]:
+    async def _follow(self) -> AsyncGenerator[bytes]:
         while True:
             version = self._backend.version()
             yield json.dumps(self._snapshot(), separators=(",", ":")).encode() + b"\n"
@@ -281,7 +314,13 @@ _STATUS = {"NotFoundError": 404, "InvalidSpecError": 400, "ConflictError": 409, 
 HANDLED = (GatewayError,)
 
 
-async def _log_lines(lines: AsyncIterator[LogLine]) -> AsyncIterator[bytes]:
+async def _cancelled(future: asyncio.Future[Any]) -> None:
+    """Cancel and wait until it has ended, so that what it was running may be closed."""
+    future.cancel()
+    await asyncio.wait((future,))
+
+
+async def _log_lines(lines: AsyncIterator[LogLine]) -> AsyncGenerator[bytes]:
     async for line in lines:
         stamp = datetime.fromtimestamp(line.timestamp_s, UTC).isoformat().replace("+00:00", "Z")
         entry = {

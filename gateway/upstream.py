@@ -14,6 +14,8 @@ import httptools
 
 CONNECT_TIMEOUT_S = 2.0
 HIGH_WATER_BYTES = 256 * 1024
+MAX_HEAD_BYTES = 256 * 1024
+_EXPIRED = "timeout"
 
 
 class UpstreamError(Exception):
@@ -45,8 +47,14 @@ class UpstreamConnection(asyncio.Protocol):
         self._complete = True
         self._ended: str | None = None
         self._head_done = False
+        self._head_size = 0
         self._keep_alive = False
         self._skip_body = False
+        self._framed = False
+        self._fault: Exception | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timeout_s = 0.0
         self.headers: list[tuple[bytes, bytes]] = []
         self.status = 0
 
@@ -61,14 +69,18 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._ended = str(error) if error else "the connection was closed"
-        if self._head_done and not self._complete and not self._framed:
-            self._complete = True  # a body without length ends with its connection
+        if self._ended is None:
+            self._ended = str(error) if error else "the connection was closed"
+            if error is None and self._head_done and not self._framed:
+                self._complete = True  # a body without length ends with its connection
         self._transport = None
         self._can_write.set()
         self._wake()
 
     def data_received(self, data: bytes) -> None:
+        if self._complete:
+            self.abort("the function sent what nobody asked for")
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -85,25 +97,38 @@ class UpstreamConnection(asyncio.Protocol):
     # httptools callbacks
 
     def on_message_begin(self) -> None:
+        if self._complete:  # a second reply behind the one that was asked for
+            self._keep_alive = False
+            return
         self.headers = []
+        self._head_size = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if self._complete or self._head_done:  # trailers are dropped
+            return
+        self._head_size += len(name) + len(value)
+        if self._head_size > MAX_HEAD_BYTES:
+            self.abort(f"the reply's head is larger than {MAX_HEAD_BYTES} bytes")
+        else:
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200 and status != 101:
+        if self._complete or (status < 200 and status != 101):
             return
         self.status = status
         self._framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
         self._keep_alive = self._parser.should_keep_alive() and self._framed
         self._head_done = True
+        self._stop_timer()
         if self._skip_body or status in (204, 304):
             self._complete = True
             self._keep_alive = False  # the parser expects a body that will not come
         self._wake()
 
     def on_body(self, data: bytes) -> None:
+        if self._complete:
+            return
         self._chunks.append(data)
         self._buffered += len(data)
         if self._buffered > HIGH_WATER_BYTES and not self._paused and self._transport is not None:
@@ -118,35 +143,62 @@ class UpstreamConnection(asyncio.Protocol):
 
     # one call
 
-    def begin(self, head: bytes, body: bytes, *, head_request: bool) -> None:
-        """Send the head and the first part of the body. Raises UpstreamError."""
+    def begin(self, head: bytes, body: bytes, *, head_request: bool, timeout_s: float) -> None:
+        """Send the head and the first part of the body. ``timeout_s``: for a reply to begin, once all is sent, and for
+        the replica to take more of the body. Raises UpstreamError.
+        """
         if self._transport is None or self._ended is not None:
             raise UpstreamError(self._ended or "the connection is closed", sent=False)
         self._complete = self._head_done = False
         self._skip_body = head_request
+        self._timeout_s = timeout_s
         self._transport.write(head + body)
 
-    async def write(self, data: bytes) -> None:
-        """More of the body, waiting while the replica does not read."""
-        await self._can_write.wait()
+    def send_rest(self, rest: AsyncIterator[bytes], *, chunked: bool) -> None:
+        """Send more of the body beside waiting for the reply. What ``rest`` raises, :meth:`head` or :meth:`body` do."""
+        self._sender = self._loop.create_task(self._send(rest, chunked))
+
+    async def _send(self, rest: AsyncIterator[bytes], chunked: bool) -> None:
+        try:
+            async for data in rest:
+                await self._write(b"%x\r\n%b\r\n" % (len(data), data) if chunked else data)
+            if chunked:
+                await self._write(b"0\r\n\r\n")
+        except Exception as error:
+            self._fault = error
+            self.abort(str(error))
+        else:
+            if not self._head_done:
+                self._start_timer()
+
+    async def _write(self, data: bytes) -> None:
+        if not self._can_write.is_set():
+            try:
+                await asyncio.wait_for(self._can_write.wait(), self._timeout_s)
+            except TimeoutError:
+                raise UpstreamTimeoutError(f"the body was not taken within {self._timeout_s:g} s") from None
         if self._transport is None:
             raise UpstreamError(self._ended or "the connection is closed")
         self._transport.write(data)
 
-    async def head(self, timeout_s: float) -> None:
+    async def head(self) -> None:
         """Wait until status and headers are there. Raises UpstreamError, UpstreamTimeoutError."""
-        if self._head_done:
-            return
-        timer = self._loop.call_later(timeout_s, self._expire)
+        if self._sender is None and not self._head_done:
+            self._start_timer()
         try:
             while not self._head_done:
-                if self._ended is not None:
-                    if self._ended == "timeout":
-                        raise UpstreamTimeoutError(f"no reply within {timeout_s:g} s")
-                    raise UpstreamError(f"no reply: {self._ended}")
+                self._raise_if_ended("no reply")
                 await self._wait()
         finally:
-            timer.cancel()
+            self._stop_timer()
+
+    def _raise_if_ended(self, what: str) -> None:
+        if self._fault is not None:
+            raise self._fault
+        if self._ended == _EXPIRED:
+            raise UpstreamTimeoutError(f"no reply within {self._timeout_s:g} s")
+        if self._ended is not None:
+            raise UpstreamError(f"{what}: {self._ended}", begun=self._head_done)
 
     async def body(self) -> AsyncIterator[bytes]:
         """The reply's body, piece by piece. Raises UpstreamError when it breaks off."""
@@ -161,8 +213,7 @@ class UpstreamConnection(asyncio.Protocol):
                 yield data
             if self._complete:
                 return
-            if self._ended is not None:
-                raise UpstreamError(f"the reply broke off: {self._ended}", begun=True)
+            self._raise_if_ended("the reply broke off")
             await self._wait()
 
     def take_whole(self) -> bytes | None:
@@ -176,20 +227,32 @@ class UpstreamConnection(asyncio.Protocol):
 
     def finish(self) -> bool:
         """After a call: True when the connection may be kept for another."""
-        if self.usable and self._keep_alive and not self._chunks:
+        sender, self._sender = self._sender, None
+        if sender is not None and not sender.done():  # replied without reading the whole body
+            sender.cancel()
+        elif self.usable and self._keep_alive and not self._chunks:
             return True
         self.abort("not kept")
         return False
 
     def abort(self, reason: str) -> None:
+        """Give the connection up; whoever waits on it gets an UpstreamError with ``reason``."""
+        self._stop_timer()
+        if self._sender is not None and self._sender is not asyncio.current_task():
+            self._sender.cancel()
         if self._ended is None:
             self._ended = reason
         if self._transport is not None:
             self._transport.abort()
         self._wake()
 
-    def _expire(self) -> None:
-        self.abort("timeout")
+    def _start_timer(self) -> None:
+        self._timer = self._loop.call_later(self._timeout_s, self.abort, _EXPIRED)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
@@ -201,8 +264,6 @@ class UpstreamConnection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    _framed = False
 
 
 class UpstreamPool:

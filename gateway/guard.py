@@ -1,0 +1,135 @@
+"""uvicorn's HTTP protocol with the bounds it lacks: time for a request's head and for pauses in its body, head size.
+
+A client that trickles its request (slow loris) or sends endless headers holds a connection for a bounded time only and
+costs a bounded amount of memory. What a client does between requests is bounded by uvicorn's keep-alive timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+@dataclass(frozen=True)
+class RequestBounds:
+    """What a client may take to send a request."""
+
+    head_timeout_s: float = 10.0
+    """From its first byte (on a new connection: from connecting) until the head is whole."""
+    body_timeout_s: float = 60.0
+    """Longest pause within a body."""
+    head_bytes: int = 64 * 1024
+    """Request target and headers."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One client connection; :func:`guarded` sets its bounds."""
+
+    bounds = RequestBounds()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._part: Literal["idle", "head", "body"] = "idle"
+        self._began_here = False
+        self._head_size = 0
+        self._refused = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))  # uvloop's does not derive from it
+        self._arm(self.bounds.head_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._began_here = False
+        super().data_received(data)
+        if self._part == "head":
+            # A head that began in this piece may follow another request's body in it, so the piece is not counted.
+            self._head_size += 0 if self._began_here else len(data)
+            if self._head_size > self.bounds.head_bytes:
+                self._refuse_head()
+            elif self._deadline is None:
+                self._arm(self.bounds.head_timeout_s)
+        elif self._part == "body":
+            self._arm(self.bounds.body_timeout_s)
+        else:
+            self._disarm()
+
+    def on_message_begin(self) -> None:
+        self._part = "head"
+        self._began_here = True
+        self._head_size = 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._part != "body":  # trailers are dropped
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.bounds.head_bytes:
+            self._refuse_head()
+        if self._refused:
+            return
+        self._part = "body"
+        self._disarm()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._part = "idle"
+        if not self._refused:
+            super().on_message_complete()
+
+    def _arm(self, timeout_s: float) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(timeout_s, self._expire)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        self._deadline = None
+        if self.transport.is_closing():
+            return
+        if self._part == "body" and self.flow.read_paused:  # the gateway itself does not read now
+            self._arm(self.bounds.body_timeout_s)
+        elif self._part == "head":
+            self._refuse(408, b"Request Timeout", "the request did not arrive in time")
+        else:
+            self.transport.close()
+
+    def _refuse_head(self) -> None:
+        message = f"the request's head is larger than {self.bounds.head_bytes} bytes"
+        self._refuse(431, b"Request Header Fields Too Large", message)
+
+    def _refuse(self, status: int, phrase: bytes, message: str) -> None:
+        self._refused = True
+        body = message.encode()
+        lines = (
+            b"HTTP/1.1 %d %b" % (status, phrase),
+            b"content-type: text/plain; charset=utf-8",
+            b"content-length: %d" % len(body),
+            b"connection: close",
+        )
+        if not self.transport.is_closing():
+            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+            self.transport.close()
+
+
+def guarded(bounds: RequestBounds) -> type[GuardedProtocol]:
+    """The class for ``uvicorn.Config(http=…)`` with these bounds."""
+    return type("BoundProtocol", (GuardedProtocol,), {"bounds": bounds})
