@@ -77,7 +77,7 @@ class RunSettings:
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
-    default=0.04,
+    default=0.1,
     show_default=True,
     help="Real cores per configured core: how a cluster's configurations are played on this machine.",
 )
