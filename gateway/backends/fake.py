@@ -1,0 +1,427 @@
+"""A backend in memory: same contract, replicas are small HTTP servers in this process and event loop.
+
+For tests of the core and for trying clients without processes. What a replica answers is a :class:`Program`, so a test
+can let one die within its reply. Starting can be held back (``hold_starts``) and a replica can be killed without the
+backend noticing, so that nothing in a test waits for a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import httptools
+
+from gateway.backends.process.quantities import limits_of, whole_number
+from gateway.contract import (
+    BackendInfo,
+    ConflictError,
+    FunctionSpec,
+    FunctionState,
+    InvalidSpecError,
+    LogLine,
+    NotFoundError,
+    Replica,
+    Usage,
+)
+
+
+@dataclass
+class FakeRequest:
+    """A request as a replica received it; header names in lower case."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+Program = Callable[[FakeRequest, "FakeConnection"], Awaitable[None]]
+"""Answers a request on its connection."""
+
+
+def reply(status: int, body: bytes = b"", **headers: str) -> bytes:
+    """A whole HTTP/1.1 reply; ``_`` in header names stands for ``-``."""
+    lines = [f"HTTP/1.1 {status} Fake", f"content-length: {len(body)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+async def echo(request: FakeRequest, connection: FakeConnection) -> None:
+    """Answers with the request as JSON; 429 beyond ``max_inflight`` is the replica's own work."""
+    seen = {
+        "replica": connection.replica.id,
+        "method": request.method,
+        "target": request.target,
+        "headers": request.headers,
+        "body": request.body.decode("latin-1"),
+    }
+    body = json.dumps(seen).encode()
+    answer = reply(200, body, content_type="application/json")
+    connection.write(answer[: -len(body)] if request.method == "HEAD" else answer)
+
+
+class FakeConnection(asyncio.Protocol):
+    """One connection of a replica's server. Requests on it are answered one after the other."""
+
+    def __init__(self, replica: FakeReplica) -> None:
+        self.replica = replica
+        self.transport: asyncio.Transport | None = None
+        self.closed = asyncio.Event()
+        self._parser = httptools.HttpRequestParser(self)
+        self._queue: asyncio.Queue[FakeRequest] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._target = b""
+        self._headers: dict[str, str] = {}
+        self._body = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.replica.connections.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._answer())
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.replica.connections.discard(self)
+        self.closed.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.abort()
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def close(self) -> None:
+        """Send what is written, then end."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """End at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        self._target, self._headers, self._body = b"", {}, bytearray()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self.replica.heads += 1
+        if self.replica.on_head is not None:
+            self.replica.on_head(self)
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        method = self._parser.get_method().decode()
+        self._queue.put_nowait(FakeRequest(method, self._target.decode("latin-1"), self._headers, bytes(self._body)))
+
+    async def _answer(self) -> None:
+        while True:
+            request = await self._queue.get()
+            await self.replica.answer(request, self)
+
+
+@dataclass(eq=False)
+class FakeReplica:
+    """A replica: its public face and its server."""
+
+    id: str
+    program: Program
+    log: Callable[[str, str], None]
+    max_inflight: int
+    state: Replica
+    requests: list[FakeRequest] = field(default_factory=list)
+    heads: int = 0
+    on_head: Callable[[FakeConnection], None] | None = None
+    """Called when the head of a request is there, before its body."""
+    in_flight: int = 0
+    connections: set[FakeConnection] = field(default_factory=set)
+    server: asyncio.Server | None = None
+
+    async def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(lambda: FakeConnection(self), "127.0.0.1", 0)
+        address = self.server.sockets[0].getsockname()
+        self.state = replace(self.state, address=f"{address[0]}:{address[1]}")
+
+    async def answer(self, request: FakeRequest, connection: FakeConnection) -> None:
+        self.log(self.id, f"{request.method} {request.target}")
+        if 0 < self.max_inflight <= self.in_flight:
+            text = f"Concurrent request limit exceeded. Max concurrent requests: {self.max_inflight}".encode()
+            connection.write(reply(429, text, content_type="text/plain", X_OpenFaaS_Internal="faas-middleware"))
+            return
+        self.requests.append(request)
+        self.in_flight += 1
+        try:
+            await self.program(request, connection)
+        finally:
+            self.in_flight -= 1
+
+    def end(self) -> None:
+        """Stop listening and cut every connection."""
+        if self.server is not None:
+            self.server.close()
+        for connection in list(self.connections):
+            connection.abort()
+
+
+@dataclass
+class _Function:
+    spec: FunctionSpec
+    program: Program
+    desired: int
+    created_at_s: float
+    replicas: dict[str, FakeReplica] = field(default_factory=dict)
+    lines: builtins.list[LogLine] = field(default_factory=list)
+    made: int = 0
+    restarts: int = 0
+    deleted: bool = False
+
+
+class FakeBackend:
+    """:class:`gateway.contract.Backend`. ``programs`` by image; other images run :func:`echo`."""
+
+    def __init__(self, programs: Mapping[str, Program] | None = None) -> None:
+        self.programs = dict(programs or {})
+        self.hold_starts = False
+        """While True new replicas stay ``starting`` until :meth:`let_start`."""
+        self.failures_reported: builtins.list[str] = []
+        self._functions: dict[str, _Function] = {}
+        self._secrets: dict[str, dict[str, bytes]] = {}
+        self._version = 0
+        self._change = asyncio.Event()
+        self._start_seconds: builtins.list[float] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        for function in self._functions.values():
+            self._end(function)
+        self._functions.clear()
+        self._changed()
+
+    def info(self) -> BackendInfo:
+        return BackendInfo("smoe-fake", "memory", "1", ("Replicas are servers in the gateway's own process.",))
+
+    async def create(self, spec: FunctionSpec, replicas: int) -> None:
+        if spec.key in self._functions:
+            raise ConflictError(f"function {spec.key} exists already")
+        self._check(spec)
+        function = _Function(spec, self.programs.get(spec.image, echo), replicas, time.time())
+        self._functions[spec.key] = function
+        await self._reconcile(function)
+
+    async def update(self, spec: FunctionSpec) -> None:
+        function = self._function(spec.name, spec.namespace)
+        self._check(spec)
+        live = {"limits", "labels", "annotations", "requests"}
+        before, after = (
+            {key: value for key, value in vars(one).items() if key not in live} | {"env_vars": _restarting(one)}
+            for one in (function.spec, spec)
+        )
+        function.spec = spec
+        function.program = self.programs.get(spec.image, echo)
+        if before != after:
+            for replica in list(function.replicas.values()):
+                self._drop(function, replica)
+        for replica in function.replicas.values():
+            replica.max_inflight = whole_number(spec.env_vars, "max_inflight", 0)
+        await self._reconcile(function)
+
+    async def delete(self, name: str, namespace: str) -> None:
+        function = self._function(name, namespace)
+        del self._functions[function.spec.key]
+        self._end(function)
+        self._changed()
+
+    async def scale(self, name: str, namespace: str, replicas: int) -> None:
+        if replicas < 0:
+            raise InvalidSpecError(f"replicas is {replicas}; it must be 0 or more")
+        function = self._function(name, namespace)
+        function.desired = replicas
+        await self._reconcile(function)
+
+    def get(self, name: str, namespace: str) -> FunctionState:
+        return self._state(self._function(name, namespace))
+
+    def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
+        functions = self._functions.values()
+        return [self._state(one) for one in functions if namespace in (None, one.spec.namespace)]
+
+    def version(self) -> int:
+        return self._version
+
+    async def wait_change(self, seen_version: int, timeout_s: float) -> int:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._version == seen_version:
+                    await self._change.wait()
+        return self._version
+
+    def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
+        replicas = self._function(name, namespace).replicas.values()
+        return {one.id: Usage(0.001 * len(one.requests), 1.0, 1 << 20) for one in replicas}
+
+    def start_seconds(self) -> builtins.list[float]:
+        taken, self._start_seconds = self._start_seconds, []
+        return taken
+
+    def report_failure(self, name: str, namespace: str, replica_id: str) -> None:
+        self.failures_reported.append(replica_id)
+        function = self._functions.get(f"{name}.{namespace}")
+        replica = function.replicas.get(replica_id) if function else None
+        if function and replica and (replica.server is None or not replica.server.is_serving()):
+            function.restarts += 1
+            self._drop(function, replica)
+            task = asyncio.get_running_loop().create_task(self._reconcile(function))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def logs(
+        self, name: str, namespace: str, *, instance: str | None, since_s: float | None, tail: int, follow: bool
+    ) -> AsyncIterator[LogLine]:
+        return self._lines(self._function(name, namespace), instance, since_s, tail, follow)
+
+    async def _lines(
+        self, function: _Function, instance: str | None, since_s: float | None, tail: int, follow: bool
+    ) -> AsyncIterator[LogLine]:
+        def wanted(line: LogLine) -> bool:
+            return (instance is None or line.instance == instance) and (since_s is None or line.timestamp_s >= since_s)
+
+        seen = len(function.lines)
+        chosen = [line for line in function.lines if wanted(line)]
+        for line in chosen[-tail:] if tail > 0 else chosen:
+            yield line
+        while follow:
+            version = self._version
+            for line in function.lines[seen:]:
+                seen += 1
+                if wanted(line):
+                    yield line
+            if function.deleted:
+                return
+            await self.wait_change(version, 60.0)
+
+    def secret_names(self, namespace: str) -> builtins.list[str]:
+        return sorted(self._secrets.get(namespace, {}))
+
+    async def put_secret(self, name: str, namespace: str, value: bytes, *, create: bool) -> None:
+        known = self._secrets.setdefault(namespace, {})
+        if create and name in known:
+            raise ConflictError(f"secret {name} exists already in {namespace}")
+        if not create and name not in known:
+            raise NotFoundError(f"there is no secret {name} in {namespace}")
+        known[name] = value
+
+    async def delete_secret(self, name: str, namespace: str) -> None:
+        if self._secrets.get(namespace, {}).pop(name, None) is None:
+            raise NotFoundError(f"there is no secret {name} in {namespace}")
+
+    # for tests
+
+    def replicas(self, name: str, namespace: str = "openfaas-fn") -> builtins.list[FakeReplica]:
+        """The running replicas themselves."""
+        return list(self._function(name, namespace).replicas.values())
+
+    def let_start(self) -> None:
+        """Everything that is starting becomes ready."""
+        self.hold_starts = False
+        for function in self._functions.values():
+            for replica in function.replicas.values():
+                self._ready(replica)
+        self._changed()
+
+    def kill(self, name: str, replica_id: str, namespace: str = "openfaas-fn") -> None:
+        """The replica's server dies and nobody tells: it stays listed as ready until someone reports it."""
+        self._function(name, namespace).replicas[replica_id].end()
+
+    # inside
+
+    def _check(self, spec: FunctionSpec) -> None:
+        limits_of(spec, 0)
+        whole_number(spec.env_vars, "max_inflight", 0)
+        for name in spec.secrets:
+            if name not in self._secrets.get(spec.namespace, {}):
+                raise InvalidSpecError(f"{spec.name} needs secret {name}, which does not exist in {spec.namespace}")
+
+    def _function(self, name: str, namespace: str) -> _Function:
+        try:
+            return self._functions[f"{name}.{namespace}"]
+        except KeyError:
+            raise NotFoundError(f"there is no function {name} in namespace {namespace}") from None
+
+    def _state(self, function: _Function) -> FunctionState:
+        return FunctionState(
+            spec=function.spec,
+            desired_replicas=function.desired,
+            replicas=tuple(replica.state for replica in function.replicas.values()),
+            max_inflight=whole_number(function.spec.env_vars, "max_inflight", 0),
+            created_at_s=function.created_at_s,
+            restarts=function.restarts,
+        )
+
+    async def _reconcile(self, function: _Function) -> None:
+        while len(function.replicas) > function.desired:
+            self._drop(function, list(function.replicas.values())[-1])
+        while not function.deleted and len(function.replicas) < function.desired:
+            function.made += 1
+            replica_id = f"{function.spec.name}-{function.made}"
+            replica = FakeReplica(
+                replica_id,
+                function.program,
+                lambda instance, text: self._log(function, instance, text),
+                whole_number(function.spec.env_vars, "max_inflight", 0),
+                Replica(replica_id, "", "starting", started_at_s=time.time()),
+            )
+            function.replicas[replica_id] = replica
+            await replica.listen()
+            if not self.hold_starts:
+                self._ready(replica)
+        self._changed()
+
+    def _ready(self, replica: FakeReplica) -> None:
+        if replica.state.state == "starting":
+            replica.state = replace(replica.state, state="ready")
+            self._start_seconds.append(0.001)
+
+    def _drop(self, function: _Function, replica: FakeReplica) -> None:
+        replica.end()
+        function.replicas.pop(replica.id, None)
+        self._changed()
+
+    def _end(self, function: _Function) -> None:
+        function.deleted = True
+        for replica in list(function.replicas.values()):
+            self._drop(function, replica)
+
+    def _log(self, function: _Function, instance: str, text: str) -> None:
+        function.lines.append(LogLine(function.spec.name, function.spec.namespace, instance, time.time(), text))
+        self._changed()
+
+    def _changed(self) -> None:
+        self._version += 1
+        waiting, self._change = self._change, asyncio.Event()
+        waiting.set()
+
+
+def _restarting(spec: FunctionSpec) -> dict[str, str]:
+    return {key: value for key, value in spec.env_vars.items() if key != "max_inflight"}
