@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-import uvicorn
 
 from gateway.app import Gateway
 from gateway.backends.process import ProcessSettings, create
 from gateway.contract import FunctionSpec
-from gateway.guard import RequestBounds, guarded
+from gateway.serving import build_server, listen
 from gateway.settings import GatewaySettings, ensure_credentials, parse_duration
 
 log = logging.getLogger("gateway")
@@ -115,7 +114,7 @@ async def serve(settings: GatewaySettings) -> None:
         backend = create(_process_settings(settings, url))
         gateway = Gateway(settings, backend, credentials)
         gateway.system.metrics_address = f"{settings.host}:{metrics.getsockname()[1]}"
-        servers = [_server(app, settings) for app in (gateway.api, gateway.metrics_app)]
+        servers = [build_server(app, settings) for app in (gateway.api, gateway.metrics_app)]
         running: list[asyncio.Task[None]] = []
         try:
             await gateway.start()  # before the servers: a call in the first moment waits, it finds all functions then
@@ -159,38 +158,11 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=2048, reuse_port=False)
+        return listen(host, port)
     except OSError as error:
         raise click.ClickException(
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
         ) from error
-
-
-class _Server(uvicorn.Server):
-    """Signals are handled once, for both servers, by :func:`serve`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _server(app: Any, settings: GatewaySettings) -> _Server:
-    bounds = RequestBounds(settings.request_head_timeout_s, settings.read_timeout_s, settings.max_head_bytes)
-    config = uvicorn.Config(
-        app,
-        http=guarded(bounds),
-        loop="none",
-        lifespan="off",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        date_header=True,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=round(settings.drain_s),
-        ws="none",
-        proxy_headers=False,
-    )
-    return _Server(config)
 
 
 async def _first(*awaitables: Any) -> None:

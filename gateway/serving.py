@@ -1,0 +1,46 @@
+"""Sockets and uvicorn servers of the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from gateway.guard import RequestBounds, guarded
+from gateway.settings import GatewaySettings
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one. Raises OSError."""
+    return socket.create_server((host, port), backlog=2048, reuse_port=False)
+
+
+class Server(uvicorn.Server):
+    """Leaves signals to whoever runs several servers in one loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def build_server(app: Any, settings: GatewaySettings) -> Server:
+    """A server for an ASGI application, to be run with ``serve(sockets=[…])`` until ``should_exit``."""
+    bounds = RequestBounds(settings.request_head_timeout_s, settings.read_timeout_s, settings.max_head_bytes)
+    config = uvicorn.Config(
+        app,
+        http=guarded(bounds),
+        loop="none",
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        date_header=True,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=round(settings.drain_s),
+        ws="none",
+        proxy_headers=False,
+    )
+    return Server(config)
