@@ -109,7 +109,8 @@ def split_neurons(
 
     ``w_in [F, d]``, ``b_in [F]``, ``w_out [d, F]``. Without ``activations`` neurons with similar parameters
     go together. With ``activations [N, F]`` (after the activation function, N tokens) those that fire
-    together do, and the ``shared`` that move the output most are always on (without: those of largest norm).
+    together do, and the ``shared`` whose effect on the output varies most are always on (without: those of
+    largest norm).
     Same seed, same groups. Raises CheckpointError where the numbers do not fit.
     """
     neurons = w_in.shape[0]

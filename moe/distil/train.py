@@ -24,10 +24,10 @@ class Recipe:
 
     experts: int = 4
     top_k: int = 2
-    shared: int = 512
-    rank: int = 32
+    shared: int = 640
+    rank: int = 36
     seed: int = 0
-    tokens: int = 600_000
+    tokens: int = 700_000
     batch_tokens: int = 640
     crop: int = 96
     rate: float = 1.5e-3

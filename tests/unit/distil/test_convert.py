@@ -75,7 +75,8 @@ def test_neurons_that_fire_together_go_together() -> None:
 def test_the_neurons_that_move_the_output_most_are_shared() -> None:
     f = ffn(neurons=10)
     activations = torch.rand(30, 10, generator=torch.Generator().manual_seed(0))
-    activations[:, [2, 7]] += 100.0
+    activations[:, [2, 7]] *= 100.0
+    activations[:, 4] += 100.0  # constant: a bias does its work, so it is not shared
     assert split_neurons(f.w_in, f.b_in, f.w_out, 2, 0, activations, 2).shared.tolist() == [2, 7]
 
 
