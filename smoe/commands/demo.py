@@ -77,7 +77,7 @@ class RunSettings:
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
-    default=0.1,
+    default=0.03,
     show_default=True,
     help="Real cores per configured core: how a cluster's configurations are played on this machine.",
 )
@@ -176,6 +176,7 @@ def _play(
             slo_s=slo_s,
             log_dir=settings.out / "log",
             max_replicas=settings.max_replicas,
+            cpu_target=0.5,
             down_stabilisation_s=20.0,
             period_s=3 * settings.interval_s,
         )
