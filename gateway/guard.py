@@ -2,6 +2,10 @@
 
 A client that trickles its request (slow loris) or sends endless headers holds a connection for a bounded time only and
 costs a bounded amount of memory. What a client does between requests is bounded by uvicorn's keep-alive timeout.
+
+A request that offers another protocol (``Upgrade: h2c``, as some clients always do) is served as plain HTTP/1.1, as
+RFC 9110 section 7.8 allows. The parser takes the body of such a request for the other protocol's bytes, so the request
+is parsed again without the offer.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
@@ -36,6 +41,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._began_here = False
         self._head_size = 0
         self._refused = False
+        self._offered = False
+        self._offer_closes = False
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,7 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._began_here = False
-        super().data_received(data)
+        self._feed(data)
         if self._part == "head":
             # A head that began in this piece may follow another request's body in it, so the piece is not counted.
             self._head_size += 0 if self._began_here else len(data)
@@ -62,6 +69,28 @@ class GuardedProtocol(HttpToolsProtocol):
             self._arm(self.bounds.body_timeout_s)
         else:
             self._disarm()
+
+    def _feed(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._feed_without_offer(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(400, b"Bad Request", "Invalid HTTP request received.")
+
+    def _feed_without_offer(self, body: bytes) -> None:
+        """Parse the last head again, without its Connection and Upgrade, and then what followed it."""
+        if self._refused:
+            return
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % pair for pair in self.headers if pair[0] not in (b"connection", b"upgrade")]
+        if self._offer_closes:
+            lines.append(b"connection: close")
+        self._offered = False
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"\r\n".join(lines) + b"\r\n\r\n" + body)
 
     def on_message_begin(self) -> None:
         self._part = "head"
@@ -77,7 +106,14 @@ class GuardedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.bounds.head_bytes:
             self._refuse_head()
+        elif self.parser.get_method() == b"CONNECT":
+            self._refuse(405, b"Method Not Allowed", "")
         if self._refused:
+            return
+        if self.parser.should_upgrade():
+            self._offered = True
+            connection = b",".join(value for name, value in self.headers if name == b"connection").lower()
+            self._offer_closes = b"close" in connection
             return
         self._part = "body"
         self._disarm()
@@ -88,6 +124,8 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._offered:
+            return
         self._part = "idle"
         if not self._refused:
             super().on_message_complete()
@@ -117,6 +155,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(431, b"Request Header Fields Too Large", message)
 
     def _refuse(self, status: int, phrase: bytes, message: str) -> None:
+        if self._refused:
+            return
         self._refused = True
         body = message.encode()
         lines = (

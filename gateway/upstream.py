@@ -114,7 +114,9 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._complete or (status < 200 and status != 101):
+        if status == 101:
+            self.abort("the function changed protocols")
+        if self._complete or self._ended is not None or status < 200:
             return
         self.status = status
         self._framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)

@@ -1,0 +1,258 @@
+"""Replicas that die, lie or are late: what the client gets, what is repeated, what the backend is told."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+from collections.abc import Callable
+
+import pytest
+
+from gateway.backends.fake import FakeConnection, FakeRequest, Program, reply
+from tests.unit.gateway.client import connect, parse, request, send_raw
+from tests.unit.gateway.conftest import Running, Starter
+
+RETRY = {"com.openfaas.retry.attempts": "2"}
+
+
+def saying(data: bytes, then: Callable[[FakeConnection], None] = FakeConnection.close) -> Program:
+    """A program that says ``data``, whatever it is asked, and then ends its connection."""
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(data)
+        then(connection)
+
+    return program
+
+
+def once(first: Program, later: Program) -> Program:
+    """``first`` for the first call of all replicas together, ``later`` for the others."""
+    programs = [first]
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        await (programs.pop() if programs else later)(seen, connection)
+
+    return program
+
+
+dies = saying(b"", FakeConnection.abort)
+works = saying(reply(200, b"fine"), lambda connection: None)
+
+
+async def test_a_replica_that_refuses_connections_is_passed_over_and_reported(running: Running) -> None:
+    await running.deploy(replicas=3)
+    dead, alive = running.replicas()[:2], running.replicas()[2]
+    for replica in dead:
+        running.backend.kill("f", replica.id)
+    for _ in range(3):
+        assert (await running.call("POST", "/function/f", b"x")).json()["replica"] not in {one.id for one in dead}
+    assert set(running.backend.failures_reported) <= {one.id for one in dead}
+    assert running.backend.failures_reported
+    assert 'smoe_gateway_repeats_total{function_name="f.openfaas-fn",reason="connect"}' in await running.metrics()
+    assert alive.id
+
+
+async def test_the_only_replica_refusing_connections_is_waited_out(running: Running) -> None:
+    await running.deploy()
+    dead = running.replicas()[0].id
+    running.backend.kill("f", dead)
+    answer = await running.call("POST", "/function/f", b"x")
+    assert answer.status == 200
+    assert answer.json()["replica"] != dead
+
+
+async def test_a_replica_dying_before_its_reply_is_502_without_leave_to_repeat(running: Running) -> None:
+    await running.deploy(replicas=2, program=dies)
+    answer = await running.call("POST", "/function/f", b"x")
+    assert (answer.status, answer.headers["x-openfaas-internal"]) == (502, "proxy")
+    assert answer.text.startswith("Can't reach service for: f.")
+    assert sum(len(replica.requests) for replica in running.replicas()) == 1
+    assert len(running.backend.failures_reported) == 1
+
+
+async def test_with_the_annotation_the_call_is_repeated_on_another_replica(running: Running) -> None:
+    await running.deploy(replicas=2, program=once(dies, works), annotations=RETRY)
+    answer = await running.call("POST", "/function/f", b"x")
+    assert (answer.status, answer.body) == (200, b"fine")
+    assert [len(replica.requests) for replica in running.replicas()] == [1, 1]
+
+
+async def test_repeats_end_after_the_attempts_allowed(running: Running) -> None:
+    await running.deploy(replicas=5, program=dies, annotations=RETRY)
+    assert (await running.call("POST", "/function/f", b"x")).status == 502
+    assert sum(len(replica.requests) for replica in running.replicas()) == 3
+
+
+@pytest.mark.parametrize("attempts", ["-1", "x", "", "²", "1.5"])
+async def test_attempts_that_are_no_number_allow_no_repeat(running: Running, attempts: str) -> None:
+    annotations = {"com.openfaas.retry.attempts": attempts}
+    await running.deploy(replicas=2, program=once(dies, works), annotations=annotations)
+    assert (await running.call("POST", "/function/f", b"x")).status == 502
+
+
+async def test_a_reply_of_the_platform_is_repeated_one_of_the_function_is_not(running: Running) -> None:
+    platform = saying(reply(503, b"draining", X_OpenFaaS_Internal="smoe"), lambda connection: None)
+    own = saying(reply(503, b"my own"), lambda connection: None)
+    await running.deploy("p", 2, once(platform, works), annotations=RETRY)
+    await running.deploy("o", 2, once(own, works), annotations=RETRY)
+    assert (await running.call("POST", "/function/p", b"x")).status == 200
+    assert (await running.call("POST", "/function/o", b"x")).body == b"my own"
+
+
+async def test_listed_codes_are_repeated_whoever_answered_them(running: Running) -> None:
+    busy = saying(reply(429, b"busy"), lambda connection: None)
+    listed = RETRY | {"com.openfaas.retry.codes": "429, 418"}
+    await running.deploy("a", 2, once(busy, works), annotations=listed)
+    await running.deploy("b", 2, once(busy, works), annotations=RETRY)
+    assert (await running.call("POST", "/function/a", b"x")).status == 200
+    assert (await running.call("POST", "/function/b", b"x")).status == 429
+
+
+async def test_bodies_too_large_to_hold_are_not_repeated(start: Starter) -> None:
+    async with start(buffer_bytes=100) as running:
+        await running.deploy(replicas=2, program=once(dies, works), annotations=RETRY)
+        assert (await running.call("POST", "/function/f", b"x" * 2_000_000)).status == 502
+
+
+async def test_a_replica_dying_within_its_reply_cuts_the_clients_connection(running: Running) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n"
+    await running.deploy(program=saying(head + b"x" * 10), annotations=RETRY)
+    with pytest.raises(http.client.IncompleteRead):
+        parse(await send_raw(running.address, request("POST", "/function/f", b"x")))
+    assert len(running.replicas()[0].requests) == 1
+
+
+@pytest.mark.parametrize("size", [b"zz", b"-1", b"ffffffffffffffffff"])
+async def test_chunks_that_are_garbage_cut_the_clients_connection(running: Running, size: bytes) -> None:
+    data = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n" + size + b"\r\nx\r\n"
+    first_part, _, rest = data.partition(b"abc\r\n")
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(first_part + b"abc\r\n")
+        await asyncio.sleep(0)
+        connection.write(rest)
+
+    await running.deploy(program=program)
+    try:
+        answer = parse(await send_raw(running.address, request("GET", "/function/f")))
+    except http.client.IncompleteRead:
+        return
+    assert answer.status == 502
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hello\r\n\r\n",
+        b"HTTP/1.1 banana OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a: " + b"x" * 300_000 + b"\r\n\r\n",
+        b"",
+    ],
+    ids=lambda data: repr(data[:30]),
+)
+async def test_replies_that_are_no_http_are_502(running: Running, data: bytes) -> None:
+    await running.deploy(program=saying(data))
+    assert (await running.call("GET", "/function/f")).status == 502
+
+
+async def test_what_a_function_sends_unasked_is_never_taken_for_the_next_reply(running: Running) -> None:
+    spy = reply(200, b"meant for nobody")
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(reply(200, seen.target.encode()) + spy)
+
+    await running.deploy(program=program)
+    for number in range(3):
+        assert (await running.call("GET", f"/function/f/{number}")).text == f"/{number}"
+
+
+async def test_informational_replies_before_the_real_one_are_skipped(running: Running) -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"
+    await running.deploy(program=saying(early + reply(200, b"real", X_Real="1")))
+    answer = await running.call("GET", "/function/f")
+    assert (answer.status, answer.body, answer.headers["x-real"]) == (200, b"real", "1")
+    assert "link" not in answer.headers
+
+
+async def test_no_reply_in_time_is_502_and_is_not_repeated(start: Starter) -> None:
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        await asyncio.Event().wait()
+
+    async with start(upstream_timeout_s=0.05) as running:
+        await running.deploy(replicas=2, program=program, annotations=RETRY)
+        answer = await running.call("POST", "/function/f", b"x")
+        assert (answer.status, answer.headers["x-openfaas-internal"]) == (502, "proxy")
+        assert "no reply within 0.05 s" in answer.text
+        assert sum(len(replica.requests) for replica in running.replicas()) == 1
+        assert running.backend.failures_reported == []
+
+
+async def test_a_stream_may_take_longer_than_the_timeout_once_it_began(start: Starter) -> None:
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n12")
+        await asyncio.sleep(0.1)
+        connection.write(b"34")
+
+    async with start(upstream_timeout_s=0.05) as running:
+        await running.deploy(program=program)
+        assert (await running.call("GET", "/function/f")).body == b"1234"
+
+
+async def test_a_function_deleted_within_a_call_is_an_error_reply_not_a_crash(running: Running) -> None:
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        await running.backend.delete("f", "openfaas-fn")
+
+    await running.deploy(program=program, annotations=RETRY)
+    assert (await running.call("GET", "/function/f")).status == 404
+
+
+async def test_a_kept_connection_closed_by_an_idle_replica_is_replaced(running: Running) -> None:
+    await running.deploy()
+    assert (await running.call("GET", "/function/f")).status == 200
+    (kept,) = running.replicas()[0].connections
+    kept.close()
+    await running.until(lambda: not running.replicas()[0].connections)
+    assert (await running.call("GET", "/function/f")).status == 200
+
+
+async def test_calls_go_to_the_replica_with_the_fewest_in_flight_and_free_slots_first(running: Running) -> None:
+    free = asyncio.Event()
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        await free.wait()
+        connection.write(reply(200))
+
+    await running.deploy(replicas=3, program=program, env_vars={"max_inflight": "2"})
+    calls = [asyncio.create_task(running.call("POST", "/function/f", b"x")) for _ in range(6)]
+    await running.until(lambda: sum(one.in_flight for one in running.replicas()) == 6)
+    assert [replica.in_flight for replica in running.replicas()] == [2, 2, 2]
+    refused = await running.call("POST", "/function/f", b"x")
+    assert (refused.status, refused.headers["x-openfaas-internal"]) == (429, "faas-middleware")
+    free.set()
+    assert {(await call).status for call in calls} == {200}
+
+
+async def test_replicas_that_are_equal_take_turns(running: Running) -> None:
+    await running.deploy(replicas=3)
+    for _ in range(9):
+        await running.call("GET", "/function/f")
+    assert [len(replica.requests) for replica in running.replicas()] == [3, 3, 3]
+
+
+async def test_calls_of_others_go_on_while_one_streams(running: Running) -> None:
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        connection.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+        await asyncio.Event().wait()
+
+    await running.deploy("s", 1, program)
+    await running.deploy("f")
+    reader, writer = await connect(running.address)
+    writer.write(request("GET", "/function/s"))
+    await reader.readuntil(b"x\r\n")
+    assert (await running.call("GET", "/function/f")).status == 200
+    writer.transport.abort()
+    await running.until(lambda: running.gateway.metrics.invocations["s.openfaas-fn"] == 1)

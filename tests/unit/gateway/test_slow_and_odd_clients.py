@@ -1,0 +1,158 @@
+"""Clients that are slow, huge or no HTTP at all."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import uvicorn
+
+from gateway.guard import RequestBounds, guarded
+from tests.unit.gateway.client import WAIT_S, connect, parse, request, send_raw
+from tests.unit.gateway.conftest import Running, Starter
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(WAIT_S):
+        return await reader.read()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /function/f HTTP/1.1\r\nhost: t\r\nx-slow: 1"])
+async def test_a_head_that_does_not_come_to_its_end_is_given_up(start: Starter, sent: bytes) -> None:
+    async with start(request_head_timeout_s=0.1) as running:
+        await running.deploy()
+        reader, writer = await connect(running.address)
+        writer.write(sent)
+        data = await rest_of(reader)
+        assert data == b"" if not sent else parse(data).status == 408
+        writer.close()
+
+
+async def test_trickling_bytes_does_not_put_off_the_end_of_a_head(start: Starter) -> None:
+    async with start(request_head_timeout_s=0.2) as running:
+        await running.deploy()
+        reader, writer = await connect(running.address)
+
+        async def trickle() -> None:
+            writer.write(b"GET /function/f HTTP/1.1\r\n")
+            while True:
+                writer.write(b"x-slow: 1\r\n")
+                await asyncio.sleep(0.01)
+
+        trickling = asyncio.create_task(trickle())
+        assert parse(await rest_of(reader)).status == 408
+        trickling.cancel()
+        writer.close()
+
+
+async def test_a_body_that_stops_is_given_up(start: Starter) -> None:
+    async with start(read_timeout_s=0.1) as running:
+        await running.deploy()
+        reader, writer = await connect(running.address)
+        writer.write(b"POST /function/f HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\nabc")
+        assert await rest_of(reader) == b""
+        writer.close()
+        assert running.replicas()[0].requests == []
+
+
+async def test_a_call_may_take_longer_than_the_bounds_on_its_request(start: Starter) -> None:
+    async with start(request_head_timeout_s=0.05, read_timeout_s=0.05) as running:
+        await running.deploy(program=None)
+        reader, writer = await connect(running.address)
+        writer.write(request("GET", "/function/f", close=False))
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(0.1)
+        writer.write(request("GET", "/function/f/again"))
+        assert b"/again" in await rest_of(reader)
+        writer.close()
+
+
+async def test_a_huge_head_is_431(start: Starter) -> None:
+    async with start(max_head_bytes=4096) as running:
+        await running.deploy()
+        answer = await running.call("GET", "/function/f", X_Long="x" * 3000)
+        assert answer.status == 200
+        answer = parse(await send_raw(running.address, request("GET", "/function/f", X_Long="x" * 5000)))
+        assert (answer.status, answer.headers["connection"]) == (431, "close")
+        answer = parse(await send_raw(running.address, request("GET", "/function/f?" + "q" * 5000)))
+        assert answer.status == 431
+
+
+class Written(asyncio.Transport):
+    """Remembers what is written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.data += data
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("piece", [b"x-more: " + b"x" * 90 + b"\r\n", b"x" * 100])
+async def test_headers_without_end_are_431_before_they_end(piece: bytes) -> None:
+    config = uvicorn.Config(_nothing, lifespan="off", log_config=None)
+    protocol = guarded(RequestBounds(head_bytes=4096))(config, uvicorn.server.ServerState(), {})
+    transport = Written()
+    protocol.connection_made(transport)
+    protocol.data_received(b"GET /function/f HTTP/1.1\r\nx-first: ")
+    for _ in range(100):
+        protocol.data_received(piece)
+    protocol.connection_lost(None)
+    assert transport.data.startswith(b"HTTP/1.1 431 ")
+    assert transport.closed
+
+
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("no request is whole")
+
+
+async def test_trailers_cost_nothing_and_reach_nobody(running: Running) -> None:
+    await running.deploy()
+    trailers = b"".join(b"x-%d: y\r\n" % number for number in range(100))
+    raw = request("POST", "/function/f", b"1\r\na\r\n0\r\n" + trailers + b"\r\n", transfer_encoding="chunked")
+    seen = parse(await send_raw(running.address, raw)).json()
+    assert seen["body"] == "a"
+    assert not [name for name in seen["headers"] if name.startswith("x-0")]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"garbage\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET /function/f HTTP/1.1\r\nhost: t\r\nbad header\r\n\r\n",
+        b"POST /function/f HTTP/1.1\r\nhost: t\r\ncontent-length: -1\r\n\r\n",
+        b"POST /function/f HTTP/1.1\r\nhost: t\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /function/f HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc\r\n",
+        b"CONNECT elsewhere:443 HTTP/1.1\r\nhost: elsewhere\r\n\r\n",
+    ],
+    ids=lambda raw: repr(raw[:24]),
+)
+async def test_what_is_no_http_is_400_and_reaches_no_function(running: Running, raw: bytes) -> None:
+    await running.deploy()
+    assert parse(await send_raw(running.address, raw)).status in (400, 405)
+    assert running.replicas()[0].requests == []
+    assert (await running.call("GET", "/function/f")).status == 200
+
+
+async def test_an_upgrade_is_not_done_and_the_call_is_answered_plainly(running: Running) -> None:
+    await running.deploy()
+    raw = request("POST", "/function/f", b"body", close=False, Connection="Upgrade, close", Upgrade="h2c")
+    seen = parse(await send_raw(running.address, raw)).json()
+    assert seen["body"] == "body"
+    assert "upgrade" not in seen["headers"]
+
+
+async def test_http_1_0_clients_are_served(running: Running) -> None:
+    await running.deploy()
+    answer = parse(await send_raw(running.address, b"GET /function/f HTTP/1.0\r\n\r\n"))
+    assert answer.status == 200
