@@ -1,0 +1,420 @@
+"""OpenFaaS's ``/system`` API: statuses, bodies and names, as its clients expect them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from gateway.contract import DEFAULT_NAMESPACE, LogLine, NotFoundError
+from tests.unit.gateway.client import ask, connect, parse, request, send_raw
+from tests.unit.gateway.conftest import Running, Starter
+
+DEPLOYMENT: dict[str, Any] = {
+    "service": "f",
+    "image": "test/f:1",
+    "envProcess": "cat",
+    "envVars": {"A": "b", "max_inflight": "3"},
+    "constraints": ["zone=a"],
+    "secrets": ["key"],
+    "labels": {"team": "x", "com.openfaas.scale.min": "2"},
+    "annotations": {"topic": "t"},
+    "limits": {"memory": "128Mi", "cpu": "500m"},
+    "requests": {"memory": "64Mi"},
+    "readOnlyRootFilesystem": True,
+}
+
+
+async def deploy(running: Running, **changes: Any) -> int:
+    document = {key: value for key, value in (DEPLOYMENT | {"secrets": []} | changes).items() if value is not None}
+    return (await running.system("POST", "/system/functions", document)).status
+
+
+# functions
+
+
+async def test_what_was_deployed_is_described_field_by_field(running: Running) -> None:
+    await running.system("POST", "/system/secrets", {"name": "key", "value": "v"})
+    answer = await running.system("POST", "/system/functions", DEPLOYMENT)
+    assert (answer.status, answer.body) == (202, b"")
+    described = (await running.system("GET", "/system/function/f")).json()
+    (listed,) = (await running.system("GET", "/system/functions")).json()
+    assert described == listed
+    assert datetime.fromisoformat(described.pop("createdAt")).tzinfo is not None
+    expected = {key: value for key, value in DEPLOYMENT.items() if key != "service"}
+    expected |= {"name": "f", "namespace": "openfaas-fn", "replicas": 2, "availableReplicas": 2}
+    expected["labels"] = DEPLOYMENT["labels"] | {"faas_function": "f"}
+    assert described == expected
+
+
+async def test_numbers_that_are_zero_are_left_out_and_labels_and_annotations_never(running: Running) -> None:
+    assert await deploy(running, labels={"com.openfaas.scale.min": "0"}, annotations=None) == 202
+    described = (await running.system("GET", "/system/function/f")).json()
+    assert not {"replicas", "availableReplicas", "invocationCount", "usage", "secrets"} & set(described)
+    assert described["annotations"] == {}
+    assert described["labels"]["faas_function"] == "f"
+
+
+async def test_invocations_are_counted_in_the_list(running: Running) -> None:
+    await deploy(running)
+    for _ in range(3):
+        await running.call("POST", "/function/f", b"x")
+    assert (await running.system("GET", "/system/functions")).json()[0]["invocationCount"] == 3
+
+
+@pytest.mark.parametrize("path", ["/system/function/f", "/system/function/f.openfaas-fn"])
+async def test_usage_is_told_when_asked(running: Running, path: str) -> None:
+    await deploy(running)
+    usage = (await running.system("GET", f"{path}?usage=1")).json()["usage"]
+    assert usage == {"cpu": 2.0, "totalMemoryBytes": 2 << 20}
+    assert "usage" not in (await running.system("GET", path)).json()
+
+
+async def test_an_unknown_function_is_404_with_an_empty_body(running: Running) -> None:
+    answer = await running.system("GET", "/system/function/g")
+    assert (answer.status, answer.body) == (404, b"")
+
+
+async def test_put_of_an_unknown_function_is_404_so_that_clients_create_it(running: Running) -> None:
+    assert (await running.system("PUT", "/system/functions", DEPLOYMENT | {"secrets": []})).status == 404
+
+
+async def test_put_changes_a_function_and_keeps_its_replicas(running: Running) -> None:
+    await deploy(running)
+    await running.system("POST", "/system/scale-function/f", {"serviceName": "f", "replicas": 4})
+    before = [replica.id for replica in running.replicas()]
+    changed = DEPLOYMENT | {"secrets": [], "limits": {"cpu": "2"}}
+    assert (await running.system("PUT", "/system/functions", changed)).status == 202
+    described = (await running.system("GET", "/system/function/f")).json()
+    assert (described["limits"], described["replicas"]) == ({"cpu": "2"}, 4)
+    assert [replica.id for replica in running.replicas()] == before
+
+
+async def test_put_brings_replicas_into_new_bounds_but_wakes_no_function_at_zero(running: Running) -> None:
+    await deploy(running)
+    narrow = DEPLOYMENT | {"secrets": [], "labels": {"com.openfaas.scale.min": "3", "com.openfaas.scale.max": "3"}}
+    await running.system("PUT", "/system/functions", narrow)
+    assert len(running.replicas()) == 3
+    await running.system("POST", "/system/scale-function/f", {"serviceName": "f", "replicas": 0})
+    await running.system("PUT", "/system/functions", narrow | {"annotations": {"a": "b"}})
+    assert len(running.replicas()) == 0
+
+
+async def test_a_function_that_exists_is_not_created_again(running: Running) -> None:
+    assert await deploy(running) == 202
+    answer = await running.system("POST", "/system/functions", DEPLOYMENT | {"secrets": []})
+    assert (answer.status, answer.text) == (409, "function f.openfaas-fn exists already")
+
+
+async def test_delete_takes_the_namespace_from_body_or_query(running: Running) -> None:
+    for target, document in (
+        ("/system/functions", {"functionName": "f"}),
+        ("/system/functions", {"functionName": "f", "namespace": "openfaas-fn"}),
+        ("/system/functions?namespace=openfaas-fn", {"functionName": "f"}),
+        ("/system/functions", {"functionName": "f.openfaas-fn"}),
+    ):
+        assert await deploy(running) == 202
+        assert (await running.system("DELETE", target, document)).status == 202
+        assert (await running.system("DELETE", target, document)).status == 404
+    assert (await running.system("DELETE", "/system/functions?namespace=n", {"functionName": "f"})).status == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"service": None}, "service is missing: the function needs a name"),
+        ({"image": None}, "image is missing"),
+        ({"service": "Bad_Name"}, "service 'Bad_Name' is not allowed"),
+        ({"service": "-a"}, "is not allowed"),
+        ({"service": "a" * 64}, "is not allowed"),
+        ({"service": "f/../g"}, "is not allowed"),
+        ({"namespace": "other"}, "namespace 'other' does not exist; there is openfaas-fn"),
+        ({"service": 7}, "service must be a string"),
+        ({"envVars": {"A": 1}}, "envVars must be an object whose values are strings"),
+        ({"labels": ["a"]}, "labels must be an object"),
+        ({"secrets": "key"}, "secrets must be a list of strings"),
+        ({"secrets": ["missing"]}, "f needs secret missing, which does not exist in openfaas-fn"),
+        ({"limits": {"memory": "lots"}}, "limits.memory is 'lots'"),
+        ({"readOnlyRootFilesystem": "yes"}, "readOnlyRootFilesystem must be true or false"),
+        ({"labels": {"com.openfaas.scale.min": "-1"}}, "label com.openfaas.scale.min is '-1'"),
+        ({"labels": {"com.openfaas.scale.min": "3", "com.openfaas.scale.max": "2"}}, "above com.openfaas.scale.max"),
+        ({"envVars": {"max_inflight": "x"}}, "max_inflight is 'x'"),
+    ],
+)
+async def test_what_cannot_be_deployed_is_400_with_a_sentence(
+    running: Running, change: dict[str, Any], sentence: str
+) -> None:
+    document = {key: value for key, value in (DEPLOYMENT | {"secrets": []} | change).items() if value is not None}
+    for method in ("POST", "PUT"):
+        answer = await running.system(method, "/system/functions", document)
+        if answer.status == 404 and method == "PUT":
+            continue  # what only the backend can refuse needs a function that exists
+        assert answer.status == 400
+        assert sentence in answer.text
+    assert running.backend.list() == []
+
+
+async def test_fields_of_newer_clients_are_ignored(running: Running) -> None:
+    assert await deploy(running, registryAuth="x", network="n", somethingNew={"a": [1]}) == 202
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"7", b"\xff", b"[" * 100_000, b'{"service": NaN}'])
+@pytest.mark.parametrize("target", ["/system/functions", "/system/scale-function/f", "/system/secrets"])
+async def test_bodies_that_are_no_json_objects_are_400(running: Running, body: bytes, target: str) -> None:
+    answer = await ask(running.address, "POST", target, body, authorization=running.basic)
+    assert answer.status == 400
+    assert answer.text
+
+
+async def test_json_beyond_the_limit_is_413(start: Starter) -> None:
+    async with start(max_json_bytes=1000) as running:
+        assert await deploy(running, annotations={"a": "x" * 1000}) == 413
+
+
+# scale
+
+
+@pytest.mark.parametrize("target", ["/system/scale-function/f", "/system/scale-function/f.openfaas-fn"])
+async def test_scaling_sets_the_number_within_the_maximum(running: Running, target: str) -> None:
+    await deploy(running, labels={"com.openfaas.scale.max": "5"})
+    assert (await running.system("POST", target, {"serviceName": "f", "replicas": 3})).status == 202
+    assert len(running.replicas()) == 3
+    assert (await running.system("POST", target, {"replicas": 9})).status == 202
+    assert len(running.replicas()) == 5
+    assert (await running.system("POST", target, {"replicas": 0})).status == 202
+    assert len(running.replicas()) == 0
+
+
+@pytest.mark.parametrize("replicas", [-1, 1.5, "2", None, True, 10_001, 1e400])
+async def test_replicas_must_be_a_whole_number(running: Running, replicas: Any) -> None:
+    await deploy(running)
+    answer = await running.system("POST", "/system/scale-function/f", {"serviceName": "f", "replicas": replicas})
+    assert answer.status == 400
+    assert "replicas must be a whole number" in answer.text
+
+
+async def test_scaling_an_unknown_function_is_404(running: Running) -> None:
+    assert (await running.system("POST", "/system/scale-function/g", {"replicas": 1})).status == 404
+
+
+# secrets
+
+
+async def test_secrets_are_listed_without_values_and_writes_answer_202(running: Running) -> None:
+    secret = {"name": "key", "value": "hidden"}
+    assert (await running.system("POST", "/system/secrets", secret)).status == 202
+    assert (await running.system("POST", "/system/secrets", secret)).status == 409
+    raw = {"name": "key", "rawValue": base64.b64encode(b"\x00\xff").decode()}
+    assert (await running.system("PUT", "/system/secrets", raw)).status == 202
+    assert running.backend._secrets[DEFAULT_NAMESPACE]["key"] == b"\x00\xff"
+    listed = await running.system("GET", "/system/secrets")
+    assert listed.json() == [{"name": "key", "namespace": "openfaas-fn"}]
+    assert (await running.system("DELETE", "/system/secrets", {"name": "key"})).status == 202
+    assert (await running.system("DELETE", "/system/secrets", {"name": "key"})).status == 404
+    assert (await running.system("PUT", "/system/secrets", secret)).status == 404
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        {"value": "v"},
+        {"name": "Upper", "value": "v"},
+        {"name": "../up", "value": "v"},
+        {"name": "a"},
+        {"name": "a", "rawValue": "no base64!"},
+        {"name": "a", "value": "v", "namespace": 7},
+    ],
+)
+async def test_secrets_that_cannot_be_are_400_and_never_repeated_in_the_reply(
+    running: Running, secret: dict[str, Any]
+) -> None:
+    answer = await running.system("POST", "/system/secrets", secret)
+    assert answer.status == 400
+    assert "no base64!" not in answer.text
+
+
+async def test_other_namespaces_hold_nothing(running: Running) -> None:
+    assert (await running.system("GET", "/system/namespaces")).json() == ["openfaas-fn"]
+    for path in ("/system/functions", "/system/secrets"):
+        assert (await running.system("GET", f"{path}?namespace=other")).status == 400
+    assert (await running.system("GET", "/system/functions?namespace=openfaas-fn")).json() == []
+
+
+# about
+
+
+async def test_info_has_every_version_that_clients_read(running: Running) -> None:
+    info = (await running.system("GET", "/system/info")).json()
+    assert info["provider"]["provider"] == "smoe-fake"
+    assert info["provider"]["orchestration"] == "memory"
+    for version in (info["version"], info["provider"]["version"]):
+        assert version["sha"] and version["release"]
+    assert info["arch"]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "/healthz", 200),
+        ("HEAD", "/healthz", 200),
+        ("GET", "/", 307),
+        ("GET", "/nowhere", 401),
+    ],
+)
+async def test_what_needs_no_password(running: Running, method: str, target: str, status: int) -> None:
+    assert (await running.call(method, target)).status == status
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "/system/telemetry", 404),
+        ("POST", "/system/alert", 501),
+        ("GET", "/system/namespace/x", 501),
+        ("POST", "/system/info", 405),
+        ("PATCH", "/system/functions", 405),
+        ("GET", "/ui/", 404),
+    ],
+)
+async def test_what_this_gateway_does_not_have(running: Running, method: str, target: str, status: int) -> None:
+    assert (await running.system(method, target)).status == status
+
+
+SYSTEM_PATHS = [
+    "/system/functions",
+    "/system/function/f",
+    "/system/info",
+    "/system/secrets",
+    "/system/logs?name=f",
+    "/system/namespaces",
+    "/system/replicas",
+    "/system/targets",
+    "/ui/",
+    "/system//functions",
+    "/%73ystem/functions",
+]
+
+
+@pytest.mark.parametrize("target", SYSTEM_PATHS)
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Bearer ",
+        "Bearer wrong",
+        "Basic",
+        "Basic !!!",
+        "Basic " + base64.b64encode(b"admin:wrong").decode(),
+        "Basic " + base64.b64encode(b"admin").decode(),
+        "Basic " + base64.b64encode(b"admin:").decode(),
+    ],
+)
+async def test_without_the_password_the_control_door_is_closed(
+    running: Running, target: str, authorization: str
+) -> None:
+    answer = await running.call("GET", target, authorization=authorization)
+    assert (answer.status, answer.text) == (401, "invalid credentials")
+    assert answer.headers["www-authenticate"] == 'Basic realm="Restricted"'
+
+
+async def test_the_feeds_token_opens_the_feed_and_nothing_else(running: Running) -> None:
+    token = f"Bearer {running.credentials.feed_token}"
+    for target in SYSTEM_PATHS:
+        answer = await running.call("GET", target, authorization=token)
+        assert (answer.status == 200) == (target in ("/system/replicas", "/system/targets")), target
+
+
+async def test_without_basic_auth_an_empty_bearer_token_is_ignored(start: Starter) -> None:
+    async with start(basic_auth=False) as running:
+        assert (await running.call("GET", "/system/functions", authorization="Bearer ")).status == 200
+
+
+async def test_passwords_are_made_once_kept_private_and_shown_nowhere(start: Starter) -> None:
+    async with start() as running:
+        first = running.credentials
+        folder = running.gateway.settings.secrets_dir
+        assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+        assert first.password not in repr(first)
+        assert first.feed_token not in repr(first)
+    async with start() as running:
+        assert running.credentials == first
+
+
+# logs
+
+
+async def test_logs_are_ndjson_with_the_fields_of_openfaas(running: Running) -> None:
+    await deploy(running, labels={})
+    for number in range(3):
+        await running.call("GET", f"/function/f/{number}")
+    answer = await running.system("GET", "/system/logs?name=f&tail=2")
+    assert answer.headers["content-type"].startswith("application/x-ndjson")
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["text"] for line in lines] == ["GET /1", "GET /2"]
+    assert {(line["name"], line["namespace"], line["instance"]) for line in lines} == {("f", "openfaas-fn", "f-1")}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", line["timestamp"]) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ("name=f", 3),
+        ("name=f.openfaas-fn&tail=-1", 3),
+        ("name=f&namespace=openfaas-fn&tail=1", 1),
+        ("name=f&instance=nobody", 0),
+        ("name=f&since=2000-01-01T00:00:00Z", 3),
+        ("name=f&since=2100-01-01T00:00:00%2B02:00", 0),
+        ("name=f&follow=false", 3),
+    ],
+)
+async def test_logs_can_be_chosen(running: Running, query: str, count: int) -> None:
+    await deploy(running, labels={})
+    for _ in range(3):
+        await running.call("GET", "/function/f")
+    assert len((await running.system("GET", f"/system/logs?{query}")).text.splitlines()) == count
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("", 400), ("name=g", 404), ("name=f&tail=x", 400), ("name=f&since=yesterday", 400), ("name=f&namespace=n", 404)],
+)
+async def test_wrong_log_requests_are_refused(running: Running, query: str, status: int) -> None:
+    await deploy(running)
+    answer = await running.system("GET", f"/system/logs?{query}")
+    assert answer.status == status
+    assert answer.text
+
+
+async def test_followed_logs_come_line_by_line_and_end_with_the_function(running: Running) -> None:
+    await deploy(running, labels={})
+    reader, writer = await connect(running.address)
+    writer.write(request("GET", "/system/logs?name=f&follow=true", authorization=running.basic))
+    await reader.readuntil(b"\r\n\r\n")
+    for number in range(2):
+        await running.call("GET", f"/function/f/{number}")
+        assert f"GET /{number}".encode() in await asyncio.wait_for(reader.readuntil(b"}\n"), 10)
+    await running.system("DELETE", "/system/functions", {"functionName": "f"})
+    assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"0\r\n\r\n")
+    writer.close()
+
+
+async def test_a_backend_that_fails_within_a_request_is_500_with_its_sentence(running: Running) -> None:
+    def broken(*args: Any, **options: Any) -> list[LogLine]:
+        raise NotFoundError("gone meanwhile")
+
+    await deploy(running)
+    running.backend.usage = broken  # type: ignore[method-assign, assignment]
+    answer = await running.system("GET", "/system/function/f?usage=1")
+    assert (answer.status, answer.text) == (404, "gone meanwhile")
+
+
+async def test_keep_alive_clients_are_served_after_errors(running: Running) -> None:
+    raw = request("POST", "/system/functions", b"{", close=False, authorization=running.basic)
+    data = await send_raw(running.address, raw + request("GET", "/system/info", authorization=running.basic))
+    assert parse(data).status == 400
+    assert b"HTTP/1.1 200 OK" in data
