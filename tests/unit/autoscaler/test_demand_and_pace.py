@@ -29,6 +29,7 @@ PACE = HpaSettings().pace
         pytest.param(1.5, 4, 2, 2, 6, id="up: 3 loads over 4 replicas, ratio 1.5"),
         pytest.param(0.6, 4, 2, 2, 4, id="up would turn down with unready ones idle: stays"),
         pytest.param(0.1, 4, 2, 2, 1, id="down: unready ones do not count"),
+        pytest.param(0.475, 4, 3, 3, 4, id="inside the tolerance of the ready ones, whatever is unready"),
         pytest.param(0.2, 4, 4, 2, 4, id="down: unmeasured ones are fully busy, and that turns up: stays"),
         pytest.param(0.05, 8, 8, 7, 3, id="down: (7 · 0.05 + 1) / 8 = 0.169 of 0.5, ceil(2.7)"),
         pytest.param(1.0, 2, 2, 1, 2, id="up: the unmeasured one is idle, on target"),

@@ -149,6 +149,16 @@ def test_a_budget_takes_growth_back_replica_by_replica_and_leaves_the_present() 
     assert all(not one_.changes for one_ in tight.values())
 
 
+def test_a_part_of_a_growth_that_could_not_hold_its_tokens_is_taken_back_whole() -> None:
+    # (74 + 256 / replicas) / 0.9 MiB: 128 MiB are enough for seven replicas, not for six.
+    present, wish = configuration(1, memory_mb=384), configuration(8, memory_mb=128)
+    budget = 4.5 * per_hour(wish.with_replicas(1), PRICES)
+    found = decision(wish, present, seen=peak(32768.0), settings=LimitSettings(budget_per_hour=budget))
+    assert found.target == present and found.limits_hit == ("budget",)
+    free = decision(wish, present, seen=peak(32768.0))
+    assert free.target == wish
+
+
 def test_a_budget_counts_functions_that_are_not_managed() -> None:
     one = per_hour(configuration(1), PRICES)
     present = {FUNCTION: configuration(1), "m-segment-0": configuration(3)}

@@ -102,12 +102,12 @@ def test_stale_data_holds_the_scale_and_leaves_what_the_policy_remembers() -> No
     plant.calls = 5.6
     subject.tick(NOW_S)
     assert plant.replicas() == 2
-    plant.stale, plant.calls = True, 0.0
+    plant.stale, plant.calls = True, 50.0  # what stale data tells must not be remembered either
     for second in (5, 10, 15, 20, 25, 30):
         report = subject.tick(NOW_S + second)
         assert all(not decision.valid and not decision.changes for decision in report.decisions)
         assert "the ingress does not answer" in report.decisions[0].reason
-    plant.stale = False
+    plant.stale, plant.calls = False, 0.0
     subject.tick(NOW_S + 35)
     assert plant.replicas() == 1
 
