@@ -70,6 +70,7 @@ def gateway_families() -> dict[str, Metric]:
     metrics = GatewayMetrics(Backend(), 1.0)  # type: ignore[arg-type]
     metrics.begin("f.openfaas-fn")
     metrics.end("f.openfaas-fn", 200, 0.1)
+    metrics.repeated("f.openfaas-fn", "connect")
     metrics.text()
     return named(metrics.registry.collect())
 
