@@ -92,6 +92,7 @@ def readings_of(
         values=gathered.values,
         histograms=gathered.histograms(),
         counts=gathered.counts,
+        measured=gathered.measured,
         ages_s=ages,
         problems=tuple(sentences),
         stale=bool(lacking),
@@ -111,6 +112,7 @@ class _Gathered:
     def __init__(self) -> None:
         self.values: dict[Series, dict[Key, float]] = {}
         self.counts: dict[Series, dict[Key, float]] = {}
+        self.measured: dict[Series, dict[Key, float]] = {}
         self._buckets: dict[Series, dict[Key, dict[float, float]]] = {}
 
     def growth(self, grown: Mapping[tuple[str, Labels], float], scrapes: Sequence[Scrape]) -> None:
@@ -124,6 +126,7 @@ class _Gathered:
                 _add(self.values.setdefault(series, {}), key, value)
                 if shape.counted and (name, labels) in first and (name, labels) in last:
                     _add(self.counts.setdefault(series, {}), key, 1)
+                    _add(self.measured.setdefault(series, {}), key, value)
             elif shape.kind == "histogram":
                 _add(self._buckets.setdefault(series, {}).setdefault(key, {}), float(found["le"]), value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
+from typing import Any, Literal
 
 import requests
 from prometheus_api_client import PrometheusConnect
@@ -46,14 +46,13 @@ def promql(series: Series, pipeline: str, window_s: float) -> str:
     return f"{'sum' if shape.kind == 'gauge' else 'max'} by ({', '.join(shape.labels)}) ({found})"
 
 
-def promql_count(series: Series, pipeline: str, window_s: float) -> str:
-    """How many series the query of a ``counted`` series sums: those that are there now and were measured."""
+def promql_measured(series: Series, pipeline: str, window_s: float, aggregate: Literal["sum", "count"]) -> str:
+    """Of a ``counted`` series, the increase or number of those that are there now and have two samples."""
     shape = SHAPES[series]
     found = selector(series, pipeline)
-    measured = (
-        f"(increase({found}[{round(window_s * 1000)}ms]) and {found})" if shape.kind == "counter" else f"({found})"
-    )
-    return f"count by ({', '.join(shape.labels)}) {measured}"
+    if shape.kind == "counter":
+        found = f"increase({found}[{round(window_s * 1000)}ms]) and {found}"
+    return f"{aggregate} by ({', '.join(shape.labels)}) ({found})"
 
 
 class PrometheusSource:
@@ -85,6 +84,7 @@ class PrometheusSource:
     def _read(self, now_s: float, window_s: float) -> Readings:
         values: dict[Series, dict[Key, float]] = {}
         counts: dict[Series, dict[Key, float]] = {}
+        measured: dict[Series, dict[Key, float]] = {}
         histograms: dict[Series, dict[Key, Buckets]] = {}
         for series, shape in SHAPES.items():
             rows = self._query(promql(series, self._pipeline, window_s), now_s)
@@ -93,12 +93,17 @@ class PrometheusSource:
             else:
                 values[series] = _values(rows, shape)
             if shape.counted:
-                counts[series] = _values(self._query(promql_count(series, self._pipeline, window_s), now_s), shape)
+                rows = self._query(promql_measured(series, self._pipeline, window_s, "count"), now_s)
+                counts[series] = _values(rows, shape)
+            if shape.counted and shape.kind == "counter":
+                rows = self._query(promql_measured(series, self._pipeline, window_s, "sum"), now_s)
+                measured[series] = _values(rows, shape)
         ages, problems = self._ages(now_s)
         if not values[Series.REQUESTS]:
             problems.append(f"Prometheus holds no two samples of {METRICS[Series.REQUESTS]} in {window_s:g} s")
-        stale = bool(problems)
-        return Readings(now_s - window_s, now_s, values, histograms, counts, ages, tuple(problems), stale)
+        return Readings(
+            now_s - window_s, now_s, values, histograms, counts, measured, ages, tuple(problems), stale=bool(problems)
+        )
 
     def _ages(self, now_s: float) -> tuple[dict[Job, float], list[str]]:
         """Seconds since the youngest sample of each kind of target, and sentences for those too old or absent."""

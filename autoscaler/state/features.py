@@ -96,7 +96,7 @@ def _node(pipeline: str, node: NodeInfo, readings: Readings) -> NodeObservation:
         expert=node.expert,
         configuration=configuration,
         ready_replicas=None if ready is None else round(ready),
-        cpu_utilisation=_cpu_utilisation(configuration, measured, cpu_s, readings),
+        cpu_utilisation=_cpu_utilisation(configuration, function_name, readings),
         memory_utilisation=_memory_utilisation(configuration, function_name, readings),
         gpu_utilisation=None,
         concurrency_utilisation=_concurrency_utilisation(configuration, ready, in_flight),
@@ -159,14 +159,14 @@ def present_configuration(readings: Readings, function_name: str) -> Configurati
     return Configuration(max(1, round(memory_bytes / MIB)), cores, 0.0, round(replicas), round(concurrency))
 
 
-def _cpu_utilisation(
-    configuration: Configuration | None, measured: int | None, cpu_s: float | None, readings: Readings
-) -> float | None:
-    """CPU time used over CPU time configured, of the replicas that were measured."""
-    if configuration is None or not configuration.cpu_cores or not measured or cpu_s is None:
+def _cpu_utilisation(configuration: Configuration | None, function_name: str, readings: Readings) -> float | None:
+    """CPU time used over CPU time configured, of the replicas that were there during the whole window."""
+    cpu_s = readings.measured.get(Series.REPLICA_CPU_SECONDS, {}).get((function_name,))
+    replicas = readings.count(Series.REPLICA_CPU_SECONDS, function_name)
+    if configuration is None or not configuration.cpu_cores or not replicas or cpu_s is None:
         return None
     real_per_configured = readings.value(Series.CPU_SCALE) or 1.0
-    return ratio(cpu_s, readings.window_s * measured * configuration.cpu_cores * real_per_configured)
+    return ratio(cpu_s, readings.window_s * replicas * configuration.cpu_cores * real_per_configured)
 
 
 def _memory_utilisation(configuration: Configuration | None, function_name: str, readings: Readings) -> float | None:

@@ -49,7 +49,7 @@ class Shape:
 
     Over the window, series that share a key are summed: ``counter`` the increases, ``histogram`` the increases of each
     bucket, ``gauge`` the latest values; of ``max`` the largest of the latest values is taken. With ``counted``, also
-    how many series were summed.
+    how many series there are.
     """
 
     kind: Kind
@@ -98,7 +98,9 @@ class Readings:
     """Counters (increase over the window) and gauges (latest)."""
     histograms: Mapping[Series, Mapping[Key, Buckets]] = field(default_factory=dict)
     counts: Values = field(default_factory=dict)
-    """Of ``counted`` series: how many were summed."""
+    """Of ``counted`` series: how many there are now that were also there when the window began."""
+    measured: Values = field(default_factory=dict)
+    """Of ``counted`` counters: the increase of those alone, so that sum and count are of the same series."""
     ages_s: Mapping[Job, float] = field(default_factory=dict)
     """Seconds since the last sample of each kind of target, at ``end_s``."""
     problems: tuple[str, ...] = ()

@@ -53,6 +53,7 @@ def readings() -> Readings:
             Series.CPU_SCALE: {(): 0.5},
         },
         counts={Series.REPLICA_CPU_SECONDS: {(EXPERT,): 2.0}, Series.REPLICA_MEMORY_BYTES: {(EXPERT,): 3.0}},
+        measured={Series.REPLICA_CPU_SECONDS: {(EXPERT,): 6.0}},
         histograms={
             Series.REQUEST_SECONDS: {("m",): ((1.0, 10), (2.0, 20), (INF, 20))},
             Series.NODE_CALL_SECONDS: {
@@ -80,8 +81,8 @@ def test_the_features_of_an_expert(seen: Observation) -> None:
     expert = seen.node("expert-0-0")
     assert expert is not None
     assert expert.configuration == configuration(3, cpu_cores=2.0)
-    # 8 s of CPU over 10 s · 2 measured replicas · 2 cores · half a real core for each configured one
-    assert expert.cpu_utilisation == pytest.approx(8 / (10 * 2 * 2 * 0.5))
+    # 6 of 8 s of CPU are of the 2 measured replicas: 10 s · 2 · 2 cores · half a real core for each configured one
+    assert expert.cpu_utilisation == pytest.approx(6 / (10 * 2 * 2 * 0.5)) and expert.cpu_s == 8
     assert expert.memory_utilisation == pytest.approx(300 / (3 * 256))
     # 1.6 calls in flight on average over 2 ready replicas of 4 slots
     assert expert.concurrency_utilisation == pytest.approx(1.6 / 8)

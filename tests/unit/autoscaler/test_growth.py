@@ -131,6 +131,7 @@ def test_only_replicas_measured_over_the_window_count_as_measured() -> None:
     found = readings_of({"g": history("gateway", scrapes), "i": history("ingress", counted(0, 0))}, 1.0, 1.0)
     assert found.count(Series.REPLICA_CPU_SECONDS, "f") == 1
     assert found.value(Series.REPLICA_CPU_SECONDS, "f") == 6.0
+    assert found.measured[Series.REPLICA_CPU_SECONDS] == {("f",): 1.0}
 
 
 def test_only_samples_of_the_catalogue_are_parsed_and_nan_is_no_number() -> None:

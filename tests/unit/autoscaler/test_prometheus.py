@@ -19,7 +19,7 @@ import requests
 
 from autoscaler.contract import NodeObservation, Observation
 from autoscaler.monitor.growth import TargetHistory, readings_of
-from autoscaler.monitor.prometheus import PrometheusSource, promql, promql_count
+from autoscaler.monitor.prometheus import PrometheusSource, promql, promql_measured
 from autoscaler.monitor.scrape import ScrapeSource, parse_exposition
 from autoscaler.monitor.source import Monitor
 from autoscaler.state.features import observe
@@ -52,7 +52,9 @@ def test_queries_leave_out_other_pipelines(series: Series, query: str) -> None:
 
 
 def test_measured_replicas_are_those_that_are_there_and_have_grown() -> None:
-    assert promql_count(Series.REPLICA_CPU_SECONDS, "m", 5.0).startswith("count by (function_name) (increase(")
+    found = 'smoe_replica_cpu_seconds_total{function_name=~"m(-.+)?[.]openfaas\\\\-fn"}'
+    query = promql_measured(Series.REPLICA_CPU_SECONDS, "m", 5.0, "count")
+    assert query == f"count by (function_name) (increase({found}[5000ms]) and {found})"
 
 
 @pytest.mark.parametrize(
