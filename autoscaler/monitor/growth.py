@@ -1,8 +1,8 @@
 """Growth of counters over a window of scrapes, for installations without a Prometheus server. Pure.
 
 As PromQL's ``increase``, a counter that falls has restarted from zero. Two departures, because scrapes are made once a
-tick and windows are as short as one tick: the window begins at the last scrape at or before its start (PromQL's
-``anchored`` range selector) and nothing is extrapolated, so that the windows of a run add up to exactly what the
+tick and windows are as short as one tick: the window begins at a scrape (as PromQL's ``anchored`` range selector would
+have it) and nothing is extrapolated, so that the windows of a run add up to exactly what the
 counters counted; and a series that appears while its target was known began at zero, where PromQL needs two samples.
 """
 
@@ -29,12 +29,17 @@ JOBS: tuple[Job, ...] = ("gateway", "ingress")
 
 @dataclass
 class TargetHistory:
-    """Scrapes of one target, oldest first, at most ``KEPT``."""
+    """Scrapes of one target, oldest first, at most ``KEPT`` whatever the window."""
 
     job: str
     scrapes: deque[Scrape] = field(default_factory=lambda: deque(maxlen=KEPT))
     listed: bool = True
     """Named in the last list of targets; one that is not has gone, and only what it counted before still matters."""
+
+    def forget(self, before_s: float) -> None:
+        """Drop scrapes that no window which begins at ``before_s`` or later needs."""
+        while len(self.scrapes) > 1 and self.scrapes[1][0] <= before_s:
+            self.scrapes.popleft()
 
     def window(self, start_s: float, end_s: float) -> list[Scrape]:
         """The last scrape at or before ``start_s``, and those after it up to ``end_s``."""
@@ -63,8 +68,8 @@ def readings_of(
 ) -> Readings:
     """Readings of the window that ends at ``now_s``, from the scrapes of all targets.
 
-    The window is as long as the scrapes reach: from the youngest scrape that is at least ``window_s`` old, or the
-    oldest there is. Stale when the gateway or every ingress has no two scrapes, or no scrape younger than ``stale_s``.
+    The window is as long as the scrapes reach: it begins at the scrape nearest to ``window_s`` ago. Stale when the
+    gateway or every ingress has no two scrapes, or no scrape younger than ``stale_s``.
     """
     sentences = list(problems)
     ages: dict[Job, float] = {}
@@ -100,10 +105,13 @@ def readings_of(
 
 
 def _start(targets: Mapping[str, TargetHistory], now_s: float, window_s: float) -> float:
-    """Time of the scrape that the window begins at; half a millisecond forgives rounding of ticks."""
-    times = sorted({time_s for history in targets.values() for time_s, _ in history.scrapes if time_s < now_s})
-    old = [time_s for time_s in times if time_s <= now_s - window_s + 0.0005]
-    return old[-1] if old else times[0] if times else now_s - window_s
+    """Time of the scrape that the window begins at: the nearest to ``window_s`` ago.
+
+    Not the last one before that moment: ticks come a little early or late, and a tick that came early would get a
+    window of twice the length, in which calls are counted that the window before has counted already.
+    """
+    times = {time_s for history in targets.values() for time_s, _ in history.scrapes if time_s < now_s}
+    return min(times, key=lambda time_s: (abs(time_s - (now_s - window_s)), time_s), default=now_s - window_s)
 
 
 class _Gathered:

@@ -48,19 +48,21 @@ class ScrapeSource:
         self._sessions: dict[str, requests.Session] = {}
         self._targets: dict[str, TargetHistory] = {}
         self._listed_s: float | None = None
+        self._longest_s = 0.0
 
     def read(self, now_s: float, window_s: float) -> Readings:
         """Scrape all targets now and compare with the scrapes of ``window_s`` ago. Never raises."""
         problems: list[str] = []
+        self._longest_s = max(self._longest_s, window_s)
         try:
-            self._scrape_all(now_s, window_s, problems)
+            self._scrape_all(now_s, problems)
         except MetricsError as error:
             problems.append(str(error))
         return readings_of(self._targets, now_s, window_s, problems, self._stale_s)
 
-    def _scrape_all(self, now_s: float, window_s: float, problems: list[str]) -> None:
+    def _scrape_all(self, now_s: float, problems: list[str]) -> None:
         named = self._target_list()
-        self._forget(named, now_s - 2 * window_s)
+        self._forget(named, now_s - self._longest_s)
         for address, job in named.items():
             history = self._targets.setdefault(address, TargetHistory(job))
             history.listed = True
@@ -79,6 +81,7 @@ class ScrapeSource:
     def _forget(self, named: Mapping[str, str], before_s: float) -> None:
         for address, history in list(self._targets.items()):
             history.listed = address in named
+            history.forget(before_s)
             if not history.listed and not any(time_s > before_s for time_s, _ in history.scrapes):
                 del self._targets[address]
                 self._sessions.pop(address, None)

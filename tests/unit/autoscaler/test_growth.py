@@ -87,6 +87,16 @@ def test_the_window_is_as_long_as_the_scrapes_reach() -> None:
     assert (late.start_s, late.end_s) == (4.0, 8.0) and late.value(Series.NODE_TOKENS, *LABELS) == 20
 
 
+@given(st.lists(st.floats(-0.2, 0.2), min_size=3, max_size=12))
+def test_ticks_that_come_early_or_late_make_windows_that_meet_and_do_not_overlap(jitter: list[float]) -> None:
+    times = [i + offset for i, offset in enumerate(jitter)]
+    scrapes: list[Scrape] = [(time_s, {KEY: 10.0 * i}) for i, time_s in enumerate(times)]
+    for i in range(1, len(times)):
+        found = read(scrapes[: i + 1], times[i], 1.0)
+        assert (found.start_s, found.end_s) == (times[i - 1], times[i])
+        assert found.value(Series.NODE_TOKENS, *LABELS) == 10.0
+
+
 def test_one_scrape_makes_no_window() -> None:
     found = read(counted(5), 0.0, 5.0)
     assert found.stale and "two scrapes are needed" in found.problems[-1]

@@ -104,6 +104,17 @@ def test_an_ingress_that_starts_between_two_ticks_counts_from_zero(world: tuple[
     assert seen.value(Series.NODE_TOKENS, "m", exporter.EXPERT) == pytest.approx(3.0 * exporter.TOKENS_PER_S)
 
 
+def test_no_more_scrapes_are_kept_than_the_longest_window_needs(world: tuple[World, Server]) -> None:
+    found, front = world
+    source = ScrapeSource(front.url, AUTH)
+    for tick in range(8):
+        found.passed_s = 5.0 * tick
+        seen = source.read(100.0 + 5.0 * tick, 12.0)
+    assert {len(history.scrapes) for history in source._targets.values()} == {4}
+    assert seen.window_s == 10.0
+    assert seen.value(Series.NODE_TOKENS, "m", exporter.EXPERT) == pytest.approx(10.0 * exporter.TOKENS_PER_S)
+
+
 def test_old_targets_are_forgotten(world: tuple[World, Server]) -> None:
     found, front = world
     source = ScrapeSource(front.url, AUTH)
