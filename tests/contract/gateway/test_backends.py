@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -105,7 +106,7 @@ async def test_what_is_unknown_is_not_found(case: Case) -> None:
         ("secrets", ("not-there",)),
     ],
 )
-async def test_what_cannot_be_is_refused_and_changes_nothing(case: Case, field: str, value: object) -> None:
+async def test_what_cannot_be_is_refused_and_changes_nothing(case: Case, field: str, value: Any) -> None:
     good = FunctionSpec("f", case.image)
     with pytest.raises(InvalidSpecError):
         await case.backend.create(replace(good, **{field: value}), 1)

@@ -75,4 +75,4 @@ def request(method: str, target: str, body: bytes = b"", *, close: bool = True, 
 
 
 async def ask(address: str, method: str, target: str, body: bytes = b"", **headers: str) -> Reply:
-    return parse(await send_raw(address, request(method, target, body, **headers)), method)
+    return parse(await send_raw(address, request(method, target, body, close=True, **headers)), method)

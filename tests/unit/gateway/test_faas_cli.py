@@ -26,7 +26,7 @@ def wire(step: dict[str, Any], authorization: str, *, chunked: bool) -> bytes:
     lines += [f"{name}: {value}" for name, value in step["headers"].items()]
     if authorization:
         lines.append(f"Authorization: {authorization}")
-    body = step["body"].encode()
+    body = str(step["body"]).encode()
     if body and chunked:
         lines.append("Transfer-Encoding: chunked")
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
