@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from autoscaler.contract import MetricsSource, NodeKind, Policy, Topology
+from autoscaler.contract import MetricsSource, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
@@ -12,9 +12,7 @@ from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platform.openfaas import OpenFaasPlatform
-from autoscaler.policy.demand import Metric
-from autoscaler.policy.hpa import HpaPolicy, HpaSettings
-from autoscaler.policy.static import StaticPolicy
+from autoscaler.policies import Making, make_policy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
 from autoscaler.settings import ControllerSettings, validate
 from autoscaler.topology import load_topology
@@ -30,13 +28,15 @@ def build_controller(settings: ControllerSettings) -> tuple[Controller, float]:
     validate(settings)
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     prices = load_prices(settings.prices or DEFAULT_SHEET)
+    limits = _limits(settings)
+    policy = make_policy(Making(settings, topology, limits, prices))
     auth = None if settings.password is None else (settings.user, settings.password)
     logger = None
     if settings.log_dir is not None:
         context = {
             "pipeline": topology.pipeline,
             "manifest_sha256": topology.manifest_sha256,
-            "policy": settings.policy,
+            "policy": policy.name,
             "slo_s": settings.slo_s,
             "prices": asdict(prices),
             "settings": shown(settings),
@@ -47,9 +47,9 @@ def build_controller(settings: ControllerSettings) -> tuple[Controller, float]:
     controller = Controller(
         topology,
         _source(settings, topology, auth),
-        _policy(settings),
+        policy,
         OpenFaasPlatform(settings.gateway_url, topology.pipeline, auth),
-        _limits(settings),
+        limits,
         prices,
         logger=logger,
         dry_run=settings.dry_run,
@@ -75,29 +75,6 @@ def _source(settings: ControllerSettings, topology: Topology, auth: tuple[str, s
         return Monitor(topology, PrometheusSource(settings.prometheus_url, topology.pipeline, stale_s=stale_s))
     stale_s = settings.stale_s or max(15.0, 3 * settings.interval_s)
     return Monitor(topology, ScrapeSource(settings.gateway_url, auth, stale_s=stale_s))
-
-
-def _policy(settings: ControllerSettings) -> Policy:
-    if settings.policy == "static":
-        return StaticPolicy()
-    kinds: set[NodeKind] = {"expert"}
-    if settings.scale_segments:
-        kinds.add("segment")
-    if settings.scale_ingress:
-        kinds.add("ingress")
-    targets: dict[Metric, float] = {"cpu": settings.cpu_target, "concurrency": settings.concurrency_target}
-    return HpaPolicy(
-        HpaSettings(
-            targets={metric: target for metric, target in targets.items() if target},
-            tolerance=settings.tolerance,
-            min_replicas=settings.min_replicas,
-            max_replicas=settings.max_replicas,
-            up_stabilisation_s=settings.up_stabilisation_s,
-            down_stabilisation_s=settings.down_stabilisation_s,
-            period_s=settings.period_s,
-            kinds=frozenset(kinds),
-        )
-    )
 
 
 def shown(settings: ControllerSettings) -> dict[str, object]:

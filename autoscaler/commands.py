@@ -15,7 +15,7 @@ import click
 from autoscaler.build import build_controller
 from autoscaler.contract import TickReport
 from autoscaler.loop import run, short
-from autoscaler.settings import ControllerSettings
+from autoscaler.settings import POLICY_NAMES, ControllerSettings, is_policy
 
 SHOWN = 8
 """Changes named in one line for people."""
@@ -34,7 +34,29 @@ SHOWN = 8
 @click.option("--pipeline", default="minilm", show_default=True, help="Pipeline to scale.")
 @click.option("--manifest", type=click.Path(path_type=Path), default=None, help="Its folder. [default: the state's]")
 @click.option("--max-functions", type=click.IntRange(min=0), default=0, help="As given to `smoe up` or `smoe deploy`.")
-@click.option("--policy", type=click.Choice(["hpa", "static"]), default="hpa", show_default=True)
+@click.option(
+    "--policy",
+    default="hpa",
+    show_default=True,
+    metavar="NAME",
+    callback=lambda _context, _option, name: _policy(name),
+    help=f"{', '.join(POLICY_NAMES)}, or MODULE:MAKER (docs/policies.md).",
+)
+@click.option(
+    "--policy-settings",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="kpa, keda, elasticmoe: their settings (TOML).",
+)
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="serverlessmoe, tuned-hpa, static: stored configurations (JSON).",
+)
+@click.option(
+    "--policy-seed", type=int, default=0, show_default=True, help="openfaas: seed of its drawn configurations."
+)
 @click.option("--interval", default="5s", show_default=True, metavar="SECONDS", help="Time between decisions (5, 5s).")
 @click.option(
     "--window", "window_s", type=click.FloatRange(min=0.5), default=None, help="Seconds an observation covers."
@@ -183,6 +205,12 @@ def _seconds(text: str) -> float:
     if not 0 < value < 86400:
         raise click.BadParameter(f"{text!r} is not a number of seconds such as 5 or 5s", param_hint="--interval")
     return value
+
+
+def _policy(name: str) -> str:
+    if not is_policy(name):
+        raise click.BadParameter(f"{name!r} is none of {', '.join(POLICY_NAMES)}, and not of the form MODULE:MAKER")
+    return name
 
 
 def _address(state: Path) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
 from autoscaler.contract import ConfigurationSpace
 from autoscaler.errors import SettingsError
 
-PolicyName = Literal["static", "hpa"]
+POLICY_NAMES = ("static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "elasticmoe", "serverlessmoe")
+"""Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER``."""
+HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,14 @@ class ControllerSettings:
     gateway_url: str
     manifest_dir: Path
     """The pipeline's folder; only ``pipeline.json`` is read."""
-    policy: PolicyName = "hpa"
+    policy: str = "hpa"
+    """One of ``POLICY_NAMES``, or ``MODULE:MAKER`` of a policy that is not of this package."""
+    policy_settings: Path | None = None
+    """TOML file with the settings of ``kpa``, ``keda`` or ``elasticmoe``."""
+    plan: Path | None = None
+    """Stored plan: the configurations of ``serverlessmoe``, ``tuned-hpa`` and, if given, ``static``."""
+    policy_seed: int = 0
+    """``openfaas``: seed of the configurations it draws."""
     interval_s: float = 5.0
     """Time between decisions."""
     window_s: float | None = None
@@ -80,7 +88,13 @@ def validate(settings: ControllerSettings) -> None:
         _positive("stale_s", s.stale_s),
         _positive("budget_per_hour", s.budget_per_hour),
         _positive("period_s", s.period_s),
-        ("policy", s.policy, s.policy in ("static", "hpa"), "static or hpa"),
+        ("policy", s.policy, is_policy(s.policy), f"one of {', '.join(POLICY_NAMES)}, or MODULE:MAKER"),
+        (
+            "plan",
+            s.plan,
+            s.plan is not None or s.policy not in ("tuned-hpa", "serverlessmoe"),
+            f"a file, for {s.policy} runs a stored plan",
+        ),
         ("gateway_url", s.gateway_url, _is_url(s.gateway_url), "an http or https address"),
         ("prometheus_url", s.prometheus_url, s.prometheus_url is None or _is_url(s.prometheus_url), "an http address"),
         ("min_replicas", s.min_replicas, 1 <= s.min_replicas <= s.max_replicas, "1 to max_replicas"),
@@ -90,8 +104,8 @@ def validate(settings: ControllerSettings) -> None:
         (
             "cpu_target",
             s.cpu_target,
-            s.policy != "hpa" or s.cpu_target + s.concurrency_target > 0,
-            "above 0 where concurrency_target is 0: hpa needs one metric",
+            s.policy not in HPA_NAMES or s.cpu_target + s.concurrency_target > 0,
+            f"above 0 where concurrency_target is 0: {s.policy} needs one metric",
         ),
         ("tolerance", s.tolerance, 0 <= s.tolerance < 1, "0 to below 1"),
         _not_negative("up_stabilisation_s", s.up_stabilisation_s),
@@ -121,3 +135,11 @@ def _not_negative(key: str, value: float) -> Check:
 def _is_url(text: str) -> bool:
     parts = urlsplit(text)
     return parts.scheme in ("http", "https") and bool(parts.netloc)
+
+
+def is_policy(name: str) -> bool:
+    """Whether this is a policy's name or has the form ``MODULE:MAKER``."""
+    module, colon, maker = name.partition(":")
+    return name in POLICY_NAMES or (
+        bool(colon) and maker.isidentifier() and all(map(str.isidentifier, module.split(".")))
+    )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import Metric, by_average_value, by_resource
 from autoscaler.policy.pace import History, Pace, limit
+from autoscaler.policy.rows import EVERY_KIND, by_function, calls
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class HpaSettings:
     """Most replicas taken away in ``period_s``, or ``down_percent`` of the present ones, whichever is more."""
     down_percent: float = 100.0
     period_s: float = 15.0
-    kinds: frozenset[NodeKind] = frozenset(("segment", "expert", "ingress"))
+    kinds: frozenset[NodeKind] = EVERY_KIND
 
     @property
     def pace(self) -> Pace:
@@ -65,7 +66,7 @@ class HpaPolicy:
         histories: dict[str, History] = dict(memory) if isinstance(memory, dict) else {}
         wishes: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
-        for function, nodes in _functions(observation, self.settings.kinds).items():
+        for function, nodes in by_function(observation, self.settings.kinds).items():
             present = nodes[0].configuration
             if present is None:
                 reasons[function] = "no data: its configuration is not known"
@@ -80,14 +81,6 @@ class HpaPolicy:
             wishes[function] = replace(present, replicas=wanted)
             reasons[function] = f"{reason}; {why}" if why else reason
         return Proposal(wishes, reasons, histories)
-
-
-def _functions(observation: Observation, kinds: frozenset[NodeKind]) -> dict[str, list[NodeObservation]]:
-    found: dict[str, list[NodeObservation]] = {}
-    for node in observation.nodes:
-        if node.kind in kinds:
-            found.setdefault(node.function, []).append(node)
-    return found
 
 
 def recommend(nodes: Sequence[NodeObservation], settings: HpaSettings) -> tuple[int | None, str]:
@@ -117,8 +110,8 @@ def recommend(nodes: Sequence[NodeObservation], settings: HpaSettings) -> tuple[
                 continue
             seen = slots_used(nodes)
             slots = first.configuration.concurrency
-            calls = None if seen is None else seen * present * slots
-            wanted = None if calls is None else by_average_value(calls, target * slots, present, settings.tolerance)
+            used = None if seen is None else seen * present * slots
+            wanted = None if used is None else by_average_value(used, target * slots, present, settings.tolerance)
         if seen is None or wanted is None:
             without.append(metric)
             continue
@@ -136,10 +129,7 @@ def recommend(nodes: Sequence[NodeObservation], settings: HpaSettings) -> tuple[
 def slots_used(nodes: Sequence[NodeObservation]) -> float | None:
     """Calls at replicas and calls waiting for one, over all slots of the wanted replicas; None without data."""
     configuration = nodes[0].configuration
-    calls = [
-        None if node.in_flight is None or node.waiting is None else node.in_flight + node.waiting for node in nodes
-    ]
-    known = [value for value in calls if value is not None]
-    if configuration is None or len(known) < len(calls) or not configuration.concurrency or not configuration.replicas:
+    known = calls(nodes)
+    if configuration is None or known is None or not configuration.concurrency or not configuration.replicas:
         return None
-    return sum(known) / (configuration.replicas * configuration.concurrency)
+    return known / (configuration.replicas * configuration.concurrency)

@@ -8,11 +8,13 @@ from autoscaler.contract import Configuration, Observation, Proposal
 
 
 class StaticPolicy:
-    """Wishes ``configurations`` for the functions named there and the present one for all others."""
+    """Wishes ``configurations`` for the functions named there and the present one for all others.
 
-    name = "static"
+    With the plan that a search found on a profiling window it is the paper's baseline ServerlessMoE.
+    """
 
-    def __init__(self, configurations: Mapping[str, Configuration] | None = None) -> None:
+    def __init__(self, configurations: Mapping[str, Configuration] | None = None, name: str = "static") -> None:
+        self.name = name
         self._configurations = dict(configurations or {})
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
@@ -22,5 +24,5 @@ class StaticPolicy:
             wish = self._configurations.get(node.function, node.configuration)
             if wish is not None:
                 wishes[node.function] = wish
-                reasons[node.function] = "static"
+                reasons[node.function] = self.name
         return Proposal(wishes, reasons, memory)

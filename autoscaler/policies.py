@@ -1,0 +1,203 @@
+"""Policies by name: what ``--policy`` takes, and how each is built from settings and files.
+
+A policy that is not of this package is named ``MODULE:MAKER``; the maker is called with :class:`Making` and returns a
+policy. So learnt policies and optimisers plug in without the controller knowing them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from autoscaler.contract import NodeKind, Policy, Topology
+from autoscaler.decision.limits import LimitSettings, memory_need
+from autoscaler.errors import SettingsError
+from autoscaler.plan import Plan, load_plan
+from autoscaler.policy.demand import Metric
+from autoscaler.policy.hpa import HpaPolicy, HpaSettings
+from autoscaler.policy.keda import KedaPolicy, KedaSettings, Trigger
+from autoscaler.policy.kpa import KpaPolicy, KpaSettings
+from autoscaler.policy.static import StaticPolicy
+from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy, TokenLoadSettings
+from autoscaler.policy.vertical import VerticalHpaPolicy, draw
+from autoscaler.prices import PriceSheet
+from autoscaler.settings import POLICY_NAMES, ControllerSettings
+
+Settings = TypeVar("Settings")
+
+
+@dataclass(frozen=True)
+class Making:
+    """What a policy is made of."""
+
+    settings: ControllerSettings
+    topology: Topology
+    limits: LimitSettings
+    prices: PriceSheet
+
+    @property
+    def kinds(self) -> frozenset[NodeKind]:
+        """Functions that policies which scale everything may touch."""
+        kinds: set[NodeKind] = {"expert"}
+        if self.settings.scale_segments:
+            kinds.add("segment")
+        if self.settings.scale_ingress:
+            kinds.add("ingress")
+        return frozenset(kinds)
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        return {"min_replicas": self.settings.min_replicas, "max_replicas": self.settings.max_replicas}
+
+    def plan(self) -> Plan:
+        """The stored plan. Raises SettingsError."""
+        if self.settings.plan is None:
+            raise SettingsError(f"plan is None; the policy {self.settings.policy} takes a stored plan (--plan FILE)")
+        return load_plan(self.settings.plan, self.topology)
+
+    def table(self) -> Mapping[str, Any]:
+        """The policy's own settings file, empty where none is given. Raises SettingsError."""
+        path = self.settings.policy_settings
+        if path is None:
+            return {}
+        try:
+            return tomllib.loads(path.read_text())
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"policy settings {path} cannot be read: {error}") from error
+
+    def own(self, kind: type[Settings], **given: Any) -> Settings:
+        """``kind`` from the settings file, with ``given`` from the controller's settings. Raises SettingsError."""
+        return from_table(kind, self.table(), str(self.settings.policy_settings), given)
+
+
+Maker = Callable[[Making], Policy]
+
+
+def make_policy(making: Making) -> Policy:
+    """The policy that the settings name. Raises SettingsError."""
+    name = making.settings.policy
+    if name in MAKERS:
+        if making.settings.policy_settings is not None and name not in WITH_FILE:
+            raise SettingsError(
+                f"policy_settings is {making.settings.policy_settings}; {name} takes none ({', '.join(WITH_FILE)} do)"
+            )
+        return MAKERS[name](making)
+    module, _, attribute = name.partition(":")
+    try:
+        maker: Maker = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(f"policy is {name!r}, which cannot be loaded: {error}") from error
+    return maker(making)
+
+
+def _static(making: Making) -> Policy:
+    return StaticPolicy(making.plan().configurations if making.settings.plan else None)
+
+
+def _serverless_moe(making: Making) -> Policy:
+    return StaticPolicy(making.plan().configurations, name="serverlessmoe")
+
+
+def hpa_settings(making: Making) -> HpaSettings:
+    """HPA's settings are among the controller's."""
+    s = making.settings
+    targets: dict[Metric, float] = {"cpu": s.cpu_target, "concurrency": s.concurrency_target}
+    return HpaSettings(
+        targets={metric: target for metric, target in targets.items() if target},
+        tolerance=s.tolerance,
+        up_stabilisation_s=s.up_stabilisation_s,
+        down_stabilisation_s=s.down_stabilisation_s,
+        period_s=s.period_s,
+        kinds=making.kinds,
+        **making.bounds,
+    )
+
+
+def _hpa(making: Making) -> Policy:
+    return HpaPolicy(hpa_settings(making))
+
+
+def _tuned_hpa(making: Making) -> Policy:
+    return VerticalHpaPolicy("tuned-hpa", making.plan().configurations, hpa_settings(making))
+
+
+def _openfaas(making: Making) -> Policy:
+    """Experts only: the other functions have no Φ of their own in the paper."""
+    needs = {}
+    for function, nodes in making.topology.functions().items():
+        need = memory_need(nodes, [], making.limits)
+        if need is not None and any(node.kind == "expert" for node in nodes):
+            needs[function] = need
+    drawn = draw(needs, making.limits.space, making.settings.policy_seed)
+    return VerticalHpaPolicy("openfaas", drawn, hpa_settings(making))
+
+
+def _kpa(making: Making) -> Policy:
+    return KpaPolicy(making.own(KpaSettings, kinds=making.kinds, **making.bounds))
+
+
+def _keda(making: Making) -> Policy:
+    return KedaPolicy(making.own(KedaSettings, kinds=making.kinds, **making.bounds))
+
+
+def _elastic_moe(making: Making) -> Policy:
+    return TokenLoadPolicy(making.own(TokenLoadSettings, **making.bounds))
+
+
+MAKERS: Mapping[str, Maker] = {
+    "static": _static,
+    "hpa": _hpa,
+    "tuned-hpa": _tuned_hpa,
+    "openfaas": _openfaas,
+    "kpa": _kpa,
+    "keda": _keda,
+    "elasticmoe": _elastic_moe,
+    "serverlessmoe": _serverless_moe,
+}
+WITH_FILE = ("kpa", "keda", "elasticmoe")
+assert tuple(MAKERS) == POLICY_NAMES
+
+ROWS: Mapping[str, type] = {"triggers": Trigger, "classes": LoadClass}
+"""Settings that are arrays of tables, and what a row is."""
+
+
+def from_table(kind: type[Settings], table: Mapping[str, Any], path: str, given: Mapping[str, Any]) -> Settings:
+    """A settings class from a TOML table. Keys of ``given`` come from elsewhere and are refused in the file.
+
+    Raises SettingsError naming file and key.
+    """
+    assert isinstance(kind, type)
+    known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key in given:
+            raise SettingsError(f"policy settings {path}: {key} is a setting of the controller, not of this file")
+        if key not in known:
+            allowed = ", ".join(sorted(known.keys() - given.keys()))
+            raise SettingsError(f"policy settings {path}: {key!r} is not known; the keys are {allowed}")
+        if key in ROWS:
+            if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+                raise SettingsError(f"policy settings {path}: {key} takes tables, [[{key}]]")
+            values[key] = tuple(from_table(ROWS[key], row, path, {}) for row in value)
+        else:
+            values[key] = _plain(path, key, value, str(known[key].type))
+    return kind(**values, **given)
+
+
+def _plain(path: str, key: str, value: object, kind: str) -> object:
+    """A number where the annotation says so, else text."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if "float" in kind:
+        if number and abs(float(value)) < float("inf"):  # type: ignore[arg-type]
+            return value
+        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is a number")
+    if "int" in kind:
+        if number and isinstance(value, int):
+            return value
+        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is a whole number")
+    if not isinstance(value, str):
+        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is text")
+    return value

@@ -1,0 +1,39 @@
+"""Rows of an observation by function, and what several policies read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from autoscaler.contract import NodeKind, NodeObservation, Observation
+from autoscaler.errors import SettingsError
+
+EVERY_KIND: frozenset[NodeKind] = frozenset(("segment", "expert", "ingress"))
+
+
+def by_function(observation: Observation, kinds: Collection[NodeKind]) -> dict[str, list[NodeObservation]]:
+    """Function → rows of its nodes of these kinds, in order of the observation."""
+    found: dict[str, list[NodeObservation]] = {}
+    for node in observation.nodes:
+        if node.kind in kinds:
+            found.setdefault(node.function, []).append(node)
+    return found
+
+
+def calls(nodes: Sequence[NodeObservation]) -> float | None:
+    """Mean calls of one function in the window: at replicas and waiting for one; None where a part is not known."""
+    return total(
+        [None if node.in_flight is None or node.waiting is None else node.in_flight + node.waiting for node in nodes]
+    )
+
+
+def total(values: Sequence[float | None]) -> float | None:
+    """Sum, or None where one is not known: a part is no sum."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def refuse_broken(policy: str, rules: Sequence[tuple[str, object, bool, str]]) -> None:
+    """Raises SettingsError for the first rule (key, value, holds, what is allowed) that does not hold."""
+    for key, value, holds, allowed in rules:
+        if not holds:
+            raise SettingsError(f"{policy}: {key} is {value!r}; allowed is {allowed}")

@@ -1,0 +1,177 @@
+"""The sMoE paper's baseline "ElasticMoE": each expert is scaled by its own token load. An adaptation of that name.
+
+The system of arXiv 2510.02613 reconfigures a whole MoE model without downtime; it is not a per-expert scaler. The paper
+lists it as one "that independently [scales] per-expert configuration based on observed token load", and that is built
+here: ``replicas = ceil(tokens/s / (utilisation · tokens/s of one replica))``, a vertical class by the tercile of the
+expert's load among all experts, hysteresis on both. It knows nothing of the SLO, of layers, or of concurrency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.errors import ConfigurationError, SettingsError
+from autoscaler.policy.demand import ceiling
+from autoscaler.policy.rows import by_function, refuse_broken, total
+
+EXPERTS: frozenset[NodeKind] = frozenset(("expert",))
+
+
+@dataclass(frozen=True)
+class LoadClass:
+    """Vertical configuration of one tercile. None leaves the axis as it is."""
+
+    cpu_cores: float = 0.0
+    gpu_share: float = 0.0
+    memory_mb: int | None = None
+    concurrency: int | None = None
+    tokens_per_s: float | None = None
+    """What one replica of this class serves, from a profile. None: measured while it runs, and scaled by compute."""
+
+    def __post_init__(self) -> None:
+        try:
+            Configuration(self.memory_mb or 1, self.cpu_cores, self.gpu_share, 1, self.concurrency or 1)
+        except ConfigurationError as error:
+            raise SettingsError(f"elasticmoe: a load class is not allowed: {error}") from error
+        rate = self.tokens_per_s
+        refuse_broken("elasticmoe", (("tokens_per_s", rate, rate is None or rate > 0, "above 0"),))
+
+    def of(self, present: Configuration) -> Configuration:
+        """``present`` with this class's vertical configuration."""
+        return Configuration(
+            present.memory_mb if self.memory_mb is None else self.memory_mb,
+            self.cpu_cores,
+            self.gpu_share,
+            present.replicas,
+            present.concurrency if self.concurrency is None else self.concurrency,
+        )
+
+
+@dataclass(frozen=True)
+class TokenLoadSettings:
+    """Our defaults: neither the paper nor the system it names gives any."""
+
+    classes: tuple[LoadClass, ...] = (LoadClass(1.0), LoadClass(2.0), LoadClass(4.0))
+    """Vertical configuration of the experts with the least load, the middle ones, and those with the most."""
+    utilisation: float = 0.7
+    """Share of a replica's tokens/s that is planned for."""
+    hysteresis: float = 0.1
+    """Replicas go only where the load could grow by this share and still fit fewer."""
+    class_windows: int = 3
+    """Windows in a row that an expert must be in another tercile before its class changes."""
+    min_replicas: int = 1
+    max_replicas: int = 8
+
+    def __post_init__(self) -> None:
+        refuse_broken(
+            "elasticmoe",
+            (
+                ("classes", self.classes, len(self.classes) == 3, "three, for the terciles of the load"),
+                ("utilisation", self.utilisation, 0 < self.utilisation <= 1, "above 0, at most 1"),
+                ("hysteresis", self.hysteresis, 0 <= self.hysteresis < 1, "0 to below 1"),
+                ("class_windows", self.class_windows, self.class_windows >= 1, "1 or more"),
+                ("min_replicas", self.min_replicas, 1 <= self.min_replicas <= self.max_replicas, "1 to max_replicas"),
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class TokenLoadState:
+    """What is remembered of one expert's function."""
+
+    load_class: int | None = None
+    candidate: int | None = None
+    """The other tercile that it was in last."""
+    windows: int = 0
+    """How many windows in a row it was."""
+    tokens_per_core_s: float | None = None
+    """Tokens per second of one busy replica over its compute, measured last."""
+    on_gpu: bool = False
+    """Whether that was measured on a GPU share; it says nothing of cores then, and the other way round."""
+
+
+class TokenLoadPolicy:
+    """Every expert by its token load; segments and the ingress are none of its business."""
+
+    name = "elasticmoe"
+
+    def __init__(self, settings: TokenLoadSettings | None = None) -> None:
+        self.settings = settings or TokenLoadSettings()
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        states: dict[str, TokenLoadState] = dict(memory) if isinstance(memory, dict) else {}
+        rows = by_function(observation, EXPERTS)
+        loads = {function: total([node.tokens_per_s for node in nodes]) for function, nodes in rows.items()}
+        classes = terciles({function: load for function, load in loads.items() if load is not None})
+        wishes: dict[str, Configuration] = {}
+        reasons: dict[str, str] = {}
+        for function, nodes in rows.items():
+            present, load = nodes[0].configuration, loads[function]
+            if present is None or load is None:
+                reasons[function] = f"no data: its {'configuration' if present is None else 'token load'} is not known"
+                continue
+            state = _measured(states.get(function, TokenLoadState()), nodes, present, observation.window_s)
+            states[function] = _classed(state, classes[function], self.settings.class_windows)
+            wish, reasons[function] = wanted(states[function], load, present, self.settings)
+            if wish is not None:
+                wishes[function] = wish
+        return Proposal(wishes, reasons, states)
+
+
+def terciles(loads: Mapping[str, float]) -> dict[str, int]:
+    """0, 1 or 2 for each function: the third of all that its load is in. Equal loads share the lower third."""
+    ordered = sorted(loads.values())
+    return {function: 3 * ordered.index(load) // len(ordered) for function, load in loads.items()}
+
+
+def wanted(
+    state: TokenLoadState, load: float, present: Configuration, settings: TokenLoadSettings
+) -> tuple[Configuration | None, str]:
+    """Configuration for ``load`` tokens per second and the reason; None where a replica's speed is not yet known."""
+    assert state.load_class is not None
+    chosen = settings.classes[state.load_class]
+    rate = chosen.tokens_per_s or _rate(state, chosen)
+    if rate is None:
+        return None, "no data: the tokens per second of a replica are not known"
+    able = settings.utilisation * rate
+    replicas = ceiling(load / able)
+    if replicas < present.replicas:
+        replicas = min(present.replicas, ceiling(load * (1 + settings.hysteresis) / able))
+    replicas = min(max(replicas, settings.min_replicas), settings.max_replicas)
+    reason = (
+        f"{load:.4g} tokens/s, {rate:.4g} a replica of class {state.load_class}, planned to {settings.utilisation:.0%}"
+    )
+    return replace(chosen.of(present), replicas=replicas), reason
+
+
+def _rate(state: TokenLoadState, chosen: LoadClass) -> float | None:
+    """Tokens per second of a replica of this class, from those measured, in proportion to compute."""
+    if state.tokens_per_core_s is None or state.on_gpu != bool(chosen.gpu_share):
+        return None
+    return state.tokens_per_core_s * (chosen.gpu_share or chosen.cpu_cores)
+
+
+def _measured(
+    state: TokenLoadState, nodes: list[NodeObservation], present: Configuration, window_s: float
+) -> TokenLoadState:
+    """With the speed of a busy replica in this window; as before where nothing was served."""
+    tokens = total([node.tokens_per_s for node in nodes])
+    exact, at_calls = total([node.busy_replica_s for node in nodes]), total([node.busy_s for node in nodes])
+    replicas = max(present.replicas, nodes[0].ready_replicas or 0)
+    busy_s = exact if exact is not None else None if at_calls is None else min(at_calls, replicas * window_s)
+    if not tokens or not busy_s:
+        return state
+    rate = tokens * window_s / busy_s / (present.gpu_share or present.cpu_cores)
+    return replace(state, tokens_per_core_s=rate, on_gpu=bool(present.gpu_share))
+
+
+def _classed(state: TokenLoadState, seen: int, windows: int) -> TokenLoadState:
+    """The class follows the tercile once it has been the same other one for so many windows; at first at once."""
+    if state.load_class is None or seen == state.load_class:
+        return replace(state, load_class=seen, candidate=None, windows=0)
+    count = state.windows + 1 if state.candidate == seen else 1
+    if count >= windows:
+        return replace(state, load_class=seen, candidate=None, windows=0)
+    return replace(state, candidate=seen, windows=count)

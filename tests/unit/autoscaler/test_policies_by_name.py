@@ -1,0 +1,150 @@
+"""Policies by name: built from settings, plans and settings files, or refused with a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.build import build_controller
+from autoscaler.contract import Policy
+from autoscaler.errors import SettingsError
+from autoscaler.plan import Plan, load_plan, save_plan
+from autoscaler.policies import Making
+from autoscaler.policy.keda import KedaPolicy, Trigger
+from autoscaler.policy.kpa import KpaPolicy
+from autoscaler.policy.static import StaticPolicy
+from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy
+from autoscaler.policy.vertical import VerticalHpaPolicy
+from autoscaler.settings import POLICY_NAMES, ControllerSettings
+from tests.unit.autoscaler.builders import configuration, topology
+from tests.unit.autoscaler.manifests import write_pipeline
+
+FUNCTION = "tiny-expert-0-0"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_pipeline(tmp_path / "m")
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    save_plan(Plan("tiny", {FUNCTION: configuration(3, memory_mb=512)}, {"method": "test"}), path)
+    return path
+
+
+def made(folder: Path, policy: str, **more: Any) -> Policy:
+    settings = ControllerSettings("http://127.0.0.1:9", folder, policy=policy, **more)
+    return build_controller(settings)[0].policy
+
+
+def with_file(folder: Path, policy: str, text: str) -> Policy:
+    path = folder.parent / "policy.toml"
+    path.write_text(text)
+    return made(folder, policy, policy_settings=path, max_replicas=5, scale_segments=False)
+
+
+def test_every_name_makes_a_policy_of_that_name(folder: Path, plan: Path) -> None:
+    assert [made(folder, name, plan=plan).name for name in POLICY_NAMES] == list(POLICY_NAMES)
+
+
+def test_the_controller_s_bounds_and_kinds_reach_every_policy(folder: Path) -> None:
+    kpa = with_file(folder, "kpa", 'metric = "rps"\nstable_window_s = 30\n')
+    assert isinstance(kpa, KpaPolicy) and (kpa.settings.metric, kpa.settings.stable_window_s) == ("rps", 30)
+    assert kpa.settings.max_replicas == 5 and kpa.settings.kinds == {"expert"}
+    keda = with_file(folder, "keda", '[[triggers]]\nmetric = "rps"\nthreshold = 9.5\n')
+    assert isinstance(keda, KedaPolicy) and keda.settings.triggers == (Trigger("rps", 9.5),)
+    text = "[[classes]]\ncpu_cores = 1\n[[classes]]\ncpu_cores = 2\ntokens_per_s = 50\n[[classes]]\ngpu_share = 0.5\n"
+    elastic = with_file(folder, "elasticmoe", text)
+    assert isinstance(elastic, TokenLoadPolicy) and elastic.settings.max_replicas == 5
+    assert elastic.settings.classes == (LoadClass(1), LoadClass(2, tokens_per_s=50), LoadClass(gpu_share=0.5))
+
+
+@pytest.mark.parametrize(
+    ("policy", "text", "sentence"),
+    [
+        ("kpa", "stable_window = 30", "'stable_window' is not known; the keys are default_concurrency"),
+        ("kpa", "max_replicas = 3", "max_replicas is a setting of the controller"),
+        ("kpa", 'stable_window_s = "1m"', "stable_window_s is '1m'; allowed is a number"),
+        ("kpa", "stable_window_s = inf", "stable_window_s is inf; allowed is a number"),
+        ("kpa", "stable_window_s = 0", "kpa: stable_window_s is 0; allowed is above 0"),
+        ("kpa", "metric = 3", "metric is 3; allowed is text"),
+        ("keda", "up_pods = 1.5", "up_pods is 1.5; allowed is a whole number"),
+        ("keda", "triggers = 3", "triggers takes tables"),
+        ("keda", "[[triggers]]\nname = 'x'", "'name' is not known; the keys are activation, metric, threshold"),
+        ("elasticmoe", "x = [", "cannot be read"),
+        ("hpa", "", "hpa takes none"),
+    ],
+)
+def test_a_wrong_settings_file_is_refused_by_key(folder: Path, policy: str, text: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        with_file(folder, policy, text)
+    assert sentence in str(caught.value)
+
+
+def test_plans_are_run_by_the_policies_that_take_one(folder: Path, plan: Path) -> None:
+    for name in ("serverlessmoe", "static"):
+        policy = made(folder, name, plan=plan)
+        assert isinstance(policy, StaticPolicy)
+        assert policy._configurations == {FUNCTION: configuration(3, memory_mb=512)}
+    tuned = made(folder, "tuned-hpa", plan=plan)
+    assert isinstance(tuned, VerticalHpaPolicy) and set(tuned.verticals) == {FUNCTION}
+    for name in ("serverlessmoe", "tuned-hpa"):
+        with pytest.raises(SettingsError, match="plan is None"):
+            made(folder, name)
+
+
+def test_openfaas_draws_for_every_expert_and_by_the_seed(folder: Path) -> None:
+    first, again, other = (made(folder, "openfaas", policy_seed=seed) for seed in (1, 1, 2))
+    assert isinstance(first, VerticalHpaPolicy) and isinstance(again, VerticalHpaPolicy)
+    assert isinstance(other, VerticalHpaPolicy)
+    assert sorted(first.verticals) == [f"tiny-expert-{i}-{j}" for i in (0, 1) for j in (0, 1)]
+    assert first.verticals == again.verticals != other.verticals
+
+
+def maker(making: Making) -> Policy:
+    """A policy of another package."""
+    return StaticPolicy(name=f"own-{making.topology.pipeline}")
+
+
+def test_a_policy_of_another_package_is_named_by_its_maker(folder: Path) -> None:
+    assert made(folder, f"{__name__}:maker").name == "own-tiny"
+    for name in (f"{__name__}:nothing", "no_such_package.x:maker"):
+        with pytest.raises(SettingsError, match="cannot be loaded"):
+            made(folder, name)
+
+
+def test_a_plan_survives_its_file(plan: Path) -> None:
+    found = load_plan(plan)
+    assert found == Plan("tiny", {FUNCTION: configuration(3, memory_mb=512)}, {"method": "test"})
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"version": 2}, "version is 2; allowed is 1"),
+        ({"extra": 1}, "one JSON object with the keys"),
+        ({"configurations": []}, "are JSON objects"),
+        ({"configurations": {"f": {"memory_mb": 1}}}, "f takes the keys concurrency, cpu_cores"),
+        ({"pipeline": "other"}, "is of the pipeline 'other', not of 'm'"),
+        ({"pipeline": "m"}, "the pipeline 'm' has no function 'tiny-expert-0-0'"),
+    ],
+)
+def test_a_wrong_plan_is_refused_with_file_and_rule(plan: Path, change: dict[str, Any], sentence: str) -> None:
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), **change}))
+    with pytest.raises(SettingsError) as caught:
+        load_plan(plan, topology())
+    assert str(plan) in str(caught.value) and sentence in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("memory_mb", "1"), ("replicas", True), ("gpu_share", 0.5)])
+def test_a_plan_s_configuration_must_be_one(plan: Path, key: str, value: object) -> None:
+    document = json.loads(plan.read_text())
+    document["configurations"][FUNCTION][key] = value
+    plan.write_text(json.dumps(document))
+    with pytest.raises(SettingsError, match=FUNCTION):
+        load_plan(plan)
