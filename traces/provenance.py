@@ -1,0 +1,29 @@
+"""Which bytes a number came from: the hash of a file, computed once per file and state of it."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from traces.errors import TraceError
+
+CHUNK_BYTES = 1 << 20
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of the file's bytes as they lie on disk (packed ones are not unpacked). Raises TraceError."""
+    try:
+        state = path.stat()
+        return _hashed(str(path.resolve()), state.st_size, state.st_mtime_ns, state.st_ino)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+@lru_cache(maxsize=64)
+def _hashed(path: str, _size: int, _mtime_ns: int, _inode: int) -> str:
+    digest = hashlib.sha256()
+    with Path(path).open("rb") as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
