@@ -1,9 +1,13 @@
 """Requests that wait together go through the pipeline together: texts of several requests packed into one pass.
 
 With ``smoe_max_passes`` set, at most so many passes run at once; requests that find none free wait, and the next pass
-takes all of them (up to ``MAX_PACKED_TOKENS``). There is no timer: an idle pipeline answers at once, a busy one in
-larger packs. On a machine with few cores this multiplies throughput, since a pass costs thirty calls whatever it
-carries; where every function has cores of its own, many passes at once are better and the setting stays 0: no limit.
+takes its share of them (up to ``MAX_PACKED_TOKENS``): an idle pipeline answers at once, a busy one in larger packs.
+On a machine with few cores this multiplies throughput, since a pass costs thirty calls whatever it carries; where every
+function has cores of its own, many passes at once are better and the setting stays 0: no limit.
+
+Clients that were answered together ask again together, but not in the same instant. So that the first of them does not
+get a pass of its own while the others wait for the end of the next, requests fewer than a running pack holds wait up to
+``GATHER_S`` for company.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from functions.shared.arrays import Arrays
 from functions.shared.errors import CallError, DeadlineError, NodeRefusedError, OverloadedError
 
 MAX_PACKED_TOKENS = 1024
+GATHER_S = 0.005
+"""How long a request may wait for company while other passes run: small beside a pass."""
 _PER_TEXT = ("embedding", "logits")
 
 Texts = Sequence[Sequence[int]]
@@ -34,6 +40,7 @@ class _Member:
     answers: Texts | None
     context: PassContext
     reply: asyncio.Future[Arrays]
+    arrived_s: float
 
     @property
     def tokens(self) -> int:
@@ -49,7 +56,9 @@ class PassQueue:
         self._queue_limit = queue_limit
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Member] = deque()
-        self._running = 0
+        self._running: list[int] = []
+        """How many requests each running pass carries."""
+        self._gathering: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, ids: Texts, answers: Texts | None, context: PassContext) -> Arrays:
@@ -58,7 +67,7 @@ class PassQueue:
             return await self._run(packed(ids, answers), context)
         if len(self._waiting) >= self._queue_limit:
             raise OverloadedError(f"{self._queue_limit} requests wait for the pipeline; try again later")
-        member = _Member(ids, answers, context, self._loop.create_future())
+        member = _Member(ids, answers, context, self._loop.create_future(), self._loop.time())
         self._waiting.append(member)
         self._begin()
         timer = self._loop.call_at(context.deadline_s, _expire, member)
@@ -68,19 +77,37 @@ class PassQueue:
             timer.cancel()
 
     def _begin(self) -> None:
-        while self._waiting and self._running < self._limit:
+        while self._waiting and len(self._running) < self._limit and not self._awaits_company():
             members = self._next_pack()
             if members:
-                self._running += 1
+                self._running.append(len(members))
                 task = self._loop.create_task(self._serve(members))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
+    def _awaits_company(self) -> bool:
+        """Fewer wait than the mean running pass carries, and not for long yet: look again when that time is over."""
+        if not self._running or len(self._waiting) * len(self._running) >= sum(self._running):
+            return False
+        until_s = self._waiting[0].arrived_s + GATHER_S
+        if until_s <= self._loop.time():
+            return False
+        if self._gathering is None:
+            self._gathering = self._loop.call_at(until_s, self._gathered)
+        return True
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        self._begin()
+
     def _next_pack(self) -> list[_Member]:
-        """Those who waited longest; who has given up is left out."""
+        """Those who waited longest, an even share of all that are here; who has given up is left out."""
+        share = -(-(len(self._waiting) + sum(self._running)) // self._limit)
         members: list[_Member] = []
         tokens = 0
-        while self._waiting and (not members or tokens + self._waiting[0].tokens <= MAX_PACKED_TOKENS):
+        while self._waiting and (
+            not members or (len(members) < share and tokens + self._waiting[0].tokens <= MAX_PACKED_TOKENS)
+        ):
             member = self._waiting.popleft()
             if not member.reply.done():
                 members.append(member)
@@ -91,7 +118,7 @@ class PassQueue:
         try:
             await self._serve_together(members)
         finally:
-            self._running -= 1
+            self._running.remove(len(members))
             self._begin()
 
     async def _serve_together(self, members: list[_Member]) -> None:

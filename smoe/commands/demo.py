@@ -145,7 +145,7 @@ def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, co
     deployment = DeploymentSettings(
         ingress_cpu_cores=max(1, math.ceil(1 / settings.cpu_scale)),
         ingress_concurrency=INGRESS_CONCURRENCY,
-        ingress_passes=2 * (os.cpu_count() or 1),
+        ingress_passes=os.cpu_count() or 1,
         max_replicas=settings.max_replicas,
     )
     with console.status("deploying") as status:

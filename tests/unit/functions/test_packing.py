@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from functions.ingress.exchange import exchange
-from functions.ingress.packing import MAX_PACKED_TOKENS, PassQueue
+from functions.ingress.packing import GATHER_S, MAX_PACKED_TOKENS, PassQueue
 from functions.ingress.passes import PassContext
 from functions.local import LocalPipeline
 from functions.shared import arrays, wire
@@ -82,6 +82,71 @@ async def test_a_pack_is_bounded_in_tokens() -> None:
     await asyncio.gather(*(queue.run(ids, None, context()) for _ in range(5)))
     assert max(len(inputs["token_ids"]) for inputs in passes.seen) <= MAX_PACKED_TOKENS
     assert len(passes.seen) == 3
+
+
+class Held(Passes):
+    """Passes that are let go one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates: list[asyncio.Event] = []
+
+    async def __call__(self, inputs: Arrays, context: PassContext) -> Arrays:
+        gate = asyncio.Event()
+        self.gates.append(gate)
+        reply = await super().__call__(inputs, context)
+        await gate.wait()
+        return reply
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(inputs["lengths"]) for inputs in self.seen]
+
+
+async def turns(count: int = 4) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_two_passes_share_those_who_wait_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = asyncio.get_running_loop().time()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    passes = Held()
+    queue = PassQueue(passes, 2, 100)
+    calls = [asyncio.ensure_future(queue.run([[i]], None, context())) for i in range(10)]
+    await turns()
+    assert passes.sizes == [1, 1]
+    now_s += GATHER_S + 0.002
+    for gate in passes.gates[:2]:
+        gate.set()
+    await turns()
+    assert passes.sizes == [1, 1, 5, 3]
+    for _ in range(3):
+        for gate in passes.gates:
+            gate.set()
+        await turns()
+    assert [reply["embedding"].item() for reply in await asyncio.gather(*calls)] == list(range(10))
+
+
+async def test_the_first_of_many_waits_a_moment_for_company_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = asyncio.get_running_loop().time()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    passes = Held()
+    queue = PassQueue(passes, 2, 100)
+    calls = [asyncio.ensure_future(queue.run([[i]], None, context())) for i in range(8)]
+    await turns()
+    passes.gates[0].set()
+    await turns()
+    assert passes.sizes == [1, 1, 4]
+    passes.gates[1].set()
+    await turns()
+    assert passes.sizes == [1, 1, 4], "two wait, fewer than the four under way"
+    now_s += GATHER_S + 0.002
+    await turns()
+    assert passes.sizes == [1, 1, 4, 2]
+    for gate in passes.gates:
+        gate.set()
+    await asyncio.gather(*calls)
 
 
 async def test_a_refused_request_spoils_no_other_of_its_pack() -> None:
