@@ -1,5 +1,6 @@
-"""Offline learning of the scaling policy: profiles, simulator, environment, agent.
+"""Offline learning of the scaling policy: profiles, latency models, simulator, environment, agent.
 
-Nothing is in this room yet; it is filled by the simulator and learnt-policy work. Only entry points may join it with
-``autoscaler``.
+``latency`` says how long a call takes, ``routing`` where tokens go, ``workload`` joins both with a pipeline and its SLO,
+``sim`` plays requests through it. Everything random takes a seed. This room must never hold a copy of the controller's
+state or decision code (it runs the real one), and never pass simulated numbers off as measured ones.
 """
