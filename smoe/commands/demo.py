@@ -73,7 +73,7 @@ class RunSettings:
 @click.option(
     "--seconds", type=click.FloatRange(10, 86400), default=120.0, show_default=True, help="Length of the play."
 )
-@click.option("--mean-rps", type=click.FloatRange(0.1, 1000), default=5.0, show_default=True, help="Mean request rate.")
+@click.option("--mean-rps", type=click.FloatRange(0.1, 1000), default=3.0, show_default=True, help="Mean request rate.")
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
@@ -145,7 +145,6 @@ def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, co
     deployment = DeploymentSettings(
         ingress_cpu_cores=max(1, math.ceil(1 / settings.cpu_scale)),
         ingress_concurrency=INGRESS_CONCURRENCY,
-        ingress_passes=os.cpu_count() or 1,
         max_replicas=settings.max_replicas,
     )
     with console.status("deploying") as status:

@@ -52,7 +52,7 @@ def latency(run: Run, slo_s: float) -> bytes:
     axes.plot([], [], color=INK, linewidth=2.2, label="P95 of a window")
     if any((w.p95_s or 0) > slo_s for w in windows):
         axes.plot([], [], color=RED, linewidth=2.2, label="P95 above the SLO")
-    axes.axhline(1000 * slo_s, color=RED, linestyle="--", linewidth=1.2, label=f"SLO {1000 * slo_s:g} ms")
+    axes.axhline(1000 * slo_s, color=RED, linestyle="--", linewidth=1.2, label=f"SLO {1000 * slo_s:.0f} ms")
     if bad:
         axes.plot(
             np.array(bad) / unit, np.full(len(bad), 0.985), "x", color=RED, markersize=5, clip_on=False,
