@@ -25,6 +25,9 @@ from gateway.system import SystemApi, gateway_error
 
 log = logging.getLogger(__name__)
 
+OPEN_PATHS = ("/healthz", "/openapi.yaml", "/")
+"""Of the control door, but without a password."""
+
 
 class Gateway:
     """Everything of the gateway but its sockets. ``api`` and ``metrics_app`` are ASGI applications."""
@@ -49,12 +52,14 @@ class Gateway:
         front = FrontDoor(
             self.forwarder, self.queue, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
         )
+        self._routes = [*self.system.routes(), Route("/", _to_ui, methods=["GET"])]
+        self._metrics_routes = [
+            Route("/metrics", self._metrics_text, methods=["GET"]),
+            Route("/healthz", _ok, methods=["GET"]),
+        ]
         control = Auth(self._control(), credentials if settings.basic_auth else None)
-        open_control = self._control()
-        self.api = _Router(front, control, open_control)
-        self.metrics_app = Starlette(
-            routes=[Route("/metrics", self._metrics_text, methods=["GET"]), Route("/healthz", _ok, methods=["GET"])]
-        )
+        self.api = _Router(front, control, self._control())
+        self.metrics_app = Starlette(routes=self._metrics_routes)
 
     async def start(self) -> None:
         """Start the backend and bring back the functions of the store."""
@@ -89,9 +94,14 @@ class Gateway:
             self.forwarder.forget_gone(live)
             await asyncio.sleep(1.0)
 
+    def served(self) -> set[tuple[str, str]]:
+        """(method, path) of everything this gateway answers on both ports; HEAD of GET routes is not listed."""
+        routes = (*self._routes, *self._metrics_routes)
+        own = {(method, route.path) for route in routes for method in route.methods or () if method != "HEAD"}
+        return own | FrontDoor.served()
+
     def _control(self) -> Starlette:
-        routes = [*self.system.routes(), Route("/", _to_ui, methods=["GET"])]
-        return Starlette(routes=routes, exception_handlers={GatewayError: gateway_error})
+        return Starlette(routes=self._routes, exception_handlers={GatewayError: gateway_error})
 
     async def _metrics_text(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -111,7 +121,7 @@ class _Router:
             if path.startswith(("/function/", "/async-function/")):
                 await self._front(scope, receive, send)
                 return
-            if path in ("/healthz", "/"):
+            if path in OPEN_PATHS:
                 await self._open(scope, receive, send)
                 return
         if scope["type"] == "websocket":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from gateway.asynchronous import AsyncQueue
@@ -17,6 +17,7 @@ from gateway.upstream import UpstreamError
 log = logging.getLogger(__name__)
 
 METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
+ASYNC_METHODS = frozenset(("POST",))
 _NAME = re.compile(r"[-a-zA-Z_0-9.]+")
 
 
@@ -29,6 +30,12 @@ class FrontDoor:
         self._buffer_bytes = buffer_bytes
         self._max_body_bytes = max_body_bytes
 
+    @staticmethod
+    def served() -> set[tuple[str, str]]:
+        """(method, path) of everything here, as openapi.yaml writes it."""
+        doors = (("/function/{name}", METHODS), ("/async-function/{name}", ASYNC_METHODS))
+        return {(method, path + rest) for path, methods in doors for method in methods for rest in ("", "/{path}")}
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         raw = scope.get("raw_path") or scope["path"].encode()
         parts = raw.split(b"/", 3)  # b"", b"function", NAME, rest?
@@ -36,8 +43,9 @@ class FrontDoor:
         asynchronous = parts[1] == b"async-function"
         if not _NAME.fullmatch(name):
             return await _text(send, 404, "404 page not found")
-        if scope["method"] not in METHODS or (asynchronous and scope["method"] != "POST"):
-            return await _text(send, 405, "")
+        methods = ASYNC_METHODS if asynchronous else METHODS
+        if scope["method"] not in methods:
+            return await _text(send, 405, "Method Not Allowed", allow=methods)
         call = self._call(scope, name, b"/" + (parts[3] if len(parts) > 3 else b""))
         limit = min(self._max_body_bytes, self._queue.body_bytes) if asynchronous else self._max_body_bytes
         try:
@@ -174,11 +182,15 @@ def _too_large(limit: int) -> str:
     return f"the body is larger than {limit} bytes"
 
 
-async def _text(send: Any, status: int, message: str, *, retry_after: bool = False, close: bool = False) -> None:
+async def _text(
+    send: Any, status: int, message: str, *, retry_after: bool = False, close: bool = False, allow: Iterable[str] = ()
+) -> None:
     body = message.encode()
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
     if retry_after:
         headers.append((b"retry-after", b"1"))
+    if allow:
+        headers.append((b"allow", ", ".join(sorted(allow)).encode()))
     if close:  # what is left of the request is not read
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -12,12 +12,21 @@ from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState, Inv
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 SCALE_MIN = "com.openfaas.scale.min"
 SCALE_MAX = "com.openfaas.scale.max"
+MAX_REPLICAS = 5000
+"""Of one function."""
 
 
 def split_name(text: str, namespace: str | None = None) -> tuple[str, str]:
-    """``NAME`` or ``NAME.NAMESPACE`` (split at the last dot) to both parts; ``namespace`` is the default."""
+    """``NAME`` or ``NAME.NAMESPACE`` (split at the last dot) to both parts; ``namespace`` is the default.
+
+    Raises InvalidSpecError where both are given and differ.
+    """
     name, dot, after = text.rpartition(".")
     if dot and name:
+        if namespace and namespace != after:
+            raise InvalidSpecError(
+                f"{text[:80]!r} names the namespace {after[:80]!r}, but namespace is {namespace[:80]!r}"
+            )
         return name, after
     return text, namespace or DEFAULT_NAMESPACE
 
@@ -73,7 +82,17 @@ def parse_deployment(document: Any) -> FunctionSpec:
 
 def scale_bounds(spec: FunctionSpec) -> tuple[int, int | None]:
     """Least and most replicas of the labels (1, no limit). Raises InvalidSpecError."""
-    return _label_number(spec, SCALE_MIN, 1) or 0, _label_number(spec, SCALE_MAX, None)
+    return label_number(spec, SCALE_MIN, 1) or 0, label_number(spec, SCALE_MAX, None)
+
+
+def label_number(spec: FunctionSpec, key: str, default: int | None) -> int | None:
+    """A label that counts replicas or percent. Raises InvalidSpecError."""
+    text = spec.labels.get(key)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdigit() or len(text) > 4 or int(text) > MAX_REPLICAS:
+        raise InvalidSpecError(f"label {key} is {text[:40]!r}; it takes a whole number up to {MAX_REPLICAS}")
+    return int(text)
 
 
 def max_inflight(spec: FunctionSpec) -> int:
@@ -122,15 +141,6 @@ def status_of(state: FunctionState, invocations: float, usage: Mapping[str, Usag
             "totalMemoryBytes": sum(one.memory_bytes or 0 for one in usage.values()),
         }
     return document
-
-
-def _label_number(spec: FunctionSpec, key: str, default: int | None) -> int | None:
-    text = spec.labels.get(key)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > 6:
-        raise InvalidSpecError(f"label {key} is {text[:40]!r}; it takes a whole number")
-    return int(text)
 
 
 def _text(document: Mapping[str, Any], key: str) -> str:

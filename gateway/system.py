@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import json
 import platform
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from datetime import UTC, datetime
+from importlib import resources
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import __version__
+from gateway.alerts import parse_alerts, wanted_replicas
 from gateway.contract import (
     DEFAULT_NAMESPACE,
     Backend,
+    ConflictError,
     FunctionState,
     GatewayError,
     InvalidSpecError,
     LogLine,
     NotFoundError,
+    Usage,
 )
+from gateway.inputs import flag, moment, named, read_json, read_object, secret_value, whole
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.specs import (
+    MAX_REPLICAS,
     check_name,
     check_namespace,
     max_inflight,
@@ -41,7 +44,6 @@ from gateway.store import FunctionStore
 
 METRICS_LABEL = "smoe.metrics"
 FEED_PERIOD_S = 5.0
-MAX_REPLICAS = 10_000
 
 
 class SystemApi:
@@ -53,14 +55,15 @@ class SystemApi:
         self._backend = backend
         self._store = store
         self._metrics = metrics
-        self._settings = settings
+        self._max_bytes = settings.max_json_bytes
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
         self._closing = asyncio.Event()
 
     def routes(self) -> list[Route]:
-        """Everything under ``/system`` and ``/healthz``."""
+        """Everything under ``/system``, ``/healthz`` and the description of it all."""
         return [
             Route("/healthz", self.health, methods=["GET"]),
+            Route("/openapi.yaml", self.description, methods=["GET"]),
             Route("/system/functions", self.list_functions, methods=["GET"]),
             Route("/system/functions", self.create_function, methods=["POST"]),
             Route("/system/functions", self.update_function, methods=["PUT"]),
@@ -85,12 +88,15 @@ class SystemApi:
     async def health(self, request: Request) -> Response:
         return PlainTextResponse("OK")
 
+    async def description(self, request: Request) -> Response:
+        return Response(resources.files("gateway").joinpath("openapi.yaml").read_bytes(), media_type="application/yaml")
+
     async def list_functions(self, request: Request) -> Response:
         namespace = check_namespace(request.query_params.get("namespace") or DEFAULT_NAMESPACE)
         return JSONResponse([self._status(state) for state in self._backend.list(namespace)])
 
     async def create_function(self, request: Request) -> Response:
-        spec = parse_deployment(await self._json(request))
+        spec = parse_deployment(await read_json(request, self._max_bytes))
         max_inflight(spec)
         replicas = scale_bounds(spec)[0]
         await self._backend.create(spec, replicas)
@@ -98,7 +104,7 @@ class SystemApi:
         return Response(status_code=202)
 
     async def update_function(self, request: Request) -> Response:
-        spec = parse_deployment(await self._json(request))
+        spec = parse_deployment(await read_json(request, self._max_bytes))
         max_inflight(spec)
         before = self._backend.get(spec.name, spec.namespace)
         await self._backend.update(spec)
@@ -111,38 +117,57 @@ class SystemApi:
         return Response(status_code=202)
 
     async def delete_function(self, request: Request) -> Response:
-        document = await self._object(request)
-        name, namespace = self._named(document.get("functionName"), document.get("namespace"), request)
+        document = await read_object(request, self._max_bytes)
+        name, namespace = named(document.get("functionName"), document.get("namespace"), request)
         await self._backend.delete(name, namespace)
         self._store.remove(name, namespace)
         return Response(status_code=202)
 
     async def describe_function(self, request: Request) -> Response:
-        name, namespace = split_name(request.path_params["name"], request.query_params.get("namespace"))
+        query = request.query_params
+        name, namespace = split_name(request.path_params["name"], query.get("namespace"))
+        with_usage = flag(query, "usage")
         try:
             state = self._backend.get(name, namespace)
         except NotFoundError:
             return Response(status_code=404)
-        usage = self._backend.usage(name, namespace) if request.query_params.get("usage") in ("1", "true") else None
-        return JSONResponse(self._status(state) | ({"usage": status_of(state, 0, usage)["usage"]} if usage else {}))
+        usage = self._backend.usage(name, namespace) if with_usage else None
+        return JSONResponse(self._status(state, usage))
 
     async def scale_function(self, request: Request) -> Response:
-        document = await self._object(request)
-        given = document.get("serviceName") or request.path_params["name"]
-        name, namespace = self._named(given, document.get("namespace"), request)
+        document = await read_object(request, self._max_bytes)
+        given = document.get("serviceName")
+        given = request.path_params["name"] if given in (None, "") else given
+        name, namespace = named(given, document.get("namespace"), request)
         replicas = document.get("replicas")
         if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
             raise InvalidSpecError(f"replicas must be a whole number from 0 to {MAX_REPLICAS}")
         state = self._backend.get(name, namespace)
         _, high = scale_bounds(state.spec)
-        if high is not None:
-            replicas = min(replicas, high)
-        await self._backend.scale(name, namespace, replicas)
-        self._store.save(state.spec, replicas)
+        await self._scale(state, replicas if high is None else min(replicas, high))
         return Response(status_code=202)
 
-    def _status(self, state: FunctionState) -> dict[str, Any]:
-        return status_of(state, float(self._metrics.invocations[state.spec.key]))
+    async def alert(self, request: Request) -> Response:
+        """Every alert is followed as far as it can be; functions that are not there are named in the reply."""
+        missing: list[str] = []
+        for alert in parse_alerts(await read_json(request, self._max_bytes)):
+            try:
+                state = self._backend.get(alert.function, alert.namespace)
+                wanted = wanted_replicas(state, firing=alert.firing)
+                if wanted != state.desired_replicas:
+                    await self._scale(state, wanted)
+            except NotFoundError as error:
+                missing.append(str(error))
+        if missing:
+            raise NotFoundError("; ".join(missing))
+        return Response(status_code=200)
+
+    async def _scale(self, state: FunctionState, replicas: int) -> None:
+        await self._backend.scale(state.spec.name, state.spec.namespace, replicas)
+        self._store.save(state.spec, replicas)
+
+    def _status(self, state: FunctionState, usage: Mapping[str, Usage] | None = None) -> dict[str, Any]:
+        return status_of(state, float(self._metrics.invocations[state.spec.key]), usage)
 
     # about
 
@@ -158,12 +183,10 @@ class SystemApi:
         return JSONResponse([DEFAULT_NAMESPACE])
 
     async def namespace(self, request: Request) -> Response:
-        return PlainTextResponse(f"there is one namespace, {DEFAULT_NAMESPACE}; it has no settings", status_code=501)
-
-    async def alert(self, request: Request) -> Response:
-        return PlainTextResponse(
-            "this gateway does not scale by alerts: a controller scales through /system/scale-function", status_code=501
-        )
+        name = request.path_params["namespace"]
+        if name != DEFAULT_NAMESPACE:
+            raise NotFoundError(f"namespace {name[:80]!r} does not exist; there is {DEFAULT_NAMESPACE}")
+        return JSONResponse({"name": DEFAULT_NAMESPACE, "annotations": {}, "labels": {}})
 
     # secrets
 
@@ -179,24 +202,16 @@ class SystemApi:
         return await self._put_secret(request, create=False)
 
     async def delete_secret(self, request: Request) -> Response:
-        document = await self._object(request)
-        name, namespace = self._named(document.get("name"), document.get("namespace"), request)
+        document = await read_object(request, self._max_bytes)
+        name, namespace = named(document.get("name"), document.get("namespace"), request)
         await self._backend.delete_secret(name, namespace)
         return Response(status_code=202)
 
     async def _put_secret(self, request: Request, *, create: bool) -> Response:
-        document = await self._object(request)
-        name, namespace = self._named(document.get("name"), document.get("namespace"), request)
-        value, raw = document.get("value"), document.get("rawValue")
-        if isinstance(raw, str) and raw:
-            try:
-                content = base64.b64decode(raw, validate=True)
-            except (binascii.Error, ValueError):
-                raise InvalidSpecError("rawValue of the secret must be base64") from None
-        elif isinstance(value, str):
-            content = value.encode()
-        else:
-            raise InvalidSpecError("a secret takes value (text) or rawValue (base64)")
+        document = await read_object(request, self._max_bytes)
+        name, namespace = named(document.get("name"), document.get("namespace"), request)
+        content = secret_value(document)
+        check_namespace(namespace)
         await self._backend.put_secret(check_name(name, "secret"), namespace, content, create=create)
         return Response(status_code=202)
 
@@ -207,19 +222,14 @@ class SystemApi:
         name, namespace = split_name(query.get("name", ""), query.get("namespace"))
         if not name:
             raise InvalidSpecError("logs need the parameter name")
+        instance, since_s = query.get("instance") or None, moment(query, "since")
+        tail, follow = whole(query, "tail"), flag(query, "follow")
         self._backend.get(name, namespace)
-        lines = self._backend.logs(
-            name,
-            namespace,
-            instance=query.get("instance") or None,
-            since_s=_since(query.get("since", "")),
-            tail=_whole(query.get("tail", ""), "tail"),
-            follow=query.get("follow", "").lower() in ("1", "true"),
-        )
+        lines = self._backend.logs(name, namespace, instance=instance, since_s=since_s, tail=tail, follow=follow)
         return StreamingResponse(self._until_closing(_log_lines(lines)), media_type="application/x-ndjson")
 
     async def replicas(self, request: Request) -> Response:
-        if request.query_params.get("follow", "").lower() not in ("1", "true"):
+        if not flag(request.query_params, "follow"):
             return JSONResponse(self._snapshot())
         return StreamingResponse(self._until_closing(self._follow()), media_type="application/x-ndjson")
 
@@ -272,46 +282,18 @@ class SystemApi:
         }
         return {"version": self._backend.version(), "functions": functions}
 
-    # reading requests
-
-    async def _json(self, request: Request) -> Any:
-        body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > self._settings.max_json_bytes:
-                raise HTTPException(413, f"the body is larger than {self._settings.max_json_bytes} bytes")
-        try:
-            return json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise InvalidSpecError(f"the body is not JSON: {error}") from error
-
-    async def _object(self, request: Request) -> dict[str, Any]:
-        document = await self._json(request)
-        if not isinstance(document, dict):
-            raise InvalidSpecError("the body must be a JSON object")
-        return document
-
-    def _named(self, name: Any, namespace: Any, request: Request) -> tuple[str, str]:
-        """Name and namespace from the body, the namespace else from the query (clients do either)."""
-        if not isinstance(name, str) or not name:
-            raise InvalidSpecError("the name is missing")
-        if namespace is not None and not isinstance(namespace, str):
-            raise InvalidSpecError("namespace must be a string")
-        return split_name(name, namespace or request.query_params.get("namespace"))
-
 
 async def gateway_error(request: Request, error: Exception) -> Response:
     """Errors of the contract as plain text, which faas-cli prints."""
-    status = 500
-    for kind in type(error).__mro__:
-        status = _STATUS.get(kind.__name__, status)
-        if kind.__name__ in _STATUS:
-            break
+    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     return PlainTextResponse(str(error), status_code=status)
 
 
-_STATUS = {"NotFoundError": 404, "InvalidSpecError": 400, "ConflictError": 409, "BackendError": 500}
-HANDLED = (GatewayError,)
+_STATUSES: tuple[tuple[type[GatewayError], int], ...] = (
+    (NotFoundError, 404),
+    (InvalidSpecError, 400),
+    (ConflictError, 409),
+)
 
 
 async def _cancelled(future: asyncio.Future[Any]) -> None:
@@ -331,21 +313,3 @@ async def _log_lines(lines: AsyncIterator[LogLine]) -> AsyncGenerator[bytes]:
             "text": line.text,
         }
         yield json.dumps(entry).encode() + b"\n"
-
-
-def _since(text: str) -> float | None:
-    if not text:
-        return None
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError):
-        raise InvalidSpecError(f"since is {text[:40]!r}; it takes a time such as 2026-01-31T12:00:00Z") from None
-
-
-def _whole(text: str, what: str) -> int:
-    if not text:
-        return 0
-    try:
-        return int(text)
-    except ValueError:
-        raise InvalidSpecError(f"{what} is {text[:40]!r}; it takes a whole number") from None

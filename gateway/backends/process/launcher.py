@@ -155,6 +155,8 @@ class Launcher:
         reading, writing = os.pipe()
         try:
             with socket.create_server((self._settings.host, 0), backlog=_BACKLOG) as listener:
+                # Inherited by every connection: asyncio does not set it where the socket came from elsewhere.
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 host, port = listener.getsockname()[:2]
                 environ = {**program.environ, "port": str(port)}
                 message = {"entry": program.entry, "name": program.name, "environ": environ}

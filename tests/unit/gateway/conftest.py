@@ -70,7 +70,8 @@ Starter = Callable[..., AbstractAsyncContextManager[Running]]
 
 
 @asynccontextmanager
-async def _running(state: Path, backend: FakeBackend | None = None, **changes: Any) -> AsyncIterator[Running]:
+async def gateway_on(state: Path, backend: FakeBackend | None = None, **changes: Any) -> AsyncIterator[Running]:
+    """A running gateway on a state folder; ``changes`` are settings."""
     settings = GatewaySettings(state=state, **{"drain_s": 5.0, "start_wait_s": 5.0, **changes})
     backend = backend or FakeBackend()
     credentials = ensure_credentials(settings)
@@ -96,7 +97,7 @@ async def _running(state: Path, backend: FakeBackend | None = None, **changes: A
 @pytest.fixture
 def start(tmp_path: Path) -> Starter:
     """``async with start(**settings) as running``; a second one may use the same state folder."""
-    return lambda **changes: _running(tmp_path / "state", **changes)
+    return lambda **changes: gateway_on(tmp_path / "state", **changes)
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ async def test_scaling_sets_the_number_within_the_maximum(running: Running, targ
     assert len(running.replicas()) == 0
 
 
-@pytest.mark.parametrize("replicas", [-1, 1.5, "2", None, True, 10_001, 1e400])
+@pytest.mark.parametrize("replicas", [-1, 1.5, "2", None, True, 5001, 1e300])
 async def test_replicas_must_be_a_whole_number(running: Running, replicas: Any) -> None:
     await deploy(running)
     answer = await running.system("POST", "/system/scale-function/f", {"serviceName": "f", "replicas": replicas})
@@ -274,8 +274,9 @@ async def test_what_needs_no_password(running: Running, method: str, target: str
     ("method", "target", "status"),
     [
         ("GET", "/system/telemetry", 404),
-        ("POST", "/system/alert", 501),
-        ("GET", "/system/namespace/x", 501),
+        ("GET", "/system/namespace/x", 404),
+        ("POST", "/system/namespace/", 404),
+        ("DELETE", "/system/namespace/openfaas-fn", 405),
         ("POST", "/system/info", 405),
         ("PATCH", "/system/functions", 405),
         ("GET", "/ui/", 404),

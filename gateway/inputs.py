@@ -1,0 +1,111 @@
+"""What clients of the control door send: JSON bodies, names, and parameters of the query. Bad input raises
+InvalidSpecError with a sentence; a body that is too large raises HTTPException 413.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from gateway.contract import InvalidSpecError
+from gateway.specs import split_name
+
+_TRUE = ("1", "t", "true")
+_FALSE = ("", "0", "f", "false")
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+
+
+async def read_json(request: Request, max_bytes: int) -> Any:
+    """The body as JSON in UTF-8, of at most ``max_bytes``."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise HTTPException(413, f"the body is larger than {max_bytes} bytes")
+        parts.append(part)
+    body = b"".join(parts)
+    try:
+        document = json.loads(body.decode(), parse_constant=_no_constant)
+        if b"\\u" in body:  # half of a surrogate pair is JSON, but no text: nothing could store or show it
+            json.dumps(document, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidSpecError(f"the body is not JSON: {error}") from error
+    return document
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object."""
+    document = await read_json(request, max_bytes)
+    if not isinstance(document, dict):
+        raise InvalidSpecError("the body must be a JSON object")
+    return document
+
+
+def named(name: Any, namespace: Any, request: Request) -> tuple[str, str]:
+    """Name and namespace from the body, the namespace else from the query (clients do either)."""
+    if name is None or name == "":
+        raise InvalidSpecError("the name is missing")
+    for value, what in ((name, "the name"), (namespace, "namespace")):
+        if value is not None and not isinstance(value, str):
+            raise InvalidSpecError(f"{what} must be a string")
+    return split_name(name, namespace or request.query_params.get("namespace"))
+
+
+def secret_value(document: Mapping[str, Any]) -> bytes:
+    """Content of a secret: ``rawValue`` (base64) where given, else ``value``. Never repeats it in an error."""
+    value, raw = document.get("value"), document.get("rawValue")
+    for given, what in ((value, "value"), (raw, "rawValue")):
+        if given is not None and not isinstance(given, str):
+            raise InvalidSpecError(f"{what} of the secret must be a string")
+    if raw:
+        try:
+            return base64.b64decode(raw, validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidSpecError("rawValue of the secret must be base64") from None
+    if value is None:
+        raise InvalidSpecError("a secret takes value (text) or rawValue (base64)")
+    return str(value).encode()
+
+
+def flag(query: Mapping[str, str], key: str) -> bool:
+    """``true`` or ``false`` in the forms that Go's clients send; absent is false."""
+    text = query.get(key, "")
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise InvalidSpecError(f"{key} is {text[:40]!r}; it takes true or false")
+
+
+def whole(query: Mapping[str, str], key: str) -> int:
+    """A whole number; absent is 0."""
+    text = query.get(key, "")
+    if not text:
+        return 0
+    if not _WHOLE.fullmatch(text):
+        raise InvalidSpecError(f"{key} is {text[:40]!r}; it takes a whole number")
+    return int(text)
+
+
+def moment(query: Mapping[str, str], key: str) -> float | None:
+    """A time in RFC 3339 as Unix time; absent is None."""
+    text = query.get(key, "")
+    if not text:
+        return None
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise InvalidSpecError(f"{key} is {text[:40]!r}; it takes a time such as 2026-01-31T12:00:00Z") from None
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON number")

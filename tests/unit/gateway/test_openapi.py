@@ -1,0 +1,184 @@
+"""The gateway's own OpenAPI file: the same routes as the application, and replies as it says, whatever is asked.
+
+Schemathesis makes requests from the file, well-formed and broken ones, and sends them to a running gateway whose
+backend is in memory. Everything is derived from the file, so the same file gives the same requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import requests
+import schemathesis
+import yaml
+from hypothesis import HealthCheck, settings
+from jsonschema import Draft202012Validator
+from schemathesis.checks import CHECKS
+
+from gateway.backends.fake import FakeBackend
+from gateway.contract import ConflictError, FunctionSpec
+from tests.unit.gateway.client import connect, request
+from tests.unit.gateway.conftest import Running, gateway_on
+
+DOCUMENT: dict[str, Any] = yaml.safe_load(resources.files("gateway").joinpath("openapi.yaml").read_bytes())
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
+CHECKED = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+    "unsupported_method",
+    "ignored_auth",
+)
+EXAMPLES = 8
+TIMEOUT_S = 20.0
+
+
+class Roomy(FakeBackend):
+    """Wishes any number of replicas and runs few of them, so that made-up numbers open no thousands of sockets."""
+
+    async def create(self, spec: FunctionSpec, replicas: int) -> None:
+        await super().create(spec, min(replicas, 2))
+
+    async def scale(self, name: str, namespace: str, replicas: int) -> None:
+        await super().scale(name, namespace, min(replicas, 2))
+
+
+class Served:
+    """A running gateway in a thread and event loop of its own, for clients that block."""
+
+    def __init__(self, state: Path) -> None:
+        self._found: Future[Running] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(state)))
+        self.session = requests.Session()
+        self.session.trust_env = False
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        self.running = self._found.result(TIMEOUT_S)
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.session.close()
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(TIMEOUT_S)
+
+    def with_function(self) -> None:
+        """The function of the file's examples is there, whatever was done before."""
+
+        async def deploy() -> None:
+            with suppress(ConflictError):
+                await self.running.deploy("echo")
+
+        asyncio.run_coroutine_threadsafe(deploy(), self._loop).result(TIMEOUT_S)
+
+    async def _serve(self, state: Path) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            async with gateway_on(state, Roomy(), start_wait_s=0.05) as running:
+                self._found.set_result(running)
+                await self._stop.wait()
+        except BaseException as error:
+            if self._found.done():
+                raise
+            self._found.set_exception(error)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with Served(tmp_path_factory.mktemp("gateway")) as found:
+        yield found
+
+
+api = schemathesis.openapi.from_dict(DOCUMENT)
+# Unknown parameters are ignored, as OpenFaaS ignores them; the password is given below, and tested by ignored_auth.
+api.config.generation.update(deterministic=True, allow_extra_parameters=False, with_security_parameters=False)
+
+
+@api.parametrize()
+@settings(
+    max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+def test_replies_are_as_the_file_says(case: schemathesis.Case[Any], served: Served) -> None:
+    served.with_function()
+    case.query = {name: value for name, value in case.query.items() if not _endless(name, value)}
+    case.headers.pop("X-Callback-Url", None)  # nothing is posted to made-up addresses
+    running = served.running
+    address = running.metrics_address if case.path == "/metrics" else running.address
+    headers = {"Authorization": running.basic} if case.operation.security.iter_parameters() else {}
+    case.call_and_validate(
+        base_url=f"http://{address}",
+        session=served.session,
+        headers=headers,
+        timeout=TIMEOUT_S,
+        checks=cast(Any, CHECKS.get_by_names(CHECKED)),
+    )
+
+
+def _endless(name: str, value: Any) -> bool:
+    return name == "follow" and str(value).lower() in ("1", "t", "true")
+
+
+def test_the_file_and_the_application_have_the_same_routes(served: Served) -> None:
+    described = {
+        (method.upper(), path) for path, item in DOCUMENT["paths"].items() for method in METHODS if method in item
+    }
+    assert described == served.running.gateway.served()
+
+
+async def test_the_file_is_served_without_a_password_as_it_is(running: Running) -> None:
+    answer = await running.call("GET", "/openapi.yaml")
+    assert (answer.status, answer.headers["content-type"]) == (200, "application/yaml")
+    assert yaml.safe_load(answer.body) == DOCUMENT
+
+
+def test_every_schema_of_the_file_is_a_schema_and_every_reference_leads_somewhere() -> None:
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        Draft202012Validator.check_schema(schema)
+        assert schema.get("description") or schema.get("type"), name
+    for path in references(DOCUMENT):
+        found: Any = DOCUMENT
+        for key in path.removeprefix("#/").split("/"):
+            found = found[key]
+
+
+def references(document: Any) -> Iterator[str]:
+    """Every ``$ref`` in a document."""
+    if isinstance(document, dict):
+        if isinstance(document.get("$ref"), str):
+            yield document["$ref"]
+        for value in document.values():
+            yield from references(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from references(value)
+
+
+async def test_lines_of_logs_and_feed_are_as_their_schemas_say(running: Running) -> None:
+    await running.deploy("echo", labels={"smoe.metrics": "true"})
+    await running.call("GET", "/function/echo")
+    (line,) = (await running.system("GET", "/system/logs?name=echo")).text.splitlines()
+    validator("LogLine").validate(json.loads(line))
+    reader, writer = await connect(running.address)
+    writer.write(request("GET", "/system/replicas?follow=true", close=True, authorization=running.basic))
+    await reader.readuntil(b"\r\n\r\n")
+    async with asyncio.timeout(TIMEOUT_S):
+        _, _, snapshot = (await reader.readuntil(b"}\n")).partition(b"\r\n")  # behind the chunk's length
+    writer.close()
+    validator("ReplicaSnapshot").validate(json.loads(snapshot))
+
+
+def validator(name: str) -> Draft202012Validator:
+    return Draft202012Validator({**DOCUMENT, "$ref": f"#/components/schemas/{name}"})
