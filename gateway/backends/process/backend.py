@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gateway.backends.process import secret_mount
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.launcher import Launcher
 from gateway.backends.process.logs import FunctionLog
@@ -85,10 +86,13 @@ class ProcessBackend:
             version = "dev"
         notes = [
             *self._launcher.cgroups.notes,
-            "Secrets are files under the folder named by the environment variable secret_mount_path, "
-            "not under /var/openfaas/secrets.",
             "constraints and readOnlyRootFilesystem are kept but have no effect: replicas are plain processes.",
         ]
+        if not secret_mount.possible():
+            notes.append(
+                "Secrets are files under the folder named by the environment variable secret_mount_path, "
+                f"not under {secret_mount.SECRETS}: this gateway may not make mount namespaces (CAP_SYS_ADMIN)."
+            )
         if self._settings.cpu_scale != 1:
             notes.append(f"One configured CPU core is {self._settings.cpu_scale:g} of a real one (cpu_scale).")
         return BackendInfo("smoe-process", "process", version, tuple(notes))

@@ -15,9 +15,10 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NoReturn
 
-from gateway.backends.process import channel, kernel
+from gateway.backends.process import channel, kernel, secret_mount
 
 _RESET_SIGNALS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT)
 
@@ -84,6 +85,8 @@ def _become(line: socket.socket) -> int:
     environ = dict(message["environ"])
     _set_environment(environ)
     kernel.name_process(message["name"])
+    if message["secrets"]:
+        _show_secrets(message["secrets"])
     module, _, attribute = message["entry"].partition(":")
     entry = getattr(importlib.import_module(module), attribute)
 
@@ -96,6 +99,15 @@ def _become(line: socket.socket) -> int:
     listener = socket.socket(fileno=listener_descriptor)
     entry(environ, listener, ready)
     return 0
+
+
+def _show_secrets(folder: str) -> None:
+    if not secret_mount.possible():
+        return  # /system/info says so
+    try:
+        secret_mount.enter(Path(folder))
+    except OSError as error:
+        print(f"secrets are in {folder} only, not in {secret_mount.SECRETS}: {error}", file=sys.stderr)
 
 
 def _set_environment(environ: Mapping[str, str]) -> None:

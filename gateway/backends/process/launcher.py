@@ -37,6 +37,8 @@ class Program:
     entry: str
     name: str
     environ: Mapping[str, str]
+    secrets: str = ""
+    """Folder to show at /var/openfaas/secrets; empty where there is nothing to show."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ class Launcher:
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 host, port = listener.getsockname()[:2]
                 environ = {**program.environ, "port": str(port)}
-                message = {"entry": program.entry, "name": program.name, "environ": environ}
+                message = {"entry": program.entry, "name": program.name, "environ": environ, "secrets": program.secrets}
                 become(held.forked, message, listener, writing)
         except (channel.ChannelError, OSError) as error:
             os.close(reading)

@@ -66,7 +66,7 @@ def prepare(spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_s
     )
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
     return Prepared(
-        Program(entry, spec.name, environ),
+        Program(entry, spec.name, environ, str(secrets) if spec.secrets else ""),
         limits_of(spec, gpus_of_machine(settings.proc_root)),
         whole_number(spec.env_vars, "max_inflight", 0),
         write_timeout_s,
