@@ -28,6 +28,9 @@ from moe.tokenize import TextTokenizer
 Texts = list[list[int]]
 log = logging.getLogger(__name__)
 
+CLIENT_GONE = 499
+"""Status under which requests are counted whose client left before the answer; nobody reads it."""
+
 
 class Ingress:
     """Serves the model's HTTP API on one event loop."""
@@ -76,6 +79,7 @@ class Ingress:
             task = self._loop.create_task(self._answer(request, answer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            request.on_abandoned = task.cancel
 
     async def _answer(self, request: Request, answer: Callable[[Reply], None]) -> None:
         self.instruments.in_flight += 1
@@ -85,6 +89,10 @@ class Ingress:
             reply = Reply(200, (body,))
         except CallError as error:
             reply = reply_of(error)
+        except asyncio.CancelledError:
+            if not request.abandoned:
+                raise
+            reply = error_reply(CLIENT_GONE, "abandoned", "the client is gone", platform=False)
         except Exception:
             log.exception("request %s failed", request.request_id)
             reply = error_reply(500, "internal", "the ingress failed; its log says why", platform=True)

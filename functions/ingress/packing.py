@@ -16,6 +16,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -84,6 +85,8 @@ class PassQueue:
                 task = self._loop.create_task(self._serve(members))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+                for member in members:
+                    member.reply.add_done_callback(partial(_give_up, members, task))
 
     def _awaits_company(self) -> bool:
         """Fewer wait than the mean running pass carries, and not for long yet: look again when that time is over."""
@@ -174,6 +177,12 @@ def _packed(ids: Texts) -> Arrays:
         "token_ids": np.array([token for text in ids for token in text], np.int64),
         "lengths": np.array([len(text) for text in ids], np.int64),
     }
+
+
+def _give_up(members: Sequence[_Member], task: asyncio.Task[None], reply: asyncio.Future[Arrays]) -> None:
+    """A pass that nobody waits for any more is not worth its calls."""
+    if reply.cancelled() and all(member.reply.done() for member in members):
+        task.cancel()
 
 
 def _fail(members: Sequence[_Member], error: Exception) -> None:

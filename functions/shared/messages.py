@@ -42,6 +42,14 @@ class Request:
     request_id: str = ""
     abandoned: bool = False
     """The client's connection is gone: nobody waits for the answer."""
+    on_abandoned: Callable[[], object] | None = None
+    """Called once when that happens."""
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        self.abandoned = True
+        if self.on_abandoned is not None:
+            self.on_abandoned()
 
 
 @dataclass(slots=True)

@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         if self._current is not None:
-            self._current.abandoned = True
+            self._current.abandon()
         self._queue.clear()
         self._server.closed(self)
 

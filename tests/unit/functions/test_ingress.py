@@ -1,0 +1,54 @@
+"""The ingress on its own: requests whose client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from functions.ingress.handler import CLIENT_GONE, Ingress
+from functions.shared.dispatch import FunctionReplicas
+from functions.shared.messages import Reply, Request
+from functions.shared.settings import from_environment
+from moe.manifest import load
+
+
+class Nothing:
+    """A resolver that never names a replica."""
+
+    async def run(self, update: Callable[[Mapping[str, FunctionReplicas]], None]) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("passes", ["0", "1"])
+async def test_a_request_whose_client_left_is_given_up_and_holds_nothing(bert: Path, passes: str) -> None:
+    loop = asyncio.get_running_loop()
+    settings = from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "ingress", "smoe_max_passes": passes})
+    ingress = Ingress(load(bert), settings, loop)
+    ingress.follow(Nothing())
+    answers: list[Reply] = []
+    answered = asyncio.Event()
+
+    def answer(reply: Reply) -> None:
+        answers.append(reply)
+        answered.set()
+
+    request = Request("POST", "/", {}, bytearray(b'{"inputs": "hello"}'), loop.time(), request_id="r")
+    ingress.submit(request, answer)
+
+    def waiting() -> int:
+        return sum(len(function.waiting) for function in ingress.dispatcher._functions.values())
+
+    while not waiting():
+        await asyncio.sleep(0)
+    request.abandon()
+    await asyncio.wait_for(answered.wait(), 5)
+    assert [reply.status for reply in answers] == [CLIENT_GONE]
+    assert ingress.instruments.in_flight == 0
+    assert ingress.instruments.requests == {"200": 0, str(CLIENT_GONE): 1}
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert all(waiter.turn.cancelled() for f in ingress.dispatcher._functions.values() for waiter in f.waiting)
+    ingress.close()
