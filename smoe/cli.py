@@ -26,6 +26,9 @@ COMMANDS = {
     "stack": LazyCommand("smoe.commands.service", "stack", "print stack.yml for faas-cli"),
     "autoscale": LazyCommand("autoscaler.commands", "autoscale", "run the controller against a gateway"),
     "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline"),
+    "profile": LazyCommand(
+        "smoe.commands.profile", "profile", "measure a pipeline's functions and fit the latency model"
+    ),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
     "traces": LazyCommand("traces.commands", "traces", "list, pick and describe traces"),
 }
@@ -63,7 +66,7 @@ def main() -> None:
 
 def _is_ours(error: Exception) -> bool:
     """Errors that carry a sentence for people: those of our own trees, and files that are not there."""
-    rooms = ("smoe.", "moe.", "traces.", "autoscaler.", "gateway.", "functions.")
+    rooms = ("smoe.", "moe.", "traces.", "autoscaler.", "gateway.", "functions.", "rl.")
     return type(error).__module__.startswith(rooms) or isinstance(error, FileNotFoundError | PermissionError)
 
 

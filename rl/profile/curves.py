@@ -1,0 +1,116 @@
+"""Monotone curves and tables through measured points. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.isotonic import isotonic_regression
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Piecewise linear and never falling. ``at``, ``values`` [knots], both ascending.
+
+    Below the first knot it is flat, above the last it goes on with its mean slope over the last half of the knots.
+    """
+
+    at: Floats
+    values: Floats
+
+    def __call__(self, where: ArrayLike) -> Floats:
+        x = np.asarray(where, dtype=np.float64)
+        inside = np.interp(x, self.at, self.values)
+        beyond = np.maximum(0.0, x - self.at[-1]) * self.slope
+        return np.asarray(inside + beyond)
+
+    @property
+    def slope(self) -> float:
+        """Of the part above the last knot; 0 with one knot."""
+        first = (len(self.at) - 1) // 2
+        run = float(self.at[-1] - self.at[first])
+        return float(self.values[-1] - self.values[first]) / run if run > 0 else 0.0
+
+
+def monotone(points: Iterable[tuple[float, float]], floor: float = 1e-9) -> Curve:
+    """The never-falling curve nearest to (where, value) points: medians at each place, least squares on their logs.
+
+    Logarithms, so that short calls count as much as long ones. Raises ValueError without points.
+    """
+    by_place: dict[float, list[float]] = {}
+    for where, value in points:
+        by_place.setdefault(float(where), []).append(max(floor, float(value)))
+    if not by_place:
+        raise ValueError("a curve needs at least one point")
+    at = np.array(sorted(by_place))
+    medians = np.log([np.median(by_place[place]) for place in at])
+    weights = np.array([len(by_place[place]) for place in at], dtype=np.float64)
+    return Curve(at, np.exp(isotonic_regression(medians, sample_weight=weights)))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Never falling along both axes. ``values [tokens, calls]``; linear between knots.
+
+    Tokens beyond the knots take the nearest row, scaled by the caller; calls above the last knot go on with the last
+    slope.
+    """
+
+    tokens: Floats
+    calls: Floats
+    values: Floats
+
+    def __call__(self, tokens: ArrayLike, calls: ArrayLike) -> Floats:
+        t, m = np.broadcast_arrays(np.asarray(tokens, dtype=np.float64), np.asarray(calls, dtype=np.float64))
+        row, x = _cell(self.tokens, np.clip(t, self.tokens[0], self.tokens[-1]))
+        inside = np.clip(m, self.calls[0], self.calls[-1])
+        column, y = _cell(self.calls, inside)
+        if len(self.calls) > 1:
+            y = np.where(m > self.calls[-1], (m - self.calls[column]) / (self.calls[-1] - self.calls[-2]), y)
+        return np.asarray(_line(self.values, row, column, y) * (1 - x) + _line(self.values, row, column, y, 1) * x)
+
+
+def monotone_table(tokens: Floats, calls: Floats, values: Floats) -> Table:
+    """The table made never falling: least squares along each axis in turn, then the running maximum of both.
+
+    ``values [tokens, calls]``, NaN where nothing was measured; those take what lies beside them.
+    """
+    found = _filled(np.log(values))
+    for _ in range(10):
+        found = np.apply_along_axis(isotonic_regression, 1, found)
+        found = np.apply_along_axis(isotonic_regression, 0, found)
+    found = np.maximum.accumulate(np.maximum.accumulate(found, axis=0), axis=1)
+    return Table(tokens, calls, np.exp(found))
+
+
+def _filled(values: Floats) -> Floats:
+    """NaN replaced along tokens, then along calls, by linear interpolation."""
+    found = values.copy()
+    for axis in (0, 1):
+        lines = found if axis else found.T
+        for line in lines:
+            known = np.isfinite(line)
+            if known.any() and not known.all():
+                places = np.arange(len(line))
+                line[~known] = np.interp(places[~known], places[known], line[known])
+    if not np.isfinite(found).all():
+        raise ValueError("a table needs at least one number in some row and column")
+    return found
+
+
+def _line(values: Floats, row: NDArray[np.int64], column: NDArray[np.int64], y: Floats, below: int = 0) -> Floats:
+    rows = np.minimum(row + below, values.shape[0] - 1)
+    right = np.minimum(column + 1, values.shape[1] - 1)
+    return np.asarray(values[rows, column] * (1 - y) + values[rows, right] * y)
+
+
+def _cell(grid: Floats, value: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Left neighbour in ``grid`` and the part (0 to 1) of the way to the right one; 0 in a grid of one."""
+    place = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, max(0, len(grid) - 2))
+    if len(grid) == 1:
+        return place, np.zeros_like(value)
+    return place, (value - grid[place]) / (grid[place + 1] - grid[place])

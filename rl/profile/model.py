@@ -1,0 +1,195 @@
+"""The fitted profile as a latency model of the simulator (``rl.latency.contract.LatencyModel``), and what else a
+workload takes from it: times of change, and the ingress's own work.
+
+Beyond the protocol it says what a limited replica does under load, which one number per configuration cannot:
+``work_seconds`` and ``throttle``. A replica is a token bucket: its calls run at full speed (``speedup`` at a full
+core) while the bucket holds CPU seconds, and at ``refill`` of that when it is empty; it refills at ``refill`` all the
+time, up to ``burst_s``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rl.latency.contract import Bools, Floats, NodeCost, Noise
+from rl.profile.errors import ProfileError, ProfileMismatchError
+from rl.profile.fit import USUAL_TICK_S, NodeFit, fit
+from rl.profile.rows import Row
+from rl.profile.storage import Profile
+from rl.profile.throttle import burst_s, idle_table, limit_of
+from rl.workload import Lifecycle
+
+
+@dataclass(frozen=True, eq=False)
+class Throttle:
+    """What a CPU limit leaves of a core; arrays broadcast like the arguments they were made from."""
+
+    burst_s: Floats
+    """CPU seconds an idle replica can do at full speed; 0 where nothing is limited."""
+    refill: Floats
+    """CPU seconds it gets back in a second: real cores, at most 1, as a worker computes on one thread."""
+
+
+class FittedLatencyModel:
+    """Latencies of one profile. ``cpu_cores`` are configured cores; real ones are ``cpu_scale`` times as many."""
+
+    def __init__(
+        self,
+        name: str,
+        by_cost: Mapping[NodeCost, NodeFit],
+        tick_s: float,
+        cpu_scale: float = 1.0,
+    ) -> None:
+        """``by_cost``: the fit that stands for nodes of this cost; ``tick_s``: the machine's effective timer tick."""
+        self._name = name
+        self._by_cost = dict(by_cost)
+        self._tick_s = tick_s
+        self._cpu_scale = cpu_scale
+        self._idle = idle_table(tick_s)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        """Mean seconds of one call that finds its replica idle. Raises ProfileError for a GPU share."""
+        found, share = self._fit(node), self._share(cpu_cores, gpu_share)
+        return np.asarray(found.apart(tokens) + self._idle.seconds(found.work(tokens), share))
+
+    def work_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
+        """Seconds of one call alone where nothing limits the replica."""
+        found = self._fit(node)
+        return np.asarray(found.apart(tokens) + found.work(tokens))
+
+    def cpu_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
+        """CPU seconds of one call alone."""
+        return self._fit(node).work(tokens)
+
+    def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
+        """The token bucket of a replica. Raises ProfileError for a GPU share."""
+        share = self._share(cpu_cores, gpu_share)
+        bursts = [0.0 if x >= 1 else burst_s(limit_of(float(x), self._tick_s)) for x in np.ravel(share)]
+        return Throttle(np.reshape(np.array(bursts, dtype=np.float64), np.shape(share)), np.minimum(share, 1.0))
+
+    def speedup(
+        self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
+    ) -> Floats:
+        """Work per second of ``calls`` calls in service over that of one alone; from rounds of calls always in flight.
+
+        Under a limit one alone means an idle replica, with its burst, so this falls below 1 where the limit binds. A
+        simulator that plays :meth:`throttle` itself asks for it at a full core.
+        """
+        found, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
+        m = np.asarray(calls, dtype=np.float64)
+        alone = found.apart(tokens) + self._idle.seconds(found.work(tokens), share)
+        together = m * alone / (found.together_s(tokens, m) / share)
+        return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
+
+    def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        """Part of the configured cores in use while a call is served alone."""
+        found, share = self._fit(node), self._share(cpu_cores, gpu_share)
+        alone = found.apart(tokens) + self._idle.seconds(found.work(tokens), share)
+        return np.asarray(np.clip(found.work(tokens) / alone / share, 0.0, 1.0))
+
+    def noise(self, node: NodeCost, gpu: bool) -> Noise:
+        """Scatter of single calls at a full core. What a limit adds comes from its phases: see ``throttle``."""
+        return Noise.from_samples(self._fit(node).idle_factors)
+
+    def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
+        """True within the tokens and real cores that were measured."""
+        found = self._fit(node)
+        t, cores = np.asarray(tokens, dtype=np.float64), np.asarray(cpu_cores, dtype=np.float64) * self._cpu_scale
+        inside = (found.tokens[0] <= t) & (t <= found.tokens[1])
+        near = (found.shares[0] * 0.999 <= cores) & (cores <= found.shares[1] * 1.001)
+        return np.asarray(inside & near & (np.asarray(gpu_share) == 0))
+
+    def _fit(self, node: NodeCost) -> NodeFit:
+        try:
+            return self._by_cost[node]
+        except KeyError:
+            raise ProfileMismatchError(
+                f"{self._name} has no node like this {node.kind} of {node.flops_per_token:g} FLOPs per token and "
+                f"{node.weights_bytes:g} bytes of weights; it is of another pipeline"
+            ) from None
+
+    def _share(self, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        cores, gpu = np.broadcast_arrays(np.asarray(cpu_cores, dtype=np.float64), np.asarray(gpu_share))
+        if (gpu > 0).any():
+            raise ProfileError(f"{self._name} was measured without a GPU; it says nothing of GPU shares")
+        return np.asarray(cores * self._cpu_scale)
+
+
+def fitted_model(profile: Profile, costs: Mapping[str, NodeCost], cpu_scale: float | None = None) -> FittedLatencyModel:
+    """The latency model of a profile. ``costs``: by node id (``rl.workload.manifest_cost``); ``cpu_scale``: real cores
+    per configured core where it is used, by default where it was measured. Raises ProfileError.
+    """
+    metadata = profile.metadata
+    fitted = fit(profile.rows, metadata.machine.tick_s)
+    by_cost: dict[NodeCost, NodeFit] = {}
+    for node, cost in costs.items():
+        measured = profile.class_of(node)
+        if measured not in fitted.nodes:
+            raise ProfileError(f"the profile of {metadata.pipeline} has no measured calls of {measured}")
+        by_cost.setdefault(cost, fitted.nodes[measured])
+    name = f"measured: {metadata.machine.cpu_model}, {metadata.machine.cpu_cores} cores, {metadata.begun}"
+    return FittedLatencyModel(name, by_cost, fitted.tick_s, metadata.cpu_scale if cpu_scale is None else cpu_scale)
+
+
+def lifecycle(profile: Profile) -> Lifecycle:
+    """Times of change as medians over nodes. Weights are mapped, so reading them takes no time of its own.
+
+    Raises ProfileError where one was not measured.
+    """
+
+    def seconds(*families: str) -> float:
+        found = [row.p50_s for row in profile.of(*families) if row.p50_s is not None]
+        if not found:
+            raise ProfileError(f"the profile of {profile.metadata.pipeline} has no rows of {families[0]}")
+        return median(found)
+
+    starts = profile.of("cold_start")
+    shapes = [np.array(row.quantiles_s) / row.mean_s for row in starts if row.quantiles_s and row.mean_s]
+    return Lifecycle(
+        cold_start_s=seconds("cold_start"),
+        cold_start_gpu_s=seconds("cold_start"),
+        load_bytes_per_s=float("inf"),
+        resize_s=seconds("cpu_up", "cpu_down", "memory_up", "memory_down", "concurrency_up", "concurrency_down"),
+        drain_s=seconds("drain"),
+        noise=Noise.from_samples(np.median(shapes, axis=0)) if shapes else Noise.none(),
+    )
+
+
+@dataclass(frozen=True)
+class IngressWork:
+    """CPU seconds of the ingress for one pass, spread evenly over its stages."""
+
+    request_s: float
+    hop_s: float
+
+
+def ingress_work(profile: Profile, stages: int, tokens: int | None = None) -> IngressWork:
+    """Of a pass with ``stages`` calls or scatters one after the other, at the measured size nearest to ``tokens``
+    (default: the middle one). Raises ProfileError where no passes were measured.
+    """
+    rows = [row for row in profile.of("pass") if row.cpu_s_per_call is not None]
+    if not rows:
+        raise ProfileError(f"the profile of {profile.metadata.pipeline} has no whole passes with CPU seconds")
+    sizes = sorted({row.tokens for row in rows})
+    size = sizes[len(sizes) // 2] if tokens is None else min(sizes, key=lambda value: abs(value - tokens))
+    each_s = median(_cpu_s(row) for row in rows if row.tokens == size) / (stages + 1)
+    return IngressWork(each_s, each_s)
+
+
+def machine_tick_s(profile: Profile) -> float:
+    """The timer tick of the machine of a profile, the usual one where it is not known."""
+    return profile.metadata.machine.tick_s or USUAL_TICK_S
+
+
+def _cpu_s(row: Row) -> float:
+    assert row.cpu_s_per_call is not None
+    return row.cpu_s_per_call

@@ -1,0 +1,95 @@
+"""Plays the fitted model on the arrivals of the profile's own open loops, which were not used for fitting.
+
+One replica: calls wait in order of arrival until one of its slots is free; those in service share it (processor
+sharing at ``speedup``), on the token bucket of its CPU limit. The same rule that a simulator needs, written as plainly
+as possible, so that it can be compared with what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rl.profile.curves import Floats
+from rl.profile.fit import Fit, NodeFit, limit_of_row
+from rl.profile.load import poisson_arrivals
+from rl.profile.rows import Row
+from rl.profile.throttle import burst_s
+from rl.profile.validation import Errors
+
+
+def play(arrivals_s: Floats, work_s: Floats, slots: int, rates: Floats, burst: float, refill: float) -> Floats:
+    """Seconds of each call from its arrival to its end.
+
+    ``work_s``: seconds of each call alone on an unlimited core. ``rates [slots + 1]``: work per second in total with
+    that many calls in service. ``burst``, ``refill``: the token bucket (CPU seconds; 0 and 1: none).
+    """
+    ends = np.full(len(arrivals_s), math.nan)
+    left: dict[int, float] = {}
+    queue: list[int] = []
+    now, level, place = 0.0, burst, 0
+    while place < len(arrivals_s) or left or queue:
+        rate = rates[len(left)] / len(left) if left else 0.0
+        full = level > 1e-12 or refill >= 1
+        speed = rate if full else rate * refill
+        to_arrival = arrivals_s[place] - now if place < len(arrivals_s) else math.inf
+        to_end = min(left.values()) / speed if left else math.inf
+        to_empty = level / (1 - refill) if left and full and refill < 1 else math.inf
+        step = min(to_arrival, to_end, to_empty)
+        now += step
+        for number in left:
+            left[number] -= step * speed
+        level = min(burst, max(0.0, level + step * (refill - (1.0 if full and left else refill if left else 0.0))))
+        if step == to_empty:
+            level = 0.0
+        for number in [number for number, rest in left.items() if rest <= 1e-12]:
+            del left[number]
+            ends[number] = now
+        if step == to_arrival:
+            queue.append(place)
+            place += 1
+        while queue and len(left) < slots:
+            number = queue.pop(0)
+            left[number] = work_s[number]
+    return np.asarray(ends - arrivals_s)
+
+
+def play_row(node: NodeFit, row: Row, seconds: float, tick_s: float, seed: int) -> Floats:
+    """The calls of one open-loop row, with the arrivals it had; ``seconds`` is how long they came."""
+    arrivals = poisson_arrivals(row.rate_rps, seconds, row.seed)
+    alone_s = float(node.work(row.tokens) + node.apart(row.tokens))
+    draws = np.random.default_rng(seed).uniform(size=len(arrivals))
+    grid = np.linspace(0, 1, len(node.idle_factors))
+    work_s = alone_s * np.interp(draws, grid, node.idle_factors)
+    calls = np.arange(1, row.concurrency + 1, dtype=np.float64)
+    rounds = node.together_s(np.full_like(calls, row.tokens), calls)
+    rates = np.concatenate([[0.0, 1.0], np.minimum(calls, calls * alone_s / rounds)[1:]])
+    limit = limit_of_row(row, tick_s)
+    return play(arrivals, work_s, row.concurrency, rates, burst_s(limit), min(1.0, limit.share))
+
+
+def check_open_loop(rows: Sequence[Row], fitted: Fit) -> Errors | None:
+    """Errors of P50 and P95 against open-loop rows that were not saturated; None without any."""
+    errors = []
+    for row in rows:
+        if row.p50_s is None or row.p95_s is None or row.mean_s is None or row.note or row.node not in fitted.nodes:
+            continue
+        seconds = _length_s(row)
+        if seconds is None:
+            continue
+        played = play_row(fitted.nodes[row.node], row, seconds, fitted.tick_s, row.seed)
+        p50, p95 = np.percentile(played, (50, 95))
+        errors.append((abs(played.mean() / row.mean_s - 1), abs(p50 / row.p50_s - 1), abs(p95 / row.p95_s - 1)))
+    if not errors:
+        return None
+    mean, p50, p95 = (float(value) for value in np.mean(errors, axis=0))
+    return Errors(len(errors), mean, p50, p95)
+
+
+def _length_s(row: Row) -> float | None:
+    """How long arrivals came: the length that gives as many as there were calls."""
+    times = poisson_arrivals(row.rate_rps, max(row.seconds, 1e-3) * 2 + 1, row.seed)
+    count = row.n + row.errors
+    return float(times[count - 1]) + 1e-9 if 0 < count <= len(times) else None

@@ -1,0 +1,118 @@
+"""What the ingress adds: whole passes through the pipeline, one at a time, with every function at a full core.
+
+Its CPU seconds per pass are counted by its own cgroup, so other functions' work is not in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from functions.shared.client import request_head
+from moe.manifest import Manifest
+from rl.profile.counters import ReplicaCounters, listening_pid
+from rl.profile.errors import MeasurementError
+from rl.profile.load import Target, closed_loop
+from rl.profile.plan import ProfileSettings
+from rl.profile.rows import Row, spread
+from rl.profile.target import Function, Gateway, Setting
+
+INGRESS = "ingress"
+PASSES = 60
+WORD = "window"
+"""One token in most vocabularies; repeated, it makes a text of about as many tokens."""
+
+OnStep = Callable[[str, float], None]
+
+
+def measure_passes(
+    gateway: Gateway,
+    manifest: Manifest,
+    deployments: Mapping[str, dict[str, Any]],
+    settings: ProfileSettings,
+    runner: asyncio.Runner,
+    on_step: OnStep,
+) -> list[Row]:
+    """One row for each number of tokens and repeat; none for a pipeline that takes no text. Raises MeasurementError."""
+    if manifest.tokenizer is None:
+        return []
+    functions = _functions(gateway, deployments, settings)
+    rows = []
+    try:
+        for name, function in functions.items():
+            on_step(f"passes: starting {name}", 0.1)
+            function.start()
+        replica = functions[INGRESS].wait_ready()
+        counters = ReplicaCounters(listening_pid(replica.address))
+        longest = manifest.tokenizer.max_tokens
+        for repeat in range(settings.repeats):
+            for tokens in settings.tokens:
+                if 3 <= tokens <= longest:
+                    on_step(f"passes of {tokens} tokens", settings.seconds_per_point)
+                    rows.append(_measure(replica.address, tokens, repeat, counters, settings, runner))
+    finally:
+        for function in reversed(functions.values()):
+            function.remove()
+    return rows
+
+
+def _functions(
+    gateway: Gateway, deployments: Mapping[str, dict[str, Any]], settings: ProfileSettings
+) -> dict[str, Function]:
+    """Workers first, the ingress last, as it looks for them."""
+    setting = Setting(1.0 / settings.cpu_scale, settings.ample_mib, 8)
+    order = [node for node in deployments if node != INGRESS] + [INGRESS]
+    return {node: Function(gateway, copy.deepcopy(deployments[node]), setting) for node in order}
+
+
+def _measure(
+    address: str,
+    tokens: int,
+    repeat: int,
+    counters: ReplicaCounters,
+    settings: ProfileSettings,
+    runner: asyncio.Runner,
+) -> Row:
+    body = json.dumps({"inputs": " ".join([WORD] * (tokens - 2))}).encode()
+    target = Target(address, request_head("/", "profile", "application/json", len(body), ()), body)
+    runner.run(closed_loop(target.call, 1, 4, settings.seconds_per_point))
+    before = counters.read()
+    recorded = runner.run(closed_loop(target.call, 1, PASSES, settings.seconds_per_point))
+    after = counters.read()
+    if recorded.errors or not recorded.latencies_s:
+        raise MeasurementError(f"the ingress refused a text of {tokens} tokens")
+    runner.run(_close(target))
+    known = before.cpu_s is not None and after.cpu_s is not None
+    cpu_s = (after.cpu_s or 0.0) - (before.cpu_s or 0.0)
+    return Row(
+        node=INGRESS,
+        family="pass",
+        loop="closed",
+        tokens=tokens,
+        texts=1,
+        cpu_cores=1.0 / settings.cpu_scale,
+        share=1.0,
+        period_s=None,
+        memory_mib=settings.ample_mib,
+        concurrency=1,
+        rate_rps=0.0,
+        seed=0,
+        repeat=repeat,
+        feasible=True,
+        note="",
+        errors=0,
+        seconds=recorded.seconds,
+        throughput_rps=len(recorded.latencies_s) / recorded.seconds,
+        cpu_s_per_call=cpu_s / len(recorded.latencies_s) if known else None,
+        load1=os.getloadavg()[0],
+        **asdict(spread(recorded.latencies_s)),
+    )
+
+
+async def _close(target: Target) -> None:
+    target.close()

@@ -1,0 +1,99 @@
+"""What a profile says in words and numbers: the closing table, the fit's errors, the surface, the memory needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from rl.profile.errors import ProfileError
+from rl.profile.fit import Fit, fit
+from rl.profile.openloop import check_open_loop
+from rl.profile.picture import draw
+from rl.profile.rows import Row
+from rl.profile.storage import Profile
+from rl.profile.surface import sentence, surface_of
+from rl.profile.validation import Errors, cross_validate
+
+
+def conclude(profile: Profile, picture: Path) -> Profile:
+    """Fit, validate and draw; the profile with findings and errors in its metadata."""
+    metadata = profile.metadata
+    findings: list[str] = []
+    numbers: dict[str, object] = {}
+    fitted: Fit | None = None
+    try:
+        fitted = fit(profile.rows, metadata.machine.tick_s)
+        errors = cross_validate(profile.rows, metadata.machine.tick_s)
+        checked = check_open_loop(profile.of("surface"), fitted)
+    except ProfileError as error:
+        findings.append(f"No latency model: {error}.")
+    else:
+        numbers = {
+            "tick_s": fitted.tick_s,
+            "cross_validated": {name: entry.to_json() for name, entry in errors.items()},
+            "open_loop": checked.to_json() if checked else None,
+        }
+        findings += _fit_sentences(fitted, errors, checked)
+    surface = surface_of(profile.rows)
+    if surface is not None:
+        findings.append(sentence(surface))
+    findings += memory_sentences(profile.rows)
+    machine = metadata.machine
+    title = f"{metadata.pipeline} on {machine.cpu_model}, {machine.cpu_cores} cores, {metadata.begun}"
+    draw(picture, title, surface, profile.rows, fitted)
+    return replace(profile, metadata=replace(metadata, fit=numbers, findings=tuple(findings)))
+
+
+def _fit_sentences(fitted: Fit, errors: Mapping[str, Errors], checked: Errors | None) -> list[str]:
+    found = [
+        f"Fit of {len(fitted.nodes)} kinds of nodes, effective tick {fitted.tick_s * 1e3:g} ms; error on points left "
+        f"out in turn (mean absolute, P50 / P95): "
+        + ", ".join(f"{name} {entry.p50:.1%} / {entry.p95:.1%} of {entry.points}" for name, entry in errors.items())
+        + "."
+    ]
+    if checked is not None:
+        found.append(
+            f"Open loop, not used for fitting: {checked.points} points played with the same arrivals are off by "
+            f"{checked.p50:.1%} (P50) and {checked.p95:.1%} (P95) in the mean."
+        )
+    return found
+
+
+def memory_sentences(rows: Sequence[Row]) -> list[str]:
+    """By node, the least memory limit that held at each concurrency."""
+    found = []
+    for node in dict.fromkeys(row.node for row in rows if row.family == "memory"):
+        own = [row for row in rows if row.family == "memory" and row.node == node]
+        parts = []
+        for concurrency in sorted({row.concurrency for row in own}):
+            mine = [row for row in own if row.concurrency == concurrency]
+            killed = max((row.memory_mib for row in mine if not row.feasible), default=0)
+            held = [row.memory_mib for row in mine if row.feasible and row.memory_mib > killed]
+            least = f"{min(held)} MiB" if held else f"more than {killed} MiB"
+            parts.append(f"{least} at {concurrency} at once" + (f" (killed at {killed})" if killed else ""))
+        tokens = own[0].tokens
+        found.append(f"Memory of {node} with {tokens} tokens a call: {', '.join(parts)}.")
+    return found
+
+
+def closing_rows(profile: Profile) -> list[tuple[str, str, str]]:
+    """Node, what, and its value: medians over repeats at the middle number of tokens, and the times of change."""
+    found = []
+    sizes = sorted({row.tokens for row in profile.of("alone")})
+    middle = sizes[len(sizes) // 2] if sizes else 0
+    for node in profile.metadata.classes:
+        own = [row for row in profile.of("alone") if row.node == node and row.tokens == middle]
+        for share in sorted({row.share for row in own}):
+            seconds = [row.mean_s for row in own if row.share == share and row.mean_s is not None]
+            if seconds:
+                found.append((node, f"{middle} tokens, idle, {share:g} cores", f"{median(seconds) * 1e3:.2f} ms"))
+    for family in dict.fromkeys(row.family for row in profile.rows if not row.tokens):
+        for share in sorted({row.share for row in profile.of(family)}):
+            rows = [row for row in profile.of(family) if row.share == share and row.p50_s is not None]
+            seconds = [row.p50_s for row in rows if row.p50_s is not None]
+            where = f" at {share:g} cores" if share else ""
+            if seconds:
+                found.append(("every node", family.replace("_", " ") + where, f"{median(seconds) * 1e3:.1f} ms"))
+    return found

@@ -1,0 +1,115 @@
+"""One profile from start to end: bench, plan, points, transitions, and the facts that go with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvloop
+
+from autoscaler.topology import load_topology
+from moe.manifest import Manifest
+from rl.profile.machine import this_machine, versions
+from rl.profile.passes import measure_passes
+from rl.profile.plan import Plan, Point, ProfileSettings, check, node_classes
+from rl.profile.rows import Row
+from rl.profile.run import Bench, plan_of, run_live, run_memory
+from rl.profile.storage import Metadata, Profile
+from rl.profile.target import Gateway
+from rl.profile.transitions import measure_transitions
+
+TRANSITION_S = 1.5
+"""About what one repeat of all transitions takes, in a plan."""
+
+
+class Progress(Protocol):
+    """Shows how far a profile is."""
+
+    def plan(self, what: str, seconds: float) -> None:
+        """What follows is expected to take this long."""
+
+    def step(self, what: str, seconds: float) -> None:
+        """A part of it begins, expected to take this long; the part before has ended."""
+
+
+def measure_profile(
+    gateway: Gateway,
+    folder: Path,
+    manifest: Manifest,
+    deployments: Mapping[str, dict[str, Any]],
+    settings: ProfileSettings,
+    notes: Sequence[str],
+    progress: Progress,
+) -> Profile:
+    """Measure the pipeline in ``folder`` through ``gateway``.
+
+    ``deployments``: by node id (and ``ingress``), what to deploy; ``notes``: what the platform says it cannot do.
+    Raises ProfileError.
+    """
+    check(settings)
+    begun, load = _now(), os.getloadavg()
+    classes = node_classes(manifest)
+    chosen = {entry.node: deployments[entry.node] for entry in classes}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        bench = Bench(gateway, manifest, chosen, settings, runner)
+        try:
+            progress.plan("replicas and pilot", 5.0)
+            bench.start()
+            plan = plan_of(bench, classes, manifest, settings)
+            rows = _rows(bench, plan, [entry.node for entry in classes], settings, runner, progress)
+        finally:
+            bench.close()
+        rows += measure_passes(gateway, manifest, deployments, settings, runner, progress.step)
+    metadata = Metadata(
+        pipeline=manifest.name,
+        manifest_sha256=load_topology(folder).manifest_sha256,
+        classes={entry.node: entry.members for entry in classes},
+        machine=this_machine(),
+        cpu_scale=settings.cpu_scale,
+        versions=versions(),
+        settings=settings.to_json(),
+        begun=begun,
+        ended=_now(),
+        load_average=load,
+        left_out=plan.left_out,
+        notes=tuple(notes),
+    )
+    return Profile(metadata, tuple(rows))
+
+
+def _rows(
+    bench: Bench,
+    plan: Plan,
+    nodes: Sequence[str],
+    settings: ProfileSettings,
+    runner: asyncio.Runner,
+    progress: Progress,
+) -> list[Row]:
+    each_s = settings.transitions * TRANSITION_S
+    progress.plan("points", plan.total_s + len(nodes) * each_s)
+
+    def on_point(point: Point, seconds: float) -> None:
+        progress.step(
+            f"{point.node}: {point.family}, {point.tokens} tokens, {point.share:g} cores, {point.memory_mib} MiB, "
+            f"{point.concurrency} at once",
+            seconds,
+        )
+
+    rows = run_live(bench, plan, on_point)
+    for node in nodes:
+        on_kind = partial(_on_kind, progress, node, each_s)
+        rows += measure_transitions(bench, node, settings, runner, on_kind)
+    return rows + run_memory(bench, plan, on_point)
+
+
+def _on_kind(progress: Progress, node: str, each_s: float, what: str, part: float) -> None:
+    progress.step(f"{node}: {what}", part * each_s)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,137 @@
+"""The latency surface over coupled memory × concurrency, as in the paper's Fig. 3(a): has it ridges and valleys?
+
+Decided by data: along one memory size, a concurrency is a *valley* when P95 is higher at some smaller and some larger
+concurrency, a *ridge* when it is lower at both; every repeat has to agree, and their mean has to differ by more than
+``MARGIN``. Repeats of one number see the same arrivals, so they are compared in pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.profile.rows import Row
+
+MARGIN = 0.05
+"""Smallest difference of P95 that counts, as a part."""
+FEWEST_REPEATS = 2
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Surface:
+    """P95 of one node's open loop. ``p95_s [memory, concurrency, repeat]``, NaN where a point gave no number."""
+
+    node: str
+    memory_mib: tuple[int, ...]
+    shares: tuple[float, ...]
+    """Real cores that come with each memory size."""
+    concurrency: tuple[int, ...]
+    rate_rps: float
+    tokens: int
+    p95_s: Floats
+
+    @property
+    def median_s(self) -> Floats:
+        """[memory, concurrency]."""
+        return np.asarray(np.nanmedian(self.p95_s, axis=2))
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A ridge or valley: P95 at ``concurrency`` against the two it is compared with."""
+
+    kind: Literal["ridge", "valley"]
+    memory_mib: int
+    concurrency: int
+    left: int
+    right: int
+    depth: float
+    """The smaller of the two differences, as a part of P95 there."""
+
+
+def surface_of(rows: Sequence[Row]) -> Surface | None:
+    """The surface of the first node that has one, or None."""
+    found = [row for row in rows if row.family == "surface" and row.p95_s is not None]
+    if not found:
+        return None
+    found = [row for row in found if row.node == found[0].node]
+    memory = sorted({row.memory_mib for row in found})
+    concurrency = sorted({row.concurrency for row in found})
+    repeats = max(row.repeat for row in found) + 1
+    p95_s = np.full((len(memory), len(concurrency), repeats), np.nan)
+    for row in found:
+        p95_s[memory.index(row.memory_mib), concurrency.index(row.concurrency), row.repeat] = row.p95_s
+    share = {row.memory_mib: row.share for row in found}
+    return Surface(
+        found[0].node,
+        tuple(memory),
+        tuple(share[size] for size in memory),
+        tuple(concurrency),
+        found[0].rate_rps,
+        found[0].tokens,
+        p95_s,
+    )
+
+
+def features(surface: Surface) -> list[Feature]:
+    """Ridges and valleys that every repeat shows, the deepest of each kind for each memory size."""
+    found = []
+    for row, memory in enumerate(surface.memory_mib):
+        logs = np.log(surface.p95_s[row])  # [concurrency, repeat]
+        for sign, kind in ((1.0, "valley"), (-1.0, "ridge")):
+            best = _deepest(sign * logs, surface.concurrency)
+            if best is not None:
+                middle, left, right, depth = best
+                found.append(Feature("valley" if kind == "valley" else "ridge", memory, middle, left, right, depth))
+    return found
+
+
+def _deepest(logs: Floats, concurrency: Sequence[int]) -> tuple[int, int, int, float] | None:
+    """The deepest valley of one line [concurrency, repeat] of logarithms: (where, left, right, depth)."""
+    best: tuple[int, int, int, float] | None = None
+    for middle in range(1, len(concurrency) - 1):
+        sides = []
+        for others in (range(middle), range(middle + 1, len(concurrency))):
+            rises = [(_rise(logs[other] - logs[middle]), other) for other in others]
+            sides.append(max(rises))
+        depth = min(sides[0][0], sides[1][0])
+        if depth > np.log1p(MARGIN) and (best is None or depth > best[3]):
+            best = (concurrency[middle], concurrency[sides[0][1]], concurrency[sides[1][1]], float(depth))
+    return None if best is None else (*best[:3], float(np.expm1(best[3])))
+
+
+def _rise(differences: Floats) -> float:
+    """Mean of paired differences if all repeats agree that it is above 0, else 0."""
+    known = differences[np.isfinite(differences)]
+    if len(known) < FEWEST_REPEATS or not (known > 0).all():
+        return 0.0
+    return float(known.mean())
+
+
+def sentence(surface: Surface) -> str:
+    """What the surface shows."""
+    where = (
+        f"{surface.node}, {surface.tokens} tokens, {surface.rate_rps:.0f} calls/s, memory that brings CPU with it "
+        f"({surface.memory_mib[0]} to {surface.memory_mib[-1]} MiB), {surface.concurrency[0]} to "
+        f"{surface.concurrency[-1]} calls at once"
+    )
+    if surface.p95_s.shape[2] < FEWEST_REPEATS:
+        return f"Surface ({where}): one repeat only, so ridges and valleys cannot be told from noise."
+    shown = features(surface)
+    if not shown:
+        return (
+            f"Surface ({where}): no ridges or valleys on this machine; along concurrency P95 only rises or only falls "
+            f"within the spread of {surface.p95_s.shape[2]} repeats."
+        )
+    parts = [
+        f"a {one.kind} at {one.memory_mib} MiB and {one.concurrency} at once ({one.depth:.0%} against {one.left} and "
+        f"{one.right})"
+        for one in shown
+    ]
+    return f"Surface ({where}): {'; '.join(parts)}."
