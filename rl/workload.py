@@ -78,12 +78,17 @@ class TokenLengths:
         shape: Floats = Noise.lognormal(cv).factors
         scale = mean
         for _ in range(20):
-            scale *= mean / cls(np.clip(shape * scale, 1, most), "").mean
-        return cls(np.round(np.clip(shape * scale, 1, most), 6), f"lognormal, mean {mean:g}, cv {cv:g}, at most {most}")
+            scale *= mean / cls(cut(shape * scale, most), "").mean
+        return cls(cut(np.round(shape * scale, 6), most), f"lognormal, mean {mean:g}, cv {cv:g}, at most {most}")
 
     @classmethod
     def from_samples(cls, tokens: NDArray[np.integer], source: str) -> TokenLengths:
         return cls(np.quantile(np.maximum(tokens, 1).astype(np.float64), np.linspace(0, 1, 257)), source)
+
+
+def cut(values: Floats, most: int) -> Floats:
+    """``values`` between 1 and ``most``."""
+    return np.asarray(np.clip(values, 1.0, float(most)), dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
