@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "installing the Python 3.11 venv package"; apt-get update -q && apt-get install -y -q python3.11-venv; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[rl,dev]'
 	@touch $(STAMP)
 
 run: setup  ## the main job: the default pipeline under a bursty trace, scaled live, with a report in out/

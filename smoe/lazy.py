@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import click
 
+EXTRA = frozenset(("numba", "optuna", "torch_geometric", "gymnasium", "stable_baselines3"))
+"""Modules of the optional dependencies ``rl``."""
+
 
 @dataclass(frozen=True)
 class LazyCommand:
@@ -32,7 +35,13 @@ class LazyGroup(click.Group):
         entry = self._lazy.get(cmd_name)
         if entry is None:
             return None
-        command: click.Command = getattr(importlib.import_module(entry.module), entry.attribute)
+        try:
+            command: click.Command = getattr(importlib.import_module(entry.module), entry.attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").split(".")[0] not in EXTRA:
+                raise
+            message = f"smoe {cmd_name} needs {error.name}, which is not installed; say: pip install 'smoe[rl]'"
+            raise click.UsageError(message) from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
