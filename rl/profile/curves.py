@@ -56,8 +56,8 @@ def monotone(points: Iterable[tuple[float, float]], floor: float = 1e-9) -> Curv
 class Table:
     """Never falling along both axes. ``values [tokens, calls]``; linear between knots.
 
-    Tokens beyond the knots take the nearest row, scaled by the caller; calls above the last knot go on with the last
-    slope.
+    Tokens beyond the knots take the nearest row, scaled by the caller; calls beyond the last knot are in proportion to
+    them, as if nothing more were shared.
     """
 
     tokens: Floats
@@ -69,9 +69,8 @@ class Table:
         row, x = _cell(self.tokens, np.clip(t, self.tokens[0], self.tokens[-1]))
         inside = np.clip(m, self.calls[0], self.calls[-1])
         column, y = _cell(self.calls, inside)
-        if len(self.calls) > 1:
-            y = np.where(m > self.calls[-1], (m - self.calls[column]) / (self.calls[-1] - self.calls[-2]), y)
-        return np.asarray(_line(self.values, row, column, y) * (1 - x) + _line(self.values, row, column, y, 1) * x)
+        found = _line(self.values, row, column, y) * (1 - x) + _line(self.values, row, column, y, 1) * x
+        return np.asarray(found * np.maximum(1.0, m / self.calls[-1]))
 
 
 def monotone_table(tokens: Floats, calls: Floats, values: Floats) -> Table:

@@ -23,6 +23,8 @@ from gateway.backends.process.cgroups import quota
 Floats = NDArray[np.float64]
 PERIOD_S = 0.01
 """The process backend's wish (``ProcessSettings.cpu_period_s``)."""
+_SAME_S = 1e-12
+"""Times nearer than this are the same."""
 _PHASES = 12
 """Phases of the period, and of the tick."""
 _LONG = 12.0
@@ -78,7 +80,7 @@ def idle_call_s(work_s: float, limit: Limit) -> Floats:
         budget = np.where(refilled, np.minimum(limit.quota_s, budget + limit.quota_s), budget)
         refill += np.where(refilled, limit.period_s, 0.0)
         running = np.where(ticked & (budget <= 0), False, running | (refilled & (budget > 0)))
-        behind = active & (tick <= now)
+        behind = active & (tick <= now + _SAME_S)
         tick += np.where(behind, tick_s * np.ceil((now - tick) / tick_s + 1e-9), 0.0)
 
 
@@ -102,21 +104,21 @@ def busy_call_s(work_s: float, limit: Limit, calls: int = 150, gap_s: float = 0.
             if running:
                 left -= step
                 budget -= step
-                if now >= tick and budget <= 0:
-                    running = False
-            if now >= tick:
-                tick += tick_s * np.ceil((now - tick) / tick_s + 1e-9)
-            if now >= refill:
+            while now >= tick - _SAME_S:  # several have passed where it was stopped
+                running = running and budget > 0
+                tick += tick_s
+            if now >= refill - _SAME_S:
                 budget = min(limit.quota_s, budget + limit.quota_s)
                 refill += limit.period_s
                 running = running or budget > 0
         seconds[number] = now - begun
         now += gap_s
-        while refill <= now:
+        while refill <= now + _SAME_S:
             budget = min(limit.quota_s, budget + limit.quota_s)
             refill += limit.period_s
             running = running or budget > 0
-        tick += tick_s * max(0.0, np.ceil((now - tick) / tick_s + 1e-9))
+        while tick < now - _SAME_S:
+            tick += tick_s
     return seconds[settle:]
 
 
