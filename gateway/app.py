@@ -45,6 +45,8 @@ class Gateway:
             size=settings.async_queue,
             workers=settings.async_workers,
             body_bytes=settings.async_body_bytes,
+            held_bytes=settings.async_held_bytes,
+            run_timeout_s=settings.async_timeout_s,
             callback_timeout_s=settings.callback_timeout_s,
         )
         self.system = SystemApi(backend, self.store, self.metrics, settings)

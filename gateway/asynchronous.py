@@ -38,6 +38,8 @@ class AsyncQueue:
         size: int,
         workers: int,
         body_bytes: int,
+        held_bytes: int,
+        run_timeout_s: float,
         callback_timeout_s: float,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -46,6 +48,9 @@ class AsyncQueue:
         self._queue: asyncio.Queue[tuple[Call, str]] = asyncio.Queue(size)
         self._workers = workers
         self.body_bytes = body_bytes
+        self._held_bytes = held_bytes
+        self._held = 0
+        self._run_timeout_s = run_timeout_s
         self._callback_timeout_s = callback_timeout_s
         self._pause = pause
         self._tasks: list[asyncio.Task[None]] = []
@@ -70,10 +75,13 @@ class AsyncQueue:
         callback = next((value.decode("latin-1") for name, value in call.headers if name == CALLBACK), "")
         if callback and not _is_http(callback):
             return 400, "X-Callback-Url takes an http or https address"
+        if self._held + len(call.body) > self._held_bytes:
+            return 429, f"{self._held} bytes of asynchronous calls are waiting; try again later"
         try:
             self._queue.put_nowait((call, callback))
         except asyncio.QueueFull:
             return 429, f"{self._queue.maxsize} asynchronous calls are waiting; try again later"
+        self._held += len(call.body)
         self._metrics.async_pending += 1
         return None
 
@@ -83,25 +91,43 @@ class AsyncQueue:
             try:
                 await self._run(call, callback)
             except Exception:
-                log.exception("asynchronous call %s failed", call.call_id)
+                log.exception("asynchronous call %s failed", call.call_id[:64])
             finally:
+                self._held -= len(call.body)
                 self._metrics.async_pending -= 1
                 self._queue.task_done()
 
     async def _run(self, call: Call, callback: str) -> None:
         begun_s = time.perf_counter()
-        outcome = await self._forwarder.forward(call)
-        body = outcome.body
-        if outcome.stream is not None:
-            try:
-                body = b"".join([data async for data in outcome.stream])
-            except UpstreamError as error:
-                outcome = Outcome(503, [], release=outcome.release)
-                log.warning("the reply of asynchronous call %s broke off: %s", call.call_id, error)
-            finally:
-                outcome.release()
+        try:
+            async with asyncio.timeout(self._run_timeout_s):
+                outcome, body = await self._ask(call, keep=bool(callback))
+        except TimeoutError:
+            log.warning("asynchronous call %s was given up after %g s", call.call_id[:64], self._run_timeout_s)
+            outcome, body = Outcome(504, []), b""
         if callback:
             await self._call_back(call, callback, outcome, body, time.perf_counter() - begun_s)
+
+    async def _ask(self, call: Call, *, keep: bool) -> tuple[Outcome, bytes]:
+        """The reply and its whole body, which is read but not kept where nobody wants it."""
+        outcome = await self._forwarder.forward(call)
+        if outcome.stream is None:
+            return outcome, outcome.body
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async for data in outcome.stream:
+                size += len(data)
+                if keep and size > self._held_bytes:
+                    raise UpstreamError(f"it is larger than {self._held_bytes} bytes")
+                if keep:
+                    parts.append(data)
+        except UpstreamError as error:
+            log.warning("the reply of asynchronous call %s broke off: %s", call.call_id[:64], error)
+            return Outcome(503, []), b""
+        finally:
+            outcome.release()
+        return outcome, b"".join(parts)
 
     async def _call_back(self, call: Call, url: str, outcome: Outcome, body: bytes, seconds: float) -> None:
         kept = {
@@ -121,12 +147,12 @@ class AsyncQueue:
             try:
                 status = await asyncio.to_thread(self._post, url, body, {**kept, **own})
             except (requests.RequestException, ValueError) as error:  # ValueError: an address requests cannot encode
-                log.warning("callback of call %s failed (%s)", call.call_id, type(error).__name__)
+                log.warning("callback of call %s failed (%s)", call.call_id[:64], type(error).__name__)
             else:
                 if status < 500:
                     return
         self._metrics.callback_failures += 1
-        log.error("callback of call %s was given up after %d tries", call.call_id, CALLBACK_TRIES)
+        log.error("callback of call %s was given up after %d tries", call.call_id[:64], CALLBACK_TRIES)
 
     def _post(self, url: str, body: bytes, headers: dict[str, str]) -> int:
         timeout_s = self._callback_timeout_s

@@ -40,7 +40,7 @@ class FrontDoor:
         raw = scope.get("raw_path") or scope["path"].encode()
         parts = raw.split(b"/", 3)  # b"", b"function", NAME, rest?
         name = parts[2].decode("latin-1") if len(parts) > 2 else ""
-        asynchronous = parts[1] == b"async-function"
+        asynchronous = scope["path"].startswith("/async-function/")
         if not _NAME.fullmatch(name):
             return await _text(send, 404, "404 page not found")
         methods = ASYNC_METHODS if asynchronous else METHODS

@@ -35,6 +35,10 @@ class GatewaySettings:
     async_queue: int = 1000
     async_workers: int = 8
     async_body_bytes: int = 4 * 1024 * 1024
+    async_held_bytes: int = 256 * 1024 * 1024
+    """Bodies of all calls that wait, and of the reply that a callback carries."""
+    async_timeout_s: float = 600.0
+    """From the start of an asynchronous call until its reply is whole."""
     callback_timeout_s: float = 10.0
     drain_s: float = 20.0
     cpu_scale: float = 1.0

@@ -113,7 +113,7 @@ class SystemApi:
         wanted = max(wanted, low) if before.desired_replicas else 0
         if wanted != before.desired_replicas:
             await self._backend.scale(spec.name, spec.namespace, wanted)
-        self._store.save(spec, wanted)
+        self._store.save(self._backend.get(spec.name, spec.namespace).spec, wanted)
         return Response(status_code=202)
 
     async def delete_function(self, request: Request) -> Response:
@@ -163,8 +163,9 @@ class SystemApi:
         return Response(status_code=200)
 
     async def _scale(self, state: FunctionState, replicas: int) -> None:
-        await self._backend.scale(state.spec.name, state.spec.namespace, replicas)
-        self._store.save(state.spec, replicas)
+        name, namespace = state.spec.name, state.spec.namespace
+        await self._backend.scale(name, namespace, replicas)
+        self._store.save(self._backend.get(name, namespace).spec, replicas)  # NotFoundError: deleted meanwhile
 
     def _status(self, state: FunctionState, usage: Mapping[str, Usage] | None = None) -> dict[str, Any]:
         return status_of(state, float(self._metrics.invocations[state.spec.key]), usage)

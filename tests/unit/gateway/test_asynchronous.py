@@ -198,3 +198,46 @@ async def test_a_client_that_leaves_after_202_changes_nothing(running: Running, 
     await reader.readuntil(b"\r\n\r\n")
     writer.transport.abort()
     assert (await receiver.next()).headers["x-function-status"] == "200"
+
+
+async def test_bodies_that_wait_have_a_common_limit(start: Starter) -> None:
+    gate = asyncio.Event()
+    async with start(async_held_bytes=100, async_workers=1) as running:
+        await running.deploy(program=behind(gate))
+        statuses = [(await running.call("POST", "/async-function/f", b"x" * 40)).status for _ in range(3)]
+        assert statuses == [202, 202, 429]
+        gate.set()
+        await running.until(lambda: running.gateway.metrics.async_pending == 0)
+        assert (await running.call("POST", "/async-function/f", b"x" * 100)).status == 202
+
+
+async def endless(seen: FakeRequest, connection: FakeConnection) -> None:
+    connection.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    while not connection.closed.is_set():
+        connection.write(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+        await asyncio.sleep(0)
+
+
+async def test_a_reply_too_large_for_a_callback_is_given_up(start: Starter, receiver: Receiver) -> None:
+    async with start(async_held_bytes=10_000) as running:
+        await running.deploy(program=endless)
+        await running.call("POST", "/async-function/f", X_Callback_Url=receiver.url)
+        back = await receiver.next()
+        assert (back.headers["x-function-status"], back.body) == ("503", b"")
+        await running.until(lambda: not running.replicas()[0].connections)
+
+
+async def test_a_call_that_takes_too_long_is_called_back_as_504_and_frees_its_worker(
+    start: Starter, receiver: Receiver
+) -> None:
+    async def answer(seen: FakeRequest, connection: FakeConnection) -> None:
+        await (endless(seen, connection) if seen.target == "/endless" else gated(asyncio.Event(), seen, connection))
+
+    async with start(async_timeout_s=0.05, async_workers=1) as running:
+        await running.deploy(program=answer)
+        for target in ("/endless", "/silent"):
+            await running.call("POST", f"/async-function/f{target}", X_Callback_Url=receiver.url)
+            back = await receiver.next()
+            assert (back.headers["x-function-status"], back.body) == ("504", b"")
+        await running.until(lambda: not running.replicas()[0].connections)
+        assert "smoe_async_pending 0.0" in await running.metrics()
