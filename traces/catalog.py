@@ -8,15 +8,20 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from traces import azure_functions, loading
-from traces.azure_functions import Placement
+from traces import loading
+from traces import placement as placing
 from traces.errors import TraceError
+from traces.formats import azure_functions_2019
+from traces.placement import Placement
+from traces.published import PUBLISHED
 from traces.trace import PATTERNS, Pattern, Trace
 
 SAMPLES = Path(__file__).parent / "samples"
 MADE_BURSTY_HOUR = SAMPLES / "made_bursty_hour.csv.gz"
 DATA_VARIABLE = "SMOE_TRACES"
 USUAL_PLACE = Path("../shared/traces")
+FETCHED_PLACE = Path(".smoe/traces")
+"""Where `smoe traces fetch` puts files when no folder is named."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,20 @@ class DataSet:
 
 
 KNOWN: tuple[tuple[str, str, loading.Format, str], ...] = (
-    ("functions-8h", "azure_functions_2019/invocations_8h_functions.csv.gz", "azure-functions",
+    ("functions-8h", "azure_functions_2019/invocations_8h_functions.csv.gz", "azure-functions-2019",
      "Azure Functions 2019, 376 functions, 8 h, requests per minute"),
-    ("functions-day", "azure_functions_2019/invocations_day_rows.csv.gz", "azure-functions",
+    ("functions-day", "azure_functions_2019/invocations_day_rows.csv.gz", "azure-functions-2019",
      "Azure Functions 2019, 848 rows, one day, requests per minute"),
+    ("functions-2021-sample", "azure_functions_2021/Azure2021_first_200_rows.csv", "azure-functions-2021",
+     "Azure Functions 2021, first 199 invocations: the format, too few to train on"),
     ("llm-code", "azure_llm_2023/AzureLLMInferenceTrace_code_first75pct.csv.gz", "azure-llm",
      "Azure LLM 2023, code completion, 43 min, requests with tokens"),
     ("llm-conv", "azure_llm_2023/AzureLLMInferenceTrace_conv_first75pct.csv.gz", "azure-llm",
      "Azure LLM 2023, conversation, 44 min, requests with tokens"),
+    ("mooncake-conv", "mooncake/conversation_trace_first_half.jsonl.gz", "mooncake",
+     "Mooncake conversation, first 29 min, requests with tokens, times batched to 3 s"),
+    ("mooncake-made", "mooncake/synthetic_trace.jsonl.gz", "mooncake",
+     "Mooncake synthetic (public data sets, Poisson arrivals), 17 min"),
     ("servegen-large", "servegen/language_m-large_clients_days01-12.csv.gz", "servegen",
      "ServeGen large language model, 162 clients, 12 days, statistics per 600 s"),
     ("servegen-mid", "servegen/language_m-mid_clients_days01-12.csv.gz", "servegen",
@@ -51,10 +62,18 @@ KNOWN: tuple[tuple[str, str, loading.Format, str], ...] = (
      "ServeGen image-and-text model, 35 clients, 1 day, statistics per 600 s"),
 )  # fmt: skip
 
+NOT_MEASURED = frozenset({"mooncake-made"})
+
 MADE: tuple[tuple[str, str, loading.Format, str], ...] = (
-    ("made-functions", "made_azure_functions.csv", "azure-functions", "made sample of the per-minute format"),
-    ("made-rows", "made_azure_rows.csv", "azure-functions", "made sample of the per-minute format with RowId"),
+    ("made-functions", "made_azure_functions.csv", "azure-functions-2019", "made sample of the per-minute format"),
+    ("made-rows", "made_azure_rows.csv", "azure-functions-2019", "made sample of the per-minute format with RowId"),
     ("made-llm", "made_azure_llm.csv", "azure-llm", "made sample of the LLM format"),
+    ("made-functions-2021", "made_azure_functions_2021.csv", "azure-functions-2021", "made sample of the 2021 format"),
+    ("made-llm-2024", "made_azure_llm_2024.csv", "azure-llm", "made sample of the LLM format with zones"),
+    ("made-burstgpt", "made_burstgpt.csv", "burstgpt", "made sample of BurstGPT's first two files"),
+    ("made-burstgpt-3", "made_burstgpt_3.csv", "burstgpt", "made sample of BurstGPT's third file"),
+    ("made-mooncake", "made_mooncake.jsonl", "mooncake", "made sample of Mooncake's lines"),
+    ("made-servegen-chunk", "chunk-0-trace.csv", "servegen", "made sample of one client's published file"),
     ("made-servegen", "made_servegen.csv", "servegen", "made sample of the window statistics"),
     (
         "made-bursty-hour",
@@ -82,9 +101,18 @@ def data_folder(given: Path | None = None) -> Path | None:
     return named
 
 
+def fetch_folder() -> Path:
+    """``$SMOE_TRACES``, else ``.smoe/traces``."""
+    return Path(os.environ.get(DATA_VARIABLE) or FETCHED_PLACE)
+
+
 def datasets(data: Path | None) -> list[DataSet]:
     """What is really there: real files of ``data`` first, then the made samples."""
-    found = [] if data is None else [DataSet(name, data / part, kind, about) for name, part, kind, about in KNOWN]
+    found = (
+        []
+        if data is None
+        else [DataSet(name, data / part, kind, about, name not in NOT_MEASURED) for name, part, kind, about in KNOWN]
+    )
     made = [DataSet(name, SAMPLES / part, kind, about, measured=False) for name, part, kind, about in MADE]
     return [dataset for dataset in found + made if dataset.path.is_file()]
 
@@ -94,7 +122,13 @@ def resolve(name: str, data: Path | None) -> Path:
     for dataset in datasets(data):
         if dataset.name == name:
             return dataset.path
-    if Path(name).is_file():
+    fetched = next((entry for entry in PUBLISHED if entry.name == name), None)
+    if fetched is not None:
+        for folder in (data, FETCHED_PLACE):
+            if folder is not None and fetched.path_in(folder).is_file():
+                return fetched.path_in(folder)
+        raise TraceError(f"{name} is published but not here; get it with `smoe traces fetch {name}`")
+    if Path(name).exists():
         return Path(name)
     names = ", ".join(dataset.name for dataset in datasets(data))
     raise TraceError(f"{name!r} is neither a file nor a data set that is there; there are: {names}")
@@ -108,8 +142,8 @@ def bursty_hour(data: Path | None, placement: Placement = "uniform", seed: int =
     dataset, row, minute = BURSTY_HOUR
     for known in datasets(data):
         if known.name == dataset:
-            counts = azure_functions.find_row(known.path, row).hour(minute)
-            return azure_functions.to_trace(counts, placement, seed)
+            counts = azure_functions_2019.find_row(known.path, row).hour(minute)
+            return placing.to_trace(counts, placement, seed)
     return loading.load(MADE_BURSTY_HOUR)
 
 

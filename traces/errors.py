@@ -3,6 +3,7 @@
 TraceError
 ├── (a file breaks its format: names file, line and rule)
 ├── NoMatchError     nothing in the data fits what was asked for
+├── FetchError       a published file could not be downloaded or is not the published one
 └── ReplayError      the replay could not begin or could not write its results
 """
 
@@ -17,6 +18,10 @@ class TraceError(Exception):
 
 class NoMatchError(TraceError):
     """No row, hour or data set fits the request."""
+
+
+class FetchError(TraceError):
+    """A published file cannot be had; the sentence says what to do next."""
 
 
 class ReplayError(TraceError):

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from traces.arrivals import write_arrivals
 from traces.catalog import MADE_BURSTY_HOUR, SAMPLES
+from traces.formats.arrivals import write_arrivals
 from traces.generate import synthetic
 
 SEED = 7
@@ -29,8 +30,14 @@ def make_all(folder: Path) -> None:
     for name, lines in (
         ("made_azure_functions.csv", functions()),
         ("made_azure_rows.csv", rows()),
+        ("made_azure_functions_2021.csv", invocations()),
         ("made_azure_llm.csv", llm()),
+        ("made_azure_llm_2024.csv", llm_2024()),
+        ("made_burstgpt.csv", burstgpt(sessions=False)),
+        ("made_burstgpt_3.csv", burstgpt(sessions=True)),
+        ("made_mooncake.jsonl", mooncake()),
         ("made_servegen.csv", servegen()),
+        ("chunk-0-trace.csv", servegen_chunk()),
     ):
         (folder / name).write_text("\n".join(lines) + "\n")
     hour = synthetic(BURSTY_REQUESTS, 3600, BURSTY_CV, BURSTY_SEED)
@@ -93,6 +100,65 @@ def llm() -> Iterator[str]:
         yield f"{stamp:%Y-%m-%d %H:%M:%S}.{ticks % 10**7:07d},{context},{generated}"
 
 
+def invocations() -> Iterator[str]:
+    """Half an hour of four functions of two apps, in order of their start, with their end and duration."""
+    rng = np.random.default_rng(SEED + 4)
+    yield "app,func,end_timestamp,duration"
+    names = [[hashlib.sha256(f"made {kind} {i // 2 if kind == 'app' else i}".encode()).hexdigest() for i in range(4)]
+             for kind in ("app", "function")]  # fmt: skip
+    for start_s in synthetic(160, 1800, 2.0, 5).arrival_s.tolist():
+        which, duration_s = int(rng.integers(4)), round(float(rng.lognormal(-1, 1.5)), 3)
+        yield f"{names[0][which]},{names[1][which]},{start_s + duration_s!r},{duration_s!r}"
+
+
+def llm_2024() -> Iterator[str]:
+    """Two minutes before and after a midnight; whole seconds have no digits behind them, as published."""
+    rng = np.random.default_rng(SEED + 5)
+    yield "TIMESTAMP,ContextTokens,GeneratedTokens"
+    begin = datetime.datetime(2000, 1, 1, 23, 58, tzinfo=datetime.UTC)
+    moments = synthetic(120, 240, 1.0, 4).arrival_s.copy()
+    moments[::20] = moments[::20].round()
+    for moment in np.sort(moments).tolist():
+        stamp = begin + datetime.timedelta(microseconds=round(moment * 1e6))
+        yield f"{stamp.isoformat(sep=' ')},{int(rng.lognormal(7, 1))},{int(rng.lognormal(4, 1)) + 1}"
+
+
+def burstgpt(sessions: bool) -> Iterator[str]:
+    """Two hours of 200 requests; in the form of the third file with sessions, days later and with fractions."""
+    rng = np.random.default_rng(SEED + 6)
+    begin_s = 19_440_000 if sessions else 0
+    session_columns = "Session ID,Elapsed time," if sessions else ""
+    yield f"Timestamp,{session_columns}Model,Request tokens,Response tokens,Total tokens,Log Type"
+    for index, moment in enumerate(synthetic(200, 7200, 1.8, 6).arrival_s.tolist()):
+        model, log = (
+            ("ChatGPT", "GPT-4")[int(rng.random() < 0.2)],
+            ("Conversation log", "API log")[int(rng.random() < 0.4)],
+        )
+        asked, answered = int(rng.lognormal(5.5, 1)), 0 if rng.random() < 0.05 else int(rng.lognormal(4.5, 1))
+        session = hashlib.sha256(f"made session {index // 3}".encode()).hexdigest()[:32] if log[0] == "C" else ""
+        extra = f"{session},{int(rng.integers(1, 60))}," if sessions else ""
+        time_s = f"{begin_s + int(moment)}{'.0' if sessions else ''}"
+        yield f"{time_s},{extra}{model},{asked},{answered},{asked + answered},{log}"
+
+
+def mooncake() -> Iterator[str]:
+    """Ten minutes of 150 requests, times batched to three seconds as the real traces' are."""
+    rng = np.random.default_rng(SEED + 7)
+    for index, moment in enumerate(synthetic(150, 600, 1.2, 7).arrival_s.tolist()):
+        context, generated = int(rng.lognormal(8, 1)), int(rng.lognormal(5, 1))
+        blocks = list(range(min(4, context // 512 + 1))) + [
+            1000 * (index + 1) + i for i in range(context // 512 + 1 - 4)
+        ]
+        yield json.dumps(
+            {
+                "timestamp": int(moment // 3 * 3000),
+                "input_length": context,
+                "output_length": generated,
+                "hash_ids": blocks,
+            }
+        )
+
+
 def servegen() -> Iterator[str]:
     """Four hours of three clients (slow, normal, bursty); one window of client 0 is idle and has no row."""
     rng = np.random.default_rng(SEED + 3)
@@ -109,6 +175,15 @@ def servegen() -> Iterator[str]:
             )
             if (client, window) != (0, 15):
                 yield f"{client},{window * 600},{rate_rps:.6f},{measured:.5f},{fit[0]},{fit[1]:.6f},{fit[2]:.6f}"
+
+
+def servegen_chunk() -> Iterator[str]:
+    """Two hours of one client in the published form: no header, idle windows written out."""
+    rng = np.random.default_rng(SEED + 8)
+    for window in range(12):
+        rate, cv = round(rng.uniform(0.5, 2.0) * 600) / 600, rng.uniform(0.8, 2.0)
+        fit = f"{rate},{cv},Gamma,{1 / cv**2},{cv**2 / rate}" if window not in (4, 5) else "0,0,,0,0"
+        yield f"{window * 600},{fit}"
 
 
 if __name__ == "__main__":

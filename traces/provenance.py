@@ -20,7 +20,18 @@ def file_sha256(path: Path) -> str:
         raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
-@lru_cache(maxsize=64)
+def path_sha256(path: Path) -> str:
+    """Of a file, see :func:`file_sha256`; of a folder: over the lines ``HASH  NAME`` of all its files, sorted by name.
+    Raises TraceError.
+    """
+    if not path.is_dir():
+        return file_sha256(path)
+    names = sorted(child.relative_to(path).as_posix() for child in path.rglob("*") if child.is_file())
+    lines = "".join(f"{file_sha256(path / name)}  {name}\n" for name in names)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@lru_cache(maxsize=4096)
 def _hashed(path: str, _size: int, _mtime_ns: int, _inode: int) -> str:
     digest = hashlib.sha256()
     with Path(path).open("rb") as stream:

@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from traces.columns import foreign
 from traces.errors import NoMatchError, TraceError, broken
 from traces.provenance import file_sha256
 from traces.routing import MAX_CELLS, RequestRouting, Routing, make_routing
-from traces.rows import read_table, whole_number
+from traces.rows import read_header, whole_number
+from traces.sources import one
 from traces.trace import IntArray
 
 CHOICE_COLUMNS = ("prompt", "layer", "pos")
@@ -74,22 +76,7 @@ def read_counts(path: Path, model: str, *, top_k: int | None = None) -> Routing:
     Windows and layers stand in the order in which the file first names them, except that layers which are all
     numbers are sorted. ``top_k`` is known for the published models. Raises TraceError (line and rule), NoMatchError.
     """
-    table = read_table(path)
-    if tuple(table.header.cells) != COUNT_COLUMNS:
-        raise broken(path, table.header.line, f"foreign columns; the header is {','.join(COUNT_COLUMNS)}")
-    cells: dict[tuple[str, str, int], int] = {}
-    models: set[str] = set()
-    for row in table.rows:
-        name, domain, layer = row.cells[:3]
-        expert = whole_number(path, row.line, COUNT_COLUMNS[3], row.cells[3], MAX_EXPERTS - 1)
-        count = whole_number(path, row.line, COUNT_COLUMNS[4], row.cells[4], MAX_ASSIGNMENTS)
-        if not (name and domain and layer):
-            raise broken(path, row.line, "model, domain and layer may not be empty")
-        models.add(name)
-        if name == model:
-            if (domain, layer, expert) in cells:
-                raise broken(path, row.line, f"expert {expert} of {model} {domain} layer {layer} stands twice")
-            cells[domain, layer, expert] = count
+    cells, models = _count_cells(path, model)
     if model not in models:
         raise NoMatchError(f"{path}: there is no model {model!r}; there are: {', '.join(sorted(models)) or 'none'}")
     k = top_k if top_k is not None else TOP_K.get(model)
@@ -113,6 +100,28 @@ def read_counts(path: Path, model: str, *, top_k: int | None = None) -> Routing:
         source=f"{path.name} {model}, one window per text domain",
         sha256=file_sha256(path),
     )
+
+
+def _count_cells(path: Path, model: str) -> tuple[dict[tuple[str, str, int], int], set[str]]:
+    """Assignments of ``model`` by (domain, layer, expert), and all models there are."""
+    cells: dict[tuple[str, str, int], int] = {}
+    models: set[str] = set()
+    with one(path) as source:
+        table = read_header(source.label, source.stream)
+        if tuple(table.header.cells) != COUNT_COLUMNS:
+            raise foreign(source, table.header, ",".join(COUNT_COLUMNS))
+        for row in table.rows:
+            name, domain, layer = row.cells[:3]
+            expert = whole_number(path, row.line, COUNT_COLUMNS[3], row.cells[3], MAX_EXPERTS - 1)
+            count = whole_number(path, row.line, COUNT_COLUMNS[4], row.cells[4], MAX_ASSIGNMENTS)
+            if not (name and domain and layer):
+                raise broken(path, row.line, "model, domain and layer may not be empty")
+            models.add(name)
+            if name == model:
+                if (domain, layer, expert) in cells:
+                    raise broken(path, row.line, f"expert {expert} of {model} {domain} layer {layer} stands twice")
+                cells[domain, layer, expert] = count
+    return cells, models
 
 
 def _choice_columns(path: Path) -> list[str]:

@@ -1,23 +1,22 @@
-"""Streaming comma-separated rows out of plain or gzip files, and the checks every format shares.
+"""Comma-separated rows one at a time, and the checks every format shares.
 
 One line is in memory at a time. Lines that start with ``#`` ahead of the header are remarks. Quoting is not part
-of any of the formats, so a quote is an ordinary character that the field checks refuse.
+of any of the formats, so a quote is an ordinary character that the field checks refuse. Large files are read by
+:mod:`traces.columns`, which falls back on this module to name a fault.
 """
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from traces.errors import TraceError, broken
+from traces.errors import broken
+from traces.sources import DAMAGE, one
 
 MAX_LINE_BYTES = 1 << 20
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -38,52 +37,51 @@ class Table:
     rows: Iterator[Row]
 
 
-def open_binary(path: Path) -> IO[bytes] | gzip.GzipFile:
-    """Plain or gzip by content, not by name. Raises TraceError when the file cannot be opened."""
-    try:
-        with path.open("rb") as probe:
-            zipped = probe.read(2) == GZIP_MAGIC
-        return gzip.open(path, "rb") if zipped else path.open("rb")
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror or error})") from error
+def lines_of(path: Path, stream: IO[bytes]) -> Iterator[tuple[int, str]]:
+    """(number from 1, text without its end) of every line. Raises TraceError for damage, long lines and bad text."""
+    number = 0
+    while True:
+        number += 1
+        try:
+            raw = stream.readline(MAX_LINE_BYTES + 1)
+        except DAMAGE as error:
+            raise broken(path, number, f"the compressed data is damaged ({error})") from error
+        if not raw:
+            return
+        if len(raw) > MAX_LINE_BYTES:
+            raise broken(path, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
+        try:
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise broken(path, number, f"the line is not UTF-8 ({error.reason} at byte {error.start})") from error
+        yield number, text.rstrip("\r\n")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number from 1, text without its end) of every line. Raises TraceError for damage, long lines and bad text."""
-    number = 0
-    with open_binary(path) as stream:
-        while True:
-            number += 1
-            try:
-                raw = stream.readline(MAX_LINE_BYTES + 1)
-            except (OSError, EOFError, zlib.error) as error:
-                raise broken(path, number, f"the compressed data is damaged ({error})") from error
-            if not raw:
-                return
-            if len(raw) > MAX_LINE_BYTES:
-                raise broken(path, number, f"the line is longer than {MAX_LINE_BYTES} bytes")
-            try:
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise broken(path, number, f"the line is not UTF-8 ({error.reason} at byte {error.start})") from error
-            yield number, text.rstrip("\r\n")
+    """Lines of a file, packed or not, see :func:`lines_of`. Raises TraceError."""
+    with one(path) as source:
+        yield from lines_of(source.label, source.stream)
 
 
-def read_table(path: Path) -> Table:
-    """Header and rows of a file. Empty lines at the end are ignored, elsewhere they break the rule. Raises
-    TraceError.
-    """
-    lines = read_lines(path)
+def read_header(path: Path, stream: IO[bytes]) -> Table:
+    """Header and rows of a stream; ``path`` is for messages. Raises TraceError."""
+    lines = lines_of(path, stream)
     remarks: list[str] = []
     for number, text in lines:
         if not text.startswith("#"):
-            return Table(path, tuple(remarks), Row(number, text.split(",")), _rows(path, lines, number, text))
+            rows = _rows(path, lines, text.count(",") + 1, f"the header on line {number}")
+            return Table(path, tuple(remarks), Row(number, text.split(",")), rows)
         remarks.append(text.lstrip("# "))
     raise broken(path, 1, "the file is empty, a header line is needed")
 
 
-def _rows(path: Path, lines: Iterator[tuple[int, str]], header_line: int, header: str) -> Iterator[Row]:
-    width = header.count(",") + 1
+def rows_of(path: Path, stream: IO[bytes], width: int) -> Iterator[Row]:
+    """Rows of a stream without a header, ``width`` cells each. Raises TraceError."""
+    yield from _rows(path, lines_of(path, stream), width, "this format")
+
+
+def _rows(path: Path, lines: Iterator[tuple[int, str]], width: int, whose: str) -> Iterator[Row]:
+    """Empty lines at the end are ignored, elsewhere they break the rule."""
     blank = 0
     for number, text in lines:
         if not text:
@@ -93,7 +91,7 @@ def _rows(path: Path, lines: Iterator[tuple[int, str]], header_line: int, header
             raise broken(path, blank, "an empty line stands between rows")
         cells = text.split(",")
         if len(cells) != width:
-            raise broken(path, number, f"{len(cells)} fields, the header on line {header_line} has {width}")
+            raise broken(path, number, f"{len(cells)} fields, {whose} has {width}")
         yield Row(number, cells)
 
 
@@ -113,6 +111,8 @@ def whole_number(path: Path, line: int, column: str, cell: str, largest: int) ->
 
 def real_number(path: Path, line: int, column: str, cell: str, *, low: float, high: float) -> float:
     """A finite number in [low, high]. Raises TraceError that names the rule broken."""
+    if not cell:
+        raise broken(path, line, f"column {column} is empty (a gap); a number is needed")
     try:
         value = float(cell) if cell.isascii() and "_" not in cell else math.nan
     except ValueError:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from traces import arrivals, azure_functions, azure_llm, loading, servegen
+from traces import loading, placement
 from traces.catalog import SAMPLES
 from traces.errors import NoMatchError, TraceError
+from traces.formats import arrivals, azure_functions_2019, servegen
 from traces.trace import make_trace
 
 FUNCTIONS_HEAD = "HashOwner,HashApp,HashFunction,Trigger,480,481,482\n"
@@ -29,22 +30,22 @@ def written(tmp_path: Path, text: str, name: str = "trace.csv") -> Path:
 
 def test_minute_counts_become_evenly_spaced_arrivals(tmp_path: Path) -> None:
     path = written(tmp_path, FUNCTIONS_HEAD + "o,a,f,http,2,0,3\n")
-    trace = azure_functions.to_trace(azure_functions.find_row(path, "f"), "even")
+    trace = placement.to_trace(azure_functions_2019.find_row(path, "f"), "even")
     assert trace.arrival_s.tolist() == [15.0, 45.0, 130.0, 150.0, 170.0]
     assert trace.duration_s == 180.0
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=30), st.integers(0, 2**32))
 def test_every_placement_keeps_each_minutes_count(counts: list[int], seed: int) -> None:
-    for placement in azure_functions.Placement.__args__:  # type: ignore[attr-defined]
-        times = azure_functions.place(np.array(counts), placement, seed)
+    for way in placement.Placement.__args__:  # type: ignore[attr-defined]
+        times = placement.place(np.array(counts), way, seed)
         assert np.bincount((times // 60).astype(int), minlength=len(counts)).tolist() == counts
         assert (np.diff(times) >= 0).all()
 
 
 def test_gzip_is_told_by_content_and_a_part_of_the_day_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, FUNCTIONS_HEAD + "o,a,f,timer,1,1,1\n", "trace.csv.gz").rename(tmp_path / "plainname")
-    (row,) = azure_functions.read_minute_counts(path)
+    (row,) = azure_functions_2019.read_minute_counts(path)
     assert (row.first_minute, row.trigger, row.counts.tolist()) == (480, "timer", [1, 1, 1])
     assert row.hour(481, 2).counts.tolist() == [1, 1]
     with pytest.raises(TraceError, match="the row holds 480 to 482"):
@@ -53,7 +54,7 @@ def test_gzip_is_told_by_content_and_a_part_of_the_day_is_read(tmp_path: Path) -
 
 def test_llm_times_start_at_zero_with_their_tokens(tmp_path: Path) -> None:
     rows = "2023-11-16 23:59:59.9999999,10,1\n2023-11-17 00:00:00.5,20,2\n"
-    trace = azure_llm.read_azure_llm(written(tmp_path, LLM_HEAD + rows))
+    trace = loading.load(written(tmp_path, LLM_HEAD + rows))
     np.testing.assert_allclose(trace.arrival_s, [0.0, 0.5000001], atol=1e-12)
     assert trace.context_tokens is not None and trace.context_tokens.tolist() == [10, 20]
 
@@ -100,7 +101,7 @@ def test_a_truncated_gzip_is_told_not_raised_raw(tmp_path: Path) -> None:
     path = written(tmp_path, FUNCTIONS_HEAD + "o,a,f,http,1,2,3\n" * 500, "cut.csv.gz")
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(TraceError, match=r"cut\.csv\.gz:\d+: the compressed data is damaged"):
-        list(azure_functions.read_minute_counts(path))
+        list(azure_functions_2019.read_minute_counts(path))
 
 
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_arrivals_survive_writing_and_reading(tmp_path: Path, times: list[float]
 
 def test_servegen_draw_is_seeded_and_fills_its_windows() -> None:
     path = SAMPLES / "made_servegen.csv"
-    windows = list(servegen.read_windows(path, (1,)))
+    windows = list(servegen.read_windows(path, "1"))
     trace = servegen.draw(path, windows, start_s=3600, duration_s=3600, seed=5)
     assert trace.sha256 == servegen.draw(path, windows, start_s=3600, duration_s=3600, seed=5).sha256
     assert trace.sha256 != servegen.draw(path, windows, start_s=3600, duration_s=3600, seed=6).sha256
@@ -168,6 +169,6 @@ def test_servegen_draw_is_seeded_and_fills_its_windows() -> None:
 
 
 def test_servegen_gamma_has_the_measured_cv() -> None:
-    window = servegen.ClientWindow(1, 1, 0, 50.0, 1.7, "Weibull", 0.5, 1.0)
+    window = servegen.ClientWindow(1, "1", 0, 50.0, 1.7, "Weibull", 0.5, 1.0)
     gaps = np.diff(servegen.draw_window(window, seed=3))
     assert gaps.std() / gaps.mean() == pytest.approx(1.7, rel=0.05)

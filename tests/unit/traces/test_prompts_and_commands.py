@@ -69,11 +69,32 @@ def test_describe_counts_and_plots(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picked_hour_is_written_and_described_the_same(tmp_path: Path) -> None:
-    out = tmp_path / "hour.csv.gz"
-    picked = call("pick", "made-servegen", "--pattern", "bursty", "--seed", "3", "--out", str(out), "--json")
-    read = call("describe", str(out), "--json")
-    assert picked["requests"] == read["requests"] and picked["iat_cv"] == pytest.approx(read["iat_cv"], rel=1e-4)
+def test_chosen_clips_are_written_pictured_and_described_the_same(tmp_path: Path) -> None:
+    picture = tmp_path / "clips.png"
+    found = call(
+        "clips", "made-servegen", "--pattern", "bursty", "--seed", "3", "--count", "2", "--out", str(tmp_path / "out"),
+        "--plot", str(picture), "--json",
+    )  # fmt: skip
+    assert len(found["clips"]) == 2 and picture.read_bytes().startswith(b"\x89PNG")  # type: ignore[arg-type]
+    for clip in found["clips"]:  # type: ignore[attr-defined]
+        read = call("describe", clip["file"], "--json")
+        assert clip["requests"] == read["requests"] and clip["pattern"] == read["pattern"] == "bursty"
+        assert clip["arrivals"]["iat_cv"] == pytest.approx(read["iat_cv"], rel=1e-4)
+
+
+def test_clips_are_shown_with_the_sizes_of_the_sets() -> None:
+    outcome = CliRunner().invoke(traces, ["clips", "made-functions", "--requests", "60", "20000"])
+    assert outcome.exit_code == 0, outcome.output
+    assert outcome.output.count("hours") == 3 and "steady" in outcome.output and "…" not in outcome.output
+    by_set = call("clips", "made-functions", "--requests", "60", "20000", "--json")["hours"]
+    assert list(by_set) == ["train", "validation", "test"]  # type: ignore[call-overload]
+
+
+def test_list_tells_what_is_here_from_what_can_be_fetched() -> None:
+    outcome = CliRunner().invoke(traces, ["list"])
+    assert outcome.exit_code == 0 and "to fetch" in outcome.output and "here" in outcome.output
+    with pytest.raises(TraceError, match="smoe traces fetch llm-2024-conv"):
+        catalog.resolve("llm-2024-conv", None)
 
 
 def test_an_unknown_trace_lists_what_is_there() -> None:

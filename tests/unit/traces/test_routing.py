@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_bytes_that_are_no_log_only_ever_raise_trace_errors(tmp_path: Path, junk
     path = choices(tmp_path)
     raw = path.read_bytes()
     path.write_bytes((raw[:at] + junk + raw[at + len(junk) :])[: cut or None])
-    for read in (lambda: read_choices(path, windows=2), lambda: read_counts(path, "olmoe")):
+    for read in (partial(read_choices, path, windows=2), partial(read_counts, path, "olmoe")):
         try:
             routing = read()
         except TraceError:

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from traces.errors import TraceError, broken
-from traces.rows import Table, read_table, real_number, whole_number
+from traces.rows import Table, read_header, real_number, whole_number
+from traces.sources import one
 from traces.trace import MAX_REQUESTS, Trace, make_trace
 
 COLUMNS = ("arrival_s", "context_tokens", "generated_tokens")
@@ -49,7 +50,16 @@ def write_arrivals(trace: Trace, path: Path, remarks: tuple[str, ...] = ()) -> N
 
 def read_arrivals(path: Path) -> Trace:
     """Raises TraceError (names line and rule)."""
-    table = read_table(path)
+    with one(path) as source:
+        return _read(source.label, read_header(source.label, source.stream))
+
+
+def is_header(cells: list[str]) -> bool:
+    names = tuple(cells)
+    return names[:1] == COLUMNS[:1] and names[1:] in ((), COLUMNS[1:], COLUMNS[1:2], COLUMNS[2:])
+
+
+def _read(path: Path, table: Table) -> Trace:
     names = tuple(table.header.cells)
     if not is_header(table.header.cells):
         raise broken(path, table.header.line, f"foreign columns; the header is arrival_s or {','.join(COLUMNS)}")
@@ -65,11 +75,6 @@ def read_arrivals(path: Path) -> Trace:
         for name, cell in zip(names[1:], row.cells[1:], strict=True):
             tokens[name].append(whole_number(path, row.line, name, cell, MAX_TOKENS))
     return _assemble(path, table, np.array(times, dtype=np.float64), tokens)
-
-
-def is_header(cells: list[str]) -> bool:
-    names = tuple(cells)
-    return names[:1] == COLUMNS[:1] and names[1:] in ((), COLUMNS[1:], COLUMNS[1:2], COLUMNS[2:])
 
 
 def _assemble(path: Path, table: Table, times: np.ndarray, tokens: dict[str, array[int]]) -> Trace:

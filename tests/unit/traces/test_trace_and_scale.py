@@ -1,4 +1,4 @@
-"""Picking by CV, making arrivals, scaling."""
+"""Traces as such: made arrivals, scaling, patterns, clips in time, the catalogue."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from traces import catalog, make_samples, patterns, scale
+from traces import catalog, make_samples, scale
 from traces.catalog import SAMPLES
-from traces.errors import NoMatchError, TraceError
+from traces.errors import TraceError
 from traces.generate import synthetic
 from traces.rows import read_lines
-from traces.trace import PATTERNS, Trace, classify, make_trace
+from traces.trace import Trace, classify, make_trace
 
 
 def own_cv(trace: Trace) -> float:
@@ -76,50 +76,6 @@ def test_a_senseless_speed_is_refused(speed: float) -> None:
 )
 def test_pattern_borders(cv: float | None, pattern: str | None) -> None:
     assert classify(cv) == pattern
-
-
-@pytest.mark.parametrize("name", ["made_azure_functions.csv", "made_servegen.csv"])
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_picked_hour_has_its_pattern_and_request_range(name: str, pattern: str) -> None:
-    ((clip, trace),) = patterns.pick(
-        SAMPLES / name, catalog.allowed(pattern), min_requests=60, max_requests=20_000, seed=4
-    )
-    assert classify(own_cv(trace)) == pattern
-    assert 60 <= trace.requests == clip.requests and trace.duration_s == 3600
-    assert clip.load(seed=4).sha256 == trace.sha256
-
-
-def test_picking_repeats_with_its_seed_and_says_when_nothing_fits() -> None:
-    path = SAMPLES / "made_servegen.csv"
-    first = patterns.pick(path, "bursty", count=3, seed=1)
-    assert [c for c, _ in first] == [c for c, _ in patterns.pick(path, "bursty", count=3, seed=1)]
-    with pytest.raises(NoMatchError, match="hours are slow with 5 to 6 requests"):
-        patterns.pick(path, "slow", min_requests=5, max_requests=6)
-
-
-@given(st.text(max_size=40))
-@settings(max_examples=50)
-def test_a_row_is_in_exactly_one_split(row: str) -> None:
-    assert patterns.split_of(row) == patterns.split_of(row) and patterns.split_of(row) in (
-        "train",
-        "validation",
-        "test",
-    )
-
-
-def test_splits_share_no_row_and_together_hold_all_hours() -> None:
-    path = SAMPLES / "made_azure_functions.csv"
-    parts = [list(patterns.hours(path, 10, 10**6, split)) for split in ("train", "validation", "test")]  # type: ignore[arg-type]
-    rows = [{clip.row for clip in part} for part in parts]
-    assert not (rows[0] & rows[1] or rows[0] & rows[2] or rows[1] & rows[2])
-    assert sum(len(part) for part in parts) == len(list(patterns.hours(path, 10, 10**6)))
-
-
-def test_summed_days_are_refused_for_picking(tmp_path: Path) -> None:
-    path = tmp_path / "invocations_14day_sum_rows.csv"
-    path.write_bytes((SAMPLES / "made_azure_rows.csv").read_bytes())
-    with pytest.raises(TraceError, match="summed over 14 days"):
-        patterns.pick(path, "slow")
 
 
 def test_the_made_hour_stands_in_for_the_real_one_and_is_bursty(tmp_path: Path) -> None:
