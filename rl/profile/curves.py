@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,12 +73,41 @@ class Table:
         return np.asarray(found * np.maximum(1.0, m / self.calls[-1]))
 
 
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """One table for each share of a core, ascending; never rising with the share. Linear on the share's logarithm."""
+
+    shares: Floats
+    tables: tuple[Table, ...]
+
+    @property
+    def tokens(self) -> Floats:
+        return self.tables[0].tokens
+
+    def __call__(self, tokens: ArrayLike, calls: ArrayLike, share: ArrayLike) -> Floats:
+        t, m, s = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (tokens, calls, share)))
+        place, x = _cell(np.log(self.shares), np.log(np.clip(s, self.shares[0], self.shares[-1])))
+        every = np.stack([table(t, m) for table in self.tables])  # [shares, ...]
+        low = np.take_along_axis(every, place[None], axis=0)[0]
+        right = np.minimum(place + 1, len(self.shares) - 1)
+        high = np.take_along_axis(every, right[None], axis=0)[0]
+        return np.asarray(low * (1 - x) + high * x)
+
+
+def falling_with_share(shares: Sequence[float], tables: Sequence[Table]) -> Tables:
+    """Tables on the same knots, each taken down to the running minimum along ascending shares."""
+    values = np.minimum.accumulate(np.stack([table.values for table in tables]), axis=0)
+    first = tables[0]
+    kept = tuple(Table(first.tokens, first.calls, one) for one in values)
+    return Tables(np.array(shares, dtype=np.float64), kept)
+
+
 def monotone_table(tokens: Floats, calls: Floats, values: Floats) -> Table:
     """The table made never falling: least squares along each axis in turn, then the running maximum of both.
 
-    ``values [tokens, calls]``, NaN where nothing was measured; those take what lies beside them.
+    ``values [tokens, calls]``.
     """
-    found = _filled(np.log(values))
+    found = np.log(values)
     for _ in range(10):
         found = np.apply_along_axis(isotonic_regression, 1, found)
         found = np.apply_along_axis(isotonic_regression, 0, found)
@@ -86,19 +115,23 @@ def monotone_table(tokens: Floats, calls: Floats, values: Floats) -> Table:
     return Table(tokens, calls, np.exp(found))
 
 
-def _filled(values: Floats) -> Floats:
-    """NaN replaced along tokens, then along calls, by linear interpolation."""
-    found = values.copy()
-    for axis in (0, 1):
-        lines = found if axis else found.T
-        for line in lines:
-            known = np.isfinite(line)
-            if known.any() and not known.all():
-                places = np.arange(len(line))
-                line[~known] = np.interp(places[~known], places[known], line[known])
-    if not np.isfinite(found).all():
-        raise ValueError("a table needs at least one number in some row and column")
-    return found
+def additive_fill(values: Floats) -> Floats:
+    """NaN replaced by the sum of effects of each axis, by least squares on what is known (on logarithms: a product).
+
+    Raises ValueError where nothing is known.
+    """
+    known = np.isfinite(values)
+    if not known.any():
+        raise ValueError("a table needs at least one number")
+    if known.all():
+        return values.copy()
+    places = np.indices(values.shape).reshape(values.ndim, -1)
+    columns = [np.ones(values.size)]
+    for axis, count in enumerate(values.shape):
+        columns += [(places[axis] == index).astype(np.float64) for index in range(1, count)]
+    design = np.stack(columns, axis=1)
+    effects, *_ = np.linalg.lstsq(design[known.ravel()], values[known], rcond=None)
+    return np.asarray(np.where(known, values, (design @ effects).reshape(values.shape)))
 
 
 def _line(values: Floats, row: NDArray[np.int64], column: NDArray[np.int64], y: Floats, below: int = 0) -> Floats:

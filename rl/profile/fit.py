@@ -3,8 +3,9 @@
 A call to an idle replica takes ``apart(T) + idle(work(T), limit)``: ``work``, the CPU seconds its cgroup counted, and
 ``apart``, the seconds in which it did not use its core (connection, client, kernel), both never falling with tokens;
 ``idle`` is the kernel's limit played through (``throttle``). A replica that is never idle is worth exactly ``share``
-cores, so m calls always in flight take ``together(T, m) / share`` each, where ``together`` is m times the CPU seconds
-of one of m calls: coalescing makes it grow more slowly than m. It never falls with tokens nor with m.
+cores, so m calls always in flight take ``together(T, m, share) / share`` each, where ``together`` is m times the CPU
+seconds of one of m calls: coalescing makes it grow more slowly than m, and a limit makes it larger, since caches grow
+cold whenever the replica is stopped. It never falls with tokens nor with m and never rises with the share.
 
 Fitted are medians in logarithms with isotonic regression (scikit-learn). The effective tick is the one free number of
 the throttling, chosen among a few parts of the machine's own.
@@ -19,7 +20,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rl.profile.curves import Curve, Floats, Table, monotone, monotone_table
+from rl.profile.curves import Curve, Floats, Tables, additive_fill, falling_with_share, monotone, monotone_table
 from rl.profile.errors import ProfileError
 from rl.profile.rows import Row
 from rl.profile.throttle import Limit, busy_call_s, idle_call_s, limit_of, mean_idle_s
@@ -42,8 +43,8 @@ class NodeFit:
     """CPU seconds of one call that finds its replica idle, over tokens."""
     apart: Curve
     """Seconds of such a call outside its core, over tokens."""
-    together: Table
-    """CPU seconds from the first of m calls to the last, when m are always in flight; over tokens × calls."""
+    together: Tables
+    """CPU seconds of a round of m calls that are always in flight; over tokens × calls × share."""
     apart_busy_s: float
     """Seconds outside its core of a call that comes right after another, at a full core."""
     idle_factors: Floats
@@ -55,11 +56,11 @@ class NodeFit:
     shares: tuple[float, float]
     """Measured range, real cores."""
 
-    def together_s(self, tokens: ArrayLike, calls: ArrayLike) -> Floats:
-        """CPU seconds of a round of ``calls`` calls of ``tokens`` tokens each; 1 and up."""
+    def together_s(self, tokens: ArrayLike, calls: ArrayLike, share: ArrayLike) -> Floats:
+        """CPU seconds of a round of ``calls`` calls (1 and up) of ``tokens`` tokens each at ``share`` real cores."""
         t = np.asarray(tokens, dtype=np.float64)
         inside = np.clip(t, self.together.tokens[0], self.together.tokens[-1])
-        return np.asarray(self.together(t, calls) * (self.work(t) / self.work(inside)))
+        return np.asarray(self.together(t, calls, share) * (self.work(t) / self.work(inside)))
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,14 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
     if not full or not busy:
         raise ProfileError(f"{name} has no single calls at a full core, or none with calls always in flight")
     work = monotone((row.tokens, cpu_s(row)) for row in alone)
+    scale = median(mean_s(row) / median_s(row) for row in full)
     hot = [row for row in busy if row.concurrency == 1 and row.share >= _FULL]
     return NodeFit(
         node=name,
         work=work,
-        apart=monotone(((row.tokens, mean_s(row) - cpu_s(row) - waiting_s(row)) for row in full), floor=1e-6),
-        together=_together(busy, work),
-        apart_busy_s=max(0.0, median(mean_s(row) - cpu_s(row) - waiting_s(row) for row in hot)) if hot else 0.0,
+        apart=monotone(((row.tokens, scale * median_s(row) - cpu_s(row)) for row in full), floor=1e-6),
+        together=_together(busy),
+        apart_busy_s=max(0.0, median(median_s(row) - cpu_s(row) for row in hot)) if hot else 0.0,
         idle_factors=factors(full),
         busy_factors=factors(row for row in busy if row.share >= _FULL),
         tokens=(min(row.tokens for row in alone), max(row.tokens for row in alone)),
@@ -123,15 +125,16 @@ def cpu_s(row: Row) -> float:
     return row.cpu_s_per_call
 
 
-def waiting_s(row: Row) -> float:
-    """Seconds per call that another process had its core, which at a full core is noise; 0 where not counted."""
-    return row.waiting_s_per_call or 0.0
-
-
 def mean_s(row: Row) -> float:
     """Mean seconds of a row that is known to have them."""
     assert row.mean_s is not None
     return row.mean_s
+
+
+def median_s(row: Row) -> float:
+    """Median seconds of a row that is known to have them; other processes on the machine move it less than the mean."""
+    assert row.p50_s is not None
+    return row.p50_s
 
 
 def factors(rows: Iterable[Row]) -> Floats:
@@ -147,20 +150,27 @@ def factors(rows: Iterable[Row]) -> Floats:
     return np.asarray(np.maximum(found / mean, 1e-6))
 
 
-def _together(busy: Sequence[Row], work: Curve) -> Table:
-    """Round times over tokens × calls: calls × CPU seconds of one of them, medians over shares and repeats."""
-    several = {row.tokens for row in busy if row.concurrency > 1}
-    tokens = sorted(several or {row.tokens for row in busy})
-    calls = sorted({row.concurrency for row in busy})
-    values = np.full((len(tokens), len(calls)), np.nan)
-    for place, count in enumerate(tokens):
-        for column, concurrency in enumerate(calls):
-            found = [cpu_s(row) for row in busy if (row.tokens, row.concurrency) == (count, concurrency)]
-            if found:
-                values[place, column] = concurrency * median(found)
-        if not np.isfinite(values[place]).any():
-            values[place, 0] = float(work(count))
-    return monotone_table(np.array(tokens, dtype=np.float64), np.array(calls, dtype=np.float64), values)
+def _together(busy: Sequence[Row]) -> Tables:
+    """Round times over tokens × calls × share, medians over repeats.
+
+    Shares are those at which several calls at once were measured; single ones count for the nearest of them.
+    """
+    several = [row for row in busy if row.concurrency > 1] or list(busy)
+    tokens = np.array(sorted({row.tokens for row in several}), dtype=np.float64)
+    calls = np.array(sorted({row.concurrency for row in busy}), dtype=np.float64)
+    shares = sorted({row.share for row in several})
+
+    def nearest(share: float) -> float:
+        return min(shares, key=lambda known: abs(np.log(known / share)))
+
+    logs = np.full((len(shares), len(tokens), len(calls)), np.nan)
+    for layer, place, column in np.ndindex(logs.shape):
+        point = (int(tokens[place]), int(calls[column]))
+        near = [row for row in busy if (row.tokens, row.concurrency) == point and nearest(row.share) == shares[layer]]
+        if near:
+            logs[layer, place, column] = np.log(calls[column] * median(cpu_s(row) for row in near))
+    whole = np.exp(additive_fill(logs))
+    return falling_with_share(shares, [monotone_table(tokens, calls, values) for values in whole])
 
 
 def _effective_tick(nodes: dict[str, NodeFit], rows: Sequence[Row], tick_s: float) -> float:
@@ -203,7 +213,7 @@ def predict(node: NodeFit, row: Row, tick_s: float) -> Predicted:
     """What the fit says of a row of families alone, busy and concurrency."""
     if row.family == "alone":
         return _predict_alone(node, row, tick_s)
-    round_s = float(node.together_s(row.tokens, row.concurrency))
+    round_s = float(node.together_s(row.tokens, row.concurrency, row.share))
     gap_s = node.apart_busy_s if row.concurrency == 1 else 0.0
     if row.share >= _FULL:
         mean, shape = round_s + gap_s, node.busy_factors

@@ -2,8 +2,8 @@
 workload takes from it: times of change, and the ingress's own work.
 
 Beyond the protocol it says what a limited replica does under load, which one number per configuration cannot:
-``work_seconds`` and ``throttle``. A replica is a token bucket: its calls run at full speed (``speedup`` at a full
-core) while the bucket holds CPU seconds, and at ``refill`` of that when it is empty; it refills at ``refill`` all the
+``work_seconds`` and ``throttle``. A replica is a token bucket: its calls run at full speed (``core_speedup``)
+while the bucket holds CPU seconds, and at ``refill`` of that when it is empty; it refills at ``refill`` all the
 time, up to ``burst_s``.
 """
 
@@ -82,12 +82,23 @@ class FittedLatencyModel:
         """Work per second of ``calls`` calls in service over that of one alone; from rounds of calls always in flight.
 
         Under a limit one alone means an idle replica, with its burst, so this falls below 1 where the limit binds. A
-        simulator that plays :meth:`throttle` itself asks for it at a full core.
+        simulator that plays :meth:`throttle` itself takes :meth:`core_speedup`.
         """
         found, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
         m = np.asarray(calls, dtype=np.float64)
         alone = found.apart(tokens) + self._idle.seconds(found.work(tokens), share)
-        together = m * alone / (found.together_s(tokens, m) / share)
+        together = m * alone / (found.together_s(tokens, m, share) / share)
+        return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
+
+    def core_speedup(
+        self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
+    ) -> Floats:
+        """The same while the bucket holds: work (``work_seconds``) per second of a full core. Depends on the limit only
+        because calls cost more CPU where the replica is stopped again and again.
+        """
+        found, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
+        m = np.asarray(calls, dtype=np.float64)
+        together = m * (found.apart(tokens) + found.work(tokens)) / found.together_s(tokens, m, share)
         return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:

@@ -9,7 +9,7 @@ from statistics import median
 
 from rl.profile.errors import ProfileError
 from rl.profile.fit import Fit, fit
-from rl.profile.openloop import check_open_loop
+from rl.profile.openloop import BUSIEST, check_open_loop
 from rl.profile.picture import draw
 from rl.profile.rows import Row
 from rl.profile.storage import Profile
@@ -55,8 +55,8 @@ def _fit_sentences(fitted: Fit, errors: Mapping[str, Errors], checked: Errors | 
     ]
     if checked is not None:
         found.append(
-            f"Open loop, not used for fitting: {checked.points} points played with the same arrivals are off by "
-            f"{checked.p50:.1%} (P50) and {checked.p95:.1%} (P95) in the mean."
+            f"Open loop, not used for fitting: {checked.points} points below {BUSIEST:.0%} of their share, played with "
+            f"the same arrivals, are off by {checked.p50:.1%} (P50) and {checked.p95:.1%} (P95) in the mean."
         )
     return found
 

@@ -2,9 +2,10 @@
 
 A limit of ``share`` cores is a quota of CPU time in each period (here 10 ms, longer where the quota would be under
 1 ms). A replica runs at full speed until its quota is used up, and then not at all until the next period. That it is
-used up is noticed at the kernel's timer tick only (4 ms at 250 Hz), so a replica may overrun its quota; what it overran
-is taken from the next periods. Hence latency under a limit is not work / share: a call to an idle replica that needs
-less than quota and tick is not slowed down at all, while calls one after the other get exactly ``share`` of a core.
+used up is noticed only when it wakes up and at the kernel's timer tick (4 ms at 250 Hz), so a call may overrun the
+quota; what it overran is taken from the next periods. Hence latency under a limit is not work / share: a call to an
+idle replica that needs less than quota and tick is not slowed down at all, while calls one after the other get exactly
+``share`` of a core.
 
 ``idle_call_s`` plays that for every phase of period and tick; ``burst_s`` is the same as one number, the size of the
 token bucket that gives long calls the same mean.
@@ -97,6 +98,7 @@ def busy_call_s(work_s: float, limit: Limit, calls: int = 150, gap_s: float = 0.
     seconds = np.empty(calls + settle)
     for number in range(calls + settle):
         begun, left = now, work_s
+        running = budget > 0  # looked at whenever a process wakes up
         while left > 1e-12:
             step = min(left, tick - now) if running else refill - now
             step = min(step, refill - now)

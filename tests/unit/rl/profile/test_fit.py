@@ -37,7 +37,7 @@ def test_tells_tokens_between_the_measured_ones(exact: Fit) -> None:
 
 @pytest.mark.parametrize(("tokens", "calls"), [(8, 2), (32, 4), (64, 3), (512, 8), (1, 2)])
 def test_finds_the_effect_of_a_batch_again(exact: Fit, tokens: int, calls: int) -> None:
-    found = float(exact.nodes["expert-0-0"].together_s(tokens, calls))
+    found = float(exact.nodes["expert-0-0"].together_s(tokens, calls, 1.0))
     assert found == pytest.approx(LAW.together_s(tokens, calls), rel=0.02)
 
 
@@ -104,7 +104,7 @@ def test_is_monotone_in_tokens_and_calls_whatever_the_rows_say(
     node = fit(rows, TICK_S).nodes["expert-0-0"]
     assert (np.diff(node.work(np.sort(tokens))) >= -1e-15).all()
     assert (np.diff(node.apart(np.sort(tokens))) >= -1e-15).all()
-    rounds = node.together_s(np.sort(tokens)[:, None], np.sort(calls)[None, :])
+    rounds = node.together_s(np.sort(tokens)[:, None], np.sort(calls)[None, :], 0.5)
     assert (np.diff(rounds, axis=0) >= -1e-12).all()
     assert (np.diff(rounds, axis=1) >= -1e-12).all()
 
