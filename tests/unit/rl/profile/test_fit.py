@@ -95,6 +95,7 @@ def test_is_monotone_in_tokens_and_calls_whatever_the_rows_say(
             share=share,
             concurrency=m,
             mean_s=float(random.lognormal(-6, 1)),
+            p50_s=float(random.lognormal(-6, 1)),
             cpu_s_per_call=float(random.lognormal(-7, 1)),
         )
         for family, m in (("alone", 1), ("busy", 1), ("concurrency", 2), ("concurrency", 5))
