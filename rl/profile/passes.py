@@ -24,6 +24,8 @@ from rl.profile.target import Function, Gateway, Setting
 
 INGRESS = "ingress"
 PASSES = 60
+LEAST_S = 1.0
+"""Passes are slow beside calls: so long at least."""
 WORD = "window"
 """One token in most vocabularies; repeated, it makes a text of about as many tokens."""
 
@@ -82,7 +84,7 @@ def _measure(
     target = Target(address, request_head("/", "profile", "application/json", len(body), ()), body)
     runner.run(closed_loop(target.call, 1, 4, settings.seconds_per_point))
     before = counters.read()
-    recorded = runner.run(closed_loop(target.call, 1, PASSES, settings.seconds_per_point))
+    recorded = runner.run(closed_loop(target.call, 1, PASSES, max(LEAST_S, settings.seconds_per_point)))
     after = counters.read()
     if recorded.errors or not recorded.latencies_s:
         raise MeasurementError(f"the ingress refused a text of {tokens} tokens")

@@ -46,15 +46,13 @@ def _surface(axes: Axes, surface: Surface) -> None:
 
 
 def _lines(axes: Axes, surface: Surface) -> None:
+    low, high = surface.range_s
     for row, (memory, share) in enumerate(zip(surface.memory_mib, surface.shares, strict=True)):
         color = COLORS(row / max(1, len(surface.memory_mib) - 1))
-        values = surface.p95_s[row] * 1e3
         axes.plot(
             surface.concurrency, surface.median_s[row] * 1e3, "o-", color=color, label=f"{memory} MiB, {share:g} cores"
         )
-        axes.fill_between(
-            surface.concurrency, np.nanmin(values, axis=1), np.nanmax(values, axis=1), color=color, alpha=0.2
-        )
+        axes.fill_between(surface.concurrency, low[row] * 1e3, high[row] * 1e3, color=color, alpha=0.2)
     axes.set_yscale("log")
     axes.set_xlabel("calls at once")
     axes.set_ylabel("P95, ms (line: median of repeats, band: their range)")

@@ -58,6 +58,8 @@ class ProfileSettings:
     """A point during which other processes kept more cores than this busy is measured again ..."""
     retries: int = 2
     """... at most so often; the quietest is kept."""
+    most_minutes: float = 0.0
+    """Repeats beyond the first stop when so much time has passed; 0 is no limit."""
     cpu_scale: float = 1.0
     seed: int = 0
 

@@ -12,6 +12,7 @@ from rl.profile.fit import Fit, fit
 from rl.profile.openloop import BUSIEST, check_open_loop
 from rl.profile.picture import draw
 from rl.profile.rows import Row
+from rl.profile.run import OUT_OF_MEMORY
 from rl.profile.storage import Profile
 from rl.profile.surface import sentence, surface_of
 from rl.profile.validation import Errors, cross_validate
@@ -69,7 +70,7 @@ def memory_sentences(rows: Sequence[Row]) -> list[str]:
         parts = []
         for concurrency in sorted({row.concurrency for row in own}):
             mine = [row for row in own if row.concurrency == concurrency]
-            killed = max((row.memory_mib for row in mine if not row.feasible), default=0)
+            killed = max((row.memory_mib for row in mine if row.note == OUT_OF_MEMORY), default=0)
             held = [row.memory_mib for row in mine if row.feasible and row.memory_mib > killed]
             least = f"{min(held)} MiB" if held else f"more than {killed} MiB"
             parts.append(f"{least} at {concurrency} at once" + (f" (killed at {killed})" if killed else ""))

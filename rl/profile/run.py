@@ -33,6 +33,8 @@ _BATCHES = re.compile(rb"^smoe_worker_batch_calls_(sum|count) (\S+)$", re.MULTIL
 OUT_OF_MEMORY = "the replica was killed: out of memory under this limit"
 _PILOT_CALLS = 12
 _START_TIMEOUT_S = 30.0
+_SETTLE_S = 3.0
+"""How long a new concurrency may take to hold: a stopped replica learns of it late."""
 
 
 class Bench:
@@ -83,10 +85,13 @@ class Bench:
                 found[node, tokens] = median_s
         return found
 
-    def measure(self, point: Point) -> Row:
-        """Set the point's limits, warm up, measure. A replica that fails gives an infeasible row."""
+    def measure(self, point: Point, *, again: bool = True) -> Row:
+        """Set the point's limits, warm up, measure. A replica that fails gives an infeasible row.
+
+        ``again``: measure again where other processes kept the machine busy.
+        """
         best: Row | None = None
-        for _ in range(1 + self._settings.retries):
+        for _ in range(1 + (self._settings.retries if again else 0)):
             try:
                 row = self._measure(point)
             except MeasurementError as error:
@@ -100,9 +105,7 @@ class Bench:
 
     def _measure(self, point: Point) -> Row:
         target, counters = self._prepare(point)
-        warm = self._runner.run(closed_loop(target.call, point.concurrency, 2 * point.concurrency, 1.0))
-        if warm.errors:
-            raise MeasurementError(self._why(point.node))
+        self._warm_up(point, target)
         seed = _seed(self._settings.seed, point)
         batches = self._batches(point)
         busy = (busy_s(), time.process_time(), time.perf_counter())
@@ -120,6 +123,14 @@ class Bench:
         if batches is not None and now is not None and now[1] > batches[1]:
             row = replace(row, batch_calls=(now[0] - batches[0]) / (now[1] - batches[1]))
         return row
+
+    def _warm_up(self, point: Point, target: Target) -> None:
+        """Two rounds of calls; refused ones are tried again, as a new concurrency takes a moment to hold."""
+        ends_s = time.monotonic() + _SETTLE_S
+        while self._runner.run(closed_loop(target.call, point.concurrency, 2 * point.concurrency, 1.0)).errors:
+            if time.monotonic() > ends_s or self.functions[point.node].killed_for_memory():
+                raise MeasurementError(self._why(point.node))
+            time.sleep(0.05)
 
     def restart(self, point: Point) -> str:
         """Start the point's function anew under the point's limits; the reason where that is not possible, else ""."""
@@ -254,12 +265,21 @@ class Bench:
         return f"calls to {node} failed" + (f": {lines[-1]}" if lines else "")
 
 
-def run_live(bench: Bench, plan: Plan, on_point: OnPoint) -> list[Row]:
-    """Every point that is measured on running replicas."""
+def run_live(bench: Bench, plan: Plan, on_point: OnPoint, ends_s: float | None = None) -> list[Row]:
+    """Every point that is measured on running replicas, repeat after repeat.
+
+    ``ends_s`` (``time.monotonic``): the first repeat is done whatever it takes, the others as far as the time goes;
+    with time running out points are not measured again for noise.
+    """
     rows = []
+    left_s = sum(plan.seconds(point) for point in plan.live)
     for point in plan.live:
+        now_s = time.monotonic()
+        if ends_s is not None and point.repeat and now_s >= ends_s:
+            break
         on_point(point, plan.seconds(point))
-        rows.append(bench.measure(point))
+        rows.append(bench.measure(point, again=ends_s is None or now_s + left_s < ends_s))
+        left_s -= plan.seconds(point)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +26,10 @@ from rl.profile.transitions import measure_transitions
 
 TRANSITION_S = 1.5
 """About what one repeat of all transitions takes, in a plan."""
+
+
+PASSES_S = 45.0
+"""About what the passes at the end take."""
 
 
 class Progress(Protocol):
@@ -53,6 +58,7 @@ def measure_profile(
     """
     check(settings)
     begun, load = _now(), os.getloadavg()
+    ends_s = time.monotonic() + 60 * settings.most_minutes - PASSES_S if settings.most_minutes else None
     classes = node_classes(manifest)
     chosen = {entry.node: deployments[entry.node] for entry in classes}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -61,7 +67,7 @@ def measure_profile(
             progress.plan("replicas and pilot", 5.0)
             bench.start()
             plan = plan_of(bench, classes, manifest, settings)
-            rows = _rows(bench, plan, [entry.node for entry in classes], settings, runner, progress)
+            rows = _rows(bench, plan, [entry.node for entry in classes], settings, runner, progress, ends_s)
         finally:
             bench.close()
         rows += measure_passes(gateway, manifest, deployments, settings, runner, progress.step)
@@ -89,6 +95,7 @@ def _rows(
     settings: ProfileSettings,
     runner: asyncio.Runner,
     progress: Progress,
+    ends_s: float | None,
 ) -> list[Row]:
     each_s = settings.transitions * TRANSITION_S
     progress.plan("points", plan.total_s + len(nodes) * each_s)
@@ -100,11 +107,11 @@ def _rows(
             seconds,
         )
 
-    rows = run_live(bench, plan, on_point)
+    rows = run_memory(bench, plan, on_point)
     for node in nodes:
         on_kind = partial(_on_kind, progress, node, each_s)
         rows += measure_transitions(bench, node, settings, runner, on_kind)
-    return rows + run_memory(bench, plan, on_point)
+    return rows + run_live(bench, plan, on_point, ends_s)
 
 
 def _on_kind(progress: Progress, node: str, each_s: float, what: str, part: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -139,12 +139,3 @@ def check_machine(metadata: Metadata, machine: Machine) -> None:
             f"the profile was measured on another machine: {'; '.join(differences)}. Measure this one with "
             f"`smoe profile {metadata.pipeline}`, or say that the other machine is meant"
         )
-
-
-def infeasible(rows: Sequence[Row]) -> Mapping[str, int]:
-    """By node, the largest memory limit in MiB under which its replica could not live; if there is one."""
-    found: dict[str, int] = {}
-    for row in rows:
-        if row.family == "memory" and not row.feasible:
-            found[row.node] = max(found.get(row.node, 0), row.memory_mib)
-    return found

@@ -7,7 +7,7 @@ concurrency, a *ridge* when it is lower at both; every repeat has to agree, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,8 +38,21 @@ class Surface:
 
     @property
     def median_s(self) -> Floats:
-        """[memory, concurrency]."""
-        return np.asarray(np.nanmedian(self.p95_s, axis=2))
+        """[memory, concurrency]; NaN where no repeat gave a number."""
+        return self._over_repeats(np.median)
+
+    @property
+    def range_s(self) -> tuple[Floats, Floats]:
+        """Least and largest repeat, each [memory, concurrency]."""
+        return self._over_repeats(np.min), self._over_repeats(np.max)
+
+    def _over_repeats(self, reduce: Callable[[Floats], float]) -> Floats:
+        found = np.full(self.p95_s.shape[:2], np.nan)
+        for place in np.ndindex(found.shape):
+            known = self.p95_s[place][np.isfinite(self.p95_s[place])]
+            if known.size:
+                found[place] = reduce(known)
+        return found
 
 
 @dataclass(frozen=True)

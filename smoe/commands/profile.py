@@ -69,6 +69,12 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     "--seconds", type=click.FloatRange(0.05, 60), default=None, help="Seconds of load on a point. [default: 0.8]"
 )
 @click.option(
+    "--minutes",
+    type=click.FloatRange(min=1),
+    default=None,
+    help="Stop repeating after about so long; every point is measured once.",
+)
+@click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
     default=1.0,
@@ -111,6 +117,7 @@ def _settings(quick: bool, options: dict[str, Any]) -> ProfileSettings:
         "concurrency": "concurrencies",
         "repeats": "repeats",
         "seconds": "seconds_per_point",
+        "minutes": "most_minutes",
     }
     given = {names[key]: value for key, value in options.items() if key in names and value is not None}
     return replace(base, cpu_scale=options["cpu_scale"], seed=options["seed"], **given)

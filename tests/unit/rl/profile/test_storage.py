@@ -11,7 +11,7 @@ import pytest
 
 from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.rows import COLUMNS, SCHEMA, spread
-from rl.profile.storage import Profile, check_machine, check_pipeline, infeasible, load, save
+from rl.profile.storage import Profile, check_machine, check_pipeline, load, save
 from tests.unit.rl.profile import truth
 from tests.unit.rl.profile.truth import BLANK, MACHINE, Truth
 
@@ -97,10 +97,6 @@ def test_every_difference_of_a_machine_is_named(profile: Profile) -> None:
         check_machine(profile.metadata, replace(MACHINE, cpu_cores=8, tick_s=0.001))
     assert "cpu_cores" in str(caught.value)
     assert "tick_s" in str(caught.value)
-
-
-def test_memory_limits_that_killed_are_known(profile: Profile) -> None:
-    assert infeasible(profile.rows) == {"expert-0-0": 8}
 
 
 def test_a_spread_by_hand() -> None:
