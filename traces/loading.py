@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -65,17 +66,21 @@ class Found:
 
 def identify(path: Path) -> Found:
     """Format of a file, folder or archive by its first file in a known form. Raises TraceError when there is none."""
-    first_error: TraceError | None = None
-    for source in sources(path):
-        try:
-            kind = _format_of(source)
-        except TraceError as error:
-            first_error = first_error or error
-            continue
-        if kind in ("azure-functions-2019", "servegen"):
-            return Found(kind, path, None)
-        return Found(kind, source.path, source.member)
-    raise first_error or TraceError(f"{path}: holds no files")
+    refusals: list[str] = []
+    with closing(sources(path)) as files:
+        for source in files:
+            try:
+                kind = _format_of(source)
+            except TraceError as error:
+                refusals.append(str(error))
+                continue
+            if kind in ("azure-functions-2019", "servegen"):
+                return Found(kind, path, None)
+            return Found(kind, source.path, source.member)
+    if not refusals:
+        raise TraceError(f"{path}: holds no files")
+    several = f"{path}: none of its {len(refusals)} files is in a known form; the first: "
+    raise TraceError(f"{several if len(refusals) > 1 else ''}{refusals[0]}")
 
 
 def detect(path: Path) -> Format:
@@ -131,7 +136,7 @@ def _format_of(source: Source) -> Format:
         if is_header(text.split(",")):
             return kind
     if not text:
-        raise broken(source.label, number, "the file is empty, a header line is needed")
+        raise broken(source.label, number, "the file is empty (or holds remarks only), a header line is needed")
     raise broken(source.label, number, f"foreign columns {text[:80]!r}; known are {KNOWN}")
 
 

@@ -16,7 +16,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,9 @@ DAMAGE: tuple[type[BaseException], ...] = (
 MAX_MEMBERS = 100_000
 MAGIC_TAR = (257, b"ustar")
 PEEK_BYTES = 512
+BUFFER_BYTES = 1 << 20
+GZIP, XZ, BZIP2 = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
+PACKED = (GZIP, XZ, BZIP2)
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Source:
         return (self.member or self.path.name).rsplit("/", 1)[-1]
 
 
-def sources(path: Path, wanted: Callable[[str], bool] | None = None) -> Iterator[Source]:
+def sources(path: Path, wanted: Callable[[str], bool] | None = None) -> Generator[Source, None, None]:
     """Every file in ``path``, or those whose name (without folders) is ``wanted``, each readable until the next is
     asked for. Folders are walked in natural order of their names. Raises TraceError.
     """
@@ -97,7 +100,25 @@ def one(path: Path, member: str | None = None) -> Iterator[Source]:
                 return
         raise TraceError(f"{path}: holds no file{'' if member is None else f' {member!r}'}")
     finally:
-        found.close()  # type: ignore[attr-defined]
+        found.close()
+
+
+class _Whole(io.RawIOBase):
+    """A member of a streamed tar, which otherwise just ends where the archive is cut off."""
+
+    def __init__(self, inside: IO[bytes], size: int) -> None:
+        self._inside, self._left = inside, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        chunk = self._inside.read(len(buffer))
+        if not chunk and self._left > 0:
+            raise EOFError(f"the archive ends {self._left} bytes before its member does")
+        self._left -= len(chunk)
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
 
 
 def natural(path: Path | str) -> list[tuple[int, int, str]]:
@@ -118,18 +139,26 @@ def _of_file(path: Path, file: io.BufferedReader, wanted: Callable[[str], bool] 
     if head.startswith(b"Rar!\x1a\x07"):
         yield from _of_rar(path, wanted)
         return
-    stream = io.BufferedReader(_unpacked(file, head), 1 << 20)
-    at, mark = MAGIC_TAR
-    if _peek(stream)[at : at + len(mark)] == mark:
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
-            for count, member in enumerate(tar):
-                if count > MAX_MEMBERS:
-                    raise TraceError(f"{path}: more than {MAX_MEMBERS} files")
-                inside = tar.extractfile(member) if member.isfile() and _is_wanted(member.name, wanted) else None
-                if inside is not None:
-                    yield Source(path, member.name, inside)
+    if head.startswith(PACKED):
+        # closed before the file below it: a buffer left to the collector would warn of an unclosed file
+        with io.BufferedReader(_unpacked(file, head), BUFFER_BYTES) as stream:
+            yield from _plain_or_tar(path, stream, wanted)
     else:
+        yield from _plain_or_tar(path, file, wanted)
+
+
+def _plain_or_tar(path: Path, stream: io.BufferedReader, wanted: Callable[[str], bool] | None) -> Iterator[Source]:
+    at, mark = MAGIC_TAR
+    if _peek(stream)[at : at + len(mark)] != mark:
         yield Source(path, None, stream)
+        return
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        for count, member in enumerate(tar):
+            if count > MAX_MEMBERS:
+                raise TraceError(f"{path}: more than {MAX_MEMBERS} files")
+            inside = tar.extractfile(member) if member.isfile() and _is_wanted(member.name, wanted) else None
+            if inside is not None:
+                yield Source(path, member.name, io.BufferedReader(_Whole(inside, member.size), BUFFER_BYTES))
 
 
 def _of_rar(path: Path, wanted: Callable[[str], bool] | None) -> Iterator[Source]:
@@ -149,13 +178,9 @@ def _of_rar(path: Path, wanted: Callable[[str], bool] | None) -> Iterator[Source
 
 
 def _unpacked(file: io.BufferedReader, head: bytes) -> Any:
-    if head.startswith(b"\x1f\x8b"):
+    if head.startswith(GZIP):
         return gzip.GzipFile(fileobj=file)
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return lzma.LZMAFile(file)
-    if head.startswith(b"BZh") and head[3:4].isdigit():
-        return bz2.BZ2File(file)
-    return file
+    return lzma.LZMAFile(file) if head.startswith(XZ) else bz2.BZ2File(file)
 
 
 def _peek(stream: Any) -> bytes:
