@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from functions.shared.client import request_head
@@ -21,6 +22,8 @@ from rl.profile.load import Target, closed_loop
 from rl.profile.plan import ProfileSettings
 from rl.profile.rows import Row, spread
 from rl.profile.target import Function, Gateway, Setting
+
+log = logging.getLogger(__name__)
 
 INGRESS = "ingress"
 PASSES = 60
@@ -40,11 +43,14 @@ def measure_passes(
     runner: asyncio.Runner,
     on_step: OnStep,
 ) -> list[Row]:
-    """One row for each number of tokens and repeat; none for a pipeline that takes no text. Raises MeasurementError."""
+    """One row for each number of tokens and repeat; none for a pipeline that takes no text.
+
+    What fails gives an infeasible row with the reason: by now the rest of the profile has been measured.
+    """
     if manifest.tokenizer is None:
         return []
     functions = _functions(gateway, deployments, settings)
-    rows = []
+    rows: list[Row] = []
     try:
         for name, function in functions.items():
             on_step(f"passes: starting {name}", 0.1)
@@ -57,9 +63,14 @@ def measure_passes(
                 if 3 <= tokens <= longest:
                     on_step(f"passes of {tokens} tokens", settings.seconds_per_point)
                     rows.append(_measure(replica.address, tokens, repeat, counters, settings, runner))
+    except MeasurementError as error:
+        rows.append(replace(_blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
         for function in reversed(functions.values()):
-            function.remove()
+            try:
+                function.remove()
+            except Exception as error:
+                log.warning("%s could not be removed: %s", function.name, error)
     return rows
 
 
@@ -86,11 +97,22 @@ def _measure(
     before = counters.read()
     recorded = runner.run(closed_loop(target.call, 1, PASSES, max(LEAST_S, settings.seconds_per_point)))
     after = counters.read()
-    if recorded.errors or not recorded.latencies_s:
-        raise MeasurementError(f"the ingress refused a text of {tokens} tokens")
     runner.run(_close(target))
+    if recorded.errors or not recorded.latencies_s:
+        note = f"the ingress refused a text of about {tokens} tokens"
+        return replace(_blank(tokens, repeat, settings), feasible=False, note=note)
     known = before.cpu_s is not None and after.cpu_s is not None
     cpu_s = (after.cpu_s or 0.0) - (before.cpu_s or 0.0)
+    return replace(
+        _blank(tokens, repeat, settings),
+        seconds=recorded.seconds,
+        throughput_rps=len(recorded.latencies_s) / recorded.seconds,
+        cpu_s_per_call=cpu_s / len(recorded.latencies_s) if known else None,
+        **asdict(spread(recorded.latencies_s)),
+    )
+
+
+def _blank(tokens: int, repeat: int, settings: ProfileSettings) -> Row:
     return Row(
         node=INGRESS,
         family="pass",
@@ -107,12 +129,10 @@ def _measure(
         repeat=repeat,
         feasible=True,
         note="",
+        n=0,
         errors=0,
-        seconds=recorded.seconds,
-        throughput_rps=len(recorded.latencies_s) / recorded.seconds,
-        cpu_s_per_call=cpu_s / len(recorded.latencies_s) if known else None,
+        seconds=0.0,
         load1=os.getloadavg()[0],
-        **asdict(spread(recorded.latencies_s)),
     )
 
 

@@ -75,8 +75,18 @@ def memory_sentences(rows: Sequence[Row]) -> list[str]:
             least = f"{min(held)} MiB" if held else f"more than {killed} MiB"
             parts.append(f"{least} at {concurrency} at once" + (f" (killed at {killed})" if killed else ""))
         tokens = own[0].tokens
-        found.append(f"Memory of {node} with {tokens} tokens a call: {', '.join(parts)}.")
+        found.append(f"Memory of {node} with {tokens} tokens a call: {', '.join(parts)}.{_effect(own)}")
     return found
+
+
+def _effect(rows: Sequence[Row]) -> str:
+    """How much slower single calls are under the least limit that holds than under the largest."""
+    held = [row for row in rows if row.feasible and row.concurrency == 1 and row.p50_s is not None]
+    sizes = sorted({row.memory_mib for row in held})
+    if len(sizes) < 2:
+        return ""
+    low, high = (median(row.p50_s or 0.0 for row in held if row.memory_mib == size) for size in (sizes[0], sizes[-1]))
+    return f" P50 at {sizes[0]} MiB is {low / high:.2f} of that at {sizes[-1]} MiB."
 
 
 def closing_rows(profile: Profile) -> list[tuple[str, str, str]]:

@@ -103,6 +103,7 @@ def profile(
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
         found = _measure(pipeline, state, Path(work), settings, console)
+    save(found, out)  # what was measured is safe whatever the fit makes of it
     concluded = conclude(found, out.with_suffix(".png"))
     save(concluded, out)
     _close(console, concluded, out)
