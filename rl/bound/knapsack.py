@@ -23,9 +23,9 @@ from rl.bound.frontier import Floats, Ints
 from rl.bound.layers import Steps
 
 BUCKETS = 4000
-"""Parts of the budget; a coarse eighth of them comes first, eight times as many where the gap is still wide."""
-CLOSE = 2e-4
-"""A relative gap that is good enough."""
+"""Parts of the budget; an eighth of them comes first, and more where the gap is still wide."""
+ROUNDS = ((1 / 8, 0.0), (1, 0.0002), (8, 0.0002), (32, 0.002))
+"""(how many times the buckets, relative gap above which this round is worth its time)."""
 SLACK = 1e-9
 """Relative room given to rounding of sums, always towards a weaker bound."""
 
@@ -61,13 +61,15 @@ def split(layers: Sequence[Steps], budget_s: float, buckets: int = BUCKETS) -> S
     chosen = _filled(layers, chosen, budget_s)
     dual, upper = _dual(layers, price, budget_s), _cost(layers, chosen)
     lower = dual
-    for rounds in (max(1, buckets // 8), buckets, 8 * buckets):
-        if upper - lower <= CLOSE * lower:
+    for times, gap in ROUNDS:
+        if upper - lower <= gap * lower:
             break
         kept = [_promising(layer, price, upper - dual) for layer in layers]
-        down, _ = _programme(layers, kept, budget_s, rounds, up=False)
-        lower = max(lower, min(upper, down * (1 - SLACK)))
-        up, picks = _programme(layers, kept, budget_s, rounds, up=True)
+        parts = max(1, int(times * buckets))
+        lower = max(lower, min(upper, _relaxed_least(layers, kept, budget_s, parts) * (1 - SLACK)))
+        if upper - lower <= gap * lower:
+            break
+        up, picks = _feasible_least(layers, kept, budget_s, parts)
         if up < upper and _latency(layers, picks) <= budget_s:
             chosen = _filled(layers, picks, budget_s)
             upper = _cost(layers, chosen)
@@ -147,18 +149,45 @@ def _promising(layer: Steps, price: float, room: float) -> Ints:
     return np.flatnonzero(reduced <= least + room + SLACK * (abs(least) + room))
 
 
-def _programme(
-    layers: Sequence[Steps], kept: Sequence[Ints], budget_s: float, buckets: int, *, up: bool
+@dataclass(frozen=True)
+class _Rounded:
+    """Kept steps with latencies above each layer's first kept one in whole buckets, one group a layer."""
+
+    sizes: Ints
+    costs: Floats
+    steps: Ints
+    starts: Ints
+    """[layers + 1]"""
+
+
+def _relaxed_least(layers: Sequence[Steps], kept: Sequence[Ints], budget_s: float, buckets: int) -> float:
+    """Least cost with latencies rounded down: no split of the kept steps is cheaper."""
+    rounded = _rounded(layers, kept, budget_s * (1 + SLACK), buckets, up=False)
+    return np.inf if rounded is None else float(_least(rounded.sizes, rounded.costs, rounded.starts, buckets))
+
+
+def _feasible_least(
+    layers: Sequence[Steps], kept: Sequence[Ints], budget_s: float, buckets: int
 ) -> tuple[float, list[int]]:
-    """Least cost with latencies above each layer's first kept step rounded to buckets, and the steps that reach it."""
-    base_s = sum(float(layer.latency_s[k[0]]) for layer, k in zip(layers, kept, strict=True))
-    left_s = (budget_s if up else budget_s * (1 + SLACK)) - base_s
-    if left_s < 0:
+    """Least cost with latencies rounded up, and the steps that reach it."""
+    rounded = _rounded(layers, kept, budget_s, buckets, up=True)
+    if rounded is None:
         return np.inf, []
+    best, picks = _dynamic(rounded.sizes, rounded.costs, rounded.starts, buckets)
+    return float(best), [int(rounded.steps[pick]) for pick in picks] if np.isfinite(best) else []
+
+
+def _rounded(
+    layers: Sequence[Steps], kept: Sequence[Ints], budget_s: float, buckets: int, *, up: bool
+) -> _Rounded | None:
+    """None where the first kept steps are already too long."""
+    left_s = budget_s - sum(float(layer.latency_s[k[0]]) for layer, k in zip(layers, kept, strict=True))
+    if left_s < 0:
+        return None
     width_s = left_s / buckets or budget_s
     sizes: list[Ints] = []
     costs: list[Floats] = []
-    steps_of: list[Ints] = []
+    steps: list[Ints] = []
     for layer, positions in zip(layers, kept, strict=True):
         parts = (layer.latency_s[positions] - layer.latency_s[positions[0]]) / width_s
         size = np.ceil(parts * (1 + SLACK)) if up else np.floor(parts * (1 - SLACK))
@@ -167,17 +196,30 @@ def _programme(
         inside = last & (size <= buckets)
         sizes.append(size[inside])
         costs.append(layer.cost[positions][inside])
-        steps_of.append(positions[inside])
+        steps.append(positions[inside])
     starts = np.concatenate(([0], np.cumsum([len(size) for size in sizes])))
-    best, picks = _dynamic(np.concatenate(sizes), np.concatenate(costs), starts, buckets)
-    if not np.isfinite(best):
-        return np.inf, []
-    return float(best), [int(steps_of[i][pick]) for i, pick in enumerate(picks)]
+    return _Rounded(np.concatenate(sizes), np.concatenate(costs), np.concatenate(steps), starts)
+
+
+@njit(cache=True)
+def _least(sizes: Ints, costs: Floats, starts: Ints, buckets: int) -> float:
+    """Choose one of each group ``starts[i]:starts[i+1]``: least cost of at most ``buckets`` in all."""
+    cost = np.zeros(buckets + 1)
+    new = np.empty(buckets + 1)
+    for i in range(len(starts) - 1):
+        new[:] = np.inf
+        for k in range(starts[i], starts[i + 1]):
+            size, price = sizes[k], costs[k]
+            for b in range(buckets + 1 - size):
+                value = cost[b] + price
+                new[b + size] = value if value < new[b + size] else new[b + size]
+        cost, new = new, cost
+    return float(cost[buckets])
 
 
 @njit(cache=True)
 def _dynamic(sizes: Ints, costs: Floats, starts: Ints, buckets: int) -> tuple[float, Ints]:
-    """Choose one of each group ``starts[i]:starts[i+1]``; sizes ascend and costs descend within a group."""
+    """:func:`_least` with the positions that reach it."""
     groups = len(starts) - 1
     cost = np.zeros(buckets + 1)
     pick = np.zeros((groups, buckets + 1), np.int32)
@@ -189,13 +231,14 @@ def _dynamic(sizes: Ints, costs: Floats, starts: Ints, buckets: int) -> tuple[fl
                 value = cost[b - size] + price
                 if value < new[b]:
                     new[b] = value
-                    pick[i, b] = k - starts[i]
+                    pick[i, b] = k
         cost = new
     chosen = np.zeros(groups, np.int64)
-    b = buckets
-    for i in range(groups - 1, -1, -1):
-        chosen[i] = pick[i, b]
-        b -= sizes[starts[i] + chosen[i]]
+    if cost[buckets] < np.inf:
+        b = buckets
+        for i in range(groups - 1, -1, -1):
+            chosen[i] = pick[i, b]
+            b -= sizes[chosen[i]]
     return cost[buckets], chosen
 
 

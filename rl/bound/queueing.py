@@ -27,7 +27,10 @@ class Served:
 
 
 def serve(calls_per_s: float, alone_s: Floats, speedup: Floats, replicas: Ints, concurrencies: Ints) -> Served:
-    """``alone_s [rows]``: mean seconds of a call alone; ``speedup [rows, m]``: of m = 1, 2 … calls at once."""
+    """``alone_s [rows]``: mean seconds of a call alone; ``speedup [rows, m]``: of m = 1, 2 … calls at once.
+
+    ``concurrencies`` ascend.
+    """
     latency, busy = _serve(calls_per_s, alone_s, speedup, replicas, concurrencies)
     return Served(latency, busy)
 
@@ -36,6 +39,7 @@ def serve(calls_per_s: float, alone_s: Floats, speedup: Floats, replicas: Ints, 
 def _serve(
     calls_per_s: float, alone_s: Floats, speedup: Floats, replicas: Ints, concurrencies: Ints
 ) -> tuple[Floats, Floats]:
+    """States up to ``p · c`` calls do not depend on c, so larger concurrencies go on where smaller ones ended."""
     shape = (len(alone_s), len(replicas), len(concurrencies))
     latency, busy = np.zeros(shape), np.zeros(shape)
     if calls_per_s <= 0:
@@ -44,14 +48,11 @@ def _serve(
         offered = calls_per_s * alone_s[r]
         for i in range(shape[1]):
             p = replicas[i]
+            weight, total, calls, used, n = 1.0, 1.0, 0.0, 0.0, 0
             for k in range(shape[2]):
                 c = concurrencies[k]
-                last = offered / (p * speedup[r, c - 1])
-                if last >= 1:
-                    latency[r, i, k], busy[r, i, k] = np.inf, p
-                    continue
-                weight, total, calls, used = 1.0, 1.0, 0.0, 0.0
-                for n in range(1, p * c + 1):
+                while n < p * c:
+                    n += 1
                     each, more = n // p, n % p
                     rate = more * speedup[r, each] if more else 0.0
                     if each:
@@ -60,10 +61,12 @@ def _serve(
                     total += weight
                     calls += n * weight
                     used += min(n, p) * weight
+                last = offered / (p * speedup[r, c - 1])
+                if last >= 1:
+                    latency[r, i, k], busy[r, i, k] = np.inf, p
+                    continue
                 queue = weight * last / (1 - last)
-                total += queue
-                calls += p * c * queue + queue / (1 - last)
-                used += p * queue
-                latency[r, i, k] = calls / total / calls_per_s
-                busy[r, i, k] = used / total
+                whole = total + queue
+                latency[r, i, k] = (calls + n * queue + queue / (1 - last)) / whole / calls_per_s
+                busy[r, i, k] = (used + p * queue) / whole
     return latency, busy

@@ -1,0 +1,168 @@
+"""How close and how fast the bound is: ``python -m benchmarks.bound``.
+
+Windows of 12 layers of 8 experts (the paper's ``bert-8`` on its modelled cluster, 203,520 configurations an expert),
+steady and bursty arrivals at two rates, and both cost meters. SLOs: two on the way from the fastest mean latency to
+that of the cheapest choice, which bind in the separable problem; two above the P95 that the fastest choice has in
+simulation; and the workload's own. ``gap_deterministic`` is the widest gap between the lower bound and the choice found
+for the separable problem, ``ms`` the slowest window of it (median of repeats; tables of all configurations,
+frontiers, step functions and knapsack). ``gap_p95`` is the widest relative distance between the valid lower bound for
+the P95 and a choice that meets the SLO in simulation, ``gap_p95_median`` the middle one, over the cells in which one
+was found. Everything is simulated. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from rl.bound.bounds import deterministic, lower_bound
+from rl.bound.loads import Meter, WindowLoad, expected_tables, windows
+from rl.bound.oracle import cheapest_feasible, play
+from rl.bound.physics import Physics
+from rl.bound.window import enclose
+from rl.sim.requests import draw_requests
+from rl.workload import Workload
+from rl.workload_paper import paper_workload
+from traces.generate import synthetic
+
+WORKLOAD = "bert-8"
+WINDOW_S = 60.0
+RATES = (5.0, 40.0)
+CVS = (1.0, 4.0)
+SHARES = (0.2, 0.6)
+FACTORS = (1.1, 1.4)
+METERS: tuple[Meter, Meter] = ("busy", "provisioned")
+TARGET_GAP, TARGET_MS = 0.003, 200.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One window under one SLO and meter."""
+
+    pattern: str
+    requests: int
+    meter: Meter
+    slo_s: float
+    gap: float
+    ms: float
+    lower: float
+    lower_ms: float
+    oracle: float | None
+
+    @property
+    def gap_p95(self) -> float | None:
+        return None if self.oracle is None else self.oracle / self.lower - 1
+
+
+def loads(workload: Workload, seed: int) -> Iterator[tuple[str, WindowLoad]]:
+    """One window of each pattern and rate."""
+    for rate in RATES:
+        for cv in CVS:
+            trace = synthetic(int(rate * WINDOW_S), WINDOW_S, cv, seed)
+            arrivals = trace.arrival_s[trace.arrival_s < WINDOW_S]
+            drawn = draw_requests(workload, arrivals, seed=seed)
+            yield (
+                f"{rate:g}/s, cv {cv:g}",
+                next(windows(Physics(workload, drawn.most_tokens), drawn, WINDOW_S, WINDOW_S)),
+            )
+
+
+def slos(load: WindowLoad, meter: Meter, seed: int) -> list[float]:
+    """λs that bind in the separable problem, λs that bind in simulation, and the workload's own."""
+    own = load.physics.workload.slo_s
+    tables, outside_s = expected_tables(load, meter)
+    ends = enclose(tables, load.physics.lattice, np.inf)
+    fastest = enclose(tables, load.physics.lattice, ends.fastest_s * (1 + 1e-9))
+    _, p95_s = play(load, fastest.numbers, meter, seed)
+    between = [ends.fastest_s + share * (ends.cheapest_s - ends.fastest_s) for share in SHARES]
+    return [*(outside_s + budget_s for budget_s in between), *(factor * p95_s for factor in FACTORS), own]
+
+
+def timed(load: WindowLoad, meter: Meter, repeats: int) -> tuple[float, float]:
+    """(gap, median milliseconds) of the separable problem."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        found = deterministic(load, meter)
+        times.append((time.perf_counter() - began) * 1000)
+    return found.gap, statistics.median(times)
+
+
+def measure(pattern: str, load: WindowLoad, meter: Meter, slo_s: float, repeats: int, seed: int) -> Cell:
+    physics = Physics(replace(load.physics.workload, slo_s=slo_s), load.requests.most_tokens)
+    at = replace(load, physics=physics)
+    gap, ms = timed(at, meter, repeats)
+    began = time.perf_counter()
+    bound = lower_bound(at, meter, seed)
+    lower_ms = (time.perf_counter() - began) * 1000
+    oracle = cheapest_feasible(at, meter, seed) if bound.reachable else None
+    return Cell(
+        pattern, load.count, meter, slo_s, gap, ms, bound.cost, lower_ms, None if oracle is None else oracle.cost
+    )
+
+
+def show(cells: list[Cell]) -> None:
+    """A table for people."""
+    table = Table("window", "requests", "meter", "SLO ms", "gap", "ms", "lower bound", "ms", "feasible", "gap P95")
+    for cell in cells:
+        gap = cell.gap_p95
+        table.add_row(
+            cell.pattern,
+            str(cell.requests),
+            cell.meter,
+            f"{cell.slo_s * 1000:.1f}",
+            f"{cell.gap:.3%}",
+            f"{cell.ms:.0f}",
+            f"{cell.lower:.4g}",
+            f"{cell.lower_ms:.0f}",
+            "none found" if cell.oracle is None else f"{cell.oracle:.4g}",
+            "–" if gap is None else f"{gap:.1%}",
+        )
+    Console(stderr=True, width=130).print(table)
+
+
+@click.command()
+@click.option("--repeats", default=5, show_default=True, help="Timings of each window.")
+@click.option("--seed", default=0, show_default=True)
+def main(repeats: int, seed: int) -> None:
+    """Gaps and milliseconds of the bound."""
+    workload = paper_workload(WORKLOAD)
+    cells: list[Cell] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(
+            "windows", total=len(RATES) * len(CVS) * len(METERS) * (len(SHARES) + len(FACTORS) + 1)
+        )
+        for pattern, load in loads(workload, seed):
+            deterministic(load, "busy")
+            lower_bound(load, "busy", seed)  # compiled before anything is timed
+            for meter in METERS:
+                for slo_s in slos(load, meter, seed):
+                    cells.append(measure(pattern, load, meter, slo_s, repeats, seed))
+                    progress.update(task, advance=1)
+    show(cells)
+    gaps = [gap for cell in cells if (gap := cell.gap_p95) is not None]
+    result = {
+        "gap_deterministic": round(max(cell.gap for cell in cells), 6),
+        "gap_p95": round(max(gaps), 4),
+        "gap_p95_median": round(statistics.median(gaps), 4),
+        "ms": round(max(cell.ms for cell in cells), 1),
+        "ms_lower": round(float(np.median([cell.lower_ms for cell in cells])), 1),
+        "cells": len(cells),
+        "with_feasible_choice": len(gaps),
+        "configurations": len(workload.space),
+        "targets_met": all(cell.gap <= TARGET_GAP and cell.ms <= TARGET_MS for cell in cells),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""``smoe bound``: what any policy must at least pay for a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from rl.bound.loads import Meter
+from rl.bound.report import BoundRow, bound_rows, write_rows
+from rl.sim.requests import draw_requests
+from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+from traces import catalog, loading, scale
+from traces.options import clip_options, data_option, json_option, seed_option
+
+METERS: dict[str, tuple[Meter, ...]] = {
+    "busy": ("busy",),
+    "provisioned": ("provisioned",),
+    "both": ("provisioned", "busy"),
+}
+SHOWN = 12
+"""Windows in the table for people; the file has all."""
+
+
+@click.command()
+@click.option("--workload", "name", type=click.Choice(PAPER_WORKLOADS), required=True, help="On the modelled cluster.")
+@click.option("--trace", required=True, help="A trace file, or a name of `smoe traces list`.")
+@clip_options
+@data_option
+@click.option(
+    "--mean-rps",
+    type=click.FloatRange(0, 1e5),
+    default=0.0,
+    show_default=True,
+    help="Thin or compress to; 0: as it is.",
+)
+@click.option("--window", "window_s", type=click.FloatRange(0.1, 86400), default=60.0, show_default=True)
+@click.option("--slo-ms", type=click.FloatRange(0.1), default=None, help="P95 target. [default: the workload's]")
+@click.option("--input-size", type=click.IntRange(1, 512), default=None, help="Mean tokens. [default: the workload's]")
+@click.option("--meter", type=click.Choice(list(METERS)), default="both", show_default=True)
+@click.option("--no-oracle", is_flag=True, help="Leave out the search for a feasible choice.")
+@click.option("--windows", "most", type=click.IntRange(min=1), default=None, help="Only the first so many.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write all windows as CSV.")
+@seed_option
+@json_option
+def bound(name: str, trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:
+    """Enclose the least cost of serving a trace within the SLO, window by window.
+
+    The lower bound holds for every policy that meets the SLO and decides once a window; beside it stands a feasible
+    choice found by simulation, which is not an optimum. Everything is simulated on the modelled cluster.
+    """
+    folder = catalog.data_folder(data)
+    found = loading.load(
+        catalog.resolve(trace, folder),
+        row=options["row"],
+        start_s=options["start_s"],
+        duration_s=options["duration_s"],
+        seed=options["seed"],
+    )
+    if not found.requests:
+        raise click.UsageError(f"{found.source} has no request")
+    if options["mean_rps"]:
+        found = _at_rate(found, options["mean_rps"], options["seed"])
+    workload = paper_workload(name, mean_tokens=options["input_size"])
+    if options["slo_ms"]:
+        workload = replace(workload, slo_s=options["slo_ms"] / 1000)
+    arrivals = np.asarray(found.arrival_s, dtype=np.float64)
+    if options["most"]:
+        arrivals = arrivals[arrivals < options["most"] * options["window_s"]]
+    requests = draw_requests(workload, arrivals, seed=options["seed"], source=found.source)
+    meters = METERS[options["meter"]]
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        count = int(np.unique(arrivals // options["window_s"]).size) * len(meters)
+        task = progress.add_task("windows", total=count)
+        rows = bound_rows(
+            workload, requests, options["window_s"], meters, seed=options["seed"], oracle=not options["no_oracle"],
+            on_row=lambda row: progress.update(task, advance=1),
+        )  # fmt: skip
+    if out is not None:
+        write_rows(rows, out)
+    totals: dict[str, dict[str, Any]] = {meter: _total(rows, meter) for meter in meters}
+    about = {"workload": name, "trace": requests.source, "slo_ms": 1000 * workload.slo_s, "simulated": True}
+    if as_json:
+        click.echo(json.dumps({**about, "totals": totals, "windows": [asdict(row) for row in rows]}))
+        return
+    _show(rows, totals, f"{name}, {found.source}, SLO {1000 * workload.slo_s:g} ms", console)
+
+
+def _at_rate(trace: Any, mean_rps: float, seed: int) -> Any:
+    """Thinned, so that times of day stay; a rate above the trace's own compresses it."""
+    if mean_rps < trace.mean_rps:
+        return scale.thin(trace, mean_rps / trace.mean_rps, seed)
+    return scale.to_rate(trace, mean_rps)
+
+
+def _total(rows: Sequence[BoundRow], meter: Meter) -> dict[str, Any]:
+    own = [row for row in rows if row.meter == meter]
+    both = [row for row in own if row.feasible is not None]
+    lower, upper = sum(row.lower_bound for row in both), sum(row.feasible or 0.0 for row in both)
+    return {
+        "windows": len(own),
+        "unreachable": sum(not row.reachable for row in own),
+        "binding": sum(row.binds for row in own),
+        "lower_bound": sum(row.lower_bound for row in own),
+        "feasible": upper if len(both) == len(own) else None,
+        "feasible_above_bound": upper / lower - 1 if lower else None,
+    }
+
+
+def _show(rows: Sequence[BoundRow], totals: dict[str, dict[str, Any]], title: str, console: Console) -> None:
+    table = Table("from s", "requests", "meter", "lower bound", "feasible", "above", "P95 ms", "SLO", title=title)
+    for row in rows[: SHOWN * len(totals)]:
+        table.add_row(
+            f"{row.start_s:g}",
+            str(row.requests),
+            row.meter,
+            f"{row.lower_bound:.4g}",
+            "–" if row.feasible is None else f"{row.feasible:.4g}",
+            "–" if row.above is None else f"{row.above:.0%}",
+            "–" if row.feasible_p95_s is None else f"{1000 * row.feasible_p95_s:.1f}",
+            "unmet" if not row.reachable else "binds" if row.binds else "loose",
+        )
+    console.print(table)
+    for meter, total in totals.items():
+        above = total["feasible_above_bound"]
+        text = f"{meter}: at least {total['lower_bound']:.6g} in {total['windows']} windows"
+        click.echo(text + ("" if above is None else f"; a feasible choice is {above:.1%} above, where one was found"))
+        if not total["binding"]:
+            console.print(
+                f"[yellow]{meter}: the SLO binds in no window, so costs say nothing about keeping it.[/yellow]"
+            )

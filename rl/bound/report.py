@@ -1,0 +1,82 @@
+"""Bounds and feasible choices of every window of a run of requests, as rows."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from rl.bound.bounds import deterministic, lower_bound
+from rl.bound.loads import Meter, windows
+from rl.bound.oracle import alone, cheapest_feasible
+from rl.bound.physics import Physics
+from rl.sim.requests import Requests
+from rl.workload import Workload
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """One window under one meter, simulated. Costs are those of the experts, in the price sheet's currency."""
+
+    start_s: float
+    requests: int
+    meter: str
+    lower_bound: float
+    """No policy that meets the SLO is cheaper."""
+    reachable: bool
+    """False: the SLO cannot be met in this window; the bound is then that of the work alone."""
+    binds: bool
+    """Whether meeting the SLO by the queueing model costs more than the cheapest choice."""
+    feasible: float | None
+    """Cost of a choice that met the SLO in simulation, the window by itself; None: not looked for, or none found."""
+    feasible_p95_s: float | None
+
+    @property
+    def above(self) -> float | None:
+        """How far the feasible choice is above the bound, 0.1 for 10 %."""
+        return None if self.feasible is None or not self.lower_bound else self.feasible / self.lower_bound - 1
+
+
+def bound_rows(
+    workload: Workload,
+    requests: Requests,
+    window_s: float,
+    meters: Sequence[Meter],
+    *,
+    seed: int = 0,
+    oracle: bool = True,
+    on_row: Callable[[BoundRow], object] = lambda row: None,
+) -> list[BoundRow]:
+    """Every window that has requests, each by itself, so that bound and choice are of the same draws of ``seed``."""
+    physics = Physics(workload, requests.most_tokens)
+    end_s = float(requests.arrival_s[-1]) + 1e-6 if requests.arrival_s.size else 0.0
+    rows = []
+    for number, load in enumerate(windows(physics, requests, window_s, end_s)):
+        itself = alone(load)
+        for meter in meters if load.count else ():
+            bound = lower_bound(itself, meter, seed)
+            found = cheapest_feasible(itself, meter, seed) if oracle and bound.reachable else None
+            rows.append(
+                BoundRow(
+                    number * window_s,
+                    load.count,
+                    meter,
+                    bound.cost,
+                    bound.reachable,
+                    deterministic(itself, meter).binds,
+                    None if found is None else found.cost,
+                    None if found is None else found.p95_s,
+                )
+            )
+            on_row(rows[-1])
+    return rows
+
+
+def write_rows(rows: Sequence[BoundRow], path: Path) -> None:
+    """As CSV, one line a window and meter."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [entry.name for entry in fields(BoundRow)])
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
