@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from rl.latency.contract import Bools, Floats, NodeCost, Noise
 from rl.profile.errors import ProfileError, ProfileMismatchError
-from rl.profile.fit import USUAL_TICK_S, NodeFit, fit
+from rl.profile.fit import NodeFit, fit
 from rl.profile.rows import Row
 from rl.profile.storage import Profile
 from rl.profile.throttle import burst_s, idle_table, limit_of
@@ -194,11 +194,6 @@ def ingress_work(profile: Profile, stages: int, tokens: int | None = None) -> In
     size = sizes[len(sizes) // 2] if tokens is None else min(sizes, key=lambda value: abs(value - tokens))
     each_s = median(_cpu_s(row) for row in rows if row.tokens == size) / (stages + 1)
     return IngressWork(each_s, each_s)
-
-
-def machine_tick_s(profile: Profile) -> float:
-    """The timer tick of the machine of a profile, the usual one where it is not known."""
-    return profile.metadata.machine.tick_s or USUAL_TICK_S
 
 
 def _cpu_s(row: Row) -> float:
