@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import Any
 
 from gateway.asynchronous import AsyncQueue
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 METHODS = frozenset(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"))
 ASYNC_METHODS = frozenset(("POST",))
+LINGER_S = 0.5
 _NAME = re.compile(r"[-a-zA-Z_0-9.]+")
 
 
@@ -51,7 +53,7 @@ class FrontDoor:
         try:
             await self._read_body(call, receive, limit)
         except BodyTooLargeError as error:
-            return await _text(send, 413, str(error), close=True)
+            return await _refuse_body(receive, send, str(error))
         except ClientGoneError:
             return None
         if asynchronous:
@@ -182,16 +184,29 @@ def _too_large(limit: int) -> str:
     return f"the body is larger than {limit} bytes"
 
 
-async def _text(
-    send: Any, status: int, message: str, *, retry_after: bool = False, close: bool = False, allow: Iterable[str] = ()
-) -> None:
+async def _refuse_body(receive: Any, send: Any, message: str) -> None:
+    """413, and then drop what still comes for a moment: a client cut off while it sends might never read the reply."""
     body = message.encode()
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    headers = [*_text_headers(body), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while (await receive()).get("more_body"):
+                pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _text_headers(body: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+
+
+async def _text(send: Any, status: int, message: str, *, retry_after: bool = False, allow: Iterable[str] = ()) -> None:
+    body = message.encode()
+    headers = _text_headers(body)
     if retry_after:
         headers.append((b"retry-after", b"1"))
     if allow:
         headers.append((b"allow", ", ".join(sorted(allow)).encode()))
-    if close:  # what is left of the request is not read
-        headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

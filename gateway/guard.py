@@ -28,6 +28,9 @@ class RequestBounds:
     """Longest pause within a body."""
     head_bytes: int = 64 * 1024
     """Request target and headers."""
+    linger_s: float = 0.5
+    """How long a refused client may go on sending; what it sends is dropped. Closed at once, the kernel would reset the
+    connection, and the client might never read why it was refused."""
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -57,7 +60,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._began_here = False
-        self._feed(data)
+        if not self._feed(data):
+            return
         if self._part == "head":
             # A head that began in this piece may follow another request's body in it, so the piece is not counted.
             self._head_size += 0 if self._began_here else len(data)
@@ -70,7 +74,8 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._disarm()
 
-    def _feed(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> bool:
+        """False once the client is refused."""
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -78,6 +83,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._feed_without_offer(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(400, b"Bad Request", "Invalid HTTP request received.")
+        return not self._refused
 
     def _feed_without_offer(self, body: bytes) -> None:
         """Parse the last head again, without its Connection and Upgrade, and then what followed it."""
@@ -158,6 +164,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._refused = True
+        if self.transport.is_closing() or not self._may_reply():
+            return
         body = message.encode()
         lines = (
             b"HTTP/1.1 %d %b" % (status, phrase),
@@ -165,9 +173,25 @@ class GuardedProtocol(HttpToolsProtocol):
             b"content-length: %d" % len(body),
             b"connection: close",
         )
-        if not self.transport.is_closing():
-            self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+        self.transport.write_eof()
+        self._disarm()
+        self._deadline = self.loop.call_later(self.bounds.linger_s, self.transport.close)
+
+    def _may_reply(self) -> bool:
+        """Whether nothing else is said on this connection. Otherwise it is arranged that it ends."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        if self._part != "body":  # the request before this one is being answered: it is, and then the connection ends
+            cycle.keep_alive = False
+            return False
+        if self.pipeline or cycle.response_started:
             self.transport.close()
+            return False
+        cycle.disconnected = True  # the broken request's own call is given up
+        cycle.message_event.set()
+        return True
 
 
 def guarded(bounds: RequestBounds) -> type[GuardedProtocol]:

@@ -20,8 +20,9 @@ import click
 from gateway.app import Gateway
 from gateway.backends.process import ProcessSettings, create
 from gateway.contract import FunctionSpec
+from gateway.durations import parse_duration
 from gateway.serving import build_server, listen
-from gateway.settings import GatewaySettings, ensure_credentials, parse_duration
+from gateway.settings import GatewaySettings, ensure_credentials
 
 log = logging.getLogger("gateway")
 
@@ -33,9 +34,12 @@ class _Duration(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return parse_duration(str(value))
+            seconds = parse_duration(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if seconds <= 0:
+            self.fail("a duration must be above 0", param, ctx)
+        return seconds
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,25 +61,6 @@ class Credentials:
     user: str
     password: str = field(repr=False)
     feed_token: str = field(repr=False)
-
-
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of OpenFaaS's durations: a number of seconds (``60``) or Go's form (``1m30s``). Raises ValueError."""
-    text = text.strip()
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
-        seconds = float(text)
-    else:
-        parts = _DURATION.findall(text)
-        if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise ValueError(f"{text[:40]!r} is no duration; it takes seconds (60) or a form such as 500ms, 60s, 1m30s")
-        seconds = sum(float(number) * _UNIT_S[unit] for number, unit in parts)
-    if seconds <= 0:
-        raise ValueError("a duration must be above 0")
-    return seconds
 
 
 def ensure_credentials(settings: GatewaySettings) -> Credentials:

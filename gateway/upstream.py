@@ -7,14 +7,18 @@ than the whole of it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httptools
 
 CONNECT_TIMEOUT_S = 2.0
 HIGH_WATER_BYTES = 256 * 1024
 MAX_HEAD_BYTES = 256 * 1024
+IDLE_S = 4.0
+"""A connection that was not used for longer is not used again: many servers close theirs after 5 s, and a call sent in
+that moment is lost."""
 _EXPIRED = "timeout"
 
 
@@ -57,6 +61,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._timeout_s = 0.0
         self.headers: list[tuple[bytes, bytes]] = []
         self.status = 0
+        self.idle_since_s = 0.0
 
     @property
     def usable(self) -> bool:
@@ -269,19 +274,21 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class UpstreamPool:
-    """Kept connections by address."""
+    """Kept connections by address. ``clock`` gives seconds."""
 
-    def __init__(self, per_address: int = 256) -> None:
+    def __init__(self, per_address: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._per_address = per_address
+        self._clock = clock
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[UpstreamConnection, bool]:
         """A connection, and whether it was kept from an earlier call. Raises UpstreamError (not sent)."""
         kept = self._idle.get(address, [])
         while kept and not fresh:
             connection = kept.pop()
-            if connection.usable:
+            if connection.usable and self._clock() - connection.idle_since_s <= IDLE_S:
                 return connection, True
+            connection.abort("idle for too long")
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
         try:
@@ -294,8 +301,13 @@ class UpstreamPool:
     def give(self, address: str, connection: UpstreamConnection) -> None:
         """Give back after a call."""
         kept = self._idle.setdefault(address, [])
-        if connection.finish() and len(kept) < self._per_address:
+        if not connection.finish():
+            return
+        if len(kept) < self._per_address:
+            connection.idle_since_s = self._clock()
             kept.append(connection)
+        else:
+            connection.abort("enough are kept")
 
     def forget(self, addresses: set[str]) -> None:
         """Close connections to addresses that are not in ``addresses``."""

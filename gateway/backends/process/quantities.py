@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gateway.contract import FunctionSpec, InvalidSpecError
+from gateway.durations import parse_duration
 
 _QUANTITY = re.compile(
     r"([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:([eE][+-]?\d{1,3})|(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]))?",
@@ -90,21 +91,13 @@ def whole_number(environment: Mapping[str, str], key: str, default: int) -> int:
     return int(text)
 
 
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 def duration_s(environment: Mapping[str, str], key: str, default: float) -> float:
     """Seconds of ``30``, ``30s``, ``1m30s`` or ``500ms`` in a function's environment. Raises InvalidSpecError."""
     text = environment.get(key, "").strip()
-    if not text:
-        return default
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
-        return float(text)
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise InvalidSpecError(f"envVars.{key} is {text[:40]!r}; it takes seconds or a duration such as 30s or 1m30s")
-    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    try:
+        return parse_duration(text) if text else default
+    except ValueError as error:
+        raise InvalidSpecError(f"envVars.{key}: {error}") from None
 
 
 def _known(resource: str, where: str) -> None:

@@ -167,6 +167,7 @@ def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[]
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.write_timeout_s)),
     )
     _Server(config, watchdog, ready).run(sockets=[listener])

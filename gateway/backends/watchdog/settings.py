@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)", re.ASCII)
-_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+from gateway.durations import parse_duration
+
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
 
 
@@ -64,14 +64,10 @@ def live_max_inflight(path: Path | None, present: int) -> int:
 
 def _duration_s(environ: Mapping[str, str], key: str, default: float) -> float:
     text = environ.get(key, "").strip()
-    if not text:
-        return default
-    if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
-        return float(text)
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise WatchdogError(f"{key} is {text!r}; it takes seconds or a duration such as 30s, 1m30s, 500ms")
-    return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
+    try:
+        return parse_duration(text) if text else default
+    except ValueError as error:
+        raise WatchdogError(f"{key}: {error}") from None
 
 
 def _whole(environ: Mapping[str, str], key: str, default: int) -> int:

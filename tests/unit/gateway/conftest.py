@@ -1,97 +1,13 @@
-"""A whole gateway in this process: real sockets and servers, replicas of the backend in memory."""
+"""Running gateways as fixtures."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gateway.app import Gateway
-from gateway.backends.fake import FakeBackend, FakeReplica, Program
-from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec
-from gateway.serving import build_server, listen
-from gateway.settings import Credentials, GatewaySettings, ensure_credentials
-from tests.unit.gateway.client import WAIT_S, Reply, ask
-
-
-class Running:
-    """Addresses and parts of a running gateway."""
-
-    def __init__(
-        self, gateway: Gateway, backend: FakeBackend, credentials: Credentials, ports: tuple[int, int]
-    ) -> None:
-        self.gateway = gateway
-        self.backend = backend
-        self.credentials = credentials
-        self.address = f"127.0.0.1:{ports[0]}"
-        self.metrics_address = f"127.0.0.1:{ports[1]}"
-
-    @property
-    def basic(self) -> str:
-        pair = f"{self.credentials.user}:{self.credentials.password}"
-        return "Basic " + base64.b64encode(pair.encode()).decode()
-
-    async def call(self, method: str, target: str, body: bytes = b"", **headers: str) -> Reply:
-        """A request as anyone may send it."""
-        return await ask(self.address, method, target, body, **headers)
-
-    async def system(self, method: str, target: str, document: Any = None) -> Reply:
-        """A request to the control door with basic auth and a JSON body."""
-        body = b"" if document is None else json.dumps(document).encode()
-        return await ask(self.address, method, target, body, authorization=self.basic)
-
-    async def deploy(self, name: str = "f", replicas: int = 1, program: Program | None = None, **fields: Any) -> None:
-        """A function straight in the backend; ``program`` answers its calls."""
-        image = f"test/{name}"
-        if program is not None:
-            self.backend.programs[image] = program
-        await self.backend.create(FunctionSpec(name, image, **fields), replicas)
-
-    def replicas(self, name: str = "f") -> list[FakeReplica]:
-        return self.backend.replicas(name, DEFAULT_NAMESPACE)
-
-    async def metrics(self) -> str:
-        return (await ask(self.metrics_address, "GET", "/metrics")).text
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for something that sends no notice, by giving way to the other tasks of the loop."""
-        async with asyncio.timeout(WAIT_S):
-            while not condition():
-                await asyncio.sleep(0)
-
-
-Starter = Callable[..., AbstractAsyncContextManager[Running]]
-
-
-@asynccontextmanager
-async def gateway_on(state: Path, backend: FakeBackend | None = None, **changes: Any) -> AsyncIterator[Running]:
-    """A running gateway on a state folder; ``changes`` are settings."""
-    settings = GatewaySettings(state=state, **{"drain_s": 5.0, "start_wait_s": 5.0, **changes})
-    backend = backend or FakeBackend()
-    credentials = ensure_credentials(settings)
-    gateway = Gateway(settings, backend, credentials)
-    sockets = (listen(settings.host, 0), listen(settings.host, 0))
-    ports = (sockets[0].getsockname()[1], sockets[1].getsockname()[1])
-    gateway.system.metrics_address = f"{settings.host}:{ports[1]}"
-    servers = [build_server(app, settings) for app in (gateway.api, gateway.metrics_app)]
-    await gateway.start()
-    tasks = [
-        asyncio.create_task(server.serve(sockets=[socket])) for server, socket in zip(servers, sockets, strict=True)
-    ]
-    try:
-        yield Running(gateway, backend, credentials, ports)
-    finally:
-        gateway.stop_streams()
-        for server in servers:
-            server.should_exit = True
-        await asyncio.gather(*tasks)
-        await gateway.close()
+from tests.unit.gateway.gateways import Running, Served, Starter, gateway_on
 
 
 @pytest.fixture
@@ -103,4 +19,11 @@ def start(tmp_path: Path) -> Starter:
 @pytest.fixture
 async def running(start: Starter) -> AsyncIterator[Running]:
     async with start() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One gateway for all tests of a module, reached by clients that block."""
+    with Served(tmp_path_factory.mktemp("gateway")) as found:
         yield found

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.alerts import wanted_replicas
 from gateway.contract import FunctionSpec, FunctionState
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 MIN, MAX, FACTOR = (f"com.openfaas.scale.{name}" for name in ("min", "max", "factor"))
 

@@ -11,7 +11,7 @@ from gateway.asynchronous import AsyncQueue
 from gateway.backends.fake import FakeConnection, FakeReplica, FakeRequest, reply
 from gateway.contract import Replica
 from tests.unit.gateway.client import connect, request
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 
 class Receiver:
@@ -240,4 +240,4 @@ async def test_a_call_that_takes_too_long_is_called_back_as_504_and_frees_its_wo
             back = await receiver.next()
             assert (back.headers["x-function-status"], back.body) == ("504", b"")
         await running.until(lambda: not running.replicas()[0].connections)
-        assert "smoe_async_pending 0.0" in await running.metrics()
+        await running.until(lambda: running.gateway.metrics.async_pending == 0)

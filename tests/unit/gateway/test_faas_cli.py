@@ -15,7 +15,7 @@ import pytest
 
 from gateway.backends.fake import FakeBackend, FakeConnection, FakeRequest, reply
 from tests.unit.gateway.client import connect, parse
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 STEPS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("faas_cli_requests.json").read_text())["steps"]
 

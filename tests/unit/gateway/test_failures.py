@@ -8,9 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.backends.fake import FakeConnection, FakeRequest, Program, reply
+from gateway.backends.fake import FakeBackend, FakeConnection, FakeRequest, Program, reply
+from gateway.contract import BackendError
+from gateway.upstream import IDLE_S
 from tests.unit.gateway.client import connect, parse, request, send_raw
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 RETRY = {"com.openfaas.retry.attempts": "2"}
 
@@ -256,3 +258,75 @@ async def test_calls_of_others_go_on_while_one_streams(running: Running) -> None
     assert (await running.call("GET", "/function/f")).status == 200
     writer.transport.abort()
     await running.until(lambda: running.gateway.metrics.invocations["s.openfaas-fn"] == 1)
+
+
+async def test_a_replica_that_stops_reading_a_large_body_is_given_up(start: Starter) -> None:
+    async with start(upstream_timeout_s=0.2, buffer_bytes=1000, max_body_bytes=1 << 30) as running:
+        await running.deploy()
+
+        def stop_reading(connection: FakeConnection) -> None:
+            assert connection.transport is not None
+            connection.transport.pause_reading()
+
+        running.replicas()[0].on_head = stop_reading
+        reader, writer = await connect(running.address)
+        writer.write(b"POST /function/f HTTP/1.1\r\nhost: t\r\ncontent-length: 100000000\r\n\r\n")
+
+        async def pour() -> None:
+            while True:
+                writer.write(b"x" * 100_000)
+                await writer.drain()
+
+        pouring = asyncio.create_task(pour())
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+        assert b" 502 " in head.splitlines()[0]
+        pouring.cancel()
+        await asyncio.gather(pouring, return_exceptions=True)
+        writer.close()
+
+
+class NoRoom(FakeBackend):
+    """Cannot bring a function up again."""
+
+    async def scale(self, name: str, namespace: str, replicas: int) -> None:
+        raise BackendError("no room")
+
+
+async def test_a_function_put_to_zero_within_a_call_that_cannot_come_back_is_500(start: Starter) -> None:
+    async with start(backend=NoRoom()) as running:
+
+        async def goes(seen: FakeRequest, connection: FakeConnection) -> None:
+            await FakeBackend.scale(running.backend, "f", "openfaas-fn", 0)
+
+        await running.deploy(program=goes, annotations=RETRY)
+        answer = await running.call("POST", "/function/f", b"x")
+        assert (answer.status, answer.text) == (500, "f could not be scaled up: no room")
+
+
+async def test_connections_that_were_idle_for_long_are_not_used_again(running: Running) -> None:
+    now_s = [0.0]
+    running.gateway.forwarder._pool._clock = lambda: now_s[0]
+    await running.deploy()
+    seen = []
+    for pause_s in (0.0, IDLE_S - 0.1, IDLE_S + 0.1):
+        now_s[0] += pause_s
+        assert (await running.call("GET", "/function/f")).status == 200
+        (connection,) = running.replicas()[0].connections
+        seen.append(connection)
+    assert seen[0] is seen[1] is not seen[2]
+
+
+async def test_no_more_connections_are_kept_than_allowed(running: Running) -> None:
+    gate = asyncio.Event()
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        await gate.wait()
+        connection.write(reply(200))
+
+    running.gateway.forwarder._pool._per_address = 2
+    await running.deploy(program=program)
+    calls = [asyncio.create_task(running.call("GET", "/function/f")) for _ in range(5)]
+    await running.until(lambda: running.replicas()[0].in_flight == 5)
+    gate.set()
+    await asyncio.gather(*calls)
+    await running.until(lambda: len(running.replicas()[0].connections) == 2)

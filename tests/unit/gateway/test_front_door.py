@@ -10,7 +10,7 @@ import pytest
 
 from gateway.backends.fake import FakeConnection, FakeRequest, reply
 from tests.unit.gateway.client import connect, parse, request, send_raw
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 

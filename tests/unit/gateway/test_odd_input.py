@@ -16,7 +16,7 @@ from gateway.contract import BackendError, FunctionSpec, InvalidSpecError, LogLi
 from gateway.inputs import flag, moment, whole
 from gateway.specs import deployment_of, parse_deployment, split_name
 from tests.unit.gateway.client import ask, connect, request, send_raw
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 TEXT = st.text(max_size=12)
 JSON = st.recursive(

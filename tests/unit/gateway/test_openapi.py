@@ -8,26 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import suppress
 from importlib import resources
-from pathlib import Path
 from typing import Any, cast
 
-import pytest
-import requests
 import schemathesis
 import yaml
 from hypothesis import HealthCheck, settings
 from jsonschema import Draft202012Validator
 from schemathesis.checks import CHECKS
 
-from gateway.backends.fake import FakeBackend
-from gateway.contract import ConflictError, FunctionSpec
 from tests.unit.gateway.client import connect, request
-from tests.unit.gateway.conftest import Running, gateway_on
+from tests.unit.gateway.gateways import TIMEOUT_S, Running, Served
 
 DOCUMENT: dict[str, Any] = yaml.safe_load(resources.files("gateway").joinpath("openapi.yaml").read_bytes())
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
@@ -43,64 +35,6 @@ CHECKED = (
     "ignored_auth",
 )
 EXAMPLES = 8
-TIMEOUT_S = 20.0
-
-
-class Roomy(FakeBackend):
-    """Wishes any number of replicas and runs few of them, so that made-up numbers open no thousands of sockets."""
-
-    async def create(self, spec: FunctionSpec, replicas: int) -> None:
-        await super().create(spec, min(replicas, 2))
-
-    async def scale(self, name: str, namespace: str, replicas: int) -> None:
-        await super().scale(name, namespace, min(replicas, 2))
-
-
-class Served:
-    """A running gateway in a thread and event loop of its own, for clients that block."""
-
-    def __init__(self, state: Path) -> None:
-        self._found: Future[Running] = Future()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(state)))
-        self.session = requests.Session()
-        self.session.trust_env = False
-
-    def __enter__(self) -> Served:
-        self._thread.start()
-        self.running = self._found.result(TIMEOUT_S)
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self.session.close()
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(TIMEOUT_S)
-
-    def with_function(self) -> None:
-        """The function of the file's examples is there, whatever was done before."""
-
-        async def deploy() -> None:
-            with suppress(ConflictError):
-                await self.running.deploy("echo")
-
-        asyncio.run_coroutine_threadsafe(deploy(), self._loop).result(TIMEOUT_S)
-
-    async def _serve(self, state: Path) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            async with gateway_on(state, Roomy(), start_wait_s=0.05) as running:
-                self._found.set_result(running)
-                await self._stop.wait()
-        except BaseException as error:
-            if self._found.done():
-                raise
-            self._found.set_exception(error)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with Served(tmp_path_factory.mktemp("gateway")) as found:
-        yield found
-
 
 api = schemathesis.openapi.from_dict(DOCUMENT)
 # Unknown parameters are ignored, as OpenFaaS ignores them; the password is given below, and tested by ignored_auth.

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.backends.fake import FakeBackend
 from gateway.contract import BackendError
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 
 class Counting(FakeBackend):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gateway.backends.fake import FakeConnection, FakeRequest, reply
 from gateway.guard import RequestBounds, guarded
 from tests.unit.gateway.client import WAIT_S, connect, parse, request, send_raw
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import TIMEOUT_S, Running, Served, Starter
 
 
 async def rest_of(reader: asyncio.StreamReader) -> bytes:
@@ -86,12 +90,16 @@ class Written(asyncio.Transport):
         super().__init__()
         self.data = b""
         self.closed = False
+        self.ended = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.data += data
 
     def is_closing(self) -> bool:
         return self.closed
+
+    def write_eof(self) -> None:
+        self.ended = True
 
     def close(self) -> None:
         self.closed = True
@@ -108,11 +116,41 @@ async def test_headers_without_end_are_431_before_they_end(piece: bytes) -> None
         protocol.data_received(piece)
     protocol.connection_lost(None)
     assert transport.data.startswith(b"HTTP/1.1 431 ")
-    assert transport.closed
+    assert transport.ended
 
 
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("no request is whole")
+
+
+async def test_a_refused_client_that_goes_on_sending_reads_why_and_is_dropped_soon(start: Starter) -> None:
+    async with start(max_body_bytes=1000) as running:
+        await running.deploy()
+        for raw in (b"garbage\r\n\r\n", request("POST", "/function/f", b"x" * 1001)):
+            reader, writer = await connect(running.address)
+            writer.write(raw)
+            writer.write(b"x" * 100_000)
+            assert parse(await rest_of(reader)).status in (400, 413)
+            writer.close()
+
+
+async def test_garbage_behind_a_request_does_not_spoil_its_reply(running: Running) -> None:
+    gate = asyncio.Event()
+
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        await gate.wait()
+        connection.write(reply(200, b"whole"))
+
+    await running.deploy(program=program)
+    reader, writer = await connect(running.address)
+    writer.write(request("GET", "/function/f", close=False))
+    await running.until(lambda: running.replicas()[0].in_flight == 1)
+    writer.write(b"garbage\r\n\r\n")
+    await running.call("GET", "/healthz")  # the garbage has been read by now
+    gate.set()
+    answer = parse(await rest_of(reader))
+    assert (answer.status, answer.body) == (200, b"whole")
+    writer.close()
 
 
 async def test_trailers_cost_nothing_and_reach_nobody(running: Running) -> None:
@@ -156,3 +194,31 @@ async def test_http_1_0_clients_are_served(running: Running) -> None:
     await running.deploy()
     answer = parse(await send_raw(running.address, b"GET /function/f HTTP/1.0\r\n\r\n"))
     assert answer.status == 200
+
+
+PIECES = st.lists(
+    st.sampled_from(
+        [
+            b"GET", b"POST", b"TRACE", b" ", b"/", b"/function/echo", b"/system/functions", b"/%", b"?a=%00", b"*",
+            b" HTTP/1.1", b" HTTP/9.9", b"\r\n", b"\r\n\r\n", b"\n", b"\x00", b"\xff\xfe", b"host: t", b": ", b"\t",
+            b"content-length: 5", b"content-length: 99999999999999999999", b"transfer-encoding: chunked",
+            b"expect: 100-continue", b"connection: upgrade", b"upgrade: websocket", b"5\r\nhello\r\n", b"0\r\n\r\n",
+            b"authorization: Basic \xff", b"x-callback-url: http://[", b"hello", b"ffffffffffffffffff\r\n",
+        ]
+    )
+    | st.binary(max_size=8),
+    max_size=14,
+)  # fmt: skip
+
+
+@settings(max_examples=150, derandomize=True, database=None, deadline=None)
+@given(PIECES)
+def test_no_bytes_bring_the_gateway_down(served: Served, pieces: list[bytes]) -> None:
+    host, _, port = served.running.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as client:
+        client.sendall(b"".join(pieces))
+        client.shutdown(socket.SHUT_WR)
+        said = b"".join(iter(lambda: client.recv(65536), b""))
+    assert not said or said.startswith(b"HTTP/1.1 ")
+    assert b"HTTP/1.1 5" not in said
+    assert served.session.get(f"http://{served.running.address}/healthz", timeout=TIMEOUT_S).text == "OK"

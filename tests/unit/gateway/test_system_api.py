@@ -13,7 +13,7 @@ import pytest
 
 from gateway.contract import DEFAULT_NAMESPACE, LogLine, NotFoundError
 from tests.unit.gateway.client import ask, connect, parse, request, send_raw
-from tests.unit.gateway.conftest import Running, Starter
+from tests.unit.gateway.gateways import Running, Starter
 
 DEPLOYMENT: dict[str, Any] = {
     "service": "f",

@@ -1,0 +1,85 @@
+"""``python -m gateway``: what it refuses before it starts, in sentences."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.durations import parse_duration
+from gateway.main import main
+from gateway.settings import GatewaySettings, ensure_credentials
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, arguments, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Missing option '--state'"),
+        (("--state", "s", "--image", "nonsense"), "'nonsense' is not NAME=MODULE:FUNCTION"),
+        (("--state", "s", "--image", "a=module"), "is not NAME=MODULE:FUNCTION"),
+        (("--state", "s", "--upstream-timeout", "soon"), "'soon' is no duration"),
+        (("--state", "s", "--read-timeout", "0"), "a duration must be above 0"),
+        (("--state", "s", "--port", "70000"), "70000 is not in the range"),
+        (("--state", "s", "--cpu-scale", "0"), "is not in the range"),
+        (("--state", "s", "--async-queue", "0"), "is not in the range"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert sentence in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_openfaas_variables_are_read(tmp_path: Path) -> None:
+    result = run("--state", str(tmp_path / "s"), upstream_timeout="whenever")
+    assert (result.exit_code, "'whenever' is no duration" in result.output) == (2, True)
+
+
+def test_a_state_folder_has_one_gateway(tmp_path: Path) -> None:
+    with (tmp_path / "gateway.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = run("--state", str(tmp_path))
+    assert (result.exit_code, "another gateway already runs on the state folder" in result.output) == (1, True)
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--state", str(tmp_path), "--port", str(port))
+    assert (result.exit_code, f"cannot listen on 127.0.0.1:{port}" in result.output) == (1, True)
+    assert not (tmp_path / "gateway.json").exists()
+
+
+def test_passwords_that_were_put_there_are_used(tmp_path: Path) -> None:
+    settings = GatewaySettings(state=tmp_path)
+    settings.secrets_dir.mkdir()
+    (settings.secrets_dir / "basic-auth-password").write_text("own\n")
+    assert ensure_credentials(settings).password == "own"
+
+
+@given(st.integers(0, 99), st.integers(0, 59), st.integers(0, 59), st.integers(0, 999))
+def test_gos_durations_add_up(hours: int, minutes: int, seconds: int, millis: int) -> None:
+    expected = hours * 3600 + minutes * 60 + seconds + millis / 1000
+    assert parse_duration(f"{hours}h{minutes}m{seconds}s{millis}ms") == pytest.approx(expected)
+    assert parse_duration(f" {seconds} ") == seconds
+
+
+@given(st.text(max_size=10))
+def test_any_text_is_a_duration_or_a_sentence(text: str) -> None:
+    try:
+        assert parse_duration(text) >= 0
+    except ValueError as error:
+        assert "is no duration" in str(error)
