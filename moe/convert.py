@@ -34,7 +34,7 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
+from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from torch import Tensor
 

@@ -29,6 +29,10 @@ COMMANDS = {
     "profile": LazyCommand(
         "smoe.commands.profile", "profile", "measure a pipeline's functions and fit the latency model"
     ),
+    "evaluate": LazyCommand(
+        "smoe.commands.evaluate", "evaluate", "compare scaling policies in the simulator, with bound and report"
+    ),
+    "bound": LazyCommand("rl.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
     "traces": LazyCommand("traces.commands", "traces", "list, pick and describe traces"),
 }

@@ -1,0 +1,97 @@
+"""Arrival times of a group: a test hour of its pattern, or the file that was given, at the wanted rate.
+
+Times of day stay: a rate is reached by thinning, or by drawing more requests along the clip's own cumulative count, so
+its bursts come as fast as they did. The CV of what is really played stands in every result.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import FROM_FILE, Grid, Group
+from traces import catalog, clips, generate, hours, loading, scale
+from traces.trace import PATTERNS, Trace, make_trace
+
+Floats = NDArray[np.float64]
+DATASETS = ("functions-8h", "functions-day")
+"""Where test hours are taken from: the first that is there."""
+MADE_CV = {"slow": 0.7, "normal": 1.8, "bursty": 4.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """``arrival_s [N]`` seconds from 0, below the episode's length, and where they come from."""
+
+    arrival_s: Floats
+    seconds: float
+    """Length of the episode: the grid's, or less where the trace is shorter; whole windows."""
+    source: str
+    cv: float | None
+    measured: bool
+    """False: a made trace, as the public ones are not there."""
+
+
+def arrivals(grid: Grid, group: Group) -> Arrivals:
+    """Raises EvaluationError and ``traces.errors.TraceError``."""
+    trace, measured = _whole(grid, group)
+    if trace.requests == 0:
+        raise EvaluationError(f"{trace.source} has no request")
+    if trace.duration_s > grid.seconds:
+        trace = trace.clip(0.0, grid.seconds)
+    played = at_rate(trace, grid.mean_rps, group.seed)
+    if played.requests == 0:
+        raise EvaluationError(f"{trace.source} has no request in its first {grid.seconds:g} s")
+    seconds = _whole_windows(grid, trace)
+    within = played.arrival_s[played.arrival_s < seconds]
+    return Arrivals(within, seconds, played.source, played.iat_cv, measured)
+
+
+def _whole_windows(grid: Grid, trace: Trace) -> float:
+    """Raises EvaluationError where a trace is too short to be judged."""
+    windows = math.floor(min(grid.seconds, trace.duration_s) / grid.window_s + 0.05)
+    if windows <= grid.warm_up_windows:
+        raise EvaluationError(
+            f"{trace.source} lasts {trace.duration_s:g} s, {windows} windows of {grid.window_s:g} s; more than the "
+            f"{grid.warm_up_windows} of warm-up are needed"
+        )
+    return windows * grid.window_s
+
+
+def at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
+    """Thinned to ``mean_rps``, or with more requests drawn along its cumulative count; 0 leaves it as it is."""
+    factor = mean_rps / trace.mean_rps if mean_rps and trace.requests else 1.0
+    if factor <= 1:
+        return scale.thin(trace, factor, seed) if factor < 1 else trace
+    count = round(trace.requests * factor)
+    corners = np.concatenate(([0.0], trace.arrival_s))  # the k-th request ends the k-th unit of the count
+    drawn = np.sort(np.random.default_rng(seed).uniform(0.0, trace.requests, count))
+    times = np.interp(drawn, np.arange(trace.requests + 1), corners)
+    source = f"{trace.source}, {factor:.3g} times as many requests along its cumulative count, seed {seed}"
+    return make_trace(times, duration_s=trace.duration_s, source=source)
+
+
+def _whole(grid: Grid, group: Group) -> tuple[Trace, bool]:
+    folder = catalog.data_folder(grid.data)
+    if group.pattern == FROM_FILE:
+        assert grid.trace is not None
+        return loading.load(catalog.resolve(str(grid.trace), folder), seed=group.seed), True
+    pattern = next(name for name in PATTERNS if name == group.pattern)
+    known = {dataset.name: dataset.path for dataset in catalog.datasets(folder)}
+    for name in DATASETS:
+        if name in known:
+            table = _hours(known[name])
+            return clips.choose(table, pattern, split="test", seed=group.seed)[0][1], True
+    count = max(3, round((grid.mean_rps or 1.0) * grid.seconds))
+    return generate.synthetic(count, grid.seconds, MADE_CV[pattern], group.seed), False
+
+
+@lru_cache(maxsize=2)
+def _hours(path: Path) -> hours.HourTable:
+    return hours.hours(path, clips.MIN_REQUESTS, clips.MAX_REQUESTS)

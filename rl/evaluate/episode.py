@@ -1,0 +1,204 @@
+"""One group: the same requests under every policy, and the bound beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from autoscaler.contract import Configuration, Cost, NodeInfo
+from rl.bound.bounds import deterministic, lower_bound
+from rl.bound.loads import Meter, WindowLoad, windows
+from rl.bound.oracle import cheapest_feasible, configurations
+from rl.bound.physics import Physics
+from rl.evaluate.arrivals import Arrivals, arrivals
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import Grid, Group
+from rl.evaluate.policies import limits_of, policy_of
+from rl.sim.play import Step, play
+from rl.sim.requests import Requests, draw_requests
+from rl.sim.simulation import Simulation
+from rl.workload import Workload
+from rl.workload_paper import paper_workload
+
+QUANTILE = 0.95
+BOUND = "bound"
+"""Name under which the bound stands among the policies."""
+METERS: tuple[Meter, ...] = ("busy", "provisioned")
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What all policies of a group meet."""
+
+    group: Group
+    workload: Workload
+    requests: Requests
+    arrivals: Arrivals
+    start: Mapping[str, Configuration]
+    """Function → what it begins with."""
+
+
+def prepare(grid: Grid, group: Group) -> Work:
+    """Workload, arrivals, lengths and routing. Raises EvaluationError, TraceError, SimulationError."""
+    workload = paper_workload(group.workload, mean_tokens=group.tokens or None, seed=group.seed)
+    found = arrivals(grid, group)
+    requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)
+    start = workload.initial(grid.start) if grid.start is not None else None
+    if start is None:
+        start = profiled_start(grid, workload, requests, group.seed)
+    return Work(group, workload, requests, found, start)
+
+
+def profiled_start(grid: Grid, workload: Workload, requests: Requests, seed: int) -> dict[str, Configuration]:
+    """The cheapest configurations found that keep the SLO in the warm-up windows. Raises EvaluationError."""
+    profiling_s = grid.warm_up_windows * grid.window_s
+    physics = Physics(workload, requests.most_tokens)
+    load = next(windows(physics, requests, profiling_s, profiling_s))
+    if not load.count:
+        raise EvaluationError(
+            f"{requests.source}: no request in the {profiling_s:g} s of warm-up; say what to start with"
+        )
+    found = cheapest_feasible(load, "provisioned", seed)
+    if found is None:
+        raise EvaluationError(
+            f"{workload.name}: no configuration was found that keeps the SLO of {1000 * workload.slo_s:g} ms in the "
+            f"{profiling_s:g} s of warm-up; lower the load or the input size, or say what to start with"
+        )
+    chosen = configurations(physics, found.numbers)
+    return workload.initial(next(iter(chosen.values()))) | chosen
+
+
+def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Table]:
+    """(summary, one row a counted window) of one policy. Raises SettingsError."""
+    workload, group = work.workload, work.group
+    policy = policy_of(name, workload, grid, group.seed)
+    simulation = Simulation(workload, work.requests, work.start, seed=group.seed)
+    begun_s = time.perf_counter()
+    steps = play(simulation, policy, limits_of(workload), window_s=grid.window_s, until_s=work.arrivals.seconds)
+    spent_s = time.perf_counter() - begun_s
+    counted = steps[grid.warm_up_windows :]
+    experts = {node.id: node for node in workload.experts}
+    table = pa.Table.from_pylist([_row(step, workload, experts) for step in counted])
+    summary = {
+        **_names(group, name),
+        "simulated": True,
+        "slo_s": workload.slo_s,
+        "windows": len(counted),
+        **_totals(table, counted, workload.slo_s),
+        "requests_sha256": work.requests.sha256,
+        "source": work.arrivals.source,
+        "cv": work.arrivals.cv,
+        "trace_measured": work.arrivals.measured,
+        "currency": workload.prices.currency,
+        "play_s": spent_s,
+    }
+    return summary, table
+
+
+def run_bound(grid: Grid, work: Work, progress: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Sum of the counted windows' lower bounds on both meters, and on which of them the SLO binds.
+
+    Raises EvaluationError where it binds on none, or cannot be met.
+    """
+    physics = Physics(work.workload, work.requests.most_tokens)
+    loads = list(windows(physics, work.requests, grid.window_s, work.arrivals.seconds))[grid.warm_up_windows :]
+    loads = [load for load in loads if load.count]
+    found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
+    found["binds"] = check_binding(loads, work)
+    unreachable = 0
+    for meter in METERS:
+        bounds = []
+        for load in loads:
+            bounds.append(lower_bound(load, meter, work.group.seed))
+            progress()
+        found[f"{meter}_experts"] = float(sum(bound.cost for bound in bounds))
+        unreachable = sum(not bound.reachable for bound in bounds)
+    return found | {"windows": len(loads), "unreachable_windows": unreachable}
+
+
+def check_binding(loads: list[WindowLoad], work: Work) -> dict[Meter, bool]:
+    """On which meter the SLO binds in the busiest window, by the queueing model: the cheapest configurations miss it.
+
+    Costs on a meter where it does not bind say nothing about keeping it. Raises EvaluationError where it binds on
+    neither, or where no configuration meets it.
+    """
+    if not loads:
+        raise EvaluationError(f"{work.requests.source}: no window after the warm-up has a request")
+    busiest = max(loads, key=lambda load: load.count)
+    found = {meter: deterministic(busiest, meter) for meter in METERS}
+    slo_ms, name, one = 1000 * work.workload.slo_s, work.group.key, found["provisioned"]
+    budget_ms = 1000 * one.budget_s
+    if one.fastest_s > one.budget_s:
+        raise EvaluationError(
+            f"{name}: no configuration meets the SLO of {slo_ms:g} ms in the busiest window: the experts of the "
+            f"fastest choice take {1000 * one.fastest_s:.1f} ms of {budget_ms:.1f}; lower the load or the input size"
+        )
+    if not any(enclosure.binds for enclosure in found.values()):
+        raise EvaluationError(
+            f"{name}: the SLO of {slo_ms:g} ms does not bind: already the cheapest configurations take "
+            f"{1000 * one.cheapest_s:.1f} ms of {budget_ms:.1f} in the busiest window, so costs would say nothing "
+            f"about keeping it; use longer inputs, more load or other prices"
+        )
+    return {meter: enclosure.binds for meter, enclosure in found.items()}
+
+
+def _names(group: Group, policy: str) -> dict[str, Any]:
+    return {
+        "workload": group.workload,
+        "pattern": group.pattern,
+        "tokens": group.tokens,
+        "seed": group.seed,
+        "policy": policy,
+    }
+
+
+def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[str, Any]:
+    window, report = step.window, step.report
+    own = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
+    p95_s = window.quantile_s(QUANTILE)
+    return {
+        "start_s": window.start_s,
+        "end_s": window.end_s,
+        "arrived": window.arrived,
+        "answered": int(window.finished.size),
+        "in_flight": window.in_flight,
+        "p50_s": window.quantile_s(0.5),
+        "p95_s": p95_s,
+        "violated": None if p95_s is None else p95_s > workload.slo_s,
+        "busy": report.cost.busy,
+        "provisioned": report.cost.provisioned,
+        "busy_experts": _sum([cost.busy for cost in own]),
+        "provisioned_experts": _sum([cost.provisioned for cost in own]),
+        "replicas": int(sum(window.replicas["ready"])),
+        "changes": len(report.applied),
+        "decision_s": report.decision_s,
+    }
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known and len(known) == len(values) else None
+
+
+def _totals(table: pa.Table, steps: list[Step], slo_s: float) -> dict[str, Any]:
+    """Sums and quantiles over the counted windows; a window without an answer is not judged."""
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    p95 = np.array([value for value in columns["p95_s"] if value is not None])
+    latency = np.concatenate([step.window.latency_s for step in steps]) if steps else np.zeros(0)
+    return {
+        **{name: _sum(columns[name]) for name in ("busy", "provisioned", "busy_experts", "provisioned_experts")},
+        "requests": int(sum(columns["arrived"])),
+        "answered": int(latency.size),
+        "judged_windows": int(p95.size),
+        "violated_windows": int((p95 > slo_s).sum()),
+        "mean_excess": float(np.maximum(p95 / slo_s - 1, 0).mean()) if p95.size else None,
+        "p95_over_slo": float(np.quantile(latency, QUANTILE) / slo_s) if latency.size else None,
+        "changes": int(sum(columns["changes"])),
+        "decision_ms_p50": 1000 * float(np.median(columns["decision_s"])),
+        "decision_ms_p99": 1000 * float(np.quantile(columns["decision_s"], 0.99)),
+    }

@@ -1,0 +1,138 @@
+"""What is evaluated: workloads × patterns × input sizes × seeds, each under every policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autoscaler.contract import Configuration
+from autoscaler.settings import POLICY_NAMES, is_policy
+from rl.evaluate.errors import EvaluationError
+from rl.workload_paper import PAPER_WORKLOADS
+from traces.trace import PATTERNS
+
+VERSION = 1
+"""Of the stored results; older ones are made anew."""
+FROM_FILE = "file"
+"""Pattern of a trace that was given."""
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """Runs that share arrivals, lengths and routing, so that policies can be compared in pairs."""
+
+    workload: str
+    pattern: str
+    tokens: int
+    """Mean tokens of a request; 0: the workload's own."""
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.workload}.{self.pattern}.{self.tokens}.{self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Everything an evaluation is made from. Raises EvaluationError."""
+
+    workloads: tuple[str, ...]
+    patterns: tuple[str, ...]
+    tokens: tuple[int, ...]
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+    start: Configuration | None = None
+    """Of every expert when an episode begins, whatever the policy. None: for each expert its own, the cheapest found
+    that keep the SLO in the warm-up windows (:mod:`rl.bound.oracle`): what an operator finds by profiling.
+    """
+    window_s: float = 30.0
+    seconds: float = 3600.0
+    mean_rps: float = 20.0
+    """Requests per second on average over an episode (:mod:`rl.evaluate.arrivals`); 0: as many as the trace has."""
+    warm_up_windows: int = 4
+    """Windows at the start that are played but not counted."""
+    trace: Path | None = None
+    """Instead of clips by pattern."""
+    data: Path | None = None
+    """Folder of the public traces; without them the made samples are played."""
+    plans: Path | None = None
+    """Folder of stored plans, ``POLICY.WORKLOAD.json``."""
+    settings: Path | None = None
+    """Folder of the policies' own settings, ``POLICY.toml``."""
+    bound: bool = True
+
+    def __post_init__(self) -> None:
+        for name, found, known in (
+            ("workloads", self.workloads, PAPER_WORKLOADS),
+            ("patterns", self.patterns, (FROM_FILE,) if self.trace else PATTERNS),
+        ):
+            unknown = [value for value in found if value not in known]
+            if unknown or not found or len(set(found)) < len(found):
+                wrong = unknown[0] if unknown else f"{', '.join(found)}, each once"
+                raise EvaluationError(f"{name} are {', '.join(known)}; got {wrong!r}")
+        bad = [policy for policy in self.policies if not is_policy(policy)]
+        if bad or not self.policies or len(set(self.policies)) < len(self.policies):
+            raise EvaluationError(
+                f"policies are {', '.join(POLICY_NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
+            )
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
+        if not self.tokens or min(self.tokens) < 0 or max(self.tokens) > 512:
+            raise EvaluationError(
+                f"input sizes are 1 to 512 mean tokens, or 0 for the workload's own; got {self.tokens}"
+            )
+        counted = self.seconds / self.window_s - self.warm_up_windows
+        if self.start is None and not self.warm_up_windows:
+            raise EvaluationError("without warm-up windows there is nothing to profile: say what experts start with")
+        if not 0 < self.window_s <= self.seconds or not 0 <= self.mean_rps <= 1e5 or counted < 1:
+            raise EvaluationError(
+                f"windows of {self.window_s:g} s in {self.seconds:g} s at {self.mean_rps:g} requests/s leave "
+                f"{counted:.1f} windows after {self.warm_up_windows} of warm-up; at least one is needed"
+            )
+
+    def groups(self) -> Iterator[Group]:
+        for workload in self.workloads:
+            for pattern in self.patterns:
+                for tokens in self.tokens:
+                    for seed in self.seeds:
+                        yield Group(workload, pattern, tokens, seed)
+
+    def fingerprint(self, group: Group, policy: str, requests_sha256: str) -> str:
+        """Hash of all that a run's result depends on; a stored result with another one is not this run's."""
+        own: dict[str, Any] = {
+            "version": VERSION,
+            "group": asdict(group),
+            "policy": policy,
+            "requests": requests_sha256,
+            "start": None if self.start is None else asdict(self.start),
+            "window_s": self.window_s,
+            "seconds": self.seconds,
+            "warm_up_windows": self.warm_up_windows,
+            "files": [_digest(path) for path in (self.plan_of(policy, group.workload), self.settings_of(policy))],
+        }
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+    def plan_of(self, policy: str, workload: str) -> Path | None:
+        """The stored plan of a policy, where there is one."""
+        return _existing(self.plans, f"{file_name(policy)}.{workload}.json")
+
+    def settings_of(self, policy: str) -> Path | None:
+        return _existing(self.settings, f"{file_name(policy)}.toml")
+
+
+def file_name(policy: str) -> str:
+    """A policy's name as part of a file's name."""
+    return re.sub(r"[^a-z0-9_-]+", "-", policy.lower())
+
+
+def _existing(folder: Path | None, name: str) -> Path | None:
+    return folder / name if folder is not None and (folder / name).is_file() else None
+
+
+def _digest(path: Path | None) -> str | None:
+    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()

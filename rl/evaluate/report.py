@@ -1,0 +1,128 @@
+"""What an evaluation leaves behind: CSV, Markdown, JSON, the paper's Figures 7 and 8, and one HTML page."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from rl.evaluate.episode import BOUND
+from rl.evaluate.figures import figure_7, figure_8
+from rl.evaluate.grid import Grid, Group
+from rl.evaluate.store import load_windows
+from rl.evaluate.tables import markdown, percent, rows, write_csv
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """Files of a report."""
+
+    html: Path
+    csv: Path
+    markdown: Path
+    json: Path
+    figures: tuple[Path, ...]
+
+
+def write_report(grid: Grid, summaries: Sequence[Summary], out: Path) -> ReportPaths:
+    """Write everything into ``out``."""
+    paths = ReportPaths(
+        out / "report.html",
+        out / "results.csv",
+        out / "results.md",
+        out / "results.json",
+        (out / "figure-7.png", out / "figure-8.png"),
+    )
+    write_csv(paths.csv, summaries)
+    paths.markdown.write_text(f"{heading(grid, summaries)}\n\n{markdown(summaries)}")
+    document = {"grid": settings(grid), "runs": list(summaries)}
+    paths.json.write_text(json.dumps(document, indent=1))
+    figure_7(paths.figures[0], summaries, _tails(summaries, out))
+    figure_8(paths.figures[1], summaries)
+    paths.html.write_text(_page(grid, summaries, paths))
+    return paths
+
+
+def settings(grid: Grid) -> dict[str, Any]:
+    """The grid as plain values."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(grid).items()}
+
+
+def heading(grid: Grid, summaries: Sequence[Summary]) -> str:
+    """What was compared with what, and what must be known to read it."""
+    runs = sum(summary["policy"] != BOUND for summary in summaries)
+    made = any(summary.get("trace_measured") is False for summary in summaries)
+    loose = sorted({meter for summary in summaries for meter, binds in summary.get("binds", {}).items() if not binds})
+    sentences = [
+        f"{runs} simulated runs on the modelled cluster: {', '.join(grid.workloads)}; {', '.join(grid.patterns)}; "
+        f"seeds {', '.join(map(str, grid.seeds))}; windows of {grid.window_s:g} s in {grid.seconds:g} s, the first "
+        f"{grid.warm_up_windows} not counted. Costs are the experts'. Figures are interquartile means with 95 % "
+        f"stratified bootstrap intervals, shares have Wilson intervals."
+    ]
+    if made:
+        sentences.append("Arrivals are made, not measured: the public traces are not there (`smoe traces fetch`).")
+    if loose:
+        sentences.append(
+            f"On the {' and '.join(loose)} meter the SLO does not bind in some groups: there the cheapest "
+            f"configurations keep it anyway, and that cost says nothing about keeping it."
+        )
+    return " ".join(sentences)
+
+
+def _tails(summaries: Sequence[Summary], out: Path) -> dict[tuple[Any, ...], list[float]]:
+    found = {}
+    for summary in summaries:
+        if summary["policy"] != BOUND:
+            group = Group(summary["workload"], summary["pattern"], summary["tokens"], summary["seed"])
+            column = load_windows(out, group, summary["policy"]).column("p95_s").to_pylist()
+            key = (group.workload, group.pattern, group.tokens, group.seed, summary["policy"])
+            found[key] = [value for value in column if value is not None]
+    return found
+
+
+def _page(grid: Grid, summaries: Sequence[Summary], paths: ReportPaths) -> str:
+    images = [base64.b64encode(path.read_bytes()).decode() for path in paths.figures]
+    page = Environment(autoescape=True).from_string(PAGE)
+    return page.render(
+        title="Evaluation of scaling policies",
+        heading=heading(grid, summaries),
+        rows=rows(summaries),
+        percent=percent,
+        images=images,
+        settings=settings(grid),
+        sources=sorted({summary["source"] for summary in summaries if "source" in summary}),
+    )
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ title }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1060px; margin: 2rem auto; padding: 0 1rem; color: #1c2733; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
+th, td { text-align: right; padding: .3rem .6rem; border-bottom: 1px solid #d9dfe5; }
+th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
+img { max-width: 100%; margin: 1rem 0; }
+.note { color: #55636f; }
+</style></head><body>
+<h1>{{ title }}</h1>
+<p>{{ heading }}</p>
+<table><thead><tr><th>pattern</th><th>policy</th><th>runs</th><th>provisioned over bound</th><th>busy over bound</th>
+<th>windows over SLO</th><th>mean excess</th><th>decision P99</th></tr></thead><tbody>
+{% for row in rows %}<tr><td>{{ row.pattern }}</td><td>{{ row.policy }}</td><td>{{ row.runs }}</td>
+<td>{{ percent(row.over_bound["provisioned"]) }}</td><td>{{ percent(row.over_bound["busy"]) }}</td>
+<td>{{ percent(row.violations) }}</td><td>{{ percent(row.excess) }}</td>
+<td>{{ "%.1f ms"|format(row.decision_ms) }}</td></tr>
+{% endfor %}</tbody></table>
+{% for image in images %}<img alt="figure" src="data:image/png;base64,{{ image }}">{% endfor %}
+<h2>What was played</h2><ul>{% for source in sources %}<li class="note">{{ source }}</li>{% endfor %}</ul>
+<h2>Settings</h2><table>{% for key, value in settings.items() %}
+<tr><td>{{ key }}</td><td>{{ value }}</td></tr>{% endfor %}</table>
+</body></html>
+"""

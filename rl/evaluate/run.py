@@ -1,0 +1,68 @@
+"""All groups of a grid over the cores, each in a process of its own; what is stored already is not run again."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+from rl.evaluate.episode import BOUND, prepare, run_bound, run_policy
+from rl.evaluate.grid import Grid, Group
+from rl.evaluate.store import load_run, path_of, save_run
+
+Summary = dict[str, Any]
+
+
+def evaluate(
+    grid: Grid, out: Path, workers: int = 0, progress: Callable[[str, int], object] = lambda key, runs: None
+) -> list[Summary]:
+    """Summaries of every run of ``grid``, in its order; ``progress`` gets a group's key and how many runs it had.
+
+    ``workers`` 0: one a core. Raises what a group raises, once the groups under way have ended; what they stored
+    stays.
+    """
+    groups = list(grid.groups())
+    workers = min(workers or os.cpu_count() or 1, len(groups))
+    if workers <= 1:
+        found = []
+        for group in groups:
+            found.append(run_group(grid, group, out))
+            progress(group.key, len(found[-1]))
+        return [summary for summaries in found for summary in summaries]
+    context = multiprocessing.get_context("spawn")
+    results: dict[Group, list[Summary]] = {}
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        waiting: dict[Future[list[Summary]], Group] = {
+            pool.submit(run_group, grid, group, out): group for group in groups
+        }
+        try:
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    group = waiting.pop(future)
+                    results[group] = future.result()
+                    progress(group.key, len(results[group]))
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return [summary for group in groups for summary in results[group]]
+
+
+def run_group(grid: Grid, group: Group, out: Path) -> list[Summary]:
+    """The group's runs, from disk where they are there already. Raises EvaluationError and what its parts raise."""
+    work = prepare(grid, group)
+    summaries = []
+    names = ([BOUND] if grid.bound else []) + list(grid.policies)
+    for name in names:
+        path = path_of(out, group, name)
+        fingerprint = grid.fingerprint(group, name, work.requests.sha256)
+        found = load_run(path, fingerprint)
+        if found is None:
+            summary, windows = (run_bound(grid, work), None) if name == BOUND else run_policy(grid, work, name)
+            found = {**summary, "fingerprint": fingerprint}
+            save_run(path, found, windows)
+        summaries.append(found)
+    return summaries

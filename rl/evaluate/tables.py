@@ -1,0 +1,141 @@
+"""Runs put together: one row for each policy and pattern, with intervals, and costs paired with the bound."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl.evaluate.episode import BOUND, METERS
+from rl.evaluate.statistics import Interval, interval, share
+
+Summary = Mapping[str, Any]
+NAMES = ("workload", "pattern", "tokens", "seed", "policy")
+COLUMNS = (
+    *NAMES,
+    *("busy", "provisioned", "busy_experts", "provisioned_experts", "busy_over_bound", "provisioned_over_bound"),
+    *("windows", "judged_windows", "violated_windows", "mean_excess", "p95_over_slo", "requests", "answered"),
+    *(
+        "changes",
+        "decision_ms_p50",
+        "decision_ms_p99",
+        "cv",
+        "trace_measured",
+        "simulated",
+        "requests_sha256",
+        "source",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy under one pattern, over workloads, input sizes and seeds."""
+
+    policy: str
+    pattern: str
+    runs: int
+    cost: Mapping[str, Interval]
+    """By meter: experts' cost of a run, in the price sheet's currency."""
+    over_bound: Mapping[str, Interval | None]
+    """By meter: cost over the bound of the same requests, 0 at the bound; None without a bound."""
+    violations: Interval | None
+    """Share of judged windows whose P95 is above the SLO; as if windows were independent, which they are not quite."""
+    excess: Interval | None
+    """Mean of max(P95 / SLO - 1, 0) over judged windows."""
+    decision_ms: float
+    """Largest P99 of a run."""
+
+
+def runs_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Runs of policies, each with its cost over the bound of its group."""
+    bounds = {_group(summary): summary for summary in summaries if summary["policy"] == BOUND}
+    runs = []
+    for summary in summaries:
+        if summary["policy"] == BOUND:
+            continue
+        bound = bounds.get(_group(summary))
+        extra = {f"{meter}_over_bound": _over(summary, bound, f"{meter}_experts") for meter in METERS}
+        runs.append({**summary, **extra})
+    return runs
+
+
+def rows(summaries: Sequence[Summary]) -> list[Row]:
+    """By pattern, then policy, in the order in which they first come."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for run in runs_of(summaries):
+        found[run["pattern"], run["policy"]].append(run)
+    return [_row(policy, pattern, runs) for (pattern, policy), runs in found.items()]
+
+
+def write_csv(path: Path, summaries: Sequence[Summary]) -> None:
+    """Every run in a row."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(runs_of(summaries))
+
+
+def markdown(summaries: Sequence[Summary]) -> str:
+    """The rows as a table."""
+    head = ("pattern", "policy", "runs", "provisioned over bound", "busy over bound", "windows over SLO", "mean excess")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows(summaries):
+        cells = (
+            row.pattern,
+            row.policy,
+            str(row.runs),
+            percent(row.over_bound["provisioned"]),
+            percent(row.over_bound["busy"]),
+            percent(row.violations),
+            percent(row.excess),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def percent(found: Interval | None) -> str:
+    """``12.3 % (10.1–14.0)``; without decimals from 100 %."""
+    if found is None:
+        return "–"
+    digits = 0 if found.value >= 1 else 1
+    value, low, high = (f"{100 * number:.{digits}f}" for number in (found.value, found.low, found.high))
+    return f"{value} % ({low}–{high})"
+
+
+def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
+    judged, violated = (sum(run[name] for run in runs) for name in ("judged_windows", "violated_windows"))
+    costs = {meter: _interval(runs, f"{meter}_experts") for meter in METERS}
+    return Row(
+        policy,
+        pattern,
+        len(runs),
+        {meter: found for meter, found in costs.items() if found is not None},
+        {meter: _interval(runs, f"{meter}_over_bound") for meter in METERS},
+        share(violated, judged),
+        _interval(runs, "mean_excess"),
+        max(run["decision_ms_p99"] for run in runs),
+    )
+
+
+def _interval(runs: Sequence[dict[str, Any]], name: str) -> Interval | None:
+    """Strata are workloads with an input size; None where a run has no such number."""
+    strata: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for run in runs:
+        if run[name] is None:
+            return None
+        strata[run["workload"], run["tokens"]].append(float(run[name]))
+    return interval(list(strata.values()))
+
+
+def _over(summary: Summary, bound: Summary | None, name: str) -> float | None:
+    if bound is None or summary[name] is None or not bound[name]:
+        return None
+    return float(summary[name] / bound[name] - 1)
+
+
+def _group(summary: Summary) -> tuple[Any, ...]:
+    return tuple(summary[name] for name in NAMES[:-1])

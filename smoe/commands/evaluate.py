@@ -1,0 +1,136 @@
+"""``smoe evaluate``: scaling policies side by side in the simulator."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from autoscaler.contract import Configuration
+from autoscaler.errors import AutoscalerError
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import FROM_FILE, Grid
+from rl.evaluate.report import write_report
+from rl.evaluate.run import evaluate as run_all
+from rl.evaluate.tables import percent, rows
+from rl.sim.errors import SimulationError
+from rl.workload_paper import PAPER_WORKLOADS
+from smoe.errors import SmoeError
+from traces.errors import TraceError
+from traces.trace import PATTERNS
+
+DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def _names(_: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of whole numbers such as 0,1,2") from None
+
+
+@click.command()
+@click.option(
+    "--workloads", default="bert-4", show_default=True, callback=_names, help=f"Of {','.join(PAPER_WORKLOADS)}."
+)
+@click.option("--patterns", default="bursty", show_default=True, callback=_names, help=f"Of {','.join(PATTERNS)}.")
+@click.option(
+    "--input-sizes", default="0", show_default=True, callback=_numbers, help="Mean tokens; 0: the workload's."
+)
+@click.option(
+    "--policies", default=DEFAULT_POLICIES, show_default=True, callback=_names, help="Names, or MODULE:MAKER."
+)
+@click.option("--seeds", default="0,1,2", show_default=True, callback=_numbers, help="Clip, lengths, routing, scatter.")
+@click.option("--trace", type=click.Path(path_type=Path, exists=True), default=None, help="A trace file of your own.")
+@click.option(
+    "--out", type=_FOLDER, default=Path("out/evaluation"), show_default=True, help="Results; runs there stay."
+)
+@click.option("--mean-rps", type=click.FloatRange(0, 1e5), default=20.0, show_default=True, help="0: as the trace is.")
+@click.option("--seconds", type=click.FloatRange(10, 86400), default=3600.0, show_default=True, help="Of an episode.")
+@click.option("--window", "window_s", type=click.FloatRange(1, 3600), default=30.0, show_default=True, help="Seconds.")
+@click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Windows that are not counted.")
+@click.option("--plans", type=_FOLDER, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
+@click.option("--policy-settings", type=_FOLDER, default=None, help="Folder of policies' settings, POLICY.toml.")
+@click.option("--data", type=_FOLDER, default=None, help="Folder of the public traces.")
+@click.option("--bound/--no-bound", default=True, show_default=True, help="Compute the lower bound of cost.")
+@click.option(
+    "--start",
+    type=(click.IntRange(1), click.FloatRange(0), click.FloatRange(0, 1), click.IntRange(1), click.IntRange(1)),
+    metavar="MEMORY_MB CORES GPU_SHARE REPLICAS CONCURRENCY",
+    default=None,
+    help="What every expert starts with. [default: the optimum at the warm-up's load]",
+)
+@click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes; 0: one a core.")
+@click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
+def evaluate(**options: Any) -> None:
+    """Play the same arrivals with the same routing under several policies, and compare cost and P95.
+
+    All runs are simulated on the modelled cluster. A run that is in --out already is not played again, so an evaluation
+    that was stopped goes on where it was. Writes results.csv, results.md, results.json, two figures and report.html.
+    """
+    console = Console(stderr=True)
+    try:
+        grid = _grid(options)
+        groups = list(grid.groups())
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task("groups", total=len(groups))
+            summaries = run_all(
+                grid, options["out"], options["workers"], lambda key, _: bar.update(task, advance=1, description=key)
+            )
+        paths = write_report(grid, summaries, options["out"])
+    except (EvaluationError, TraceError, SimulationError, AutoscalerError) as error:
+        raise SmoeError(str(error)) from error
+    if options["as_json"]:
+        sys.stdout.buffer.write(orjson.dumps(summaries, option=orjson.OPT_APPEND_NEWLINE))
+        return
+    _show(Console(), summaries)
+    console.print(f"report: {paths.html}")
+
+
+def _grid(options: dict[str, Any]) -> Grid:
+    return Grid(
+        workloads=options["workloads"],
+        patterns=(FROM_FILE,) if options["trace"] else options["patterns"],
+        tokens=options["input_sizes"],
+        policies=options["policies"],
+        seeds=options["seeds"],
+        start=Configuration(*options["start"]) if options["start"] else None,
+        window_s=options["window_s"],
+        seconds=options["seconds"],
+        mean_rps=options["mean_rps"],
+        warm_up_windows=options["warm_up"],
+        trace=options["trace"],
+        data=options["data"],
+        plans=options["plans"],
+        settings=options["policy_settings"],
+        bound=options["bound"],
+    )
+
+
+def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
+    table = Table(title="simulated: experts' cost above the bound, windows over the SLO, mean excess")
+    for name in ("pattern", "policy", "runs", "provisioned", "busy", "over SLO", "excess"):
+        table.add_column(name, justify="left" if name in ("pattern", "policy") else "right")
+    for row in rows(summaries):
+        table.add_row(
+            row.pattern,
+            row.policy,
+            str(row.runs),
+            percent(row.over_bound["provisioned"]),
+            percent(row.over_bound["busy"]),
+            percent(row.violations),
+            percent(row.excess),
+        )
+    console.print(table)

@@ -1,0 +1,73 @@
+"""Arrivals of an evaluation: rate, envelope, provenance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.evaluate.arrivals import arrivals, at_rate
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import FROM_FILE, Grid
+from traces import generate
+from traces.errors import TraceError
+
+GRID = Grid(("bert-4",), ("bursty",), (0,), ("static",), (0,), seconds=600.0, mean_rps=8.0)
+
+
+@given(st.floats(0.05, 30), st.integers(0, 5))
+def test_any_rate_is_reached_and_times_stay_in_the_episode(mean_rps: float, seed: int) -> None:
+    trace = generate.synthetic(200, 100.0, 3.0, 7)
+    played = at_rate(trace, mean_rps, seed)
+    wanted = 100.0 * mean_rps
+    assert abs(played.requests - wanted) <= 1 if mean_rps >= trace.mean_rps else played.requests <= 200
+    assert played.requests == 0 or 0 <= played.arrival_s[0] <= played.arrival_s[-1] <= played.duration_s
+
+
+def test_more_requests_follow_the_clips_own_cumulative_count() -> None:
+    trace = generate.synthetic(500, 100.0, 4.0, 3)
+    played = at_rate(trace, 200.0, 1)
+    at = np.linspace(0, 100, 41)[1:]
+    before = np.searchsorted(trace.arrival_s, at) / trace.requests
+    after = np.searchsorted(played.arrival_s, at) / played.requests
+    assert np.abs(before - after).max() < 0.02
+
+
+def test_without_public_traces_made_hours_stand_in_and_say_so(tmp_path: Path) -> None:
+    group = next(GRID.groups())
+    found = arrivals(replace(GRID, data=tmp_path), group)
+    assert not found.measured
+    assert found.cv is not None and found.cv > 3
+    assert found.arrival_s[-1] < 600
+
+
+def test_a_given_file_is_played_whatever_its_pattern(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("arrival_s\n" + "\n".join(str(second * 0.25) for second in range(400)) + "\n")
+    grid = replace(GRID, patterns=(FROM_FILE,), trace=file, mean_rps=0.0, seconds=100.0, window_s=10.0)
+    found = arrivals(grid, next(grid.groups()))
+    assert found.measured
+    assert found.arrival_s.size == 400
+    assert found.seconds == 100
+
+
+def test_a_trace_shorter_than_the_episode_shortens_it_and_one_too_short_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "short.csv"
+    file.write_text("arrival_s\n" + "\n".join(str(second) for second in range(56)) + "\n")
+    grid = replace(GRID, patterns=(FROM_FILE,), trace=file, mean_rps=0.0, window_s=10.0)
+    found = arrivals(grid, next(grid.groups()))
+    assert (found.seconds, found.arrival_s.size) == (50, 50)
+    with pytest.raises(EvaluationError, match=r"short\.csv.*5 windows"):
+        arrivals(replace(grid, warm_up_windows=5), next(grid.groups()))
+
+
+def test_a_file_that_is_no_trace_is_refused_with_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "odd.csv"
+    file.write_text("a,b\n1,2\n")
+    grid = replace(GRID, patterns=(FROM_FILE,), trace=file)
+    with pytest.raises(TraceError, match=r"odd\.csv"):
+        arrivals(grid, next(grid.groups()))

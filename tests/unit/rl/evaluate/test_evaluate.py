@@ -1,0 +1,144 @@
+"""Whole evaluations of a small grid: paired, resumable, refused where they would measure nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rl.evaluate import run
+from rl.evaluate.episode import BOUND, check_binding, prepare
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import Grid
+from rl.evaluate.report import write_report
+from rl.evaluate.run import evaluate
+from rl.evaluate.tables import rows, runs_of
+from smoe.cli import cli
+from smoe.errors import SmoeError
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
+    return Grid(
+        ("bert-4",),
+        ("bursty",),
+        (0,),
+        ("static", "hpa"),
+        (0, 1),
+        window_s=10.0,
+        seconds=60.0,
+        mean_rps=8.0,
+        warm_up_windows=2,
+        data=tmp_path_factory.mktemp("no-traces"),
+    )
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("evaluation")
+
+
+@pytest.fixture(scope="module")
+def summaries(grid: Grid, out: Path) -> list[dict[str, Any]]:
+    return evaluate(grid, out, workers=1)
+
+
+def test_policies_of_a_group_meet_the_same_requests_and_other_seeds_meet_others(
+    summaries: list[dict[str, Any]],
+) -> None:
+    hashes = {seed: {run["requests_sha256"] for run in summaries if run["seed"] == seed} for seed in (0, 1)}
+    assert all(len(found) == 1 for found in hashes.values())
+    assert hashes[0] != hashes[1]
+    assert [run["policy"] for run in summaries] == [BOUND, "static", "hpa"] * 2
+
+
+def test_no_policy_that_keeps_the_slo_costs_less_than_the_bound(summaries: list[dict[str, Any]]) -> None:
+    for found in runs_of(summaries):
+        assert found["busy_over_bound"] is not None
+        if found["violated_windows"] == 0:
+            assert found["provisioned_over_bound"] >= 0
+
+
+def test_what_is_stored_is_not_played_again_but_another_grid_is(
+    grid: Grid, out: Path, summaries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+    real = run.run_policy
+
+    def counted(*given: Any) -> Any:
+        played.append(given[-1])
+        return real(*given)
+
+    monkeypatch.setattr(run, "run_policy", counted)
+    assert evaluate(grid, out, workers=1) == summaries
+    assert played == []
+    evaluate(replace(grid, policies=("static", "kpa"), seeds=(0,)), out, workers=1)
+    assert played == ["kpa"]
+    evaluate(replace(grid, warm_up_windows=3, bound=False, seeds=(0,)), out / "other", workers=1)
+    assert played == ["kpa", "static", "hpa"]
+
+
+def test_several_processes_find_the_same_as_one(grid: Grid, summaries: list[dict[str, Any]], tmp_path: Path) -> None:
+    timing = ("play_s", "decision_ms_p50", "decision_ms_p99")
+    plain = [{key: value for key, value in found.items() if key not in timing} for found in summaries]
+    parallel = evaluate(grid, tmp_path, workers=2)
+    assert [{key: value for key, value in found.items() if key not in timing} for found in parallel] == plain
+
+
+def test_the_report_holds_every_run(grid: Grid, out: Path, summaries: list[dict[str, Any]]) -> None:
+    paths = write_report(grid, summaries, out)
+    assert len(paths.csv.read_text().splitlines()) == 1 + 4
+    assert {row.policy for row in rows(summaries)} == {"static", "hpa"}
+    assert all(name in paths.markdown.read_text() for name in ("static", "hpa", "made, not measured"))
+    assert "data:image/png" in paths.html.read_text()
+    assert len(json.loads(paths.json.read_text())["runs"]) == 6
+    assert all(path.stat().st_size > 10_000 for path in paths.figures)
+
+
+def test_an_slo_that_does_not_bind_is_refused_with_the_reason(grid: Grid) -> None:
+    easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,))
+    with pytest.raises(EvaluationError, match="does not bind"):
+        evaluate(easy, Path("unused"), workers=1)
+
+
+def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid) -> None:
+    with pytest.raises(EvaluationError, match="no window after the warm-up"):
+        check_binding([], prepare(replace(grid, seeds=(0,)), next(grid.groups())))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"workloads": ("bert-5",)}, "bert-5"),
+        ({"patterns": ("spiky",)}, "spiky"),
+        ({"policies": ("best",)}, "best"),
+        ({"policies": ("hpa", "hpa")}, "each once"),
+        ({"seeds": ()}, "seeds"),
+        ({"tokens": (1000,)}, "512"),
+        ({"seconds": 25.0}, "at least one"),
+        ({"warm_up_windows": 0}, "profile"),
+    ],
+)
+def test_a_grid_that_cannot_be_played_is_refused_by_name(grid: Grid, change: dict[str, Any], word: str) -> None:
+    with pytest.raises(EvaluationError, match=word):
+        replace(grid, **change)
+
+
+def test_the_command_says_what_is_wrong() -> None:
+    result = CliRunner().invoke(cli, ["evaluate", "--policies", "best"])
+    assert isinstance(result.exception, SmoeError)
+    assert "best" in str(result.exception)
+    assert CliRunner().invoke(cli, ["evaluate", "--seeds", "one"]).exit_code == 2
+
+
+def test_a_stored_run_that_is_no_json_is_named(grid: Grid, tmp_path: Path) -> None:
+    one = replace(grid, seeds=(0,), policies=("static",), bound=False)
+    evaluate(one, tmp_path, workers=1)
+    broken = next((tmp_path / "runs").glob("*.json"))
+    broken.write_text("{")
+    with pytest.raises(EvaluationError, match=broken.name):
+        evaluate(one, tmp_path, workers=1)
