@@ -100,12 +100,15 @@ def gather(
         raise TraceError(f"{path}: a clip must begin before the trace ends at {last_s:g} s, got start {begin:g} s")
     until = min(end, last_s)
     whole = start_s is None and duration_s is None
+    times = np.concatenate([part.arrival_s for part in kept] or [np.zeros(0)])
+    # the end belongs to the next clip, unless the trace ends there
+    size = times.size if last_s <= end else int(np.searchsorted(times, end, side="left"))
     return make_trace(
-        np.concatenate([part.arrival_s for part in kept] or [np.zeros(0)]) - begin,
+        times[:size] - begin,
         duration_s=max(0.0, until - begin),
         source=f"{path.name}{names.told()}{'' if whole else f', {begin:g} s to {until:g} s'}",
-        context_tokens=_joined([part.context_tokens for part in kept]),
-        generated_tokens=_joined([part.generated_tokens for part in kept]),
+        context_tokens=_joined([part.context_tokens for part in kept], size),
+        generated_tokens=_joined([part.generated_tokens for part in kept], size),
     )
 
 
@@ -141,7 +144,7 @@ class _Wanted:
 
 
 def _part(batch: Batch, mask: np.ndarray | None, begin: float, end: float) -> Batch:
-    inside = (batch.arrival_s >= begin) & (batch.arrival_s < end)
+    inside = (batch.arrival_s >= begin) & (batch.arrival_s <= end)
     if mask is not None:
         inside &= mask
     if inside.all():
@@ -153,6 +156,6 @@ def _part(batch: Batch, mask: np.ndarray | None, begin: float, end: float) -> Ba
     )
 
 
-def _joined(parts: list[IntArray | None]) -> IntArray | None:
+def _joined(parts: list[IntArray | None], size: int) -> IntArray | None:
     there = [part for part in parts if part is not None]
-    return np.concatenate(there) if there and len(there) == len(parts) else None
+    return np.concatenate(there)[:size] if there and len(there) == len(parts) else None

@@ -192,20 +192,23 @@ def _from_requests(wanted: Sequence[Clip]) -> list[Trace]:
     identified = loading.identify(path)
     whole = arrivals.read_arrivals(identified.path) if identified.format == "arrivals" else None
     parts: list[list[Batch]] = [[] for _ in wanted]
+    last_s = 0.0
     stream = loading.batches(identified) if whole is None else [Batch(whole.arrival_s)]
     last_end = max(clip.start_s for clip in wanted) + HOUR_S
     for batch in stream:
         if not batch.arrival_s.size:
             continue
+        last_s = float(batch.arrival_s[-1])
         for clip, mine in zip(wanted, parts, strict=True):
             mine.append(_inside(batch, clip))
         if batch.arrival_s[0] > last_end:
             break
-    return [_one_hour(clip, mine) for clip, mine in zip(wanted, parts, strict=True)]
+    return [_one_hour(clip, mine, last_s) for clip, mine in zip(wanted, parts, strict=True)]
 
 
 def _inside(batch: Batch, clip: Clip) -> Batch:
-    low, high = np.searchsorted(batch.arrival_s, (clip.start_s, clip.start_s + HOUR_S), side="left")
+    low = np.searchsorted(batch.arrival_s, clip.start_s, side="left")
+    high = np.searchsorted(batch.arrival_s, clip.start_s + HOUR_S, side="right")
     kept = slice(int(low), int(high))
     mask = slice(None) if batch.row is None else batch.row[kept] == batch.names.index(clip.row)
     if batch.row is not None and clip.row not in batch.names:
@@ -214,12 +217,17 @@ def _inside(batch: Batch, clip: Clip) -> Batch:
     return Batch(take(batch.arrival_s), take(batch.context_tokens), take(batch.generated_tokens))
 
 
-def _one_hour(clip: Clip, parts: Sequence[Batch]) -> Trace:
+def _one_hour(clip: Clip, parts: Sequence[Batch], last_s: float) -> Trace:
+    times = np.concatenate([part.arrival_s for part in parts])
+    # the end belongs to the next hour, unless the file ends there
+    end = clip.start_s + HOUR_S
+    size = int(np.searchsorted(times, end, side="left" if last_s > end else "right"))
+
     def joined(arrays: list[Any]) -> Any:
-        return None if any(array is None for array in arrays) else np.concatenate(arrays)
+        return None if any(array is None for array in arrays) else np.concatenate(arrays)[:size]
 
     return make_trace(
-        np.concatenate([part.arrival_s for part in parts]) - clip.start_s,
+        times[:size] - clip.start_s,
         duration_s=clip.duration_s,
         source=f"{clip.path.name} row {clip.row[:16]}, {clip.start_s} s to {clip.start_s + HOUR_S} s",
         context_tokens=joined([part.context_tokens for part in parts]),

@@ -208,14 +208,16 @@ def _arrays(table: Any, columns: Sequence[Column]) -> dict[str, Any]:
             raise ValueError(f"column {column.name} has gaps")
         if column.kind == "text":
             arrays[column.name] = array
-            names = array.dictionary.to_pylist()
-            if ("" in names and not column.may_be_empty) or (column.allowed and set(names) - set(column.allowed)):
+            # only the names in use: cutting a blank tail off leaves its name in the dictionary
+            used = set(pc.unique(array.indices).to_pylist())
+            names = {name for index, name in enumerate(array.dictionary.to_pylist()) if index in used}
+            if ("" in names and not column.may_be_empty) or (column.allowed and names - set(column.allowed)):
                 raise ValueError(f"column {column.name} holds a text that is not allowed")
             continue
         values = _stamps(array, column.name) if column.kind == "stamp" else array.to_numpy(zero_copy_only=False)
         low, high = (FIRST_YEAR_NS, 2**63 - 1) if column.kind == "stamp" else (column.low, column.high)
-        # written so that NaN fails
-        if not ((values >= low) & (values <= high) & (np.abs(values) < np.inf)).all():
+        # NaN makes both ends NaN, and a comparison with NaN fails
+        if not (values.size == 0 or (low <= values.min() and values.max() <= high)):
             raise ValueError(f"column {column.name} is outside {low:g} to {high:g} or not finite")
         arrays[column.name] = values
     return arrays

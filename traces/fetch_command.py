@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from traces import catalog
-from traces.fetch import FetchSettings
 from traces.fetch import fetch as download
 from traces.options import json_option
 from traces.published import published
+from traces.transfer import FetchSettings
 
 
 @click.command("fetch")

@@ -195,6 +195,20 @@ class _Sums:
             counts = np.bincount(np.minimum(within, PARTS - 1), minlength=PARTS)
             self.parts[key] = self.parts.get(key, 0) + counts
 
+    def end_with(self, span_s: float) -> None:
+        """The file's very last moment belongs to the hour that ends there, as in a clip."""
+        if span_s % HOUR_S or span_s < HOUR_S:
+            return
+        end = int(span_s // HOUR_S)
+        for row, hour in [key for key in self.parts if key[1] == end]:
+            count = int(self.parts.pop((row, hour)).sum())
+            total, squares, last = self.moments.get((row, end - 1), [0.0, 0.0, span_s])
+            gap = span_s - last
+            self.moments[row, end - 1] = [total + gap, squares + gap**2, span_s]
+            extra = np.zeros(PARTS, dtype=np.int64)
+            extra[-1] = count
+            self.parts[row, end - 1] = self.parts.get((row, end - 1), 0) + extra
+
 
 def _of_requests(batches: Iterable[Batch], path: Path, fewest: int, most: int) -> _Gathered:
     gathered, sums = _Gathered(), _Sums()
@@ -211,6 +225,7 @@ def _of_requests(batches: Iterable[Batch], path: Path, fewest: int, most: int) -
         rows, times = batch.row[order], batch.arrival_s[order]
         for part in np.split(np.arange(rows.size), np.flatnonzero(np.diff(rows)) + 1):
             sums.take(int(rows[part[0]]), times[part])
+    sums.end_with(gathered.span_s)
     whole = max(1, gathered.span_s // HOUR_S)
     keys = [key for key, parts in sums.parts.items() if fewest <= parts.sum() <= most and key[1] < whole]
     for name in names:

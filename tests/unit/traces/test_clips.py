@@ -253,5 +253,8 @@ def test_streaming_an_arrivals_hour_gives_the_trace_cv(seed: int, cv: float) -> 
     table = _of_requests(pieces, Path("x"), 3, 10**6).table(Path("x"), "arrivals", 0)
     for index in range(table.size):
         start = int(table.start_s[index])
-        inside = trace.arrival_s[(trace.arrival_s >= start) & (trace.arrival_s < start + HOUR_S)]
+        ends_here = start + HOUR_S == trace.duration_s
+        before_end = trace.arrival_s <= start + HOUR_S if ends_here else trace.arrival_s < start + HOUR_S
+        inside = trace.arrival_s[(trace.arrival_s >= start) & before_end]
+        assert table.requests[index] == inside.size
         assert table.cv_low[index] == pytest.approx(cv_by_hand(inside.tolist()), rel=1e-6, abs=1e-9)

@@ -15,8 +15,9 @@ from tests.unit.traces.conftest import Script
 from traces import catalog, fetch_command
 from traces.commands import traces
 from traces.errors import FetchError, TraceError
-from traces.fetch import Fetched, FetchSettings, fetch
+from traces.fetch import Fetched, fetch
 from traces.published import PUBLISHED, Checksum, Published, published
+from traces.transfer import FetchSettings
 
 CONTENT = bytes(range(256)) * 5000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -117,7 +117,7 @@ def test_damaged_bytes_only_ever_raise_trace_errors(tmp_path: Path, how: str, da
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_garbage_behind_any_known_beginning_only_ever_raises_trace_errors(tmp_path: Path, junk: bytes) -> None:
     heads = [path.read_bytes().splitlines(keepends=True)[0] for path in sorted(SAMPLES.glob("*.*"))]
     heads += [
