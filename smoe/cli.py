@@ -33,6 +33,7 @@ COMMANDS = {
         "smoe.commands.evaluate", "evaluate", "compare scaling policies in the simulator, with bound and report"
     ),
     "bound": LazyCommand("rl.bound.commands", "bound", "the least cost that any policy could have for a trace"),
+    "tune": LazyCommand("rl.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
     "traces": LazyCommand("traces.commands", "traces", "list, pick and describe traces"),
 }

@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from rl.bound.inputs import input_options, trace_requests
 from rl.bound.loads import Meter
 from rl.bound.report import BoundRow, bound_rows, write_rows
-from rl.sim.requests import draw_requests
-from rl.workload_paper import PAPER_WORKLOADS, paper_workload
-from traces import catalog, loading, scale
-from traces.options import clip_options, data_option, json_option, seed_option
+from rl.workload_paper import paper_workload
+from traces.options import json_option
 
 METERS: dict[str, tuple[Meter, ...]] = {
     "busy": ("busy",),
@@ -31,25 +30,13 @@ SHOWN = 12
 
 
 @click.command()
-@click.option("--workload", "name", type=click.Choice(PAPER_WORKLOADS), required=True, help="On the modelled cluster.")
-@click.option("--trace", required=True, help="A trace file, or a name of `smoe traces list`.")
-@clip_options
-@data_option
-@click.option(
-    "--mean-rps",
-    type=click.FloatRange(0, 1e5),
-    default=0.0,
-    show_default=True,
-    help="Thin or compress to; 0: as it is.",
-)
+@input_options
 @click.option("--window", "window_s", type=click.FloatRange(0.1, 86400), default=60.0, show_default=True)
 @click.option("--slo-ms", type=click.FloatRange(0.1), default=None, help="P95 target. [default: the workload's]")
-@click.option("--input-size", type=click.IntRange(1, 512), default=None, help="Mean tokens. [default: the workload's]")
 @click.option("--meter", type=click.Choice(list(METERS)), default="both", show_default=True)
 @click.option("--no-oracle", is_flag=True, help="Leave out the search for a feasible choice.")
 @click.option("--windows", "most", type=click.IntRange(min=1), default=None, help="Only the first so many.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write all windows as CSV.")
-@seed_option
 @json_option
 def bound(name: str, trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:
     """Enclose the least cost of serving a trace within the SLO, window by window.
@@ -57,29 +44,16 @@ def bound(name: str, trace: str, data: Path | None, as_json: bool, out: Path | N
     The lower bound holds for every policy that meets the SLO and decides once a window; beside it stands a feasible
     choice found by simulation, which is not an optimum. Everything is simulated on the modelled cluster.
     """
-    folder = catalog.data_folder(data)
-    found = loading.load(
-        catalog.resolve(trace, folder),
-        row=options["row"],
-        start_s=options["start_s"],
-        duration_s=options["duration_s"],
-        seed=options["seed"],
-    )
-    if not found.requests:
-        raise click.UsageError(f"{found.source} has no request")
-    if options["mean_rps"]:
-        found = _at_rate(found, options["mean_rps"], options["seed"])
     workload = paper_workload(name, mean_tokens=options["input_size"])
     if options["slo_ms"]:
         workload = replace(workload, slo_s=options["slo_ms"] / 1000)
-    arrivals = np.asarray(found.arrival_s, dtype=np.float64)
-    if options["most"]:
-        arrivals = arrivals[arrivals < options["most"] * options["window_s"]]
-    requests = draw_requests(workload, arrivals, seed=options["seed"], source=found.source)
+    until_s = options["most"] * options["window_s"] if options["most"] else None
+    clip = {key: options[key] for key in ("row", "start_s", "duration_s", "mean_rps", "seed")}
+    requests = trace_requests(workload, trace, data, **clip, until_s=until_s)
     meters = METERS[options["meter"]]
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
-        count = int(np.unique(arrivals // options["window_s"]).size) * len(meters)
+        count = int(np.unique(requests.arrival_s // options["window_s"]).size) * len(meters)
         task = progress.add_task("windows", total=count)
         rows = bound_rows(
             workload, requests, options["window_s"], meters, seed=options["seed"], oracle=not options["no_oracle"],
@@ -92,14 +66,7 @@ def bound(name: str, trace: str, data: Path | None, as_json: bool, out: Path | N
     if as_json:
         click.echo(json.dumps({**about, "totals": totals, "windows": [asdict(row) for row in rows]}))
         return
-    _show(rows, totals, f"{name}, {found.source}, SLO {1000 * workload.slo_s:g} ms", console)
-
-
-def _at_rate(trace: Any, mean_rps: float, seed: int) -> Any:
-    """Thinned, so that times of day stay; a rate above the trace's own compresses it."""
-    if mean_rps < trace.mean_rps:
-        return scale.thin(trace, mean_rps / trace.mean_rps, seed)
-    return scale.to_rate(trace, mean_rps)
+    _show(rows, totals, f"{name}, {requests.source}, SLO {1000 * workload.slo_s:g} ms", console)
 
 
 def _total(rows: Sequence[BoundRow], meter: Meter) -> dict[str, Any]:

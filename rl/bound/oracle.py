@@ -7,7 +7,7 @@ one that meets it and one that does not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,10 +76,19 @@ def cheapest_feasible(load: WindowLoad, meter: Meter, seed: int = 0) -> Feasible
 
 
 def play(load: WindowLoad, numbers: Sequence[Ints], meter: Meter, seed: int) -> tuple[float, float]:
-    """(cost of the experts, P95 of all requests) of a window by itself under one choice of configurations."""
+    """:func:`simulate` for configurations by number."""
+    return simulate(load, configurations(load.physics, numbers), meter, seed)
+
+
+def simulate(load: WindowLoad, chosen: Mapping[str, Configuration], meter: Meter, seed: int) -> tuple[float, float]:
+    """(cost of the experts, P95 of all requests) of a window by itself, from an empty pipeline that is ready.
+
+    ``chosen``: function → configuration of every expert. Both are infinite where the requests are never all answered.
+    """
     physics = load.physics
-    chosen = configurations(physics, numbers)
-    simulation = Simulation(physics.workload, load.requests, physics.workload.initial(_any(chosen)) | chosen, seed=seed)
+    simulation = Simulation(
+        physics.workload, load.requests, {**physics.workload.initial(_any(chosen)), **chosen}, seed=seed
+    )
     busy_s = np.zeros(len(simulation.nodes))
     latencies = []
     for number in range(1 + DRAINS):
@@ -109,5 +118,5 @@ def configurations(physics: Physics, numbers: Sequence[Ints]) -> dict[str, Confi
     }
 
 
-def _any(chosen: dict[str, Configuration]) -> Configuration:
+def _any(chosen: Mapping[str, Configuration]) -> Configuration:
     return next(iter(chosen.values()))
