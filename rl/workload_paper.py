@@ -39,8 +39,8 @@ class Family:
 
 
 FAMILIES = {
-    "bert": Family(12, 0.080, None, BERT_VOCABULARY, False, 64),
-    "gpt2": Family(12, 0.100, None, GPT2_VOCABULARY, True, 64),
+    "bert": Family(12, 0.080, None, BERT_VOCABULARY, False, 128),
+    "gpt2": Family(12, 0.100, None, GPT2_VOCABULARY, True, 128),
     "b2b": Family(24, 0.120, 12, BERT_VOCABULARY, True, 32),
 }
 PAPER_PRICES = Path(__file__).with_name("workload_prices.toml")

@@ -29,7 +29,7 @@ from rl.sim.kernel import (
     SINCE,
     VIRTUAL,
 )
-from rl.sim.tables import ResourceTables, on_grid
+from rl.sim.tables import ResourceTables, atoms_of
 from rl.workload import Workload
 
 _COLD = 2_000_000
@@ -62,7 +62,7 @@ class Fleet:
         self._row_now = [-1] * count
         self._row_next = [-1] * count
         self._started = [0] * count
-        self._cold_noise = on_grid(workload.lifecycle.noise)
+        self._cold_noise = atoms_of(workload.lifecycle.noise)
 
     def deploy(self, node: int, configuration: Configuration, now_s: float) -> None:
         """Put a node up with its replicas ready."""
@@ -124,6 +124,11 @@ class Fleet:
         since, until = np.maximum(self.clock[:, READY], start_s), np.minimum(self.clock[:, DRAIN], end_s)
         return np.asarray(np.where(there, np.maximum(until - since, 0.0), 0.0).sum(axis=1))
 
+    @property
+    def cold_starts(self) -> int:
+        """Replicas started so far, those of the beginning not counted."""
+        return sum(self._started)
+
     def used(self, node: int) -> float:
         """Share of its resource that a serving replica of the node uses."""
         return float(self._tables.used[self._row_next[node]])
@@ -170,9 +175,9 @@ class Fleet:
         configuration = self.configurations[node]
         weights = self._workload.costs[self.nodes[node].id].weights_bytes
         mean_s = self._workload.lifecycle.cold_s(weights, configuration is not None and configuration.gpu_share > 0)
-        draw = kernel.uniform(kernel.stream_key(self._seed, _COLD, node), self._started[node])
+        draw = kernel.draw(self._seed, _COLD, node, self._started[node])
         self._started[node] += 1
-        return now_s + mean_s * kernel.quantile(self._cold_noise, draw)
+        return now_s + mean_s * float(self._cold_noise[int(draw * kernel.ATOMS)])
 
     def _add(self, node: int, ready_s: float) -> None:
         r = int(self.orders[node, COUNT])

@@ -3,7 +3,8 @@
 A replica shares its speed among the calls in service (limited processor sharing). In its *virtual time* every call in
 service advances alike, at ``rate[row, m]`` for m calls, so a call that starts at virtual time v with w seconds of work
 ends at v + w whatever comes and goes; calls in service are a ring sorted by that end, and only its first end is looked
-at. Replicas of a node are in order of age. Times are absolute seconds, ``FAR`` stands for never.
+at. Replicas of a node are in order of age. Times are absolute seconds, ``FAR`` stands for never. Places in arrays are
+made unsigned on the hot path: Numba then need not ask whether they count from the end, a tenth of the time.
 
 Ties in time: control (resize, a replica gets ready) before completions before arrivals; among completions the oldest
 replica first; within a replica the call that began first.
@@ -43,6 +44,9 @@ _MIX_TWO = np.uint64(0x94D049BB133111EB)
 _CELL_BITS = 46
 _FIRST_CELL, _LAST_CELL = 64000, 66600
 """Upper 18 bits of the floats from 3e-5 to 1e4."""
+ATOMS = 1024
+"""Of a noise table: as many values, equally likely, chosen by the upper ten bits of a draw."""
+_ATOM_SHIFT = np.uint64(54)
 _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
 
@@ -63,42 +67,50 @@ def stream_key(seed: int, stream: int, index: int) -> np.uint64:
 
 
 @compiled
-def uniform(key: np.uint64, index: int) -> float:
-    """Draw number ``index`` of a stream, 0 to below 1."""
-    bits = mixed(key + (np.uint64(index) + np.uint64(1)) * _GOLDEN)
-    return float(bits >> _S11) * 1.1102230246251565e-16
+def draw_bits(key: np.uint64, index: int) -> np.uint64:
+    """Draw number ``index`` of a stream, 64 bits."""
+    return mixed(key + (np.uint64(index) + np.uint64(1)) * _GOLDEN)
 
 
 @compiled
-def quantile(table: Floats, probability: float) -> float:
-    """Inverse distribution function on an even grid, linear in between. ``table [Q]``."""
-    at = probability * (table.size - 1)
+def uniform(key: np.uint64, index: int) -> float:
+    """The same as a number from 0 to below 1."""
+    return float(draw_bits(key, index) >> _S11) * 1.1102230246251565e-16
+
+
+@compiled
+def draw(seed: int, stream: int, index: int, number: int) -> float:
+    """Draw ``number`` of the stream ``(seed, stream, index)``, 0 to below 1."""
+    return uniform(stream_key(seed, stream, index), number)
+
+
+@compiled
+def quantile(tables: Floats, row: int, probability: float) -> float:
+    """Inverse distribution function ``row`` of ``tables [rows, Q]``, on an even grid and linear in between."""
+    at = probability * (tables.shape[1] - 1)
     low = int(at)
-    return float(table[low] + (at - low) * (table[low + 1] - table[low]))
+    return float(tables[row, low] + (at - low) * (tables[row, low + 1] - tables[row, low]))
 
 
 @compiled
 def bucket(cells: Cells, bounds: Floats, value: float) -> int:
-    """Index of the first bound that is not below ``value``; ``bounds.size`` above all of them.
+    """Index of the first bound that is not below ``value``; the last bound is ``FAR``.
 
     ``cells``: see :func:`cells_of`. The upper bits of a float are its logarithm in steps of less than 1/64, finer than
-    bounds lie, so at most one comparison is left to do.
+    bounds lie, so one comparison is left to do. No branches: which way they go would be a guess.
     """
-    cell = (np.float64(value).view(np.int64) >> _CELL_BITS) - _FIRST_CELL
-    if cell < 0:
-        return 0
-    if cell >= cells.size:
-        return bounds.size
-    found = int(cells[cell])
-    return found + int(found < bounds.size and bounds[found] < value)
+    cell = int(np.float64(value).view(np.int64) >> _CELL_BITS) - _FIRST_CELL
+    cell = min(max(cell, 0), cells.size - 1)
+    found = np.uint32(cells[np.uint32(cell)])
+    return int(found + np.uint32(bounds[found] < value))
 
 
 def cells_of(bounds: Floats) -> Cells:
     """Where :func:`bucket` begins to look. Raises ValueError for bounds less than 1/32 apart or outside its range."""
     cells = np.arange(_FIRST_CELL, _LAST_CELL)
     lowest = (cells << _CELL_BITS).view(np.float64)
-    if (bounds[1:] < bounds[:-1] * (1 + 1 / 32)).any() or bounds[0] < lowest[0] or bounds[-1] > lowest[-1]:
-        raise ValueError(f"bounds lie between {lowest[0]:g} and {lowest[-1]:g} and each is 1/32 above the one before")
+    if (bounds[1:] < bounds[:-1] * (1 + 1 / 32)).any() or bounds[0] < lowest[1] or bounds[-2] > lowest[-1]:
+        raise ValueError(f"bounds lie between {lowest[1]:g} and {lowest[-1]:g} and each is 1/32 above the one before")
     return np.searchsorted(bounds, lowest, side="left").astype(np.uint8)
 
 
@@ -107,9 +119,21 @@ def choose(ready: Floats, drain: Floats, active: Ints, count: int, limit: int, n
     """Least calls in service among ready replicas with a free slot, the oldest of equals; -1 without one."""
     best, least = -1, limit
     for r in range(count):
-        if active[r] < least and ready[r] <= now_s < drain[r]:
-            best, least = r, active[r]
+        better = (active[r] < least) & (ready[r] <= now_s) & (now_s < drain[r])
+        best = r if better else best
+        least = active[r] if better else least
     return best
+
+
+@compiled
+def earliest(coming: Floats, count: int) -> tuple[float, int]:
+    """Time and replica of the next completion."""
+    done_s, first = FAR, 0
+    for r in range(count):
+        sooner = coming[r] < done_s
+        done_s = coming[r] if sooner else done_s
+        first = r if sooner else first
+    return done_s, first
 
 
 @compiled
@@ -117,14 +141,16 @@ def insert(ends: Floats, calls: Calls, base: int, mask: int, head: int, size: in
     """Put a call into the ring of ``size`` calls that begins at ``base``, behind those that end no later."""
     place = size
     while place > 0:
-        before = base + ((head + place - 1) & mask)
+        before = np.uint32(base + ((head + place - 1) & mask))
         if ends[before] <= value:
             break
-        ends[base + ((head + place) & mask)] = ends[before]
-        calls[base + ((head + place) & mask)] = calls[before]
+        here = np.uint32(base + ((head + place) & mask))
+        ends[here] = ends[before]
+        calls[here] = calls[before]
         place -= 1
-    ends[base + ((head + place) & mask)] = value
-    calls[base + ((head + place) & mask)] = request
+    here = np.uint32(base + ((head + place) & mask))
+    ends[here] = value
+    calls[here] = request
 
 
 @compiled
@@ -150,16 +176,6 @@ def resize(
     clock[VIRTUAL, r], clock[LAST, r] = 0.0, now_s
     clock[NEXT, r] = now_s + ends[base + head] * stretch[row, active]
     return float(spent_s * active)
-
-
-@compiled
-def earliest(coming: Floats, count: int) -> tuple[float, int]:
-    """Time and replica of the next completion."""
-    done_s, first = FAR, 0
-    for r in range(count):
-        if coming[r] < done_s:
-            done_s, first = coming[r], r
-    return done_s, first
 
 
 @compiled
@@ -211,18 +227,22 @@ def run_node(
                 done_s, first = earliest(coming, count)
             control_s = next_control(ready, count, order_s[CHANGE_AT], now_s)
         elif done_s <= now_s:
-            r = first
-            size_r, head, base = active[r], heads[r], r * slots
-            request = calls[base + head]
-            served_s += (now_s - last[r]) * size_r
-            virtual[r], last[r] = ends[base + head], now_s
+            q = np.uint32(first)
+            size_r, head, base = active[q], heads[q], first * slots
+            at = np.uint32(base + head)
+            request = calls[at]
+            served_s += (now_s - last[q]) * size_r
+            virtual_s = ends[at]
+            virtual[q], last[q] = virtual_s, now_s
             head, size_r = (head + 1) & mask, size_r - 1
-            active[r], heads[r] = size_r, head
+            active[q], heads[q] = size_r, head
             if size_r:
-                coming[r] = now_s + (ends[base + head] - virtual[r]) * stretch[row[r], size_r]
+                coming[q] = (
+                    now_s + (ends[np.uint32(base + head)] - virtual_s) * stretch[np.uint32(row[q]), np.uint32(size_r)]
+                )
             else:
-                coming[r] = FAR
-                busy_s += now_s - since[r]
+                coming[q] = FAR
+                busy_s += now_s - since[q]
             done_s, first = earliest(coming, count)
             span_s = now_s - arrived[request]
             ended += 1
@@ -231,31 +251,35 @@ def run_node(
             histogram[bucket(cells, bounds, span_s)] += 1
             gather[request] = max(gather[request], now_s)
         else:
-            length = tokens[queue[come]]
+            length = tokens[queue[np.uint32(come)]]
             sent += length
             flight += length
             peak = max(peak, flight)
             come += 1
-            next_s = arrived[queue[come]] if come < size else FAR
+            next_s = arrived[queue[np.uint32(come)]] if come < size else FAR
         while taken < come:
             r = choose(ready, drain, active, count, limit, now_s)
             if r < 0:
                 break
-            request, size_r, base = queue[taken], active[r], r * slots
-            at = uniform(key, request) * (noise.shape[1] - 1)
-            low = int(at)
-            factor = noise[row[r], low] + (at - low) * (noise[row[r], low + 1] - noise[row[r], low])
+            p = np.uint32(r)
+            request, size_r, base, head = queue[np.uint32(taken)], active[p], r * slots, heads[p]
+            kind = np.uint32(row[p])
+            factor = noise[kind, draw_bits(key, request) >> _ATOM_SHIFT]
+            virtual_s = 0.0
             if size_r:
-                served_s += (now_s - last[r]) * size_r
-                virtual[r] += (now_s - last[r]) * rate[row[r], size_r]
+                spent_s = now_s - last[p]
+                served_s += spent_s * size_r
+                virtual_s = virtual[p] + spent_s * rate[kind, np.uint32(size_r)]
             else:
-                virtual[r], since[r] = 0.0, now_s
-            last[r] = now_s
-            value = virtual[r] + seconds[row[r], tokens[request]] * factor
-            insert(ends, calls, base, mask, heads[r], size_r, value, request)
-            active[r] = size_r + 1
-            coming[r] = now_s + (ends[base + heads[r]] - virtual[r]) * stretch[row[r], size_r + 1]
-            if r == first or coming[r] < done_s or (coming[r] == done_s and r < first):
+                since[p] = now_s
+            last[p] = now_s
+            virtual[p] = virtual_s
+            value = virtual_s + seconds[kind, tokens[request]] * factor
+            insert(ends, calls, base, mask, head, size_r, value, request)
+            active[p] = size_r + 1
+            soon_s = now_s + (ends[np.uint32(base + head)] - virtual_s) * stretch[kind, np.uint32(size_r + 1)]
+            coming[p] = soon_s
+            if r == first or soon_s < done_s or (soon_s == done_s and r < first):
                 done_s, first = earliest(coming, count)
             waited_s += now_s - max(arrived[request], begin_s)
             taken += 1
@@ -296,18 +320,24 @@ def in_order(members: Calls, times: Floats) -> Calls:
 
 @compiled
 def run_stage(
-    begin_s: float, end_s: float, keys: NDArray[np.uint64], nodes: Ints, entering: Calls, held: Calls, held_from: Ints,
-    unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens, source: Ints,
-    clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats, rate: Floats,
-    stretch: Floats, noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
-) -> tuple[Calls, Calls, Calls, Ints]:  # fmt: skip
+    begin_s: float, end_s: float, hop_s: float, keys: NDArray[np.uint64], nodes: Ints, due: Calls, held: Calls,
+    held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens,
+    source: Ints, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats,
+    rate: Floats, stretch: Floats, noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    barrier: Ints,
+) -> tuple[Calls, Calls, Calls, Calls, Ints]:  # fmt: skip
     """The nodes of one stage over one window: a segment, or the experts of a layer.
 
-    ``entering``: requests that reach the stage in this window, in order of ``arrived``; ``unfinished``: those that
-    reached it before and have calls left there; ``held[held_from[k] : held_from[k + 1]]``: what waits at node k.
-    Returns the requests that leave the stage (in order of ``gather``, when their last call ended), and the new
-    ``unfinished``, ``held``, ``held_from``. ``counts [rows, requests]``: tokens by ``source[node]``.
+    ``due``: requests that will reach the stage, in order of ``arrived``; ``unfinished``: those that reached it before
+    and have calls left there; ``held[held_from[k] : held_from[k + 1]]``: what waits at node k. Returns the requests
+    that leave the stage, in order of ``gather`` (when their last call ended), and the new ``due``, ``unfinished``,
+    ``held``, ``held_from``. Those that leave get ``arrived`` at the next stage, ``hop_s`` later, and their time here is
+    counted in ``barrier``. ``counts [rows, requests]``: tokens by ``source[node]``.
     """
+    here = 0
+    while here < due.size and arrived[due[here]] < end_s:
+        here += 1
+    entering = due[:here]
     for request in entering:
         gather[request] = arrived[request]
     queue = np.empty(held.size + entering.size, dtype=np.uint32)
@@ -346,21 +376,19 @@ def run_stage(
                 stay += 1
             else:
                 left_stage[gone] = request
+                barrier[bucket(cells, bounds, gather[request] - arrived[request])] += 1
+                arrived[request] = gather[request] + hop_s
                 gone += 1
     for request in remaining[:stay]:
         marks[request] = 0
-    return in_order(left_stage[:gone], gather), remaining[:stay].copy(), still, still_from
+    return in_order(left_stage[:gone], gather), due[here:].copy(), remaining[:stay].copy(), still, still_from
 
 
 @compiled
-def count_spans(members: Calls, since: Floats, until: Floats, cells: Cells, bounds: Floats, histogram: Ints) -> float:
-    """Count ``until - since`` of every member into ``histogram [bounds + 1]``; returns their sum."""
-    total_s = 0.0
-    for member in members:
-        span_s = until[member] - since[member]
-        total_s += span_s
+def count_spans(spans_s: Floats, cells: Cells, bounds: Floats, histogram: Ints) -> None:
+    """Count every span into ``histogram [bounds]``."""
+    for span_s in spans_s:
         histogram[bucket(cells, bounds, span_s)] += 1
-    return total_s
 
 
 @compiled
@@ -385,7 +413,7 @@ def route(
             size, whole = experts[layer], 0.0
             for j in range(size):
                 weight = popularity[before, layer, j] * (1 - part) + popularity[after, layer, j] * part
-                weights[j] = weight * quantile(factors[spread[layer, j]], uniform(key, j))
+                weights[j] = weight * quantile(factors, spread[layer, j], uniform(key, j))
                 whole += weights[j]
                 drawn[j] = 0
             for token in range(tokens[request]):

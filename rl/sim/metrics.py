@@ -23,7 +23,7 @@ from rl.sim.simulation import BOUNDS, Simulation, Window
 
 Values = dict[Series, dict[Key, float]]
 Ints = NDArray[np.int64]
-_BOUNDS = (*BOUNDS.tolist(), math.inf)
+_BOUNDS = (*BOUNDS[:-1].tolist(), math.inf)
 _SLACK_S = 1e-6
 
 

@@ -84,8 +84,7 @@ def draw_requests(
 
 
 def _lengths(workload: Workload, count: int, seed: int) -> NDArray[np.int64]:
-    key = kernel.stream_key(seed, _LENGTHS, 0)
-    draws = np.array([kernel.uniform(key, request) for request in range(count)])
+    draws = np.array([kernel.draw(seed, _LENGTHS, 0, request) for request in range(count)])
     at = draws * (workload.tokens.quantiles.size - 1)
     low = at.astype(np.int64)
     quantiles = workload.tokens.quantiles

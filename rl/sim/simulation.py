@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Calls = NDArray[np.uint32]
 
-BOUNDS: Floats = np.array(BUCKETS_S)
+BOUNDS: Floats = np.array([*BUCKETS_S, kernel.FAR])
 CELLS = kernel.cells_of(BOUNDS)
-"""Upper bounds of all histograms; the last count is of what is above all."""
+"""Upper bounds of all histograms, those of the ingress; the last one holds everything."""
 _SERVICE = 3_000_000
 """Stream of the scatter of calls; draws are numbered by request."""
 
@@ -59,11 +59,11 @@ class Window:
     meter: Floats
     """[nodes, 8], columns of ``kernel``."""
     histogram: Ints
-    """[nodes, bounds + 1] calls by their seconds, waiting included."""
+    """[nodes, bounds] calls by their seconds, waiting included."""
     barrier: Ints
-    """[layers, bounds + 1] from scatter to the last gather."""
+    """[layers, bounds] from scatter to the last gather."""
     request_histogram: Ints
-    """[bounds + 1] of ``latency_s``."""
+    """[bounds] of ``latency_s``."""
     replicas: Mapping[str, Ints]
     """State → [nodes] replicas at the end."""
     ready_s: Floats
@@ -168,19 +168,15 @@ class Simulation:
     def run_stage(self) -> int:
         """Simulate the next stage of the open window; returns its number."""
         number, stage = self._stage, self._stages[self._stage]
-        here = int(np.searchsorted(self._reached[stage.due], self._until_s, side="left"))
-        entering, stage.due = stage.due[:here], stage.due[here:]
         fleet, tables = self.fleet, self.tables
-        gone, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
-            self.now_s, self._until_s, self._keys, stage.nodes, entering, stage.held, stage.held_from,
-            stage.unfinished, self._reached, self._left, self._marks, self.requests.counts, self._source, fleet.clock,
-            fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, tables.seconds, tables.rate,
-            tables.stretch, tables.noise, CELLS, BOUNDS, self.meter, self._histogram,
+        barrier = self._unread if stage.layer is None else self._barrier[stage.layer]
+        gone, stage.due, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
+            self.now_s, self._until_s, self.workload.hop_s, self._keys, stage.nodes, stage.due, stage.held,
+            stage.held_from, stage.unfinished, self._reached, self._left, self._marks, self.requests.counts,
+            self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, tables.seconds,
+            tables.rate, tables.stretch, tables.noise, CELLS, BOUNDS, self.meter, self._histogram, barrier,
         )  # fmt: skip
-        if stage.layer is not None:
-            kernel.count_spans(gone, self._reached, self._left, CELLS, BOUNDS, self._barrier[stage.layer])
         if number + 1 < len(self._stages):
-            self._reached[gone] = self._left[gone] + self.workload.hop_s
             following = self._stages[number + 1]
             following.due = np.concatenate([following.due, gone])
         else:
@@ -193,8 +189,8 @@ class Simulation:
         if self._stage < len(self._stages):
             raise SimulationError(f"stage {self._stage} of the open window has not been simulated")
         finished = self._finished
-        counts = self._request_histogram
-        kernel.count_spans(finished, self.requests.arrival_s, self._left, CELLS, BOUNDS, counts)
+        latency_s = self._left[finished] - self.requests.arrival_s[finished]
+        kernel.count_spans(latency_s, CELLS, BOUNDS, self._request_histogram)
         self._in_flight -= finished.size
         start_s, self.now_s = self.now_s, self._until_s
         return Window(
@@ -202,12 +198,12 @@ class Simulation:
             self.now_s,
             self._arrived,
             finished,
-            self._left[finished] - self.requests.arrival_s[finished],
+            latency_s,
             self._in_flight,
             self.meter,
             self._histogram,
             self._barrier,
-            counts,
+            self._request_histogram,
             self.fleet.states(self.now_s),
             self.fleet.ready_s(start_s, self.now_s),
         )
@@ -234,10 +230,11 @@ class Simulation:
         flight = self.meter[:, kernel.FLIGHT].copy()
         self.meter = np.zeros((len(self.nodes), 8))
         self.meter[:, kernel.FLIGHT] = self.meter[:, kernel.PEAK] = flight
-        size = BOUNDS.size + 1
+        size = BOUNDS.size
         self._histogram = np.zeros((len(self.nodes), size), dtype=np.int64)
         self._barrier = np.zeros((self.workload.topology.layers, size), dtype=np.int64)
         self._request_histogram = np.zeros(size, dtype=np.int64)
+        self._unread = np.zeros(size, dtype=np.int64)
         self._finished = np.zeros(0, dtype=np.uint32)
         self._arrived = 0
         self._until_s = until_s

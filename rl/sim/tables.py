@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 from autoscaler.contract import Configuration, NodeInfo
 from rl.latency.contract import NodeCost, Noise
 from rl.sim.errors import SimulationError
+from rl.sim.kernel import ATOMS
 from rl.workload import Workload
 
 Floats = NDArray[np.float64]
-POINTS = 257
-"""Of a noise table; others are brought to it."""
 DIGITS = 12
 """Seconds are rounded to a picosecond, so that libraries of other machines give the same table."""
 
@@ -22,7 +21,7 @@ class ResourceTables:
 
     ``seconds [rows, tokens + 1]``: a call alone; ``rate [rows, calls + 1]``: how fast each of m calls at once goes,
     and ``stretch`` is its inverse;
-    ``noise [rows, POINTS]``; ``used [rows]``: share of the resource in use while serving.
+    ``noise [rows, ATOMS]``; ``used [rows]``: share of the resource in use while serving.
     """
 
     def __init__(self, workload: Workload, most_tokens: int, most_calls: int) -> None:
@@ -31,7 +30,7 @@ class ResourceTables:
         self.seconds: Floats = np.zeros((0, max(1, most_tokens) + 1))
         self.rate: Floats = np.zeros((0, most_calls + 1))
         self.stretch: Floats = self.rate.copy()
-        self.noise: Floats = np.zeros((0, POINTS))
+        self.noise: Floats = np.zeros((0, ATOMS))
         self.used: Floats = np.zeros(0)
 
     def row(self, node: NodeInfo, configuration: Configuration) -> int:
@@ -57,15 +56,13 @@ class ResourceTables:
         self.seconds = np.vstack([self.seconds, seconds])
         self.rate = np.vstack([self.rate, rate])
         self.stretch = 1.0 / self.rate
-        self.noise = np.vstack([self.noise, on_grid(model.noise(cost, share > 0))])
+        self.noise = np.vstack([self.noise, atoms_of(model.noise(cost, share > 0))])
         self.used = np.append(self.used, float(model.utilisation(cost, typical, cores, share)))
         return self.used.size - 1
 
 
-def on_grid(noise: Noise) -> Floats:
-    """[POINTS] the same distribution on the tables' grid, mean exactly as far from 1 as rounding leaves it."""
-    factors = noise.factors
-    if factors.size != POINTS:
-        factors = np.interp(np.linspace(0, 1, POINTS), np.linspace(0, 1, factors.size), factors)
-        factors = factors / ((factors[:-1] + factors[1:]).mean() / 2)
-    return np.round(factors, DIGITS)
+def atoms_of(noise: Noise) -> Floats:
+    """[ATOMS] factors, equally likely, that stand for ``noise``: its quantiles at the middles of even steps."""
+    middles = (np.arange(ATOMS) + 0.5) / ATOMS
+    factors = np.interp(middles, np.linspace(0, 1, noise.factors.size), noise.factors)
+    return np.asarray(np.round(factors / factors.mean(), DIGITS))

@@ -1,4 +1,4 @@
-"""What every platform promises, run on the fake and on the OpenFaaS adapter against a small server."""
+"""What every platform promises, run on the fake, the simulator and the OpenFaaS adapter against a small server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from autoscaler.contract import Configuration, Decision, Platform
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platform.fake import FakePlatform
 from autoscaler.platform.openfaas import OpenFaasPlatform
+from rl.sim.platform import SimulatedPlatform
+from rl.sim.requests import draw_requests
+from rl.sim.simulation import Simulation
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.unit.autoscaler.builders import configuration
 from tests.unit.autoscaler.servers import serve
+from tests.unit.rl.sim.builders import workload
 
 NAMES = ("m", "m-expert-0-0", "m-expert-0-1")
 GPU = configuration(2, cpu_cores=0.0, gpu_share=0.3)
@@ -29,6 +33,8 @@ class Subject:
     break_function: Callable[[str], None]
     go_down: Callable[[], None]
     changes: Callable[[], int]
+    names: tuple[str, ...] = NAMES
+    """Functions of the pipeline; the simulator cannot do without segments."""
 
 
 def fake() -> Subject:
@@ -43,14 +49,27 @@ def openfaas(stack: ExitStack) -> Subject:
     return Subject(platform, world.broken.add, lambda: setattr(world, "down", True), lambda: len(world.writes))
 
 
-@pytest.fixture(params=["fake", "openfaas"])
+def simulated() -> Subject:
+    pipeline = workload((2,), segment_configuration=configuration())
+    simulation = Simulation(pipeline, draw_requests(pipeline, [0.0], seed=0), pipeline.initial(configuration()))
+    found = SimulatedPlatform(simulation)
+    names = (*NAMES, "m-segment-0", "m-segment-1")
+    return Subject(found, found.broken.add, lambda: setattr(found, "down", True), lambda: found.orders, names)
+
+
+@pytest.fixture(params=["fake", "simulated", "openfaas"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     with ExitStack() as stack:
-        yield fake() if request.param == "fake" else openfaas(stack)
+        makers: dict[str, Callable[[], Subject]] = {
+            "fake": fake,
+            "simulated": simulated,
+            "openfaas": lambda: openfaas(stack),
+        }
+        yield makers[request.param]()
 
 
 def test_lists_the_pipeline_s_functions_with_their_configurations(subject: Subject) -> None:
-    assert subject.platform.configurations() == dict.fromkeys(NAMES, configuration())
+    assert subject.platform.configurations() == dict.fromkeys(subject.names, configuration())
 
 
 @pytest.mark.parametrize(
@@ -67,11 +86,8 @@ def test_lists_the_pipeline_s_functions_with_their_configurations(subject: Subje
 )
 def test_a_change_shows_in_the_next_list_and_touches_nothing_else(subject: Subject, target: Configuration) -> None:
     subject.platform.apply("m-expert-0-0", configuration(), target)
-    assert subject.platform.configurations() == {
-        "m": configuration(),
-        "m-expert-0-0": target,
-        "m-expert-0-1": configuration(),
-    }
+    others = dict.fromkeys(subject.names, configuration())
+    assert subject.platform.configurations() == {**others, "m-expert-0-0": target}
 
 
 def test_changes_go_back_and_forth(subject: Subject) -> None:
