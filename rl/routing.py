@@ -57,8 +57,9 @@ class RoutingLog(Protocol):
 class RoutingStatistics:
     """``popularity [phases, layers, experts] float64``: weights above or equal to 0, rows of experts sum to 1; layers
     with fewer experts are padded with 0. They are the shares of tokens for top-1 and narrow factors; distinct choices
-    (``top_k`` above 1) and wide factors of some experts make shares more even than weights. Phase p holds at ``p · phase_s``, linear in between, the last one joined to
-    the first. ``spread [layers, experts] int64``: index into ``FACTOR_CVS``.
+    (``top_k`` above 1) and wide factors of some experts make shares more even than weights. Phase p holds at
+    ``p · phase_s``, linear in between, the last one joined to the first. ``spread [layers, experts] int64``: index into
+    ``FACTOR_CVS``.
     """
 
     popularity: Floats
