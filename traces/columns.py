@@ -101,6 +101,10 @@ def read_blocks(source: Source, columns: Sequence[Column], header: Row | None = 
         )
         ended = False
         for batch in reader:
+            if stream.perhaps_hexadecimal:
+                # pyarrow takes 0x10 for a number; the row-wise check does not, and knows text from numbers
+                _diagnose(source, columns, header is not None)
+                stream.perhaps_hexadecimal = False
             table, blank_tail = _without_blank_tail(batch, read)
             if ended and table.num_rows:
                 raise ValueError("an empty line stands between rows")
@@ -160,6 +164,8 @@ class _Joined(io.RawIOBase):
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._head = b""
+        self._last = b""
+        self.perhaps_hexadecimal = False
 
     def has_more(self) -> bool:
         self._head = self._stream.read(1)
@@ -171,7 +177,11 @@ class _Joined(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         head, self._head = self._head, b""
         rest: bytes = self._stream.read(max(0, size - len(head)) if size >= 0 else BLOCK_BYTES)
-        return head + rest
+        chunk = head + rest
+        seen = self._last + chunk
+        self.perhaps_hexadecimal |= b"0x" in seen or b"0X" in seen
+        self._last = chunk[-1:]
+        return chunk
 
 
 def _type(column: Column) -> Any:

@@ -49,12 +49,11 @@ def list_(data: Path | None, as_json: bool) -> None:
         click.echo(json.dumps([*here, *afar]))
         return
     table = Table(box=None, pad_edge=False)
-    for column in ("name", "format", "", "where", "what"):
+    for column in ("name", "where", "what"):
         table.add_column(column, no_wrap=column != "what")
     for entry in [*here, *afar]:
         where = "here" if entry["path"] else "to fetch"
-        made = "measured" if entry["measured"] else "made"
-        table.add_row(str(entry["name"]), str(entry["format"]), made, where, str(entry["about"]))
+        table.add_row(entry["name"], where if entry["measured"] else f"{where}, made", entry["about"])
     Console().print(table)
 
 

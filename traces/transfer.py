@@ -228,4 +228,4 @@ def _short(error: BaseException) -> str:
     while getattr(inner, "args", None) and isinstance(inner.args[0], BaseException):
         inner = inner.args[0]
     inner = getattr(inner, "reason", None) or inner
-    return re.sub(r"<[^>]*>:? ?", "", " ".join(str(inner).split()))[:200]
+    return re.sub(r"<[^>]*>:? ?|HTTPS?Connection(Pool)?\([^)]*\): ", "", " ".join(str(inner).split()))[:200]
