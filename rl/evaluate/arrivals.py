@@ -1,4 +1,4 @@
-"""Arrival times of a group: a test hour of its pattern, or the file that was given, at the wanted rate.
+"""Arrival times of a group: an hour of its pattern and set, or the file that was given, at the wanted rate.
 
 Times of day stay: a rate is reached by thinning, or by drawing more requests along the clip's own cumulative count, so
 its bursts come as fast as they did. The CV of what is really played stands in every result.
@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid, Group
 from traces import catalog, clips, generate, hours, loading, scale
+from traces.splits import SPLITS
 from traces.trace import PATTERNS, Trace, make_trace
 
 Floats = NDArray[np.float64]
-DATASETS = ("functions-8h", "functions-day")
+DATASETS = ("functions-day", "functions-8h")
 """Where test hours are taken from: the first that is there."""
+MIN_REQUESTS = 100
+"""Of an hour: fewer leave its CV uncertain; more would leave too few hours in the small sets."""
 MADE_CV = {"slow": 0.7, "normal": 1.8, "bursty": 4.0}
 
 
@@ -87,11 +90,12 @@ def _whole(grid: Grid, group: Group) -> tuple[Trace, bool]:
     for name in DATASETS:
         if name in known:
             table = _hours(known[name])
-            return clips.choose(table, pattern, split="test", seed=group.seed)[0][1], True
+            return clips.choose(table, pattern, split=grid.split, seed=group.seed)[0][1], True
     count = max(3, round((grid.mean_rps or 1.0) * grid.seconds))
-    return generate.synthetic(count, grid.seconds, MADE_CV[pattern], group.seed), False
+    seed = group.seed + 1000 * SPLITS.index(grid.split)
+    return generate.synthetic(count, grid.seconds, MADE_CV[pattern], seed), False
 
 
 @lru_cache(maxsize=2)
 def _hours(path: Path) -> hours.HourTable:
-    return hours.hours(path, clips.MIN_REQUESTS, clips.MAX_REQUESTS)
+    return hours.hours(path, MIN_REQUESTS, clips.MAX_REQUESTS)

@@ -101,15 +101,15 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
 
 
 def run_bound(grid: Grid, work: Work, progress: Callable[[], object] = lambda: None) -> dict[str, Any]:
-    """Sum of the counted windows' lower bounds on both meters, and on which of them the SLO binds.
+    """Sum of the counted windows' lower bounds on both meters (an empty window still has one replica of each expert),
+    and on which of them the SLO binds.
 
     Raises EvaluationError where it binds on none, or cannot be met.
     """
     physics = Physics(work.workload, work.requests.most_tokens)
     loads = list(windows(physics, work.requests, grid.window_s, work.arrivals.seconds))[grid.warm_up_windows :]
-    loads = [load for load in loads if load.count]
     found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
-    found["binds"] = check_binding(loads, work)
+    found["binds"] = check_binding([load for load in loads if load.count], work)
     unreachable = 0
     for meter in METERS:
         bounds = []

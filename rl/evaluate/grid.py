@@ -14,6 +14,7 @@ from autoscaler.contract import Configuration
 from autoscaler.settings import POLICY_NAMES, is_policy
 from rl.evaluate.errors import EvaluationError
 from rl.workload_paper import PAPER_WORKLOADS
+from traces.splits import Split
 from traces.trace import PATTERNS
 
 VERSION = 1
@@ -65,6 +66,8 @@ class Grid:
     settings: Path | None = None
     """Folder of the policies' own settings, ``POLICY.toml``."""
     bound: bool = True
+    split: Split = "test"
+    """Set that hours are taken from; settings are tuned on ``validation``."""
 
     def __post_init__(self) -> None:
         for name, found, known in (
@@ -113,6 +116,7 @@ class Grid:
             "window_s": self.window_s,
             "seconds": self.seconds,
             "warm_up_windows": self.warm_up_windows,
+            "split": self.split,
             "files": [_digest(path) for path in (self.plan_of(policy, group.workload), self.settings_of(policy))],
         }
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
