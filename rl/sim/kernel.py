@@ -25,6 +25,7 @@ Cells = NDArray[np.uint8]
 
 FAR = 1e300
 """Never: a finite number, since infinities turn into NaN by subtraction."""
+NO_LIMIT = 1 << 40
 
 READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE = range(6)
 """Rows of ``clock``: ready from, no new calls from, virtual time, when that was, next completion, busy since."""
@@ -115,14 +116,28 @@ def cells_of(bounds: Floats) -> Cells:
 
 
 @compiled
-def choose(ready: Floats, drain: Floats, active: Ints, count: int, limit: int, now_s: float) -> int:
-    """Least calls in service among ready replicas with a free slot, the oldest of equals; -1 without one."""
-    best, least = -1, limit
+def choose(active: Ints, room: Ints, count: int) -> int:
+    """Least calls in service among replicas with a free slot, the oldest of equals; -1 without one.
+
+    ``room``: calls at once that each replica takes now, see :func:`open_up`.
+    """
+    best, least = -1, NO_LIMIT
     for r in range(count):
-        better = (active[r] < least) & (ready[r] <= now_s) & (now_s < drain[r])
+        better = (active[r] < room[r]) & (active[r] < least)
         best = r if better else best
         least = active[r] if better else least
     return best
+
+
+@compiled
+def open_up(ready: Floats, drain: Floats, room: Ints, count: int, limit: int, change_s: float, now_s: float) -> float:
+    """Give every replica that takes new calls now its ``limit`` of ``room``, others none; returns when this, or the
+    configuration (``change_s``), is to change next."""
+    next_s = change_s
+    for r in range(count):
+        room[r] = limit if ready[r] <= now_s < drain[r] else 0
+        next_s = min(next_s, ready[r] if ready[r] > now_s else FAR, drain[r] if drain[r] > now_s else FAR)
+    return next_s
 
 
 @compiled
@@ -179,16 +194,6 @@ def resize(
 
 
 @compiled
-def next_control(ready: Floats, count: int, change_at_s: float, after_s: float) -> float:
-    """When the next change holds or the next replica gets ready."""
-    found = change_at_s
-    for r in range(count):
-        if after_s < ready[r] < found:
-            found = ready[r]
-    return found
-
-
-@compiled
 def run_node(
     begin_s: float, end_s: float, key: np.uint64, queue: Calls, waiting: int, arrived: Floats, gather: Floats,
     tokens: Tokens, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats,
@@ -207,8 +212,10 @@ def run_node(
     count, limit, size = order[COUNT], order[LIMIT], queue.size
     taken, come, ended = 0, waiting, 0
     served_s, busy_s, latency_s, waited_s = 0.0, 0.0, 0.0, 0.0
-    flight, peak, sent = meter[FLIGHT], meter[PEAK], 0
-    control_s = begin_s if waiting > 0 else next_control(ready, count, order_s[CHANGE_AT], begin_s)
+    flight, peak, sent = int(meter[FLIGHT]), int(meter[PEAK]), 0
+    room = np.zeros(count, dtype=np.int64)
+    control_s = open_up(ready, drain, room, count, limit, order_s[CHANGE_AT], begin_s)
+    control_s = begin_s if waiting > 0 else control_s
     next_s = arrived[queue[come]] if come < size else FAR
     done_s, first = earliest(coming, count)
     while True:
@@ -225,7 +232,7 @@ def run_node(
                         )
                 order_s[CHANGE_AT], order[NEXT_ROW] = FAR, -1
                 done_s, first = earliest(coming, count)
-            control_s = next_control(ready, count, order_s[CHANGE_AT], now_s)
+            control_s = open_up(ready, drain, room, count, limit, order_s[CHANGE_AT], now_s)
         elif done_s <= now_s:
             q = np.uint32(first)
             size_r, head, base = active[q], heads[q], first * slots
@@ -258,7 +265,7 @@ def run_node(
             come += 1
             next_s = arrived[queue[np.uint32(come)]] if come < size else FAR
         while taken < come:
-            r = choose(ready, drain, active, count, limit, now_s)
+            r = choose(active, room, count)
             if r < 0:
                 break
             p = np.uint32(r)
@@ -319,29 +326,30 @@ def in_order(members: Calls, times: Floats) -> Calls:
 
 
 @compiled
-def run_stage(
-    begin_s: float, end_s: float, hop_s: float, keys: NDArray[np.uint64], nodes: Ints, due: Calls, held: Calls,
-    held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens,
-    source: Ints, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats,
-    rate: Floats, stretch: Floats, noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
-    barrier: Ints,
-) -> tuple[Calls, Calls, Calls, Calls, Ints]:  # fmt: skip
-    """The nodes of one stage over one window: a segment, or the experts of a layer.
-
-    ``due``: requests that will reach the stage, in order of ``arrived``; ``unfinished``: those that reached it before
-    and have calls left there; ``held[held_from[k] : held_from[k + 1]]``: what waits at node k. Returns the requests
-    that leave the stage, in order of ``gather`` (when their last call ended), and the new ``due``, ``unfinished``,
-    ``held``, ``held_from``. Those that leave get ``arrived`` at the next stage, ``hop_s`` later, and their time here is
-    counted in ``barrier``. ``counts [rows, requests]``: tokens by ``source[node]``.
-    """
+def enter(due: Calls, arrived: Floats, gather: Floats, end_s: float) -> int:
+    """How many of ``due`` reach their stage before ``end_s``; their ``gather [threads, requests]`` begins anew."""
     here = 0
     while here < due.size and arrived[due[here]] < end_s:
+        for thread in range(gather.shape[0]):
+            gather[thread, due[here]] = arrived[due[here]]
         here += 1
-    entering = due[:here]
-    for request in entering:
-        gather[request] = arrived[request]
-    queue = np.empty(held.size + entering.size, dtype=np.uint32)
-    still = np.empty(held.size + nodes.size * entering.size, dtype=np.uint32)
+    return here
+
+
+@compiled
+def run_nodes(
+    begin_s: float, end_s: float, keys: NDArray[np.uint64], nodes: Ints, entering: Calls, held: Calls, held_from: Ints,
+    arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens, source: Ints, clock: Floats, slot: Ints,
+    end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats, rate: Floats, stretch: Floats,
+    noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+) -> tuple[Calls, Ints]:  # fmt: skip
+    """Some nodes of a stage over one window; returns what still waits at them, as ``held`` and ``held_from``.
+
+    ``marks [requests]`` is set for requests that have calls left here.
+    """
+    waits = held_from[nodes.size] - held_from[0]
+    queue = np.empty(waits + entering.size, dtype=np.uint32)
+    still = np.empty(waits + nodes.size * entering.size, dtype=np.uint32)
     still_from = np.zeros(nodes.size + 1, dtype=np.int64)
     for k in range(nodes.size):
         node = nodes[k]
@@ -366,22 +374,61 @@ def run_stage(
     still = still[: still_from[nodes.size]].copy()
     for request in still:
         marks[request] = 1
-    left_stage = np.empty(unfinished.size + entering.size, dtype=np.uint32)
+    return still, still_from
+
+
+@compiled
+def leave(
+    hop_s: float, entering: Calls, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8],
+    cells: Cells, bounds: Floats, barrier: Ints,
+) -> tuple[Calls, Calls]:  # fmt: skip
+    """Requests that leave a stage, in order of their last call's end, and those that have calls left there.
+
+    Those that leave get ``arrived`` at the next stage, ``hop_s`` later; their time here is counted in ``barrier``.
+    """
+    gone = np.empty(unfinished.size + entering.size, dtype=np.uint32)
     remaining = np.empty(unfinished.size + entering.size, dtype=np.uint32)
-    gone, stay = 0, 0
+    left, stay = 0, 0
     for group in (unfinished, entering):
         for request in group:
             if marks[request]:
+                marks[request] = 0
                 remaining[stay] = request
                 stay += 1
             else:
-                left_stage[gone] = request
-                barrier[bucket(cells, bounds, gather[request] - arrived[request])] += 1
-                arrived[request] = gather[request] + hop_s
-                gone += 1
-    for request in remaining[:stay]:
-        marks[request] = 0
-    return in_order(left_stage[:gone], gather), due[here:].copy(), remaining[:stay].copy(), still, still_from
+                done_s = gather[0, request]
+                for thread in range(1, gather.shape[0]):
+                    done_s = max(done_s, gather[thread, request])
+                gather[0, request] = done_s
+                barrier[bucket(cells, bounds, done_s - arrived[request])] += 1
+                arrived[request] = done_s + hop_s
+                gone[left] = request
+                left += 1
+    return in_order(gone[:left], gather[0]), remaining[:stay].copy()
+
+
+@compiled
+def run_stage(
+    begin_s: float, end_s: float, hop_s: float, keys: NDArray[np.uint64], nodes: Ints, due: Calls, held: Calls,
+    held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens,
+    source: Ints, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats,
+    rate: Floats, stretch: Floats, noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    barrier: Ints,
+) -> tuple[Calls, Calls, Calls, Calls, Ints]:  # fmt: skip
+    """The nodes of one stage over one window: a segment, or the experts of a layer.
+
+    ``due``: requests that will reach the stage, in order of ``arrived``; ``unfinished``: those that reached it before
+    and have calls left there; ``held[held_from[k] : held_from[k + 1]]``: what waits at node k. Returns the requests
+    that leave the stage, in order of ``gather`` (when their last call ended), and the new ``due``, ``unfinished``,
+    ``held``, ``held_from``. ``counts [rows, requests]``: tokens by ``source[node]``.
+    """
+    here = enter(due, arrived, gather, end_s)
+    still, still_from = run_nodes(
+        begin_s, end_s, keys, nodes, due[:here], held, held_from, arrived, gather[0], marks, counts, source, clock,
+        slot, end, call, order, order_s, seconds, rate, stretch, noise, cells, bounds, meter, histogram,
+    )  # fmt: skip
+    gone, remaining = leave(hop_s, due[:here], unfinished, arrived, gather, marks, cells, bounds, barrier)
+    return gone, due[here:].copy(), remaining, still, still_from
 
 
 @compiled

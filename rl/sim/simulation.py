@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,8 +78,9 @@ class Window:
 class Simulation:
     """State of one episode. ``configurations``: function → what it is deployed with, replicas ready at the start.
 
-    ``seed`` scatters service and cold starts; requests bring their own draws. Two simulations with equal arguments that
-    are advanced over the same windows are equal bit for bit, on any machine. Raises SimulationError.
+    ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
+    else. ``seed`` scatters service and cold starts; requests bring their own draws. Two simulations with equal
+    arguments that are advanced over the same windows are equal bit for bit, on any machine. Raises SimulationError.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Simulation:
         *,
         seed: int = 0,
         most_calls: int | None = None,
+        threads: int = 1,
     ) -> None:
         experts = workload.experts
         if requests.counts.shape[0] != 1 + len(experts):
@@ -114,7 +117,9 @@ class Simulation:
         self._source = np.array([max(0, node - segments + 1) for node in range(count)], dtype=np.int64)
         self._stages = self._lay_out()
         self._reached = np.zeros(size)
-        self._left = np.zeros(size)
+        self._gather = np.zeros((threads, size))
+        self._left = self._gather[0]
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._marks = np.zeros(size, dtype=np.uint8)
         self._next_request = 0
         self._in_flight = 0
@@ -168,14 +173,7 @@ class Simulation:
     def run_stage(self) -> int:
         """Simulate the next stage of the open window; returns its number."""
         number, stage = self._stage, self._stages[self._stage]
-        fleet, tables = self.fleet, self.tables
-        barrier = self._unread if stage.layer is None else self._barrier[stage.layer]
-        gone, stage.due, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
-            self.now_s, self._until_s, self.workload.hop_s, self._keys, stage.nodes, stage.due, stage.held,
-            stage.held_from, stage.unfinished, self._reached, self._left, self._marks, self.requests.counts,
-            self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, tables.seconds,
-            tables.rate, tables.stretch, tables.noise, CELLS, BOUNDS, self.meter, self._histogram, barrier,
-        )  # fmt: skip
+        gone = self._run_alone(stage) if self._pool is None or stage.nodes.size == 1 else self._run_shared(stage)
         if number + 1 < len(self._stages):
             following = self._stages[number + 1]
             following.due = np.concatenate([following.due, gone])
@@ -183,6 +181,47 @@ class Simulation:
             self._finished = gone
         self._stage += 1
         return number
+
+    def _run_alone(self, stage: _Stage) -> Calls:
+        fleet, tables = self.fleet, self.tables
+        gone, stage.due, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
+            self.now_s, self._until_s, self.workload.hop_s, self._keys, stage.nodes, stage.due, stage.held,
+            stage.held_from, stage.unfinished, self._reached, self._gather, self._marks, self.requests.counts,
+            self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, tables.seconds,
+            tables.rate, tables.stretch, tables.noise, CELLS, BOUNDS, self.meter, self._histogram,
+            self._barrier_of(stage),
+        )  # fmt: skip
+        return gone
+
+    def _run_shared(self, stage: _Stage) -> Calls:
+        """The same with the nodes shared out among threads; each gathers for itself."""
+        assert self._pool is not None
+        here = kernel.enter(stage.due, self._reached, self._gather, self._until_s)
+        entering, stage.due = stage.due[:here], stage.due[here:]
+        parts = np.array_split(np.arange(stage.nodes.size), self._gather.shape[0])
+        futures = [self._pool.submit(self._run_part, stage, entering, p, t) for t, p in enumerate(parts) if p.size]
+        found = [future.result() for future in futures]
+        sizes = np.concatenate([np.diff(held_from) for _, held_from in found])
+        stage.held = np.concatenate([held for held, _ in found])
+        stage.held_from = np.concatenate([[0], np.cumsum(sizes)])
+        gone, stage.unfinished = kernel.leave(
+            self.workload.hop_s, entering, stage.unfinished, self._reached, self._gather, self._marks, CELLS, BOUNDS,
+            self._barrier_of(stage),
+        )  # fmt: skip
+        return gone
+
+    def _run_part(self, stage: _Stage, entering: Calls, part: Ints, thread: int) -> tuple[Calls, Ints]:
+        fleet, tables = self.fleet, self.tables
+        return kernel.run_nodes(
+            self.now_s, self._until_s, self._keys, stage.nodes[part], entering, stage.held,
+            stage.held_from[part[0] : part[-1] + 2], self._reached, self._gather[thread], self._marks,
+            self.requests.counts, self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders,
+            fleet.orders_s, tables.seconds, tables.rate, tables.stretch, tables.noise, CELLS, BOUNDS, self.meter,
+            self._histogram,
+        )  # fmt: skip
+
+    def _barrier_of(self, stage: _Stage) -> Ints:
+        return self._unread if stage.layer is None else self._barrier[stage.layer]
 
     def close(self) -> Window:
         """End the open window after its last stage."""

@@ -59,6 +59,16 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     assert np.nanmax(np.abs(latency - expected), initial=0.0) <= 1e-9
 
 
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_threads_change_nothing(threads: int) -> None:
+    found = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
+    requests = draw_requests(found, np.cumsum(np.random.default_rng(5).exponential(0.01, 500)), seed=5)
+    moments = [*np.arange(0.25, 8.0, 0.25), 300.0]
+    alone, _ = play(Simulation(found, requests, initial(found)), moments)
+    shared, _ = play(Simulation(found, requests, initial(found), threads=threads), moments)
+    assert alone.tobytes() == shared.tobytes() and not np.isnan(alone).any()
+
+
 def test_the_comparison_notices_a_wrong_rule() -> None:
     """The same pipeline with another concurrency is far from equal, so agreement above means something."""
     found = workload((3, 2))
