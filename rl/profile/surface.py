@@ -1,19 +1,21 @@
 """The latency surface over coupled memory × concurrency, as in the paper's Fig. 3(a): has it ridges and valleys?
 
 Decided by data: along one memory size, a concurrency is a *valley* when P95 is higher at some smaller and some larger
-concurrency, a *ridge* when it is lower at both; every repeat has to agree, and their mean has to differ by more than
-``MARGIN``. Repeats of one number see the same arrivals, so they are compared in pairs.
+concurrency, a *ridge* when it is lower at both, by more than ``MARGIN`` and by more than the scatter of the repeats
+brings about by chance. Points measured beside other work do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rl.profile.fit import quietest
 from rl.profile.rows import Row
 
 MARGIN = 0.05
@@ -78,7 +80,7 @@ def surface_of(rows: Sequence[Row]) -> Surface | None:
     concurrency = sorted({row.concurrency for row in found})
     repeats = max(row.repeat for row in found) + 1
     p95_s = np.full((len(memory), len(concurrency), repeats), np.nan)
-    for row in found:
+    for row in quietest(found):
         p95_s[memory.index(row.memory_mib), concurrency.index(row.concurrency), row.repeat] = row.p95_s
     share = {row.memory_mib: row.share for row in found}
     return Surface(
@@ -93,38 +95,56 @@ def surface_of(rows: Sequence[Row]) -> Surface | None:
 
 
 def features(surface: Surface) -> list[Feature]:
-    """Ridges and valleys that every repeat shows, the deepest of each kind for each memory size."""
+    """Ridges and valleys beyond chance, the deepest of each kind for each memory size."""
     found = []
     for row, memory in enumerate(surface.memory_mib):
         logs = np.log(surface.p95_s[row])  # [concurrency, repeat]
-        for sign, kind in ((1.0, "valley"), (-1.0, "ridge")):
-            best = _deepest(sign * logs, surface.concurrency)
+        least = _least_difference(logs)
+        kinds: tuple[tuple[float, Literal["valley", "ridge"]], ...] = ((1.0, "valley"), (-1.0, "ridge"))
+        for sign, kind in kinds:
+            best = _deepest(sign * logs, surface.concurrency, least)
             if best is not None:
-                middle, left, right, depth = best
-                found.append(Feature("valley" if kind == "valley" else "ridge", memory, middle, left, right, depth))
+                found.append(Feature(kind, memory, *best))
     return found
 
 
-def _deepest(logs: Floats, concurrency: Sequence[int]) -> tuple[int, int, int, float] | None:
+def _least_difference(logs: Floats) -> float:
+    """Difference of two means of repeats that chance alone reaches in one line of twenty, over all its pairs.
+
+    From the repeats' own scatter, pooled over the line; Student's quantile by its expansion around the normal's.
+    Infinite where no point has two repeats.
+    """
+    lines = [line[np.isfinite(line)] for line in logs]
+    freedom = sum(len(line) - 1 for line in lines if len(line) >= FEWEST_REPEATS)
+    if freedom < 1:
+        return float("inf")
+    variance = sum(float(((line - line.mean()) ** 2).sum()) for line in lines if len(line)) / freedom
+    pairs = len(lines) * (len(lines) - 1)
+    z = NormalDist().inv_cdf(1 - 0.05 / max(1, pairs))
+    student = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    repeats = min(len(line) for line in lines if len(line) >= FEWEST_REPEATS)
+    return max(float(np.log1p(MARGIN)), student * float(np.sqrt(2 * variance / repeats)))
+
+
+def _deepest(logs: Floats, concurrency: Sequence[int], least: float) -> tuple[int, int, int, float] | None:
     """The deepest valley of one line [concurrency, repeat] of logarithms: (where, left, right, depth)."""
+    means = [float(line[np.isfinite(line)].mean()) if _enough(line) else None for line in logs]
     best: tuple[int, int, int, float] | None = None
     for middle in range(1, len(concurrency) - 1):
-        sides = []
-        for others in (range(middle), range(middle + 1, len(concurrency))):
-            rises = [(_rise(logs[other] - logs[middle]), other) for other in others]
-            sides.append(max(rises))
-        depth = min(sides[0][0], sides[1][0])
-        if depth > np.log1p(MARGIN) and (best is None or depth > best[3]):
-            best = (concurrency[middle], concurrency[sides[0][1]], concurrency[sides[1][1]], float(depth))
+        here = means[middle]
+        left = [(mean, place) for place, mean in enumerate(means[:middle]) if mean is not None]
+        right = [(mean, place) for place, mean in enumerate(means) if place > middle and mean is not None]
+        if here is None or not left or not right:
+            continue
+        highest = max(left), max(right)
+        depth = min(highest[0][0], highest[1][0]) - here
+        if depth > least and (best is None or depth > best[3]):
+            best = (concurrency[middle], concurrency[highest[0][1]], concurrency[highest[1][1]], depth)
     return None if best is None else (*best[:3], float(np.expm1(best[3])))
 
 
-def _rise(differences: Floats) -> float:
-    """Mean of paired differences if all repeats agree that it is above 0, else 0."""
-    known = differences[np.isfinite(differences)]
-    if len(known) < FEWEST_REPEATS or not (known > 0).all():
-        return 0.0
-    return float(known.mean())
+def _enough(line: Floats) -> bool:
+    return int(np.isfinite(line).sum()) >= FEWEST_REPEATS
 
 
 def sentence(surface: Surface) -> str:
@@ -134,13 +154,14 @@ def sentence(surface: Surface) -> str:
         f"({surface.memory_mib[0]} to {surface.memory_mib[-1]} MiB), {surface.concurrency[0]} to "
         f"{surface.concurrency[-1]} calls at once"
     )
-    if surface.p95_s.shape[2] < FEWEST_REPEATS:
-        return f"Surface ({where}): one repeat only, so ridges and valleys cannot be told from noise."
+    told = sum(bool(np.isfinite(_least_difference(np.log(line)))) for line in surface.p95_s)
+    if not told:
+        return f"Surface ({where}): one quiet repeat only, so ridges and valleys cannot be told from noise."
     shown = features(surface)
     if not shown:
         return (
-            f"Surface ({where}): no ridges or valleys on this machine; along concurrency P95 only rises or only falls "
-            f"within the spread of {surface.p95_s.shape[2]} repeats."
+            f"Surface ({where}): no ridges or valleys on this machine; along concurrency P95 only rises or only falls, "
+            f"beyond the scatter of up to {surface.p95_s.shape[2]} repeats."
         )
     parts = [
         f"a {one.kind} at {one.memory_mib} MiB and {one.concurrency} at once ({one.depth:.0%} against {one.left} and "

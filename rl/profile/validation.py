@@ -9,7 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from rl.profile.fit import Fit, fit, predict
+from rl.profile.errors import ProfileError
+from rl.profile.fit import Fit, fit, predict, quietest
 from rl.profile.rows import Row
 
 FOLDS = 5
@@ -38,9 +39,9 @@ def cross_validate(rows: Sequence[Row], tick_s: float, folds: int = FOLDS, seed:
     """Errors by ``alone``, ``busy`` (one call always in flight), ``concurrency`` and ``all``.
 
     Points (all repeats of them together) are dealt into ``folds``; each is predicted by a fit without its fold and
-    compared with the median over its repeats.
+    compared with the median over its quiet repeats.
     """
-    usable = [row for row in rows if row.feasible and row.family in ("alone", "busy", "concurrency")]
+    usable = quietest([row for row in rows if row.feasible and row.family in ("alone", "busy", "concurrency")])
     points: dict[Key, list[Row]] = {}
     for row in usable:
         points.setdefault(key_of(row), []).append(row)
@@ -59,8 +60,6 @@ def cross_validate(rows: Sequence[Row], tick_s: float, folds: int = FOLDS, seed:
 
 
 def _fit_or_none(rows: Sequence[Row], tick_s: float) -> Fit | None:
-    from rl.profile.errors import ProfileError
-
     try:
         return fit(rows, tick_s)
     except ProfileError:

@@ -69,18 +69,23 @@ def test_the_closing_table_names_nodes_shares_and_changes() -> None:
 def test_played_calls_by_hand() -> None:
     """Two calls of 1 s at 0 and 0.5 share a core evenly; a third waits for a slot."""
     rates = np.array([0.0, 1.0, 1.0])
-    found = play(np.array([0.0, 0.5, 0.6]), np.ones(3), 2, rates, burst=0.0, refill=1.0)
+    found = play(np.array([0.0, 0.5, 0.6]), np.ones(3), 2, rates, np.ones(3), burst=0.0, refill=1.0)
     assert found == pytest.approx([1.5, 2.0, 2.4])
 
 
 def test_played_calls_on_a_bucket_by_hand() -> None:
     """1 s of work, 0.3 s in the bucket, refilled at 0.4: full speed for 0.5 s, then 0.4 of it for 1.25 s."""
-    found = play(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), burst=0.3, refill=0.4)
+    found = play(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
     assert found == pytest.approx([1.75])
 
 
+def test_a_call_that_uses_less_of_its_core_than_the_bucket_brings_is_not_slowed_down() -> None:
+    found = play(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.array([1.0, 0.3]), burst=0.0, refill=0.4)
+    assert found == pytest.approx([1.0])
+
+
 def test_an_idle_bucket_fills_again_but_not_above_its_size() -> None:
-    found = play(np.array([0.0, 100.0]), np.ones(2), 1, np.array([0.0, 1.0]), burst=0.3, refill=0.4)
+    found = play(np.array([0.0, 100.0]), np.ones(2), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
     assert found == pytest.approx([1.75, 1.75])
 
 

@@ -39,6 +39,7 @@ def test_a_hump_is_a_ridge() -> None:
         pytest.param([[9.0, 9.0], [7.0, 7.0], [5.0, 5.0], [4.0, 4.0]], id="falling"),
         pytest.param([[4.0, 4.0], [5.0, 5.0], [7.0, 7.0], [9.0, 9.0]], id="rising"),
         pytest.param([[9.0, 5.0], [6.0, 6.2], [7.0, 7.1], [12.0, 11.0]], id="repeats disagree"),
+        pytest.param([[9.0, 6.0], [5.0, 7.9], [7.0, 9.1], [8.0, 11.0]], id="within the scatter"),
         pytest.param([[6.1, 6.1], [6.0, 6.0], [6.1, 6.1], [6.2, 6.2]], id="within the margin"),
     ],
 )
@@ -50,7 +51,7 @@ def test_slopes_and_noise_are_no_features(line: list[list[float]]) -> None:
 def test_one_repeat_decides_nothing(line: list[float]) -> None:
     one = surface([[value] for value in line])
     assert features(one) == []
-    assert "one repeat only" in sentence(one)
+    assert "one quiet repeat only" in sentence(one)
 
 
 def test_the_sentence_says_that_there_are_none() -> None:
@@ -71,6 +72,19 @@ def test_rows_become_a_surface_with_gaps_where_points_failed() -> None:
     assert (found.memory_mib, found.concurrency) == ((128, 256), (1, 2))
     assert found.p95_s[1, 0, 1] == 3.0
     assert np.isnan(found.p95_s[1, 1]).all()
+
+
+def test_noise_of_three_repeats_hardly_ever_looks_like_a_feature() -> None:
+    random = np.random.default_rng(1)
+    lines = [np.exp(random.normal(0, 0.3, size=(4, 3))).tolist() for _ in range(200)]
+    assert len(features(surface(*lines))) <= 20
+
+
+def test_repeats_beside_other_work_do_not_count_where_a_quieter_one_is_there() -> None:
+    quiet = replace(BLANK, family="surface", p95_s=1.0, others_cores=0.1)
+    found = surface_of([quiet, replace(quiet, repeat=1, p95_s=9.0, others_cores=1.5)])
+    assert found is not None
+    assert found.median_s[0, 0] == 1.0
 
 
 def test_rows_without_a_surface_have_none() -> None:
