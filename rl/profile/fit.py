@@ -31,6 +31,8 @@ USUAL_TICK_S = 0.004
 """Where the machine's tick is not known."""
 QUIET_CORES = 0.5
 """Rows during which other processes kept more cores busy are left out where a quieter repeat is there."""
+ABOUT_AS_QUIET_CORES = 0.3
+"""Repeats that differ by less than this are as quiet as each other."""
 _FULL = 0.999
 
 
@@ -107,15 +109,16 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
 
 
 def quietest(rows: Sequence[Row], others_cores: float = QUIET_CORES) -> list[Row]:
-    """Rows measured while other processes left the machine alone; of a point that has none, its quietest repeat."""
+    """Rows measured while other processes left the machine alone; of a point that has none, its quietest repeats."""
     points: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         key = (row.node, row.family, row.tokens, row.share, row.memory_mib, row.concurrency)
         points.setdefault(key, []).append(row)
     found = []
     for repeats in points.values():
-        quiet = [row for row in repeats if (row.others_cores or 0.0) <= others_cores]
-        found += quiet or [min(repeats, key=lambda row: row.others_cores or 0.0)]
+        least = min(row.others_cores or 0.0 for row in repeats)
+        most = max(others_cores, least + ABOUT_AS_QUIET_CORES)
+        found += [row for row in repeats if (row.others_cores or 0.0) <= most]
     return found
 
 

@@ -2,7 +2,7 @@
 
 Decided by data: along one memory size, a concurrency is a *valley* when P95 is higher at some smaller and some larger
 concurrency, a *ridge* when it is lower at both, by more than ``MARGIN`` and by more than the scatter of the repeats
-brings about by chance. Points measured beside other work do not count.
+brings about by chance. Repeats measured beside other work count only where there is no quieter one.
 """
 
 from __future__ import annotations
