@@ -13,7 +13,7 @@ from traces import placement as placing
 from traces.errors import TraceError
 from traces.formats import azure_functions_2019
 from traces.placement import Placement
-from traces.published import PUBLISHED
+from traces.published import PUBLISHED, Published
 from traces.trace import PATTERNS, Pattern, Trace
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -101,6 +101,12 @@ def data_folder(given: Path | None = None) -> Path | None:
     return named
 
 
+def fetched_path(entry: Published, data: Path | None) -> Path | None:
+    """Where a published file lies since it was fetched; None: it was not."""
+    folders = [folder for folder in (data, FETCHED_PLACE) if folder is not None]
+    return next((entry.path_in(folder) for folder in folders if entry.path_in(folder).is_file()), None)
+
+
 def fetch_folder() -> Path:
     """``$SMOE_TRACES``, else ``.smoe/traces``."""
     return Path(os.environ.get(DATA_VARIABLE) or FETCHED_PLACE)
@@ -124,9 +130,9 @@ def resolve(name: str, data: Path | None) -> Path:
             return dataset.path
     fetched = next((entry for entry in PUBLISHED if entry.name == name), None)
     if fetched is not None:
-        for folder in (data, FETCHED_PLACE):
-            if folder is not None and fetched.path_in(folder).is_file():
-                return fetched.path_in(folder)
+        path = fetched_path(fetched, data)
+        if path is not None:
+            return path
         raise TraceError(f"{name} is published but not here; get it with `smoe traces fetch {name}`")
     if Path(name).exists():
         return Path(name)

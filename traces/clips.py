@@ -170,9 +170,12 @@ def _from_counts(wanted: Sequence[Clip], placement: Placement, seed: int) -> lis
         for at, name in enumerate(block.rows):
             for index in by_name.get(name, ()):
                 first, last = wanted[index].minutes
-                if block.first_minute <= first and last < end:
-                    row = azure_functions_2019.row_of(block, at)
-                    found[index] = placing.to_trace(row.hour(first), placement, seed)
+                if not block.first_minute <= first <= last < end:
+                    continue
+                hour = azure_functions_2019.row_of(block, at).hour(first)
+                # a name that a day holds twice is told apart by its requests
+                if int(hour.counts.sum()) == wanted[index].requests:
+                    found[index] = placing.to_trace(hour, placement, seed)
     return _all_of(wanted, found)
 
 

@@ -37,13 +37,21 @@ traces.add_command(fetch)
 @json_option
 def list_(data: Path | None, as_json: bool) -> None:
     """Show which data sets are there, and which can be fetched."""
+    folder = catalog.data_folder(data)
     here: list[dict[str, Any]] = [
         {"name": d.name, "path": str(d.path), "format": d.format, "measured": d.measured, "about": d.about}
-        for d in catalog.datasets(catalog.data_folder(data))
+        for d in catalog.datasets(folder)
     ]
     afar: list[dict[str, Any]] = [
-        {"name": p.name, "path": None, "format": p.format, "measured": p.measured, "about": p.about, "bytes": p.bytes}
-        for p in PUBLISHED
+        {
+            "name": entry.name,
+            "path": None if (path := catalog.fetched_path(entry, folder)) is None else str(path),
+            "format": entry.format,
+            "measured": entry.measured,
+            "about": entry.about,
+            "bytes": entry.bytes,
+        }
+        for entry in PUBLISHED
     ]
     if as_json:
         click.echo(json.dumps([*here, *afar]))

@@ -22,7 +22,7 @@ seed_option = click.option(
 )
 placement_option = click.option(
     "--placement",
-    type=click.Choice(("uniform", "even")),
+    type=click.Choice(("uniform", "even", "gamma")),
     default="uniform",
     show_default=True,
     help="Where per-minute counts lie inside their minute.",

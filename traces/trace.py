@@ -132,11 +132,11 @@ def _tokens(values: IntArray | Sequence[int] | None, size: int, source: str, nam
 
 def _digest(arrivals: FloatArray, span: float, context: IntArray | None, generated: IntArray | None) -> str:
     digest = hashlib.sha256(np.float64(span).astype("<f8").tobytes())
-    digest.update(arrivals.astype("<f8").tobytes())
+    digest.update(np.ascontiguousarray(arrivals, dtype="<f8").data)
     for name, tokens in (("context", context), ("generated", generated)):
         if tokens is not None:
             digest.update(name.encode())
-            digest.update(tokens.astype("<i8").tobytes())
+            digest.update(np.ascontiguousarray(tokens, dtype="<i8").data)
     return digest.hexdigest()
 
 

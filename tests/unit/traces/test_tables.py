@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from traces.errors import NoMatchError, TraceError
 from traces.formats.tables import MEMORY_PERCENTILES, PERCENTILES, TableKind, read_table
@@ -120,3 +124,29 @@ def test_a_domain_that_is_not_there_and_a_file_that_is_no_parquet_are_told(tmp_p
     path.write_bytes(b"PAR1 and nothing else")
     with pytest.raises(TraceError, match="cannot be read as parquet"):
         read_tokens(path, "a")
+
+
+@given(data=st.data())
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_garbage_only_ever_raises_trace_errors(tmp_path: Path, data: st.DataObject) -> None:
+    durations(tmp_path, 1, "f", "g")
+    tokens(tmp_path)
+    (tmp_path / "lengths.csv").write_text(LENGTHS + "language,m-large,3,600,input_tokens,5.5,1,2,3,4,5\n" * 3)
+    (tmp_path / "pairs.csv").write_text(PAIRS + "m,arxiv,0,7,0,1,3\nm,arxiv,0,7,0,0,1\n")
+    readers: dict[str, Callable[[Path], object]] = {
+        "lengths.csv": partial(read_table, kind="lengths"),
+        "function_durations_percentiles.anon.d01.csv": partial(read_table, kind="durations"),
+        "pairs.csv": partial(read_pairs, model="m", domain="arxiv"),
+        "tokens.parquet": partial(read_tokens, domain="a"),
+    }
+    name = data.draw(st.sampled_from(sorted(readers)))
+    raw = bytearray((tmp_path / name).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(raw)))
+        raw[at : at + data.draw(st.integers(0, 6))] = data.draw(st.binary(max_size=5))
+    path = tmp_path / "damaged"
+    path.write_bytes(bytes(raw))
+    try:
+        readers[name](path)
+    except TraceError as error:
+        assert str(error).startswith(str(path))
