@@ -1,0 +1,75 @@
+"""``smoe bound`` over a small trace: table, JSON, file, and refusals."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rl.bound.commands import bound
+from rl.bound.report import bound_rows
+from tests.unit.rl.bound.builders import requests, workload
+from traces.errors import TraceError
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s\n" + "".join(f"{i * 0.5}\n" for i in range(12)))
+    return path
+
+
+def call(trace: Path, *more: str) -> Result:
+    return CliRunner().invoke(bound, ["--workload", "bert-4", "--trace", str(trace), "--window", "3", *more])
+
+
+def test_json_has_every_window_and_meter_with_bound_below_choice(trace: Path) -> None:
+    found: dict[str, Any] = json.loads(call(trace, "--json").stdout)
+    assert found["simulated"] and found["slo_ms"] == 80 and len(found["windows"]) == 4
+    assert [row["requests"] for row in found["windows"]] == [6, 6, 6, 6]
+    for row in found["windows"]:
+        assert row["feasible"] is not None and 0 < row["lower_bound"] <= row["feasible"]
+        assert row["feasible_p95_s"] <= 0.08
+    for meter, total in found["totals"].items():
+        own = [row for row in found["windows"] if row["meter"] == meter]
+        assert total["lower_bound"] == pytest.approx(sum(row["lower_bound"] for row in own))
+        assert total["windows"] == 2 and total["feasible_above_bound"] >= 0
+
+
+def test_people_get_a_line_for_each_meter_and_the_file_has_all_rows(trace: Path, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.csv"
+    found = call(trace, "--no-oracle", "--out", str(path))
+    assert found.exit_code == 0 and "provisioned: at least" in found.stdout and "busy: at least" in found.stdout
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4 and all(row["feasible"] == "" for row in rows)
+
+
+def test_an_slo_that_cannot_be_met_is_told(trace: Path) -> None:
+    found = call(trace, "--slo-ms", "1", "--json", "--meter", "busy")
+    assert json.loads(found.stdout)["totals"]["busy"]["unreachable"] == 2
+
+
+def test_a_rate_thins_or_compresses_and_windows_can_be_cut_off(trace: Path) -> None:
+    half = json.loads(call(trace, "--mean-rps", "1", "--json", "--no-oracle", "--meter", "busy").stdout)
+    assert "thinned" in half["trace"]
+    fast = json.loads(call(trace, "--mean-rps", "8", "--json", "--no-oracle", "--meter", "busy").stdout)
+    assert [row["requests"] for row in fast["windows"]] == [12]
+    assert len(json.loads(call(trace, "--windows", "1", "--json", "--no-oracle").stdout)["windows"]) == 2
+
+
+def test_a_trace_that_is_not_there_or_empty_is_refused(trace: Path) -> None:
+    assert isinstance(call(trace.with_name("nothing")).exception, TraceError)
+    found = call(trace, "--start-s", "0.1", "--duration-s", "0.2")
+    assert found.exit_code == 2 and "has no request" in found.output
+
+
+def test_windows_without_requests_are_left_out() -> None:
+    one = workload(0.05)
+    drawn = requests(one, 2.0, 3.0, 0)
+    rows = bound_rows(one, drawn, 0.05, ("busy",), oracle=False)
+    assert 0 < len(rows) == len({int(t / 0.05) for t in drawn.arrival_s}) < 60
