@@ -1,8 +1,8 @@
 """Where the public traces are published: address, size, checksum, licence, citation.
 
 Checksums of kind *git-blob* are the publisher's own (the file's id in its repository at the commit in the address);
-*sha256* ones were computed from the published file by us or, where it was too large to obtain here, taken from
-others who fetched it and agree with each other. Where there is none, a fetch records what it got.
+*sha256* ones are of release files, taken from others who fetched them (for most, two who agree). Where there is none,
+a fetch records what it got.
 """
 
 from __future__ import annotations

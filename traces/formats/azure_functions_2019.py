@@ -94,15 +94,18 @@ def read_blocks_of_days(path: Path) -> Iterator[CountBlock]:
     (names line and rule).
     """
     days: set[int] = set()
-    alone = path.is_file()
     for source in sources(path, is_day_file):
-        if not alone and not DAY_FILE.search(source.name):
+        named = DAY_FILE.search(source.name) is not None
+        if path.is_dir() and not named:
+            continue
+        header = _header_of(source, must_be_ours=named or source.member is None)
+        if header is None:
             continue
         day = _day_of(source)
         if day in days:
             raise TraceError(f"{source.label}: day {day} is there twice")
         days.add(day)
-        yield from _read_day(source, day)
+        yield from _read_day(source, header, day)
     if not days:
         raise TraceError(f"{path}: holds no day file (invocations_per_function_md.anon.dNN.csv)")
 
@@ -151,8 +154,18 @@ def row_of(block: CountBlock, index: int) -> MinuteCounts:
     return MinuteCounts(block.label, block.first_line + index, block.rows[index], trigger, block.first_minute, counts)
 
 
-def _read_day(source: Source, day: int) -> Iterator[CountBlock]:
-    header = read_header(source.label, source.stream).header
+def _header_of(source: Source, must_be_ours: bool) -> Row | None:
+    """None for another file of an archive, such as its README."""
+    try:
+        header = read_header(source.label, source.stream).header
+    except TraceError:
+        if must_be_ours:
+            raise
+        return None
+    return header if must_be_ours or is_header(header.cells) else None
+
+
+def _read_day(source: Source, header: Row, day: int) -> Iterator[CountBlock]:
     names, first = _check_header(source.label, header)
     minutes = header.cells[4:]
     identity = IDENTITY[names]

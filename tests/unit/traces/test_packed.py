@@ -169,6 +169,8 @@ def test_durations_and_memory_beside_the_counts_are_passed_over(tmp_path: Path) 
     counts = (SAMPLES / "made_azure_functions.csv").read_bytes()
     with tarfile.open(fileobj=held, mode="w:xz") as archive:
         for name, content in (
+            ("README.md", b"# The published days\n\nof 2019\n"),
+            ("LICENSE", b"\xff\xfe"),
             ("app_memory_percentiles.anon.d01.csv", b"HashOwner,HashApp,SampleCount\no,a,1\n"),
             ("function_durations_percentiles.anon.d01.csv", b"HashOwner,HashApp,HashFunction,Average\no,a,f,1\n"),
             ("invocations_per_function_md.anon.d01.csv", counts),
