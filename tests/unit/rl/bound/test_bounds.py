@@ -16,7 +16,7 @@ from rl.bound.certain import _meeting, _spans
 from rl.bound.loads import Meter, WindowLoad, expected_tables, peak_tokens, windows
 from rl.bound.oracle import alone, cheapest_feasible, play
 from rl.bound.physics import Physics
-from tests.unit.rl.bound.builders import FOUR, requests, window, with_slo, workload
+from tests.unit.rl.bound.builders import FOUR, PRICES, requests, window, with_slo, workload
 
 METERS: tuple[Meter, Meter] = ("busy", "provisioned")
 Played = dict[Meter, np.ndarray]
@@ -24,8 +24,10 @@ Played = dict[Meter, np.ndarray]
 
 def play_all(load: WindowLoad) -> Played:
     """Meter → [choices, (cost, P95)] of all 4^4 choices."""
-    choices = [(np.array(numbers[:2]), np.array(numbers[2:])) for numbers in product(range(len(FOUR)), repeat=4)]
-    return {meter: np.array([play(load, choice, meter, 0) for choice in choices]) for meter in METERS}
+    choices = list(product(range(len(FOUR)), repeat=4))
+    busy = np.array([play(load, (np.array(c[:2]), np.array(c[2:])), "busy", 0) for c in choices])
+    hold = [sum(FOUR[n].replicas * PRICES.unit_per_s(FOUR[n]) for n in c) * load.window_s for c in choices]
+    return {"busy": busy, "provisioned": np.stack([np.array(hold), busy[:, 1]], axis=1)}
 
 
 @pytest.fixture(scope="module", params=[15.0, 90.0], ids=["quiet", "busy"])
@@ -48,7 +50,7 @@ def test_bound_optimum_and_oracle_are_in_this_order(
     bound, found = lower_bound(at, meter), cheapest_feasible(at, meter)
     assert bound.reachable and 0 < bound.cost <= best
     if found is not None:
-        assert found.cost >= best * (1 - 1e-12) and found.p95_s <= slo_s
+        assert found.cost >= best * (1 - 1e-9) and found.p95_s <= slo_s
     assert found is not None or share == 0.0
 
 
