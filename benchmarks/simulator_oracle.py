@@ -22,9 +22,6 @@ from rl.sim.requests import Requests
 from rl.sim.tables import atoms_of
 from rl.workload import Workload
 
-COLD, SERVICE = 2_000_000, 3_000_000
-"""Streams of random draws, as the simulator numbers them."""
-
 
 @dataclass(eq=False)
 class Call:
@@ -89,7 +86,7 @@ class Node:
             alone_s = self.pipeline.seconds(self.info, replica.configuration, call.tokens)
             noise = self.pipeline.noise(self.info, replica.configuration)
             self.catch_up(replica)
-            draw = kernel.draw(self.pipeline.seed, SERVICE, self.number, call.request)
+            draw = kernel.draw(self.pipeline.seed, kernel.SERVICE, self.number, call.request)
             call.left_s = alone_s * noise[int(draw * len(noise))]
             replica.calls.append(call)
             self.schedule(replica)
@@ -151,7 +148,7 @@ class Node:
 
     def new_replica(self) -> Replica:
         lifecycle, weights = self.pipeline.workload.lifecycle, self.pipeline.workload.costs[self.info.id].weights_bytes
-        draw = kernel.draw(self.pipeline.seed, COLD, self.number, self.started)
+        draw = kernel.draw(self.pipeline.seed, kernel.COLD_START, self.number, self.started)
         self.started += 1
         cold_s = lifecycle.cold_start_gpu_s if self.wanted.gpu_share else lifecycle.cold_start_s
         cold_s = (cold_s + weights / lifecycle.load_bytes_per_s) * self.pipeline.cold_noise[

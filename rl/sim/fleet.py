@@ -32,9 +32,6 @@ from rl.sim.kernel import (
 from rl.sim.tables import ResourceTables, atoms_of
 from rl.workload import Workload
 
-_COLD = 2_000_000
-"""Stream of cold starts; draws are numbered by node."""
-
 
 class Fleet:
     """State arrays of ``kernel`` for the given nodes, changed by :meth:`order`.
@@ -175,7 +172,7 @@ class Fleet:
         configuration = self.configurations[node]
         weights = self._workload.costs[self.nodes[node].id].weights_bytes
         mean_s = self._workload.lifecycle.cold_s(weights, configuration is not None and configuration.gpu_share > 0)
-        draw = kernel.draw(self._seed, _COLD, node, self._started[node])
+        draw = kernel.draw(self._seed, kernel.COLD_START, node, self._started[node])
         self._started[node] += 1
         return now_s + mean_s * float(self._cold_noise[int(draw * kernel.ATOMS)])
 

@@ -45,6 +45,9 @@ _MIX_TWO = np.uint64(0x94D049BB133111EB)
 _CELL_BITS = 46
 _FIRST_CELL, _LAST_CELL = 64000, 66600
 """Upper 18 bits of the floats from 3e-5 to 1e4."""
+SERVICE, COLD_START, LENGTH = 3_000_000, 2_000_000, 1_000_000
+"""Streams of the scatter of calls (numbered by request), of cold starts and of requests' lengths; layers' routing has
+the streams from 0."""
 ATOMS = 1024
 """Of a noise table: as many values, equally likely, chosen by the upper ten bits of a draw."""
 _ATOM_SHIFT = np.uint64(54)

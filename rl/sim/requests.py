@@ -16,8 +16,6 @@ from rl.workload import Workload
 
 Floats = NDArray[np.float64]
 MOST_TOKENS = 2**16 - 1
-_LENGTHS = 1_000_000
-"""Stream of the requests' lengths; layers have the streams from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +82,7 @@ def draw_requests(
 
 
 def _lengths(workload: Workload, count: int, seed: int) -> NDArray[np.int64]:
-    draws = np.array([kernel.draw(seed, _LENGTHS, 0, request) for request in range(count)])
+    draws = np.array([kernel.draw(seed, kernel.LENGTH, 0, request) for request in range(count)])
     at = draws * (workload.tokens.quantiles.size - 1)
     low = at.astype(np.int64)
     quantiles = workload.tokens.quantiles

@@ -25,8 +25,7 @@ Calls = NDArray[np.uint32]
 BOUNDS: Floats = np.array([*BUCKETS_S, kernel.FAR])
 CELLS = kernel.cells_of(BOUNDS)
 """Upper bounds of all histograms, those of the ingress; the last one holds everything."""
-_SERVICE = 3_000_000
-"""Stream of the scatter of calls; draws are numbered by request."""
+_SERVICE = kernel.SERVICE
 
 
 @dataclass(eq=False)

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeInfo
 from rl.latency.contract import NodeCost, Noise
+from rl.sim import kernel
 from rl.sim.errors import SimulationError
 from rl.sim.kernel import ATOMS
 from rl.workload import Workload
@@ -59,6 +60,13 @@ class ResourceTables:
         self.noise = np.vstack([self.noise, atoms_of(model.noise(cost, share > 0))])
         self.used = np.append(self.used, float(model.utilisation(cost, typical, cores, share)))
         return self.used.size - 1
+
+
+def call_factors(atoms: Floats, seed: int, node: int, first: int, last: int) -> Floats:
+    """[rows, last - first]: what a simulation with this seed multiplies seconds by at ``Simulation.nodes[node]``, for
+    requests ``first`` to ``last - 1`` and every row of ``atoms [rows, ATOMS]``."""
+    draws = np.array([kernel.draw(seed, kernel.SERVICE, node, request) for request in range(first, last)])
+    return np.asarray(atoms[:, (draws * ATOMS).astype(np.int64)])
 
 
 def atoms_of(noise: Noise) -> Floats:

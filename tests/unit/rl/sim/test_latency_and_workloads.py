@@ -17,7 +17,7 @@ from rl.latency.devices import RTX_3090, TEN_GIGABIT, XEON_6230R
 from rl.latency.roofline import Roofline
 from rl.sim.requests import draw_requests
 from rl.sim.simulation import Simulation
-from rl.sim.tables import ResourceTables, atoms_of
+from rl.sim.tables import ResourceTables, atoms_of, call_factors
 from rl.workload import TokenLengths, pipeline_workload
 from rl.workload_paper import PAPER_WORKLOADS, paper_workload
 from tests.unit.autoscaler.manifests import write_pipeline
@@ -133,6 +133,16 @@ def test_token_lengths_are_quantiles_from_one(quantiles: list[float], ok: bool) 
     else:
         with pytest.raises(ValueError, match="token lengths"):
             TokenLengths(np.array(quantiles), "")
+
+
+def test_the_factors_of_calls_are_those_that_the_simulation_draws() -> None:
+    found, requests = one_expert([0.0, 50.0, 100.0], [7, 9, 4], Arithmetic(scatter=Noise.lognormal(0.5)))
+    simulation = Simulation(found, requests, found.initial(configuration()), seed=13)
+    latency, _ = play(simulation, [400.0])
+    atoms = atoms_of(Noise.lognormal(0.5))[None]
+    factors = sum(call_factors(atoms, 13, node, 0, 3)[0] for node in range(3))
+    # segments have one core each, as the expert has
+    assert latency == pytest.approx(factors * (0.001 + requests.tokens * 0.001 / 1.0), abs=1e-12)
 
 
 def test_tables_share_rows_among_equal_nodes_and_refuse_impossible_models() -> None:
