@@ -149,25 +149,28 @@ class ConnectionPool:
         connection = self._take()
         if connection is not None:
             try:
-                return await self._use(connection, head, chunks, timeout_s)
+                return await connection.call(head, chunks, timeout_s)
             except ReplyTimeoutError:
                 raise
             except TransportError as error:
                 if error.begun:
                     raise
                 self._drop_idle()
+            finally:
+                self._give(connection)
         timeout_s = ends_s - loop.time()
         connection = await self._connect(loop, min(timeout_s, CONNECT_TIMEOUT_S))
-        return await self._use(connection, head, chunks, ends_s - loop.time())
-
-    async def _use(self, connection: HttpConnection, head: bytes, chunks: Sequence[Body], timeout_s: float) -> RawReply:
         try:
-            return await connection.call(head, chunks, timeout_s)
+            return await connection.call(head, chunks, ends_s - loop.time())
         finally:
-            if connection.usable and not self._closed:
-                self._idle.append(connection)
-            elif connection.usable:
-                connection.close()
+            self._give(connection)
+
+    def _give(self, connection: HttpConnection) -> None:
+        """Keep a connection that can be used again."""
+        if connection.usable and not self._closed:
+            self._idle.append(connection)
+        elif connection.usable:
+            connection.close()
 
     def close(self) -> None:
         """Close idle connections; those in use close when their call ends."""

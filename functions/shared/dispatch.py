@@ -145,7 +145,11 @@ class Dispatcher:
         failures = 0
         while failures < MAX_ATTEMPTS:
             waited_from_s = self._loop.time()
-            slot = await self._acquire(function, deadline_s, avoid, last)
+            slot = None if function.waiting else self._choose(function, avoid)
+            if slot is None:
+                slot = await self._acquire(function, deadline_s, avoid, last)
+            else:
+                slot.in_flight += 1
             begun_s = self._loop.time()
             record.wait_s += begun_s - waited_from_s
             left_s = deadline_s - begun_s
@@ -245,12 +249,7 @@ class Dispatcher:
         return None if best_rank[0] and others else best
 
     async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str) -> _Slot:
-        """A free slot, counted as in flight; in order of arrival. Raises OverloadedError and those of ``_too_late``."""
-        if not function.waiting:
-            slot = self._choose(function, avoid)
-            if slot is not None:
-                slot.in_flight += 1
-                return slot
+        """Wait for a slot, counted as in flight, in order of arrival. Raises OverloadedError and those of ``_too_late``."""
         if len(function.waiting) >= self._queue_limit:
             raise OverloadedError(f"{function.name} has {self._queue_limit} calls waiting; try again later")
         if deadline_s <= self._loop.time():

@@ -165,3 +165,24 @@ def test_messages_above_the_limit_are_refused() -> None:
 def test_what_the_wire_does_not_carry_is_refused_when_encoding(tensors_: dict[str, torch.Tensor]) -> None:
     with pytest.raises(wire.WireError):
         wire.encode(tensors_)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["x", "y", "hidden"]), st.integers(1, 4), st.integers(1, 4)), max_size=8))
+def test_messages_of_a_known_length_are_told_apart_by_their_headers(shapes: list[tuple[str, int, int]]) -> None:
+    for name, rows, width in shapes:
+        tensor = torch.arange(rows * width, dtype=torch.float32).view(rows, width)
+        for _ in range(2):
+            (found,) = wire.decode(bytearray(wire.encode_bytes({name: tensor}))).items()
+            assert found[0] == name
+            assert torch.equal(found[1], tensor)
+
+
+def test_a_damaged_message_of_a_known_length_is_refused_all_the_same() -> None:
+    good = bytearray(wire.encode_bytes({"x": torch.ones(3, 5)}))
+    wire.decode(good)
+    for place in range(28):  # the header; payloads are anyone's
+        bad = bytearray(good)
+        bad[place] ^= 0xFF
+        with pytest.raises(wire.WireError):
+            wire.decode(bad)
+    wire.decode(good)
