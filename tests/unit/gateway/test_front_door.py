@@ -298,3 +298,20 @@ async def test_a_slow_reader_holds_back_the_function_not_the_gateways_memory(run
     await asyncio.wait_for(stopped.wait(), 15)
     assert sent < 60_000_000  # sockets' own buffers and ours, far from the 131 MB of the whole reply
     writer.transport.abort()
+
+
+async def test_the_client_going_away_after_a_streamed_body_ends_the_call_at_the_replica(start: Starter) -> None:
+    async def program(seen: FakeRequest, connection: FakeConnection) -> None:
+        await connection.closed.wait()
+
+    async with start(buffer_bytes=1000) as running:
+        await running.deploy(program=program)
+        _, writer = await connect(running.address)
+        raw = request("POST", "/function/f", b"x" * 10_000)
+        writer.write(raw[:-5000])
+        await running.until(lambda: running.replicas()[0].heads == 1)  # so the body is on its way piece by piece
+        writer.write(raw[-5000:])
+        await running.until(lambda: running.replicas()[0].in_flight == 1)
+        writer.transport.abort()
+        await running.until(lambda: running.replicas()[0].in_flight == 0)
+        assert running.backend.failures_reported == []
