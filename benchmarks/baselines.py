@@ -42,7 +42,6 @@ def measure(grid: Grid, out: Path, trials: int, workers: int, progress: Progress
             planned,
             out / "settings",
             lambda name, done: progress.update(task, description=f"sweep of {name}", completed=done),
-            workers,
         )
     tuned = replace(planned, settings=out / "settings")
     task = progress.add_task("test hours", total=len(list(tuned.groups())))

@@ -249,7 +249,7 @@ class Dispatcher:
         return None if best_rank[0] and others else best
 
     async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str) -> _Slot:
-        """Wait for a slot, counted as in flight, in order of arrival. Raises OverloadedError and those of ``_too_late``."""
+        """Wait in order of arrival for a slot, counted as in flight. Raises OverloadedError and as ``_too_late``."""
         if len(function.waiting) >= self._queue_limit:
             raise OverloadedError(f"{function.name} has {self._queue_limit} calls waiting; try again later")
         if deadline_s <= self._loop.time():

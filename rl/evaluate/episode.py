@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,15 @@ class Work:
 
 
 def prepare(grid: Grid, group: Group) -> Work:
-    """Workload, arrivals, lengths and routing. Raises EvaluationError, TraceError, SimulationError."""
+    """Workload, arrivals, lengths, routing and start, kept for grids that differ in policies and their settings only.
+
+    Raises EvaluationError, TraceError, SimulationError.
+    """
+    return _prepared(replace(grid, policies=("static",), plans=None, settings=None, bound=False), group)
+
+
+@lru_cache(maxsize=16)
+def _prepared(grid: Grid, group: Group) -> Work:
     workload = paper_workload(group.workload, mean_tokens=group.tokens or None, seed=group.seed)
     found = arrivals(grid, group)
     requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)

@@ -78,12 +78,12 @@ def best(trials: Sequence[Swept]) -> Swept:
 
 
 def sweep(
-    grid: Grid, out: Path, progress: Callable[[str, int], object] = lambda what, trials: None, workers: int = 0
+    grid: Grid, out: Path, progress: Callable[[str, int], object] = lambda what, trials: None
 ) -> dict[str, Swept]:
     """Policy → the best setting, for those policies of ``grid`` that have candidates.
 
-    Writes ``POLICY.toml`` into ``out``, which is then a folder of policies' settings, and ``sweep.csv``. Raises what an
-    evaluation raises.
+    In this process, as all trials meet the same work. Writes ``POLICY.toml`` into ``out``, which is then a folder of
+    policies' settings, and ``sweep.csv``. Raises what an evaluation raises.
     """
     validation = replace(grid, split="validation", bound=False)
     found: dict[str, Swept] = {}
@@ -93,7 +93,7 @@ def sweep(
             folder = out / "trials" / f"{file_name(policy)}-{number}"
             write_setting(folder, policy, setting)
             one = replace(validation, policies=(policy,), settings=folder)
-            trials.append(_judge(policy, setting, evaluate(one, folder, workers)))
+            trials.append(_judge(policy, setting, evaluate(one, folder, workers=1)))
             progress(policy, len(trials))
         if policy in CANDIDATES:
             found[policy] = best([trial for trial in trials if trial.policy == policy])

@@ -72,7 +72,7 @@ def test_a_sweep_records_every_trial_and_leaves_a_folder_of_settings(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeping, "CANDIDATES", {"kpa": CANDIDATES["kpa"][:2]})
-    found = sweep(grid, tmp_path / "settings", workers=1)
+    found = sweep(grid, tmp_path / "settings")
     assert set(found) == {"kpa"}
     lines = (tmp_path / "settings" / "sweep.csv").read_text().splitlines()
     assert len(lines) == 3
