@@ -103,24 +103,6 @@ def one(path: Path, member: str | None = None) -> Iterator[Source]:
         found.close()
 
 
-class _Whole(io.RawIOBase):
-    """A member of a streamed tar, which otherwise just ends where the archive is cut off."""
-
-    def __init__(self, inside: IO[bytes], size: int) -> None:
-        self._inside, self._left = inside, size
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        chunk = self._inside.read(len(buffer))
-        if not chunk and self._left > 0:
-            raise EOFError(f"the archive ends {self._left} bytes before its member does")
-        self._left -= len(chunk)
-        buffer[: len(chunk)] = chunk
-        return len(chunk)
-
-
 def natural(path: Path | str) -> list[tuple[int, int, str]]:
     """Sorting key in which chunk-2 stands before chunk-10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", str(path))
@@ -158,7 +140,7 @@ def _plain_or_tar(path: Path, stream: io.BufferedReader, wanted: Callable[[str],
                 raise TraceError(f"{path}: more than {MAX_MEMBERS} files")
             inside = tar.extractfile(member) if member.isfile() and _is_wanted(member.name, wanted) else None
             if inside is not None:
-                yield Source(path, member.name, io.BufferedReader(_Whole(inside, member.size), BUFFER_BYTES))
+                yield Source(path, member.name, inside)
 
 
 def _of_rar(path: Path, wanted: Callable[[str], bool] | None) -> Iterator[Source]:

@@ -71,12 +71,17 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that gives up is part of the tests."""
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     script = Script()
-    web = ThreadingHTTPServer(("127.0.0.1", 0), _handler(script))
+    web = Server(("127.0.0.1", 0), _handler(script))
     script.address = f"http://127.0.0.1:{web.server_address[1]}/file"
     thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
     thread.start()

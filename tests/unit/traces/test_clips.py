@@ -162,6 +162,17 @@ def test_a_chosen_hour_has_its_pattern_and_request_range(name: str, pattern: str
     assert clip.mean_rps == pytest.approx(clip.requests / HOUR_S)
 
 
+def test_a_clip_whose_draw_left_its_pattern_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "windows.csv"
+    rows = [f"1,{start},0.1,3.2,Gamma,0.1,100" for start in range(0, 200 * HOUR_S, 600)]
+    path.write_text("client,window_start_s,rate_rps,iat_cv,pattern,param1,param2\n" + "\n".join(rows) + "\n")
+    table = hours(path, 300)
+    everywhere = [clip.load(seed=1) for clip in clips(table, range(0, 200, 10))]
+    assert table.is_pattern("bursty").all() and any(trace.pattern != "bursty" for trace in everywhere)
+    chosen = choose(table, "bursty", count=20, seed=1)
+    assert all(classify(cv_by_hand(trace.arrival_s.tolist())) == "bursty" for _, trace in chosen)
+
+
 def test_a_clip_knows_its_file_function_and_minutes() -> None:
     table = hours(FUNCTIONS, 60)
     clip, trace = choose(table, "bursty", seed=2)[0]

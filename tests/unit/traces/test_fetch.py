@@ -134,6 +134,13 @@ def test_a_busy_server_is_asked_again_with_growing_waits(server: Script, tmp_pat
     assert pauses == [1.0, 2.0, 4.0]
 
 
+def test_a_try_that_brought_bytes_does_not_count(server: Script, tmp_path: Path) -> None:
+    server.content = CONTENT
+    server.answers = ["503", "cut:1000", "503", "cut:1000", "503", "whole"]
+    got, pauses = run(what(server.address), tmp_path, tries=2)
+    assert got.sha256 == SHA256 and len(pauses) == 5
+
+
 def test_without_internet_one_sentence_says_so(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -38,6 +38,8 @@ def test_invocations_of_2021_arrive_when_they_began(tmp_path: Path) -> None:
     assert loading.load(path, row="a/f").arrival_s.tolist() == [0.5, 2.0]
     assert loading.load(path, row="b").arrival_s.tolist() == [2.5]
     assert loading.load(path, row="a/f").duration_s == trace.duration_s == 4.0
+    alike = written(tmp_path, F2021 + "a,f,1.0,0.0\na,ff,2.0,0.0\n", "alike.csv")
+    assert loading.load(alike, row="a/f").arrival_s.tolist() == [1.0]
     with pytest.raises(TraceError, match=r"several rows start with 'a' \(a/f, a/g\)"):
         loading.load(path, row="a")
     with pytest.raises(NoMatchError, match="no row's name starts with 'z'"):

@@ -95,6 +95,15 @@ def test_a_truncated_archive_is_told(tmp_path: Path, how: str) -> None:
             loading.load(path)
 
 
+def test_a_tar_cut_off_between_two_rows_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "published.tar"
+    packed = tarred(LLM, "w")
+    begin = packed.index(LLM[:100])
+    path.write_bytes(packed[: begin + LLM.index(b"\n", 2000) + 1])
+    with pytest.raises(TraceError, match=r"published\.tar.*:\d+: .*damaged.*unexpected end of data"):
+        loading.load(path)
+
+
 @pytest.mark.parametrize("how", PACKERS)
 @given(data=st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
