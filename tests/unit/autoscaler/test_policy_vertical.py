@@ -70,3 +70,9 @@ def test_alike_draws_one_for_all_that_holds_the_largest_need() -> None:
 def test_a_function_that_no_memory_holds_is_named() -> None:
     with pytest.raises(SettingsError, match="f1 needs 22222 MiB; the configuration space ends at 10240"):
         draw({"f1": MemoryNeed(20000 * MIB, 1, 0.0)}, ConfigurationSpace(), 0)
+
+
+def test_a_function_at_zero_is_left_alone_with_all_its_axes() -> None:
+    at_zero = {"configuration": configuration(0), "ready_replicas": 0}
+    policy = VerticalHpaPolicy("tuned-hpa", {FUNCTION: configuration(2, memory_mb=1024)})
+    assert policy.propose(observation({NODE: at_zero}), NOW_S, None).wishes[FUNCTION] == configuration(0)

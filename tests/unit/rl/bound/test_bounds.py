@@ -50,7 +50,7 @@ def test_bound_optimum_and_oracle_are_in_this_order(
     bound, found = lower_bound(at, meter), cheapest_feasible(at, meter)
     assert bound.reachable and 0 < bound.cost <= best
     if found is not None:
-        assert found.cost >= best * (1 - 1e-9) and found.p95_s <= slo_s
+        assert best * (1 - 1e-9) <= found.cost <= 1.1 * best and found.p95_s <= slo_s
     assert found is not None or share == 0.0
 
 
