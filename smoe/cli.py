@@ -35,7 +35,7 @@ COMMANDS = {
     "bound": LazyCommand("rl.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "tune": LazyCommand("rl.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
-    "traces": LazyCommand("traces.commands", "traces", "list, pick and describe traces"),
+    "traces": LazyCommand("traces.commands", "traces", "list, fetch, describe and clip traces"),
 }
 
 
