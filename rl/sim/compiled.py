@@ -17,3 +17,9 @@ def compiled(function: _Function) -> _Function:
     live in one file.
     """
     return cast(_Function, numba.njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
+def inlined(function: _Function) -> _Function:
+    """For small functions with arrays as arguments: part of whoever calls them, since handing arrays over costs more
+    than what they do."""
+    return cast(_Function, numba.njit(inline="always", error_model="numpy")(function))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.sim.compiled import compiled
+from rl.sim.compiled import compiled, inlined
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -118,7 +118,7 @@ def cells_of(bounds: Floats) -> Cells:
     return np.searchsorted(bounds, lowest, side="left").astype(np.uint8)
 
 
-@compiled
+@inlined
 def choose(active: Ints, room: Ints, count: int) -> int:
     """Least calls in service among replicas with a free slot, the oldest of equals; -1 without one.
 
@@ -143,7 +143,7 @@ def open_up(ready: Floats, drain: Floats, room: Ints, count: int, limit: int, ch
     return next_s
 
 
-@compiled
+@inlined
 def earliest(coming: Floats, count: int) -> tuple[float, int]:
     """Time and replica of the next completion."""
     done_s, first = FAR, 0
@@ -154,7 +154,7 @@ def earliest(coming: Floats, count: int) -> tuple[float, int]:
     return done_s, first
 
 
-@compiled
+@inlined
 def insert(ends: Floats, calls: Calls, base: int, mask: int, head: int, size: int, value: float, request: int) -> None:
     """Put a call into the ring of ``size`` calls that begins at ``base``, behind those that end no later."""
     place = size
