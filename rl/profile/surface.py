@@ -160,8 +160,8 @@ def sentence(surface: Surface) -> str:
     shown = features(surface)
     if not shown:
         return (
-            f"Surface ({where}): no ridges or valleys on this machine; along concurrency P95 only rises or only falls, "
-            f"beyond the scatter of up to {surface.p95_s.shape[2]} repeats."
+            f"Surface ({where}): no ridge or valley stands out of the scatter of up to {surface.p95_s.shape[2]} "
+            f"repeats on this machine."
         )
     parts = [
         f"a {one.kind} at {one.memory_mib} MiB and {one.concurrency} at once ({one.depth:.0%} against {one.left} and "
