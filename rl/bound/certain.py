@@ -24,7 +24,6 @@ from rl.bound.loads import Meter, Tokens, WindowLoad
 from rl.bound.physics import NodeRows
 from rl.bound.tail import Group, everyone, sum_of_lowest
 from rl.sim import kernel
-from rl.sim.simulation import _SERVICE
 
 ROUNDING_S = 1e-9
 
@@ -157,7 +156,7 @@ def _meeting(from_s: Floats, until_s: Floats, most: int) -> Ints:
 
 def _factors(rows: NodeRows, load: WindowLoad, seed: int, node: int) -> Floats:
     """[scatters, count]: the simulation's own draws for the calls of one node; it numbers segments first."""
-    key = np.uint64(kernel.stream_key(seed, _SERVICE, node))
+    key = np.uint64(kernel.stream_key(seed, kernel.SERVICE, node))
     return _drawn(key, load.first, load.last, rows.noise)
 
 
@@ -165,11 +164,9 @@ def _factors(rows: NodeRows, load: WindowLoad, seed: int, node: int) -> Floats:
 def _drawn(key: np.uint64, first: int, last: int, noise: Floats) -> Floats:
     found = np.empty((noise.shape[0], last - first))
     for request in range(first, last):
-        at = kernel.uniform(key, request) * (noise.shape[1] - 1)
-        low = int(at)
+        atom = int(kernel.uniform(key, request) * noise.shape[1])
         for scatter in range(noise.shape[0]):
-            step = noise[scatter, low + 1] - noise[scatter, low]
-            found[scatter, request - first] = noise[scatter, low] + (at - low) * step
+            found[scatter, request - first] = noise[scatter, atom]
     return found
 
 
