@@ -42,15 +42,19 @@ class Arrivals:
 
 
 def arrivals(grid: Grid, group: Group) -> Arrivals:
-    """Raises EvaluationError and ``traces.errors.TraceError``."""
+    """A trace longer than the episode is cut from the minute of its first request on.
+
+    Raises EvaluationError and ``traces.errors.TraceError``.
+    """
     trace, measured = _whole(grid, group)
     if trace.requests == 0:
         raise EvaluationError(f"{trace.source} has no request")
     if trace.duration_s > grid.seconds:
-        trace = trace.clip(0.0, grid.seconds)
+        start_s = min(trace.arrival_s[0] // 60 * 60, trace.duration_s - grid.seconds)
+        trace = trace.clip(float(start_s), float(start_s) + grid.seconds)
     played = at_rate(trace, grid.mean_rps, group.seed)
     if played.requests == 0:
-        raise EvaluationError(f"{trace.source} has no request in its first {grid.seconds:g} s")
+        raise EvaluationError(f"{trace.source} has no request left at {grid.mean_rps:g} requests/s")
     seconds = _whole_windows(grid, trace)
     within = played.arrival_s[played.arrival_s < seconds]
     return Arrivals(within, seconds, played.source, played.iat_cv, measured)

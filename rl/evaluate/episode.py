@@ -64,14 +64,16 @@ def _prepared(grid: Grid, group: Group) -> Work:
 
 
 def profiled_start(grid: Grid, workload: Workload, requests: Requests, seed: int) -> dict[str, Configuration]:
-    """The cheapest configurations found that keep the SLO in the warm-up windows. Raises EvaluationError."""
+    """The cheapest configurations found that keep the SLO in the warm-up windows, or where these are empty in the first
+    stretch as long that is not. Raises EvaluationError.
+    """
     profiling_s = grid.warm_up_windows * grid.window_s
     physics = Physics(workload, requests.most_tokens)
-    load = next(windows(physics, requests, profiling_s, profiling_s))
-    if not load.count:
-        raise EvaluationError(
-            f"{requests.source}: no request in the {profiling_s:g} s of warm-up; say what to start with"
-        )
+    last_s = float(requests.arrival_s[-1]) if requests.arrival_s.size else 0.0
+    stretches = windows(physics, requests, profiling_s, last_s + profiling_s)
+    load = next((stretch for stretch in stretches if stretch.count), None)
+    if load is None:
+        raise EvaluationError(f"{requests.source}: no request to profile with; say what to start with")
     found = cheapest_feasible(load, "provisioned", seed)
     if found is None:
         raise EvaluationError(

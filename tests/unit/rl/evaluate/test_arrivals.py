@@ -65,6 +65,15 @@ def test_a_trace_shorter_than_the_episode_shortens_it_and_one_too_short_is_refus
         arrivals(replace(grid, warm_up_windows=5), next(grid.groups()))
 
 
+def test_a_longer_trace_is_cut_from_the_minute_of_its_first_request(tmp_path: Path) -> None:
+    file = tmp_path / "late.csv"
+    file.write_text("arrival_s\n" + "\n".join(str(1000 + second) for second in range(1000)) + "\n")
+    grid = replace(GRID, patterns=(FROM_FILE,), trace=file, mean_rps=0.0)
+    found = arrivals(grid, next(grid.groups()))
+    assert found.arrival_s[0] == 40  # the trace's second 960 is the episode's zero
+    assert found.seconds == 600
+
+
 def test_a_file_that_is_no_trace_is_refused_with_its_name(tmp_path: Path) -> None:
     file = tmp_path / "odd.csv"
     file.write_text("a,b\n1,2\n")
