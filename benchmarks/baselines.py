@@ -22,7 +22,7 @@ from rich.table import Table
 from rl.evaluate.grid import Grid
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate
-from rl.evaluate.tables import Row, percent, rows
+from rl.evaluate.tables import Row, cells, rows
 from rl.tuning.plans import make_plans
 from rl.tuning.sweep import CANDIDATES, LAST_WINDOW, sweep
 
@@ -96,13 +96,21 @@ def main(
         table.add_column(name, justify="left" if name in ("pattern", "policy") else "right")
     found = rows(summaries)
     for row in found:
-        over = [percent(row.over_bound[meter]) for meter in ("provisioned", "busy")]
-        table.add_row(row.pattern, row.policy, *over, percent(row.violations), percent(row.excess))
+        pattern, policy, _, *figures = cells(row)
+        table.add_row(pattern, policy, *figures)
     console.print(table)
     console.print(f"report: {paths.html}")
     measured = all(summary.get("trace_measured", True) for summary in summaries)
-    cells = [as_json(row) for row in found]
-    print(json.dumps({"cells": cells, "policies": list(grid.policies), "missing": MISSING, "trace_measured": measured}))
+    print(
+        json.dumps(
+            {
+                "cells": [as_json(row) for row in found],
+                "policies": list(grid.policies),
+                "missing": MISSING,
+                "trace_measured": measured,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

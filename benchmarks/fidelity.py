@@ -277,7 +277,7 @@ def run_cells(
         machine = this_machine()
         profile = open_profile(profile_path, directory, machine) if profile_path else find(directory, machine)
         model, topology = WholeModel(directory), load_topology(directory)
-        chosen = prompts.load_prompts(_texts(), MAX_WORDS)
+        chosen = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), MAX_WORDS)
         found = []
         process = service.start_gateway(gateway, detach=False)
         try:
@@ -306,11 +306,6 @@ def run_cells(
             service.stop_process(process)
     progress("done", len(cells))
     return found
-
-
-def _texts() -> Path | None:
-    folder = catalog.data_folder(None)
-    return folder / "text" if folder is not None and (folder / "text").is_dir() else None
 
 
 @click.command()

@@ -107,6 +107,11 @@ def fetched_path(entry: Published, data: Path | None) -> Path | None:
     return next((entry.path_in(folder) for folder in folders if entry.path_in(folder).is_file()), None)
 
 
+def text_folder(data: Path | None) -> Path | None:
+    """Where real prompts lie in the folder of real traces; None where there are none."""
+    return data / "text" if data is not None and (data / "text").is_dir() else None
+
+
 def fetch_folder() -> Path:
     """``$SMOE_TRACES``, else ``.smoe/traces``."""
     return Path(os.environ.get(DATA_VARIABLE) or FETCHED_PLACE)

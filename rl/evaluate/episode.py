@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -111,7 +111,7 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
     return summary, table
 
 
-def run_bound(grid: Grid, work: Work, progress: Callable[[], object] = lambda: None) -> dict[str, Any]:
+def run_bound(grid: Grid, work: Work) -> dict[str, Any]:
     """Sum of the counted windows' lower bounds on both meters (an empty window still has one replica of each expert),
     and on which of them the SLO binds.
 
@@ -123,10 +123,7 @@ def run_bound(grid: Grid, work: Work, progress: Callable[[], object] = lambda: N
     found["binds"] = check_binding([load for load in loads if load.count], work)
     unreachable = 0
     for meter in METERS:
-        bounds = []
-        for load in loads:
-            bounds.append(lower_bound(load, meter, work.group.seed))
-            progress()
+        bounds = [lower_bound(load, meter, work.group.seed) for load in loads]
         found[f"{meter}_experts"] = float(sum(bound.cost for bound in bounds))
         unreachable = sum(not bound.reachable for bound in bounds)
     return found | {"windows": len(loads), "unreachable_windows": unreachable}

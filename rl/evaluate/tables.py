@@ -83,18 +83,21 @@ def markdown(summaries: Sequence[Summary]) -> str:
     """The rows as a table."""
     head = ("pattern", "policy", "runs", "provisioned over bound", "busy over bound", "windows over SLO", "mean excess")
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows(summaries):
-        cells = (
-            row.pattern,
-            row.policy,
-            str(row.runs),
-            percent(row.over_bound["provisioned"]),
-            percent(row.over_bound["busy"]),
-            percent(row.violations),
-            percent(row.excess),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in rows(summaries)]
     return "\n".join(lines) + "\n"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """Pattern, policy, runs, provisioned and busy cost over the bound, windows over the SLO, mean excess."""
+    return (
+        row.pattern,
+        row.policy,
+        str(row.runs),
+        percent(row.over_bound["provisioned"]),
+        percent(row.over_bound["busy"]),
+        percent(row.violations),
+        percent(row.excess),
+    )
 
 
 def percent(found: Interval | None) -> str:

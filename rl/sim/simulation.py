@@ -25,7 +25,6 @@ Calls = NDArray[np.uint32]
 BOUNDS: Floats = np.array([*BUCKETS_S, kernel.FAR])
 CELLS = kernel.cells_of(BOUNDS)
 """Upper bounds of all histograms, those of the ingress; the last one holds everything."""
-_SERVICE = kernel.SERVICE
 
 
 @dataclass(eq=False)
@@ -112,7 +111,7 @@ class Simulation:
             self.fleet.deploy(node, configurations[info.function], 0.0)
         count, size = len(self.nodes), requests.arrival_s.size
         segments = len(workload.segments)
-        self._keys = np.array([kernel.stream_key(seed, _SERVICE, node) for node in range(count)], dtype=np.uint64)
+        self._keys = np.array([kernel.stream_key(seed, kernel.SERVICE, node) for node in range(count)], dtype=np.uint64)
         self._source = np.array([max(0, node - segments + 1) for node in range(count)], dtype=np.int64)
         self._stages = self._lay_out()
         self._reached = np.zeros(size)

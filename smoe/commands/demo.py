@@ -136,8 +136,7 @@ def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:
     trace = scale.fit(trace, settings.seconds, settings.mean_rps, settings.seed)
     if not trace.requests:
         raise SmoeError("the trace has no request in this length and rate")
-    text_folder = folder / "text" if folder is not None and (folder / "text").is_dir() else None
-    chosen = prompts.load_prompts(text_folder, settings.max_words)
+    chosen = prompts.load_prompts(catalog.text_folder(folder), settings.max_words)
     return trace, list(chosen.choose(trace.requests, settings.seed)), chosen.source
 
 

@@ -18,7 +18,7 @@ from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate as run_all
-from rl.evaluate.tables import percent, rows
+from rl.evaluate.tables import cells, rows
 from rl.sim.errors import SimulationError
 from rl.workload_paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
@@ -124,13 +124,5 @@ def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
     for name in ("pattern", "policy", "runs", "provisioned", "busy", "over SLO", "excess"):
         table.add_column(name, justify="left" if name in ("pattern", "policy") else "right")
     for row in rows(summaries):
-        table.add_row(
-            row.pattern,
-            row.policy,
-            str(row.runs),
-            percent(row.over_bound["provisioned"]),
-            percent(row.over_bound["busy"]),
-            percent(row.violations),
-            percent(row.excess),
-        )
+        table.add_row(*cells(row))
     console.print(table)
