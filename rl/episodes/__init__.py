@@ -1,0 +1,24 @@
+"""Whole episodes in the simulator for learning: which clips, with what start, and windows played one by one.
+
+``clips`` chooses episodes of the train and validation sets, ``episode`` plays them through the controller's own state
+and decision code. Never here: the test set, and any copy of the controller's code.
+"""
+
+from __future__ import annotations
+
+from rl.episodes.clips import Clip, Work, episode_of, reference_cost, start_of, steady_cost, training_clips, work_of
+from rl.episodes.episode import WINDOW_S, Episode, Outcome
+
+__all__ = [
+    "WINDOW_S",
+    "Clip",
+    "Episode",
+    "Outcome",
+    "Work",
+    "episode_of",
+    "reference_cost",
+    "start_of",
+    "steady_cost",
+    "training_clips",
+    "work_of",
+]

@@ -1,0 +1,222 @@
+"""Which episodes are trained on: clips of the train set (model choice: validation), never of the test set.
+
+Seeds of training and validation are far from those that evaluations use, since a seed also chooses routing and lengths.
+Arrivals are made by :mod:`rl.evaluate.arrivals`: hours of the public traces where they are there, else made ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.contract import Configuration
+from rl.bound.bounds import deterministic
+from rl.bound.frontier import Ints, frontier
+from rl.bound.loads import WindowLoad, expected_tables, windows
+from rl.bound.oracle import cheapest_feasible, configurations
+from rl.bound.physics import Physics
+from rl.bound.window import enclose, enclose_frontiers
+from rl.episodes.episode import WINDOW_S, Episode
+from rl.evaluate.arrivals import arrivals
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import Grid, Group
+from rl.reward import Meter, RewardSettings
+from rl.sim.requests import Requests, draw_requests
+from rl.workload import Workload
+from rl.workload_paper import paper_workload
+from traces.splits import Split
+from traces.trace import PATTERNS
+
+SEEDS: Mapping[Split, int] = {"train": 10_000, "validation": 20_000}
+"""What is added to a clip's seed."""
+REFERENCE_RPS = 20.0
+WARM_UP = 4
+"""Windows that an operator profiles on before the start, as in the evaluation."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One episode's arrivals and work, by name; :func:`work_of` makes it."""
+
+    workload: str
+    pattern: str
+    seed: int
+    split: Split = "train"
+    mean_rps: float = 20.0
+    tokens: int = 0
+    """Mean tokens of a request; 0: the workload's own."""
+    seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.split not in SEEDS:
+            raise ValueError(f"clips are of {' and '.join(SEEDS)}, not of {self.split!r}")
+
+
+def training_clips(
+    workloads: Sequence[str],
+    patterns: Sequence[str] = PATTERNS,
+    *,
+    seed: int,
+    split: Split = "train",
+    mean_rps: tuple[float, float] = (5.0, 40.0),
+    tokens: Sequence[int] = (0,),
+    seconds: float = 3600.0,
+) -> Iterator[Clip]:
+    """Clips without end: workloads in turn (in a new order each round), pattern, size and rate (logarithmic between
+    ``mean_rps``) drawn by ``seed``."""
+    rng = np.random.default_rng(seed)
+    number = 0
+    while True:
+        for name in rng.permutation(list(workloads)):
+            rate = float(np.exp(rng.uniform(*np.log(mean_rps))))
+            size, pattern = int(rng.choice(list(tokens))), str(rng.choice(list(patterns)))
+            own = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:6], 16)
+            yield Clip(str(name), pattern, own, split, round(rate, 3), size, seconds)
+            number += 1
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What an episode is played on, as the evaluation makes it for a group."""
+
+    clip: Clip
+    seed: int
+    """Of routing, lengths and scatter."""
+    workload: Workload
+    requests: Requests
+    seconds: float
+    """Whole windows; less than asked for where the trace is shorter."""
+
+
+@lru_cache(maxsize=16)
+def work_of(clip: Clip, data: Path | None = None) -> Work:
+    """Arrivals, lengths and routing of a clip; ``data``: folder of the public traces, by default the usual one.
+
+    Raises EvaluationError, TraceError, SimulationError.
+    """
+    seed = SEEDS[clip.split] + clip.seed
+    grid = Grid(
+        workloads=(clip.workload,),
+        patterns=(clip.pattern,),
+        tokens=(clip.tokens,),
+        policies=("static",),
+        seeds=(seed,),
+        window_s=WINDOW_S,
+        seconds=clip.seconds,
+        mean_rps=clip.mean_rps,
+        warm_up_windows=1,
+        data=data,
+        split=clip.split,
+    )
+    found = arrivals(grid, Group(clip.workload, clip.pattern, clip.tokens, seed))
+    workload = paper_workload(clip.workload, mean_tokens=clip.tokens or None, seed=seed)
+    requests = draw_requests(workload, found.arrival_s, seed=seed, source=found.source)
+    return Work(clip, seed, workload, requests, found.seconds)
+
+
+def start_of(work: Work, cache: Path | None = None) -> dict[str, Configuration]:
+    """Start as in the evaluation: the cheapest configurations found that keep the SLO in the first windows with
+    requests (:data:`WARM_UP` of them), or where none were found the fastest by the queueing model.
+
+    Kept in ``cache`` (a folder), as the search takes seconds. Raises EvaluationError where there is no request.
+    """
+    path = None if cache is None else cache / f"start-{work_key(work)}.npz"
+    physics = Physics(work.workload, work.requests.most_tokens)
+    if path is not None and path.is_file():
+        with np.load(path) as stored:
+            flat = stored["numbers"]
+        sizes = np.cumsum([len(layer) for layer in physics.layers])[:-1]
+        numbers = tuple(np.split(flat, sizes))
+    else:
+        numbers = _profiled(work, physics)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_npz(path, numbers=np.concatenate(numbers))
+    chosen = configurations(physics, numbers)
+    return work.workload.initial(next(iter(chosen.values()))) | chosen
+
+
+def _profiled(work: Work, physics: Physics) -> tuple[Ints, ...]:
+    stretch_s = WARM_UP * WINDOW_S
+    stretches = windows(physics, work.requests, stretch_s, float(work.requests.arrival_s[-1]) + stretch_s)
+    load = next((stretch for stretch in stretches if stretch.count), None)
+    if load is None:
+        raise EvaluationError(f"{work.requests.source}: no request to profile with; say what to start with")
+    found = cheapest_feasible(load, "provisioned", work.seed)
+    return found.numbers if found is not None else fastest(load)
+
+
+def fastest(load: WindowLoad) -> tuple[Ints, ...]:
+    """Per layer [experts]: numbers of the choice with the least sum of latencies, by the queueing model; among those
+    of equal latency the cheapest. Raises EvaluationError where nothing serves the load."""
+    tables, _ = expected_tables(load, "provisioned")
+    frontiers = [[frontier(table, load.physics.lattice) for table in layer] for layer in tables]
+    least_s = enclose_frontiers(frontiers, 0.0).fastest_s
+    found = enclose_frontiers(frontiers, least_s * (1 + 1e-9))
+    if not found.feasible:
+        raise EvaluationError(f"{load.requests.source}: no configuration serves the load of its first windows")
+    return found.numbers
+
+
+def save_npz(path: Path, **arrays: NDArray[np.generic]) -> None:
+    """Written beside its place and moved there, so that two processes may do the same at once."""
+    part = path.with_name(f"{path.stem}-{os.getpid()}.part.npz")
+    np.savez_compressed(part, **arrays)  # type: ignore[arg-type]
+    part.replace(path)
+
+
+def work_key(work: Work) -> str:
+    """Hash of all that a search over this work depends on."""
+    workload = work.workload
+    own = (
+        workload.name, workload.topology.manifest_sha256, workload.slo_s, workload.space, workload.prices,
+        workload.latency.name, workload.runtime_mb, workload.alpha, workload.memory_mb_per_core,
+        workload.segment_configuration, work.seed,
+    )  # fmt: skip
+    return hashlib.sha256(f"{own} {work.requests.sha256}".encode()).hexdigest()[:24]
+
+
+@lru_cache(maxsize=64)
+def reference_cost(name: str, meter: Meter, tokens: int = 0) -> float:
+    """C_ref of one of the paper's workloads, see :func:`steady_cost`: the same for all its clips."""
+    return steady_cost(paper_workload(name, mean_tokens=tokens or None), meter)
+
+
+def steady_cost(workload: Workload, meter: Meter) -> float:
+    """What a window of ``WINDOW_S`` costs at a steady ``REFERENCE_RPS`` by the queueing model's optimum (where λ cannot
+    be met, by its fastest choice)."""
+    arrivals_s = (np.arange(round(REFERENCE_RPS * WINDOW_S)) + 0.5) / REFERENCE_RPS
+    requests = draw_requests(workload, arrivals_s, seed=0, source=f"steady {REFERENCE_RPS:g} requests/s")
+    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, len(arrivals_s), WINDOW_S)
+    found = deterministic(load, meter)
+    if found.feasible:
+        return found.upper
+    return enclose(expected_tables(load, meter)[0], load.physics.lattice, found.fastest_s * (1 + 1e-9)).upper
+
+
+def episode_of(
+    clip: Clip,
+    *,
+    settings: RewardSettings | None = None,
+    start: Mapping[str, Configuration] | None = None,
+    cache: Path | None = None,
+    data: Path | None = None,
+) -> Episode:
+    """The episode of a clip, from ``start`` or from :func:`start_of`, which uses ``cache``. Raises as these do."""
+    work, settings = work_of(clip, data), settings or RewardSettings()
+    return Episode(
+        work.workload,
+        work.requests,
+        start if start is not None else start_of(work, cache),
+        reference=reference_cost(clip.workload, settings.meter, clip.tokens),
+        seconds=work.seconds,
+        seed=work.seed,
+        settings=settings,
+    )

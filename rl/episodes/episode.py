@@ -1,0 +1,200 @@
+"""One episode: windows of a simulated pipeline, decided one after the other through the controller's own parts.
+
+What happens in a window is what ``rl.sim.play`` does with a policy: the simulator's metrics through the controller's
+state code, :func:`autoscaler.decision.limits.decide`, the actuator on the simulated platform, the cost meters. Only who
+decides is turned round: here the caller asks for a state and hands in actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.actuator.actuator import apply
+from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.decision.limits import LimitState, decide
+from autoscaler.prices import total_cost
+from autoscaler.state.features import complete
+from rl.agent.contract import State
+from rl.evaluate.policies import limits_of
+from rl.features import CallTimes, Encoder, History, calls_of
+from rl.reward import METERS, RewardSettings, cost_rewards, penalty
+from rl.sim.metrics import SimulatedMetrics
+from rl.sim.platform import SimulatedPlatform
+from rl.sim.requests import Requests
+from rl.sim.simulation import Simulation, Window
+from rl.workload import Workload
+
+Floats = NDArray[np.float64]
+WINDOW_S = 30.0
+QUANTILE = 0.95
+REASON = "episode"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one window came to. n layers, K experts of the largest one; costs in the price sheet's currency."""
+
+    busy: Floats
+    """[n] experts' cost while they were busy, Eq. (7)."""
+    provisioned: Floats
+    """[n] experts' cost of being there."""
+    cost_rewards: Floats
+    """[n] ``-cost_weight · C_i / C_ref`` on the meter that counts."""
+    penalty: float
+    """At most 0; in the last layer's reward."""
+    p95_s: float | None
+    """P95 of the requests answered in this window and of those overdue at its end, by their age (not answered, older
+    than λ: without them a window that answers nobody would look good). None where there are neither."""
+    finished: int
+    overdue: int
+    executed: NDArray[np.int16]
+    """[n, K, 4] configurations in force after the decision limits, the lattice's nearest."""
+    window: Window
+    done: bool
+    """Whether the episode ends with this window."""
+
+    @property
+    def reward(self) -> Floats:
+        """[n], Eq. (13)."""
+        rewards = self.cost_rewards.copy()
+        rewards[-1] += self.penalty
+        return rewards
+
+
+class Episode:
+    """Windows of ``window_s`` until ``seconds``. The first one is played with ``start``, so that there is something to
+    see; then :meth:`state` and :meth:`step` in turn. Equal arguments and actions give equal numbers. ``observation``,
+    ``present`` (function → configuration) and ``outcome`` are of the window played last.
+
+    ``start``: function → what it begins with (as of ``Workload.initial``); ``reference``: C_ref of the reward.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        requests: Requests,
+        start: Mapping[str, Configuration],
+        *,
+        reference: float,
+        seconds: float,
+        window_s: float = WINDOW_S,
+        seed: int = 0,
+        settings: RewardSettings | None = None,
+        calls: CallTimes | None = None,
+    ) -> None:
+        windows = int(np.floor(seconds / window_s + 1e-9))
+        if windows < 2:
+            raise ValueError(f"an episode of {seconds:g} s has less than two windows of {window_s:g} s")
+        self.workload, self.requests, self.window_s, self.reference = workload, requests, window_s, reference
+        self.settings = settings or RewardSettings()
+        self.limits = limits_of(workload)
+        self.encoder = Encoder(
+            workload.topology, self.limits, workload.prices, workload.slo_s, calls or calls_of(workload)
+        )
+        self.windows, self.played = windows, 0
+        self._simulation = Simulation(workload, requests, start, seed=seed)
+        self._metrics, self._platform = SimulatedMetrics(self._simulation), SimulatedPlatform(self._simulation)
+        self._limit_state = LimitState()
+        self._answered = np.zeros(requests.arrival_s.size, dtype=np.bool_)
+        self._memory: History | None = None
+        self.present: Mapping[str, Configuration] = self._platform.configurations()
+        self.begin()
+        self.end()
+
+    @property
+    def windows_left(self) -> int:
+        """Windows that can still be decided."""
+        return self.windows - self.played
+
+    def state(self) -> State:
+        """What is known before the coming window is decided."""
+        return self._state
+
+    def step(self, actions: NDArray[np.integer]) -> Outcome:
+        """Decide all experts, ``actions [n, K, 4]`` (padding is not looked at), and play a window. Raises ValueError
+        for a position off the lattice and once the episode has ended."""
+        self._order(self.encoder.lattice.configurations(actions))
+        self.begin()
+        return self.end()
+
+    def begin(self) -> None:
+        """Open the coming window, for deciding layer by layer. Raises ValueError once the episode has ended."""
+        if not self.windows_left:
+            raise ValueError(f"the episode has ended after {self.windows} windows")
+        self._simulation.open(self._simulation.now_s + self.window_s)
+        self._next_stage = 0
+
+    def decide_layer(self, layer: int, actions: NDArray[np.integer]) -> None:
+        """Decide the experts of ``layer`` in the open window, ``actions [K, 4]``, and play it up to this layer's end.
+
+        Ordered from the window's beginning on, so that all layers in turn come to the same as :meth:`step`.
+        """
+        self._order(self.encoder.lattice.layer_configurations(layer, actions))
+        self._run_to(2 * layer + 2)
+
+    def end(self) -> Outcome:
+        """Play the rest of the open window, and look at it."""
+        self._run_to(self._simulation.stages)
+        window = self._simulation.close()
+        self._metrics.add(window)
+        self.played += 1
+        self.present = self._platform.configurations()
+        self.observation: Observation = complete(self._metrics.observe(window.end_s, self.window_s), self.present)
+        self._state, self._memory = self.encoder.encode(self.observation, self._memory)
+        self.outcome = self._judge(window)
+        return self.outcome
+
+    def _run_to(self, stage: int) -> None:
+        while self._next_stage < stage:
+            self._next_stage = self._simulation.run_stage() + 1
+
+    def layer_costs(self, observation: Observation) -> dict[str, Floats]:
+        """Meter → [n] cost of the experts of each layer in an observed window."""
+        _, by_node = total_cost(observation, self.workload.prices)
+        layers = [self.workload.topology.experts(layer) for layer in range(self.workload.topology.layers)]
+        return {
+            meter: np.array([sum(getattr(by_node[node.id], meter) for node in layer) for layer in layers])
+            for meter in METERS
+        }
+
+    def _order(self, wishes: Mapping[str, Configuration]) -> None:
+        """What the controller does with a proposal."""
+        topology, now_s = self.workload.topology, self._simulation.now_s
+        decisions = decide(
+            topology,
+            self.observation,
+            Proposal(wishes, dict.fromkeys(wishes, REASON)),
+            self.present,
+            now_s,
+            self._limit_state,
+            self.limits,
+            self.workload.prices,
+        )
+        result = apply(self._platform, decisions, wait=lambda pause_s: None)
+        self._limit_state = self._limit_state.after(result.applied, now_s)
+
+    def _judge(self, window: Window) -> Outcome:
+        arrivals, slo_s = self.requests.arrival_s, self.workload.slo_s
+        self._answered[window.finished] = True
+        arrived = int(np.searchsorted(arrivals, window.end_s, side="left"))
+        ages_s = window.end_s - arrivals[:arrived][~self._answered[:arrived]]
+        overdue_s = ages_s[ages_s > slo_s]
+        judged_s = np.concatenate([window.latency_s, overdue_s])
+        p95_s = float(np.quantile(judged_s, QUANTILE)) if judged_s.size else None
+        costs = self.layer_costs(self.observation)
+        return Outcome(
+            busy=costs["busy"],
+            provisioned=costs["provisioned"],
+            cost_rewards=cost_rewards(costs[self.settings.meter], self.reference, self.settings),
+            penalty=penalty(p95_s, slo_s, self.settings),
+            p95_s=p95_s,
+            finished=int(window.finished.size),
+            overdue=int(overdue_s.size),
+            executed=self._state.present,
+            window=window,
+            done=not self.windows_left,
+        )

@@ -1,0 +1,28 @@
+"""What a learnt policy sees and does, in numbers: the one encoder of training and of the controller (section 4.2).
+
+``catalogue`` names every number, its unit and range; ``lattice`` turns configurations of Φ into positions and features
+and back; ``calls`` says what a call takes on each resource; ``history`` remembers past windows; ``encoder`` makes a
+:class:`rl.agent.contract.State` of an observation. All numbers are relative (to λ, to the window, to a mean call), so
+that one agent serves any pipeline. Never here: rewards, networks, and any look at what a window is yet to bring.
+"""
+
+from __future__ import annotations
+
+from rl.features.calls import CallTimes, calls_of, calls_of_cores
+from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Feature
+from rl.features.encoder import Encoder
+from rl.features.history import History
+from rl.features.lattice import Lattice, space_of
+
+__all__ = [
+    "NODE_FEATURES",
+    "PIPELINE_FEATURES",
+    "CallTimes",
+    "Encoder",
+    "Feature",
+    "History",
+    "Lattice",
+    "calls_of",
+    "calls_of_cores",
+    "space_of",
+]
