@@ -1,0 +1,163 @@
+"""π_θ: the actor of the paper's section 4 (:class:`Actor`), and what it shares with the flat one of an ablation.
+
+An expert's state s = (ĥ, c, z): its refined embedding, its layer's context, and the summary of what was decided in the
+layers before. A small network makes a query of it; the scores of Φ follow from the query (:mod:`rl.agent.siso`, or
+:mod:`rl.agent.siso_full` in the arm ``full-joint``). All but z is computed for all layers at once, so deciding layer
+after layer costs one small product a layer.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from rl.agent.contract import Batch, Space
+from rl.agent.decided import Decided
+from rl.agent.encoder import Encoded, Encoder
+from rl.agent.lattice import features_of
+from rl.agent.settings import NetworkSettings
+from rl.agent.siso import JunctionScores, Scored
+
+
+class Scoring(Protocol):
+    """From queries to scores over Φ; two exist, the junction tree and the full joint."""
+
+    queries: int
+    """Numbers of a query."""
+
+    def prepare(self, space: Space) -> object: ...
+
+    def scores(self, prepared: object, queries: Tensor, least_memory: Tensor, present: Tensor) -> Scored: ...
+
+
+def scoring_of(settings: NetworkSettings) -> nn.Module:
+    """The arm's :class:`Scoring`."""
+    keep = settings.arm == "no-concurrency"
+    return JunctionScores(settings.configuration_features, settings.hidden, settings.rank, keep_concurrency=keep)
+
+
+class SisoActor(nn.Module):
+    """What follows from the queries of experts; how these come about is what two kinds of actors differ in."""
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.scores_of = scoring_of(settings)
+
+    @property
+    def scoring(self) -> Scoring:
+        return cast(Scoring, self.scores_of)
+
+    def queries(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries [B, n, K, Q] with ``executed`` [B, n, K, 4] in the layers before, and the pointer's [B, n, K]."""
+        raise NotImplementedError
+
+    def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
+        """See ``ActorNetwork``."""
+        raise NotImplementedError
+
+    def scores(self, batch: Batch, executed: Tensor) -> Scored:
+        """Scores of the experts that there are, in order of state, layer and number; layers before as ``executed``."""
+        queries, _ = self.queries(batch, executed)
+        return self._scored(batch, queries)
+
+    def relaxed(self, batch: Batch, executed: Tensor) -> Tensor:
+        """See ``ActorNetwork``."""
+        return spread(self.scores(batch, executed).relaxed(), batch.space.mask)
+
+    def log_prob(self, batch: Batch, executed: Tensor) -> Tensor:
+        """[B, n, K]: log of the softmax (temperature 1) at ``executed`` [B, n, K, 4]; padding 0."""
+        found = self.scores(batch, executed).log_prob(there(executed, batch.space.mask))
+        return spread(found, batch.space.mask)
+
+    def entropy(self, batch: Batch, executed: Tensor) -> Tensor:
+        """[B, n, K] nats: entropy of the softmax over Φ; padding 0."""
+        return spread(self.scores(batch, executed).entropy(), batch.space.mask)
+
+    @torch.no_grad()
+    def explain(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
+        """The pointer's weights [B, n, K] (Eq. 11), and the scores g [B, n, K] of ``executed``; padding 0."""
+        queries, weights = self.queries(batch, executed)
+        scores = self._scored(batch, queries).score(there(executed, batch.space.mask))
+        return weights, spread(scores, batch.space.mask)
+
+    def _scored(self, batch: Batch, queries: Tensor) -> Scored:
+        mask = batch.space.mask
+        parts = (there(part, mask) for part in (queries, batch.least_memory, batch.present))
+        return self.scoring.scores(self.scoring.prepare(batch.space), *parts)
+
+
+class Actor(SisoActor):
+    """The paper's actor, and the arms that take away its DAGNN, its pointer, its concurrency, or its factorisation."""
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        super().__init__(settings)
+        self.encoder = Encoder(settings)
+        self.decided = Decided(settings.configuration_features, settings.width, settings.hidden)
+        self.of_expert = nn.Linear(settings.width, settings.hidden)
+        if settings.arm != "no-pointer":
+            self.of_context = nn.Linear(settings.width, settings.hidden, bias=False)
+        self.of_decided = nn.Linear(settings.width, settings.hidden, bias=False)
+        self.to_queries = nn.Linear(settings.hidden, self.scoring.queries)
+
+    def queries(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
+        encoded = self.encoder(batch)
+        known = self._known(encoded)
+        summary = self.decided(batch.space, executed, encoded.experts)
+        return self._query(known, summary), encoded.weights
+
+    def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
+        """See ``ActorNetwork``."""
+        with torch.inference_mode():
+            found = self._decide(batch, temperature, generator)
+        return found.clone()  # what leaves inference mode may be used where gradients are recorded
+
+    def _decide(self, batch: Batch, temperature: float, generator: torch.Generator | None) -> Tensor:
+        space, scoring = batch.space, self.scoring
+        prepared = scoring.prepare(space)
+        encoded = self.encoder(batch)
+        known = self._known(encoded)
+        beside = self.decided.of_expert(encoded.experts)
+        summary = self.decided.nothing(len(batch.experts))
+        found = torch.zeros_like(batch.present)
+        for layer in range(len(space.mask)):
+            now = slice(layer, layer + 1)
+            mask = space.mask[now]
+            queries = self._query(known[:, now], summary.unsqueeze(1))
+            parts = (there(part, mask) for part in (queries, batch.least_memory[:, now], batch.present[:, now]))
+            scored = scoring.scores(prepared, *parts)
+            chosen = scored.sample(temperature, generator) if temperature > 0 else scored.best()
+            found[:, now] = spread(chosen, mask)
+            pooled = self.decided.pool(features_of(space, found[:, now]), beside[:, now], mask)
+            summary = self.decided.step(summary, pooled[:, 0])
+        return found
+
+    def _known(self, encoded: Encoded) -> Tensor:
+        """[B, n, K, h]: of a state, what does not hang on decisions."""
+        known: Tensor = self.of_expert(encoded.experts)
+        return known if encoded.context is None else known + self.of_context(encoded.context).unsqueeze(2)
+
+    def _query(self, known: Tensor, summary: Tensor) -> Tensor:
+        """[B, n, K, Q] of ``known`` [B, n, K, h] and ``summary`` [B, n, d]."""
+        queries: Tensor = self.to_queries((known + self.of_decided(summary).unsqueeze(2)).relu())
+        return queries
+
+
+def there(values: Tensor, mask: Tensor) -> Tensor:
+    """Rows of the experts that there are: [B, n, K, …] and [n, K] → [N, …]."""
+    if bool(mask.all()):
+        return values.flatten(0, 2)
+    return values[:, mask].flatten(0, 1)
+
+
+def spread(values: Tensor, mask: Tensor) -> Tensor:
+    """The other way round: [N, …] → [B, n, K, …], padding 0."""
+    count = int(mask.sum())
+    rows = values.view(-1, count, *values.shape[1:])
+    if count == mask.numel():
+        return rows.view(-1, *mask.shape, *values.shape[1:])
+    found = values.new_zeros(len(rows), *mask.shape, *values.shape[1:])
+    found[:, mask] = rows
+    return found

@@ -1,0 +1,111 @@
+"""The ablation ``ddpg-only``: the state of the whole pipeline as one flat vector, a monolithic actor and critic.
+
+Neither DAGNN nor pointer nor any sharing between experts, so it is bound to a largest pipeline (``settings.layers``
+and ``settings.experts``), fills up with zeros, and decides all layers at once. What it decides from is the same as in
+the other arms: scores of every configuration in Φ by the junction tree.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rl.agent.actor import SisoActor, spread
+from rl.agent.contract import Batch
+from rl.agent.critic import KnownCost
+from rl.agent.encoder import even
+from rl.agent.errors import NetworkError
+from rl.agent.lattice import features_of
+from rl.agent.settings import NetworkSettings
+
+WIDER = 4
+"""Hidden units of the monolithic networks, as a multiple of ``settings.hidden``."""
+
+
+class FlatState(nn.Module):
+    """Batch → [B, 4 h]: two layers over all features of all nodes."""
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.layers, self.experts = settings.layers, settings.experts
+        nodes = self.layers + 1 + self.layers * self.experts
+        inputs = nodes * settings.node_features + settings.pipeline_features
+        width = WIDER * settings.hidden
+        self.network = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Raises NetworkError for a pipeline larger than what the network was built for."""
+        segments = _filled(batch.segments, 1, self.layers + 1)
+        experts = self.filled(batch.experts * batch.space.mask.unsqueeze(-1))
+        found: Tensor = self.network(torch.cat((segments.flatten(1), experts.flatten(1), batch.pipeline), -1))
+        return found
+
+    def filled(self, experts: Tensor) -> Tensor:
+        """[B, n, K, …] → [B, layers, experts, …]."""
+        layers, most = experts.shape[1:3]
+        if layers > self.layers or most > self.experts:
+            raise NetworkError(
+                f"the flat network takes pipelines of up to {self.layers} layers of {self.experts} experts, "
+                f"this one has {layers} of {most}"
+            )
+        return _filled(_filled(experts, 2, self.experts), 1, self.layers)
+
+
+def _filled(values: Tensor, axis: int, size: int) -> Tensor:
+    """Zeros behind ``values`` along an axis, up to ``size``."""
+    shape = list(values.shape)
+    shape[axis] = size - shape[axis]
+    return torch.cat((values, values.new_zeros(shape)), axis) if shape[axis] else values
+
+
+class FlatActor(SisoActor):
+    """Flat state → queries of all experts of all layers at once; decisions of earlier layers are not looked at."""
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        super().__init__(settings)
+        self.state = FlatState(settings)
+        self.to_queries = nn.Linear(WIDER * settings.hidden, settings.layers * settings.experts * self.scoring.queries)
+
+    def queries(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
+        mask = batch.space.mask
+        layers, experts = mask.shape
+        queries = self.to_queries(self.state(batch)).view(len(executed), self.state.layers, self.state.experts, -1)
+        return queries[:, :layers, :experts], even(mask).expand(len(executed), -1, -1)
+
+    def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
+        """See ``ActorNetwork``."""
+        with torch.inference_mode():
+            scored = self.scores(batch, batch.present)
+            found = spread(
+                scored.sample(temperature, generator) if temperature > 0 else scored.best(), batch.space.mask
+            )
+        return found.clone()
+
+
+class FlatCritic(nn.Module):
+    """See ``CriticNetwork``: flat state, flat actions of the layers before and of the one that is judged."""
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        width = WIDER * settings.hidden
+        self.state = FlatState(settings)
+        self.of_layer = nn.Embedding(settings.layers, width)
+        self.of_actions = nn.Linear(settings.layers * settings.experts * settings.configuration_features, width)
+        self.value = nn.Sequential(nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.known = KnownCost(settings.pipeline_features) if settings.known_cost else None
+
+    def forward(self, batch: Batch, features: Tensor, executed: Tensor) -> Tensor:
+        mask = batch.space.mask.unsqueeze(-1)
+        before = self._layers(features_of(batch.space, executed) * mask)
+        now = self._layers(features * mask)
+        actions = now + before.cumsum(1) - before  # [B, n, 4 h]
+        state = self.state(batch).unsqueeze(1) + self.of_layer.weight[: len(mask)] + self.of_actions.bias
+        value: Tensor = self.value(state + actions).squeeze(-1)
+        return value if self.known is None else value + self.known(batch, features)
+
+    def _layers(self, features: Tensor) -> Tensor:
+        """What each layer's configurations [B, n, K, C] add to the first product, [B, n, 4 h]."""
+        _, layers, experts, size = features.shape
+        weight = self.of_actions.weight.view(-1, self.state.layers, self.state.experts, size)
+        return torch.einsum("bnkc,hnkc->bnh", features, weight[:, :layers, :experts])

@@ -1,0 +1,84 @@
+"""Layer-wise pointer network (paper, section 4.3, Eq. 10 and 11): experts of a layer as each other's context.
+
+A Transformer encoder without positions refines the embeddings of a layer's experts, so permuting experts permutes its
+output; additive attention then weighs them, and the weighted sum is the context of the layer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Pointed(NamedTuple):
+    """What the pointer says of each layer."""
+
+    experts: Tensor
+    """[B, n, K, d] ĥ: refined embeddings; padding is meaningless."""
+    context: Tensor
+    """[B, n, d] c of Eq. (11)."""
+    weights: Tensor
+    """[B, n, K] softmax of u of Eq. (10); padding 0."""
+
+
+class TransformerLayer(nn.Module):
+    """Self-attention over the experts of a layer and a feed-forward network, each behind a norm, each added."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.joined = nn.Linear(width, width)
+        self.before_feed = nn.LayerNorm(width)
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+
+    def forward(self, experts: Tensor, mask: Tensor | None) -> Tensor:
+        """``experts`` [N, K, d]; ``mask`` [N, 1, 1, K] bool, None where nothing is padding → [N, K, d]."""
+        rows, count, width = experts.shape
+        parts = self.queries_keys_values(self.before_attention(experts))
+        parts = parts.view(rows, count, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], attn_mask=mask)
+        experts = experts + self.joined(attended.transpose(1, 2).reshape(rows, count, width))
+        refined: Tensor = experts + self.feed(self.before_feed(experts))
+        return refined
+
+
+class Pointer(nn.Module):
+    """Eq. (10) and (11) behind one Transformer layer, for all MoE layers at once."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.encoder = TransformerLayer(width, heads)
+        self.of_expert = nn.Linear(width, width, bias=False)
+        self.of_layer = nn.Linear(width, width)
+        self.score = nn.Linear(width, 1, bias=False)
+
+    def forward(self, experts: Tensor, mask: Tensor) -> Pointed:
+        """``experts`` [B, n, K, d], ``mask`` [n, K] bool."""
+        batch, layers, count, width = experts.shape
+        whole = bool(mask.all())
+        keys = None if whole else mask.repeat(batch, 1)[:, None, None]
+        refined = self.encoder(experts.flatten(0, 1), keys).view(batch, layers, count, width)
+        summary = masked_mean(refined, mask)  # [B, n, d] ĥ_i
+        scores = self.score((self.of_expert(refined) + self.of_layer(summary).unsqueeze(2)).tanh()).squeeze(-1)
+        if not whole:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        weights = scores.softmax(-1)
+        return Pointed(refined, (weights.unsqueeze(-2) @ refined).squeeze(-2), weights)
+
+
+def masked_mean(experts: Tensor, mask: Tensor) -> Tensor:
+    """Mean over the experts that there are: [B, n, K, d] and [n, K] → [B, n, d]."""
+    shares = mask / mask.sum(-1, keepdim=True)
+    return torch.einsum("bnkd,nk->bnd", experts, shares)
+
+
+def masked_max(experts: Tensor, mask: Tensor) -> Tensor:
+    """Largest over the experts that there are: [B, n, K, d] and [n, K] → [B, n, d]."""
+    if not bool(mask.all()):
+        experts = experts.masked_fill(~mask.unsqueeze(-1), -torch.inf)
+    return experts.amax(-2)

@@ -1,0 +1,224 @@
+"""Scores over all of Φ that factorise (paper, Eq. 12): a junction tree of two cliques.
+
+g(s, φ) = a(s; replicas, resource, concurrency) + b(s; replicas, memory), both bilinear: an expert's state gives a
+query, a small network gives each row of a clique its key. Eq. (2) couples memory and replicas alone, so its mask is
+inside the second clique and the tree, with the replicas as separator, is exact: arg max, partition function, samples
+and expected features are those of the softmax over the whole masked Φ, from P·R·Q + P·M scores (2,552 instead of
+203,520). The only restriction is that a score has no term of memory with resource or with concurrency.
+
+Eq. (4) holds by the numbering: a resource is cores or a share, never both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from rl.agent.contract import Space
+from rl.agent.lattice import Rows, allowed, features_of, rows
+
+FORBIDDEN = -1e9
+"""Score of what a mask forbids: finite, so that a clique that is forbidden altogether has no NaN in it."""
+
+
+class Scored(Protocol):
+    """Scores of N experts over Φ, by which they are decided."""
+
+    def best(self) -> Tensor: ...
+
+    def sample(self, temperature: float, generator: torch.Generator | None) -> Tensor: ...
+
+    def relaxed(self) -> Tensor: ...
+
+    def score(self, actions: Tensor) -> Tensor: ...
+
+    def log_prob(self, actions: Tensor) -> Tensor: ...
+
+    def entropy(self) -> Tensor: ...
+
+    def top(self, count: int) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Keys of the rows of one Φ under the present weights: the same for all states."""
+
+    space: Space
+    rows: Rows
+    compute_keys: Tensor
+    """[rank, P · R · Q]."""
+    memory_keys: Tensor
+    """[rank, P · M]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cliques:
+    """Scores of N experts over Φ, float32, forbidden ones at ``FORBIDDEN``; Φ's R and Q are one axis of ``compute``."""
+
+    compute: Tensor
+    """[N, P, R · Q]."""
+    memory: Tensor
+    """[N, P, M]."""
+    space: Space
+    rows: Rows
+
+    def best(self) -> Tensor:
+        """[N, 4] int64: the arg max of Eq. (12), the first one where several are equal."""
+        compute, of_compute = self.compute.max(-1)
+        memory, of_memory = self.memory.max(-1)
+        return self._actions((compute + memory).argmax(-1), of_compute, of_memory)
+
+    def sample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
+        """[N, 4] int64 drawn exactly from the softmax at ``temperature``: replicas first, then each clique."""
+        warm = replace(self, compute=self.compute / temperature, memory=self.memory / temperature)
+        replicas = _gumbel_max(warm.of_replicas(), generator)
+        at = torch.arange(len(replicas))
+        compute = _gumbel_max(warm.compute[at, replicas], generator)
+        memory = _gumbel_max(warm.memory[at, replicas], generator)
+        return self._join(replicas, compute, memory)
+
+    def of_replicas(self) -> Tensor:
+        """[N, P]: log of the sum of exp(g) over the configurations with each replica count."""
+        return self.compute.logsumexp(-1) + self.memory.logsumexp(-1)
+
+    def relaxed(self) -> Tensor:
+        """[N, C]: features of the arg max, with the gradient of the softmax's expected features (straight-through)."""
+        of_compute = self.rows.compute.view(*self.compute.shape[1:], -1)
+        found: Tensor = ExpectedFeatures.apply(  # type: ignore[no-untyped-call]
+            self.compute, self.memory, of_compute, self.rows.memory_only, features_of(self.space, self.best())
+        )
+        return found
+
+    def score(self, actions: Tensor) -> Tensor:
+        """[N]: g at ``actions`` [N, 4]; about ``FORBIDDEN`` where a mask forbids them."""
+        memory, resource, replicas, concurrency = actions.unbind(-1)
+        at, row = torch.arange(len(actions)), resource * len(self.space.concurrencies) + concurrency
+        return self.compute[at, replicas, row] + self.memory[at, replicas, memory]
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """[N]: log of the softmax at ``actions`` [N, 4]."""
+        return self.score(actions) - self.of_replicas().logsumexp(-1)
+
+    def entropy(self) -> Tensor:
+        """[N]: of the softmax, in nats; at most the logarithm of how many configurations are allowed."""
+        of_replicas = self.of_replicas()
+        shares = of_replicas.softmax(-1)
+        mean = (self.compute.softmax(-1) * self.compute).sum(-1) + (self.memory.softmax(-1) * self.memory).sum(-1)
+        return of_replicas.logsumexp(-1) - (shares * mean.masked_fill(shares == 0, 0.0)).sum(-1)
+
+    def top(self, count: int) -> tuple[Tensor, Tensor]:
+        """The ``count`` best configurations of each expert: actions [N, count, 4] and their log of the softmax."""
+        width = min(count, self.memory.shape[-1])
+        memory, of_memory = self.memory.topk(width, -1)  # the best pairs of a count are among its best of each clique
+        compute, of_compute = self.compute.topk(min(count, self.compute.shape[-1]), -1)
+        joint = (compute[..., :, None] + memory[..., None, :]).flatten(1)  # [N, P · x · y]
+        scores, found = joint.topk(min(count, joint.shape[-1]), -1)
+        found, y = found // width, found % width
+        replicas, x = found // compute.shape[-1], found % compute.shape[-1]
+        at = torch.arange(len(found)).unsqueeze(-1)
+        actions = self._join(replicas, of_compute[at, replicas, x], of_memory[at, replicas, y])
+        return actions, scores - self.of_replicas().logsumexp(-1, keepdim=True)
+
+    def _actions(self, replicas: Tensor, of_compute: Tensor, of_memory: Tensor) -> Tensor:
+        at = replicas.unsqueeze(-1)
+        return self._join(replicas, of_compute.gather(-1, at).squeeze(-1), of_memory.gather(-1, at).squeeze(-1))
+
+    def _join(self, replicas: Tensor, compute: Tensor, memory: Tensor) -> Tensor:
+        concurrencies = len(self.space.concurrencies)
+        resource = compute // concurrencies
+        return torch.stack((memory, resource, replicas, compute - resource * concurrencies), -1)
+
+
+def _gumbel_max(scores: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One exact draw of the softmax over the last axis."""
+    return (scores - torch.empty_like(scores).exponential_(generator=generator).log_()).argmax(-1)
+
+
+class ExpectedFeatures(torch.autograd.Function):
+    """Forward: features given beside the scores. Backward: the gradient of the softmax's expected features.
+
+    With f(φ) = c(x) + u(y) of a row x of the first clique and a memory y, E[f] = Σ p(φ) f(φ), and for an incoming
+    gradient G: dE/da_x = p(x) (G·c(x) + E[G·u | replicas of x] - E[G·f]), likewise for b_y.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, compute: Tensor, memory: Tensor, of_compute: Tensor, of_memory: Tensor, features: Tensor
+    ) -> Tensor:
+        """``compute`` [N, P, X], ``memory`` [N, P, M], ``of_compute`` [P, X, C], ``of_memory`` [M, C], [N, C]."""
+        conditional, of_compute_sum = _softmax(compute)
+        conditional_memory, of_memory_sum = _softmax(memory)
+        shares = (of_compute_sum + of_memory_sum).softmax(-1)
+        ctx.save_for_backward(conditional, conditional_memory, shares, of_compute, of_memory)
+        return features.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        compute, memory, shares, of_compute, of_memory = ctx.saved_tensors
+        along = (gradient @ of_compute.flatten(0, 1).T).view_as(compute)  # [N, P, X] G·c
+        along_memory = gradient @ of_memory.T  # [N, M] G·u
+        mean = (compute * along).sum(-1)  # [N, P]
+        mean_memory = torch.einsum("npm,nm->np", memory, along_memory)
+        whole = (shares * (mean + mean_memory)).sum(-1, keepdim=True)
+        along.add_((mean_memory - whole).unsqueeze(-1)).mul_(compute).mul_(shares.unsqueeze(-1))
+        towards = along_memory.unsqueeze(1) + (mean - whole).unsqueeze(-1)
+        return along, towards.mul_(memory).mul_(shares.unsqueeze(-1)), None, None, None
+
+
+def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the last axis and the logarithm of its sum; one pass of exp."""
+    most = scores.amax(-1, keepdim=True)
+    weights = (scores - most).exp_()
+    sums = weights.sum(-1, keepdim=True)
+    return weights.div_(sums), (most + sums.log()).squeeze(-1)
+
+
+class Keys(nn.Sequential):
+    """Keys of rows: [rows, C] → [rows, rank]."""
+
+    def __init__(self, features: int, hidden: int, rank: int) -> None:
+        super().__init__(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, rank))
+
+
+class JunctionScores(nn.Module):
+    """From states of experts to :class:`Cliques`. Its ``queries`` numbers an expert come from the actor."""
+
+    def __init__(self, features: int, hidden: int, rank: int, keep_concurrency: bool) -> None:
+        super().__init__()
+        self.rank = rank
+        self.queries = 2 * rank + 2
+        """Two queries, and the worth of keeping the resource and the replicas in force: a change starts replicas."""
+        self.keep_concurrency = keep_concurrency
+        self.compute_keys = Keys(features, hidden, rank)
+        self.memory_keys = Keys(features, hidden, rank)
+
+    def prepare(self, space: Space) -> Prepared:
+        """Rows of Φ and their keys. Raises NetworkError for a Φ whose features do not add up."""
+        table = rows(space)
+        return Prepared(space, table, self.compute_keys(table.compute).T, self.memory_keys(table.memory).T)
+
+    def scores(self, prepared: Prepared, queries: Tensor, least_memory: Tensor, present: Tensor) -> Cliques:
+        """``queries`` [N, queries], ``least_memory`` [N, P], ``present`` [N, 4]; N experts, none of them padding."""
+        memories, resources, counts, concurrencies = prepared.space.sizes
+        number, scale = len(queries), 1 / math.sqrt(self.rank)
+        compute = (queries[:, : self.rank] * scale) @ prepared.compute_keys
+        compute = compute.view(number, counts, resources, concurrencies) + _kept(queries, present, counts, resources)
+        if self.keep_concurrency:
+            other = torch.arange(concurrencies) != present[:, 3:]
+            compute = compute.masked_fill(other[:, None, None], FORBIDDEN)
+        memory = ((queries[:, self.rank : 2 * self.rank] * scale) @ prepared.memory_keys).view(number, counts, memories)
+        least = allowed(least_memory, memories)
+        memory = memory.masked_fill(torch.arange(memories) < least.unsqueeze(-1), FORBIDDEN)
+        return Cliques(compute.flatten(2), memory, prepared.space, prepared.rows)
+
+
+def _kept(queries: Tensor, present: Tensor, counts: int, resources: int) -> Tensor:
+    """[N, P, R, 1]: what the score gains where the resource or the replicas stay as they are."""
+    same_resource = functional.one_hot(present[:, 1], resources) * queries[:, -2:-1]  # [N, R]
+    same_replicas = functional.one_hot(present[:, 2], counts) * queries[:, -1:]  # [N, P]
+    return (same_replicas.unsqueeze(-1) + same_resource.unsqueeze(1)).unsqueeze(-1)
