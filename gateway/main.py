@@ -18,8 +18,11 @@ from typing import Any
 import click
 
 from gateway.app import Gateway
+from gateway.backends.kubernetes import KubernetesSettings
+from gateway.backends.kubernetes import create as create_kubernetes
+from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.backends.process import ProcessSettings, create
-from gateway.contract import FunctionSpec
+from gateway.contract import Backend, BackendError, FunctionSpec
 from gateway.durations import parse_duration
 from gateway.serving import build_server, listen
 from gateway.settings import GatewaySettings, ensure_credentials
@@ -47,7 +50,8 @@ class _Duration(click.ParamType[float]):
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks a free one.")
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=8082, show_default=True)
-@click.option("--backend", type=click.Choice(("process",)), default="process", show_default=True)
+@click.option("--backend", type=click.Choice(("process", "kubernetes")), default="process", show_default=True)
+@kubernetes_options
 @click.option("--cpu-scale", type=click.FloatRange(0.001, 10), default=1.0, show_default=True)
 @click.option("--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="Images forked from the parent.")
 @click.option("--preload", multiple=True, metavar="MODULE", help="Modules the warm parent imports.")
@@ -68,9 +72,14 @@ def main(
     max_body_mb: int,
     **options: Any,
 ) -> None:
-    """OpenFaaS's gateway API on this machine. Basic auth and timeouts may come from OpenFaaS's variables."""
+    """OpenFaaS's gateway API on this machine, or in a cluster (--backend kubernetes).
+
+    Basic auth and timeouts may come from OpenFaaS's variables.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    cluster = take_kubernetes_options(options)
     settings = GatewaySettings(
+        keeps_functions=backend == "process",
         images=_image_table(images),
         upstream_timeout_s=upstream_timeout,
         read_timeout_s=read_timeout,
@@ -82,7 +91,10 @@ def main(
         import uvloop
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(settings))
+            try:
+                runner.run(serve(settings, cluster if backend == "kubernetes" else None))
+            except BackendError as error:
+                raise click.ClickException(str(error)) from error
 
 
 def _image_table(images: tuple[str, ...]) -> dict[str, str]:
@@ -106,8 +118,8 @@ def _locked(state: Path) -> Iterator[None]:
         yield
 
 
-async def serve(settings: GatewaySettings) -> None:
-    """Run until SIGTERM or SIGINT, then drain."""
+async def serve(settings: GatewaySettings, cluster: KubernetesSettings | None = None) -> None:
+    """Run until SIGTERM or SIGINT, then drain. ``cluster``: functions are there and not on this machine."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +127,7 @@ async def serve(settings: GatewaySettings) -> None:
     credentials = ensure_credentials(settings)
     with _listen(settings.host, settings.port) as api, _listen(settings.host, settings.metrics_port) as metrics:
         url = f"http://{settings.host}:{api.getsockname()[1]}"
-        backend = create(_process_settings(settings, url))
+        backend: Backend = create(_process_settings(settings, url)) if cluster is None else create_kubernetes(cluster)
         gateway = Gateway(settings, backend, credentials)
         gateway.system.metrics_address = f"{settings.host}:{metrics.getsockname()[1]}"
         servers = [build_server(app, settings) for app in (gateway.api, gateway.metrics_app)]

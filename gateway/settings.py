@@ -44,6 +44,8 @@ class GatewaySettings:
     images: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     pipelines_dir: Path | None = None
+    keeps_functions: bool = True
+    """The state folder holds what was deployed; not so where the backend does, as a cluster."""
 
     @property
     def secrets_dir(self) -> Path:

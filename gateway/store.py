@@ -41,3 +41,19 @@ class FunctionStore:
 
     def _path(self, name: str, namespace: str) -> Path:
         return self._folder / f"{name}.{namespace}.json"
+
+
+class NoStore(FunctionStore):
+    """Keeps nothing: the backend's functions outlive the gateway."""
+
+    def __init__(self) -> None:
+        pass
+
+    def save(self, spec: FunctionSpec, replicas: int) -> None:
+        pass
+
+    def remove(self, name: str, namespace: str) -> None:
+        pass
+
+    def load(self) -> Iterator[tuple[FunctionSpec, int]]:
+        return iter(())

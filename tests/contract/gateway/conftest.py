@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from gateway.backends.fake import FakeBackend
+from gateway.backends.kubernetes import KubernetesSettings
+from gateway.backends.kubernetes.backend import KubernetesBackend
+from gateway.backends.kubernetes.connection import Connection
 from gateway.backends.process import ProcessSettings, create
 from gateway.contract import Backend
+from tests.doubles.kubernetes import Cluster, running
 
 
 @dataclass(frozen=True)
@@ -20,6 +25,10 @@ class Case:
 
     backend: Backend
     image: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """What a function says there so that ``max_inflight`` changes live."""
+    outlives: bool = False
+    """Whether replicas go on when the backend is closed, because a cluster holds them."""
 
 
 Factory = Callable[[Path], AbstractAsyncContextManager[Case]]
@@ -46,7 +55,22 @@ async def process(state: Path) -> AsyncIterator[Case]:
         await backend.close()
 
 
-BACKEND_FACTORIES: list[Factory] = [fake, process]
+@asynccontextmanager
+async def kubernetes(state: Path) -> AsyncIterator[Case]:
+    """Against the API double, whose pods are small servers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with running(lambda: Cluster(serve_port=port)) as double:
+        settings = KubernetesSettings(function_port=port, first_wait_s=0.01)
+        backend = KubernetesBackend(settings, Connection(double.url, None, lambda: None))
+        await backend.start()
+        try:
+            yield Case(backend, "test/echo:1", {"smoe.live-settings": "true"}, outlives=True)
+        finally:
+            await backend.close()
+
+
+BACKEND_FACTORIES: list[Factory] = [fake, process, kubernetes]
 
 
 @pytest.fixture(params=BACKEND_FACTORIES, ids=lambda factory: factory.__name__)

@@ -1,0 +1,167 @@
+"""Calls to the API server: bounded tries, named errors, streams of lines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Literal
+
+import aiohttp
+
+from gateway.backends.kubernetes.connection import Connection
+from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.contract import BackendError
+
+log = logging.getLogger(__name__)
+
+FIELD_MANAGER = "smoe-gateway"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
+MAX_LINE_BYTES = 8 << 20
+"""An object in a watch; etcd refuses objects of more than 1.5 MiB."""
+
+Object = dict[str, Any]
+Method = Literal["GET", "POST", "PATCH", "DELETE"]
+
+
+class ApiError(BackendError):
+    """The API server refused. ``code`` is the HTTP status, ``message`` what it said."""
+
+    def __init__(self, what: str, code: int, message: str) -> None:
+        super().__init__(f"{what}: the Kubernetes API server answered {code}: {message[:400]}")
+        self.code = code
+        self.message = message
+
+
+class UnreachableError(BackendError):
+    """The API server did not answer in time."""
+
+
+class Api:
+    """One session with the API server. Each call here says what should be, so repeating one is safe."""
+
+    def __init__(self, connection: Connection, settings: KubernetesSettings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=64, ssl=connection.tls or False), trust_env=False, auto_decompress=True
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None, accept: str = "application/json") -> Object:
+        return await self.call("GET", path, params=params, accept=accept)
+
+    async def apply(self, path: str, document: Object, manager: str = FIELD_MANAGER) -> Object:
+        """Server-side apply, taking fields over from whoever owned them."""
+        params = {"fieldManager": manager, "force": "true"}
+        return await self.call("PATCH", path, document, content_type=APPLY, params=params)
+
+    async def merge(self, path: str, patch: Object, content_type: str = MERGE, *, again: bool = True) -> Object:
+        """A patch. ``again`` False: one that names a resource version, for which a conflict is final."""
+        params = {"fieldManager": FIELD_MANAGER}
+        return await self.call("PATCH", path, patch, content_type=content_type, params=params, again=again)
+
+    async def call(
+        self,
+        method: Method,
+        path: str,
+        body: Object | None = None,
+        *,
+        params: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        again: bool = True,
+    ) -> Object:
+        """The reply's JSON. Raises ApiError and UnreachableError, after the tries that the settings allow."""
+        what = f"{method} {path}"
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._headers(accept), **({"Content-Type": content_type} if data is not None else {})}
+        wait_s = self._settings.first_wait_s
+        for left in reversed(range(self._settings.tries)):
+            try:
+                status, text, retry_after_s = await self._once(method, path, data, params, headers)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if not left:
+                    raise UnreachableError(
+                        f"{what}: no answer of the Kubernetes API server at {self._connection.url}: "
+                        f"{type(error).__name__}"
+                    ) from error
+            else:
+                if status < 300:
+                    return _object(what, text)
+                if not left or not _worth_repeating(status, text, again):
+                    raise ApiError(what, status, _message(text))
+                wait_s = max(wait_s, retry_after_s)
+            await asyncio.sleep(min(wait_s, 5.0))
+            wait_s *= 2
+        raise AssertionError("unreachable")
+
+    async def lines(
+        self, path: str, params: Mapping[str, str], accept: str = "application/json", silence_s: float | None = None
+    ) -> AsyncIterator[bytes]:
+        """Lines of a reply that goes on; ``silence_s`` bounds the wait for the next piece. Raises like :meth:`call`,
+        without other tries."""
+        what = f"GET {path}"
+        timeout = aiohttp.ClientTimeout(total=None, connect=self._settings.request_timeout_s, sock_read=silence_s)
+        try:
+            async with self._session.get(
+                self._connection.url + path, params=params, headers=self._headers(accept), timeout=timeout
+            ) as reply:
+                if reply.status >= 300:
+                    raise ApiError(what, reply.status, _message((await reply.read()).decode(errors="replace")))
+                rest = bytearray()
+                async for piece in reply.content.iter_any():
+                    rest += piece
+                    *whole, tail = rest.split(b"\n")
+                    for line in whole:
+                        yield bytes(line)
+                    rest = bytearray(tail)
+                    if len(rest) > MAX_LINE_BYTES:
+                        raise UnreachableError(f"{what}: a line of more than {MAX_LINE_BYTES} bytes")
+                if rest:
+                    yield bytes(rest)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UnreachableError(f"{what}: {type(error).__name__}") from error
+
+    async def _once(
+        self, method: str, path: str, data: bytes | None, params: Mapping[str, str] | None, headers: Mapping[str, str]
+    ) -> tuple[int, str, float]:
+        timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
+        async with self._session.request(
+            method, self._connection.url + path, data=data, params=params, headers=headers, timeout=timeout
+        ) as reply:
+            text = (await reply.read()).decode(errors="replace")
+            after = reply.headers.get("Retry-After", "")
+            return reply.status, text, float(after) if after.isascii() and after.isdigit() else 0.0
+
+    def _headers(self, accept: str) -> dict[str, str]:
+        authorization = self._connection.authorization()
+        return {"Accept": accept, **({} if authorization is None else {"Authorization": authorization})}
+
+
+def _worth_repeating(status: int, text: str, conflicts: bool) -> bool:
+    """A conflict with another writer passes; a name that is taken does not."""
+    return status in (429, 500, 502, 503, 504) or (status == 409 and conflicts and "AlreadyExists" not in text)
+
+
+def _object(what: str, text: str) -> Object:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ApiError(what, 502, "the reply is not JSON") from error
+    if not isinstance(found, dict):
+        raise ApiError(what, 502, "the reply is not a JSON object")
+    return found
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        return text.strip() or "no reason given"

@@ -1,0 +1,53 @@
+"""Where the API server is and how to prove who asks: the pod's service account, or a kubeconfig file."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubernetes import client, config
+
+from gateway.contract import BackendError
+
+
+@dataclass(frozen=True)
+class Connection:
+    """``authorization`` gives the present header, or None; tokens in files are read anew when they age."""
+
+    url: str
+    tls: ssl.SSLContext | None
+    authorization: Callable[[], str | None]
+
+
+def connect(kubeconfig: Path | None) -> Connection:
+    """Reads settings only, sends nothing. Raises BackendError."""
+    found = client.Configuration()
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
+        else:
+            path = None if kubeconfig is None else str(kubeconfig)
+            config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise BackendError(f"no way to reach a Kubernetes API server: {error}") from error
+
+    def authorization() -> str | None:
+        setting = found.auth_settings().get("BearerToken")
+        return None if setting is None else str(setting["value"])
+
+    return Connection(found.host.rstrip("/"), _tls(found), authorization)
+
+
+def _tls(found: client.Configuration) -> ssl.SSLContext | None:
+    if not found.host.startswith("https"):
+        return None
+    context = ssl.create_default_context(cafile=found.ssl_ca_cert or None)
+    if not found.verify_ssl:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if found.cert_file:
+        context.load_cert_chain(found.cert_file, found.key_file)
+    return context

@@ -1,0 +1,173 @@
+"""A cache of objects that follows the API server: list, then watch, and again from the start where that breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+
+from gateway.backends.kubernetes.api import METADATA, Api, ApiError, Object, UnreachableError
+from gateway.backends.kubernetes.live import FUNCTION_LABEL
+from gateway.backends.kubernetes.settings import KubernetesSettings
+
+log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 10.0
+
+
+class ExpiredError(Exception):
+    """The API server has forgotten the version that a watch was to start from."""
+
+
+class Informer:
+    """Objects under ``path`` that ``selector`` chooses, by name, and by function. ``changed`` is called after every
+    change with the function it is about, None for all.
+
+    While the API server cannot be reached the objects stay as they were last seen: nothing vanishes because nobody
+    answers. ``metadata_only`` never asks for more than metadata.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        selector: str,
+        settings: KubernetesSettings,
+        changed: Callable[[str | None], None],
+        *,
+        metadata_only: bool = False,
+    ) -> None:
+        self.objects: dict[str, Object] = {}
+        self.by_function: dict[str, dict[str, Object]] = {}
+        self._api = api
+        self._path = path
+        self._selector = selector
+        self._settings = settings
+        self._changed = changed
+        self._accept = METADATA if metadata_only else "application/json"
+        self._deleted: set[str] = set()
+        """Uids deleted by this gateway whose DELETED event is still to come."""
+        self._version = ""
+
+    async def load(self) -> None:
+        """List everything anew. Raises ApiError and UnreachableError."""
+        found: dict[str, Object] = {}
+        params = {"limit": str(self._settings.page_objects), "labelSelector": self._selector}
+        while True:
+            page = await self._api.get(self._path, params, accept=self._accept.format("List"))
+            for item in page.get("items") or ():
+                found[item["metadata"]["name"]] = item
+            self._version = page["metadata"]["resourceVersion"]
+            after = page["metadata"].get("continue")
+            if not after:
+                break
+            params["continue"] = after
+        self.objects, self.by_function = {}, {}
+        for item in found.values():
+            self._set(item)
+        self._deleted.clear()
+        self._changed(None)
+
+    async def follow(self) -> None:
+        """Never returns; the first list was loaded."""
+        wait_s = 0.0
+        last = ""
+        while True:
+            try:
+                await self._watch()
+                wait_s = 0.0
+                continue
+            except ExpiredError:
+                await asyncio.sleep(wait_s)
+                last = await self._reload(last)
+            except (ApiError, UnreachableError) as error:
+                if str(error) != last:
+                    log.warning("%s; the last known state stays in use", error)
+                last = str(error)
+                if isinstance(error, ApiError) and error.code == 410:
+                    last = await self._reload(last)
+            await asyncio.sleep(wait_s)
+            wait_s = min(_LONGEST_WAIT_S, max(self._settings.first_wait_s, 2 * wait_s))
+
+    def put(self, document: Object) -> None:
+        """Take over what a write was answered, ahead of the watch."""
+        name, meta = document["metadata"]["name"], document["metadata"]
+        known = self.objects.get(name)
+        if known is None or _newer(meta, known["metadata"]):
+            self._set(document)
+            self._changed(_function(document))
+
+    def drop(self, name: str) -> None:
+        """Forget what was deleted, ahead of the watch."""
+        known = self._remove(name)
+        if known is not None:
+            self._deleted.add(known["metadata"].get("uid", ""))
+            self._changed(_function(known))
+
+    async def _reload(self, last: str) -> str:
+        try:
+            await self.load()
+        except (ApiError, UnreachableError) as error:
+            if str(error) != last:
+                log.warning("%s; the last known state stays in use", error)
+            return str(error)
+        return ""
+
+    async def _watch(self) -> None:
+        """One watch until the API server ends it. Raises ExpiredError where only a new list helps."""
+        params = {
+            "watch": "true",
+            "labelSelector": self._selector,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(round(self._settings.watch_s)),
+        }
+        silence_s = self._settings.watch_s + self._settings.request_timeout_s
+        async for line in self._api.lines(self._path, params, self._accept.format(""), silence_s):
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                if event["object"].get("code") == 410:
+                    raise ExpiredError
+                raise ApiError(f"watch {self._path}", event["object"].get("code", 500), str(event["object"]))
+            self._take(event["type"], event["object"])
+
+    def _take(self, kind: str, document: Object) -> None:
+        meta = document["metadata"]
+        self._version = meta["resourceVersion"]
+        if kind == "BOOKMARK":
+            return
+        name, uid = meta["name"], meta.get("uid", "")
+        known = self.objects.get(name)
+        if kind == "DELETED":
+            self._deleted.discard(uid)
+            if known is None or known["metadata"].get("uid") != uid:
+                return
+            self._remove(name)
+        elif uid in self._deleted or (known is not None and not _newer(meta, known["metadata"])):
+            return
+        else:
+            self._set(document)
+        self._changed(_function(document))
+
+    def _set(self, document: Object) -> None:
+        name = document["metadata"]["name"]
+        self.objects[name] = document
+        self.by_function.setdefault(_function(document), {})[name] = document
+
+    def _remove(self, name: str) -> Object | None:
+        known = self.objects.pop(name, None)
+        if known is not None:
+            self.by_function.get(_function(known), {}).pop(name, None)
+        return known
+
+
+def _function(document: Object) -> str:
+    """The function that an object belongs to, empty for those of none (secrets)."""
+    return str((document["metadata"].get("labels") or {}).get(FUNCTION_LABEL, ""))
+
+
+def _newer(meta: Object, known: Object) -> bool:
+    """Whether ``meta`` is of a later form; versions of one resource are numbers that grow."""
+    new, old = meta["resourceVersion"], known["resourceVersion"]
+    return not (new.isdigit() and old.isdigit()) or int(new) > int(old)

@@ -1,0 +1,104 @@
+"""Lines of a function's pods, merged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+
+from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
+from gateway.contract import LogLine
+
+_QUEUE_LINES = 1000
+
+
+class PodLogs:
+    """Reads ``pods/log``. ``pods`` gives the function's pods now, None once it is deleted; ``changed`` awaits news."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        name: str,
+        namespace: str,
+        pods: Callable[[], list[str] | None],
+        changed: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._api = api
+        self._path = path
+        self._name = name
+        self._namespace = namespace
+        self._pods = pods
+        self._changed = changed
+
+    async def read(
+        self, instance: str | None, since_s: float | None, tail: int, follow: bool
+    ) -> AsyncIterator[LogLine]:
+        """What there is, in order of time; with ``follow`` then what comes, of pods that come later too."""
+        known = self._chosen(instance) or []
+        lines = [line for pod in known for line in await self._now(pod, since_s, tail)]
+        lines.sort(key=lambda line: line.timestamp_s)
+        for line in lines[-tail:] if tail > 0 else lines:
+            yield line
+        if not follow:
+            return
+        latest_s = {line.instance: line.timestamp_s for line in lines}
+        async for line in self._following(instance, {pod: latest_s.get(pod, since_s) for pod in known}):
+            if line.timestamp_s > latest_s.get(line.instance, 0.0):
+                yield line
+
+    async def _following(self, instance: str | None, begun_s: dict[str, float | None]) -> AsyncIterator[LogLine]:
+        queue: asyncio.Queue[LogLine | None] = asyncio.Queue(_QUEUE_LINES)
+        readers: dict[str, asyncio.Task[None]] = {}
+
+        async def attend() -> None:
+            while (pods := self._chosen(instance)) is not None:
+                for pod in pods:
+                    if pod not in readers:
+                        readers[pod] = asyncio.create_task(self._stream(pod, begun_s.get(pod), queue))
+                await self._changed()
+            await asyncio.wait(readers.values(), timeout=5.0) if readers else None
+            await queue.put(None)
+
+        attending = asyncio.create_task(attend())
+        try:
+            while (line := await queue.get()) is not None:
+                yield line
+        finally:
+            for task in (attending, *readers.values()):
+                task.cancel()
+            await asyncio.gather(attending, *readers.values(), return_exceptions=True)
+
+    async def _now(self, pod: str, since_s: float | None, tail: int) -> list[LogLine]:
+        params = self._params(since_s)
+        if tail > 0:
+            params["tailLines"] = str(tail)
+        return [line async for line in self._lines(pod, params)]
+
+    async def _stream(self, pod: str, since_s: float | None, queue: asyncio.Queue[LogLine | None]) -> None:
+        async for line in self._lines(pod, {**self._params(since_s), "follow": "true"}):
+            await queue.put(line)
+
+    async def _lines(self, pod: str, params: dict[str, str]) -> AsyncIterator[LogLine]:
+        """A pod that has no log (not started, gone) has no lines."""
+        try:
+            async for raw in self._api.lines(f"{self._path}/{pod}/log", params, "*/*"):
+                stamp, _, text = raw.decode(errors="replace").partition(" ")
+                try:
+                    time_s = datetime.fromisoformat(stamp).timestamp()
+                except ValueError:
+                    continue
+                yield LogLine(self._name, self._namespace, pod, time_s, text)
+        except (ApiError, UnreachableError):
+            return
+
+    @staticmethod
+    def _params(since_s: float | None) -> dict[str, str]:
+        params = {"timestamps": "true"}
+        if since_s is not None:
+            params["sinceTime"] = datetime.fromtimestamp(since_s, UTC).isoformat().replace("+00:00", "Z")
+        return params
+
+    def _chosen(self, instance: str | None) -> list[str] | None:
+        pods = self._pods()
+        return pods if pods is None or instance is None else [pod for pod in pods if pod == instance]

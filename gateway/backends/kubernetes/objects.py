@@ -1,0 +1,334 @@
+"""Between OpenFaaS's functions and Kubernetes' objects; computes only.
+
+Names, labels, probes and mounts are those that OpenFaaS's users know. A Deployment carries two annotations of ours:
+``smoe.function``, the FunctionDeployment as it was sent, and ``smoe.live``, what holds for its pods now (limits,
+requests, concurrency): a pod that differs from it is brought in line without a restart. The template says the same
+whenever it is written, so pods that come later differ only until they are seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gateway.backends.kubernetes.api import Object
+from gateway.backends.kubernetes.live import (
+    FUNCTION_LABEL,
+    LIVE_FILE,
+    LIVE_FOLDER,
+    POD_SETTINGS,
+    RESIZED,
+    Live,
+    live_of,
+    takes_live_settings,
+)
+from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.backends.process.quantities import RESOURCES, parse_quantity
+from gateway.contract import FunctionSpec, InvalidSpecError
+from gateway.durations import parse_duration
+from gateway.specs import deployment_of, max_inflight, parse_deployment
+
+SPEC = "smoe.function"
+LIVE = "smoe.live"
+SECRETS_FOLDER = "/var/openfaas/secrets"
+FEED_FOLDER = "/var/openfaas/feed"
+PIPELINES_FOLDER = "/var/smoe/pipelines"
+GPU = "nvidia.com/gpu"
+GPU_TENTHS = 10
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+SETTLE_S = 3
+"""Between a pod's leaving the endpoints and its SIGTERM: clients need that long to learn of it."""
+_RESERVED = ("port", "secret_mount_path", "smoe_live_settings", "OPENFAAS_NAME", "OPENFAAS_NAMESPACE")
+_PROBES = {"livenessProbe": "com.openfaas.health.http", "readinessProbe": "com.openfaas.ready.http"}
+_PROBE_DEFAULTS = {"initialDelaySeconds": 2, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3}
+
+
+def check(spec: FunctionSpec) -> None:
+    """Raises InvalidSpecError for what no cluster could run."""
+    for where, amounts in (("limits", spec.limits), ("requests", spec.requests)):
+        for resource, text in amounts.items():
+            if resource not in RESOURCES:
+                raise InvalidSpecError(f"{where}.{resource[:60]} is not a resource; known are {', '.join(RESOURCES)}")
+            value = parse_quantity(text, f"{where}.{resource}")
+            if value < 0 or (where == "limits" and value == 0):
+                raise InvalidSpecError(f"{where}.{resource} is {text!r}; it must be above 0, or be left out")
+            if "gpu" in resource and value.denominator != 1:
+                raise InvalidSpecError(f"{where}.{resource} is {text!r}; it takes a whole number of tenths of a GPU")
+    tenths = parse_quantity(spec.limits.get(GPU, "0"))
+    if tenths > GPU_TENTHS:
+        raise InvalidSpecError(f"limits.{GPU} is {tenths}; a GPU is shared in {GPU_TENTHS} tenths, so at most that")
+    for resource, text in spec.requests.items():
+        if resource in spec.limits and parse_quantity(text) > parse_quantity(spec.limits[resource]):
+            raise InvalidSpecError(f"requests.{resource} is {text}, above its limit of {spec.limits[resource]}")
+    max_inflight(spec)
+    for key in _RESERVED:
+        if key in spec.env_vars:
+            raise InvalidSpecError(f"envVars.{key} is set by this gateway for each replica; leave it out")
+    _node_selector(spec)
+    _probes(spec)
+    _grace_s(spec)
+
+
+def deployment(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozenset[str]) -> Object:
+    """The Deployment of a function, without replicas: those are scaled, not applied."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": spec.name, "namespace": settings.namespace, **metadata(spec)},
+        "spec": {
+            "revisionHistoryLimit": 3,
+            "selector": {"matchLabels": {FUNCTION_LABEL: spec.name}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": {
+                "metadata": {"labels": _labels(spec), "annotations": _pod_annotations(spec)},
+                "spec": _pod(spec, settings, pull_secrets),
+            },
+        },
+    }
+
+
+def service(spec: FunctionSpec, owner: Object, settings: KubernetesSettings) -> Object:
+    """The Service of a function; it goes with its Deployment, ``owner``."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": spec.name,
+            "namespace": settings.namespace,
+            "labels": {FUNCTION_LABEL: spec.name},
+            "annotations": {"prometheus.io.scrape": "false"},
+            "ownerReferences": [
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": "Deployment",
+                    "name": spec.name,
+                    "uid": owner["metadata"]["uid"],
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        },
+        "spec": {
+            "type": "ClusterIP",
+            "selector": {FUNCTION_LABEL: spec.name},
+            "ports": [{"name": "http", "port": settings.function_port, "protocol": "TCP", "targetPort": "http"}],
+        },
+    }
+
+
+def metadata(spec: FunctionSpec) -> dict[str, dict[str, str]]:
+    """Labels and annotations of the Deployment itself; changing them restarts nothing."""
+    return {
+        "labels": _labels(spec),
+        "annotations": {
+            **spec.annotations,
+            "prometheus.io.scrape": "false",
+            SPEC: json.dumps(deployment_of(spec), sort_keys=True),
+            LIVE: live_of(spec).text(),
+        },
+    }
+
+
+def spec_of(document: Object) -> FunctionSpec | None:
+    """The function of a Deployment as it is now, or None for one that this gateway did not make."""
+    annotations = document["metadata"].get("annotations") or {}
+    try:
+        spec = parse_deployment(json.loads(annotations[SPEC]))
+        live = Live.parse(annotations[LIVE]) if LIVE in annotations else live_of(spec)
+    except (KeyError, ValueError, TypeError, InvalidSpecError):
+        return None
+    environment = dict(spec.env_vars)
+    if live.max_inflight != max_inflight(spec):
+        environment["max_inflight"] = str(live.max_inflight)
+    return replace(spec, limits=live.limits, requests=live.requests, env_vars=environment)
+
+
+def only_live_differs(before: FunctionSpec, after: FunctionSpec) -> bool:
+    """Whether pods of ``before`` can become pods of ``after`` without a restart.
+
+    Kubernetes resizes CPU and memory that are there, adds and removes none, and keeps a pod's class of service; nothing
+    else of a container changes.
+    """
+    if takes_live_settings(before):
+        before, after = (
+            replace(one, env_vars={k: v for k, v in one.env_vars.items() if k != "max_inflight"})
+            for one in (before, after)
+        )
+    old, new = live_of(before), live_of(after)
+    for mine, theirs in ((old.limits, new.limits), (old.requests, new.requests)):
+        if mine.keys() != theirs.keys() or any(mine[key] != theirs[key] for key in mine if key not in RESIZED):
+            return False
+    if old.guaranteed != new.guaranteed:
+        return False
+    nothing: Mapping[str, str] = {}
+    return replace(before, limits=nothing, requests=nothing, labels=nothing, annotations=nothing) == replace(
+        after, limits=nothing, requests=nothing, labels=nothing, annotations=nothing
+    )
+
+
+def leftovers(document: Object, wanted: Object) -> Object | None:
+    """A strategic merge patch that takes away limits and variables which others (the controller, moving a function to a
+    GPU) put into our container and ``wanted`` does not have; None where there are none. Apply leaves those alone."""
+    name = wanted["metadata"]["name"]
+    new = wanted["spec"]["template"]["spec"]["containers"][0]
+    old = next((one for one in document["spec"]["template"]["spec"]["containers"] if one["name"] == name), None)
+    if old is None:
+        return None
+    resources = {
+        kind: dict.fromkeys((old.get("resources", {}).get(kind) or {}).keys() - new["resources"].get(kind, {}).keys())
+        for kind in ("limits", "requests")
+        if new["resources"].get(kind)
+    }
+    known = {entry["name"] for entry in new["env"]}
+    ours = (MPS_PERCENTAGE, MPS_MEMORY)
+    env = [
+        {"name": entry["name"], "$patch": "delete"}
+        for entry in old.get("env") or ()
+        if entry["name"] in ours and entry["name"] not in known
+    ]
+    resources = {kind: gone for kind, gone in resources.items() if gone}
+    if not resources and not env:
+        return None
+    container: Object = {"name": name}
+    if resources:
+        container["resources"] = resources
+    if env:
+        container["env"] = env
+    return {"spec": {"template": {"spec": {"containers": [container]}}}}
+
+
+def _labels(spec: FunctionSpec) -> dict[str, str]:
+    return {**spec.labels, FUNCTION_LABEL: spec.name}
+
+
+def _pod_annotations(spec: FunctionSpec) -> dict[str, str]:
+    found = {**spec.annotations, "prometheus.io.scrape": "false"}
+    if takes_live_settings(spec):
+        found[POD_SETTINGS] = live_of(spec).settings()
+    return found
+
+
+def _pod(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozenset[str]) -> Object:
+    volumes, mounts = _volumes(spec, settings, pull_secrets)
+    resources = {
+        kind: dict(amounts) for kind, amounts in (("limits", spec.limits), ("requests", spec.requests)) if amounts
+    }
+    security: Object = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": spec.read_only_root_filesystem}
+    if settings.run_as_user is not None:
+        security |= {"runAsUser": settings.run_as_user, "runAsNonRoot": settings.run_as_user != 0}
+    container = {
+        "name": spec.name,
+        "image": spec.image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "ports": [{"name": "http", "containerPort": settings.function_port, "protocol": "TCP"}],
+        "env": _environment(spec, settings),
+        "resources": resources,
+        "resizePolicy": [{"resourceName": resource, "restartPolicy": "NotRequired"} for resource in RESIZED],
+        "securityContext": security,
+        "lifecycle": {"preStop": {"sleep": {"seconds": SETTLE_S}}},
+        **_probes(spec),
+    }
+    pod: Object = {
+        "containers": [container],
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": _grace_s(spec),
+    }
+    if mounts:
+        container["volumeMounts"] = mounts
+        pod["volumes"] = volumes
+    if spec.constraints:
+        pod["nodeSelector"] = _node_selector(spec)
+    if pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in sorted(pull_secrets)]
+    return pod
+
+
+def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[dict[str, str]]:
+    environment: dict[str, str] = {}
+    tenths = int(parse_quantity(spec.limits.get(GPU, "0")))
+    if tenths:
+        environment[MPS_PERCENTAGE] = str(100 * tenths // GPU_TENTHS)
+        if settings.gpu_memory_mb is not None:
+            environment[MPS_MEMORY] = f"0={settings.gpu_memory_mb * tenths // GPU_TENTHS}M"
+    if settings.feed_url and settings.feed_secret:
+        environment |= {"smoe_feed_url": settings.feed_url, "smoe_feed_token_file": f"{FEED_FOLDER}/feed-token"}
+    if settings.pipelines_claim and "smoe_pipeline" in spec.env_vars:
+        environment["smoe_pipelines_dir"] = PIPELINES_FOLDER
+    environment |= spec.env_vars
+    if spec.env_process.strip():
+        environment["fprocess"] = spec.env_process.strip()
+    environment |= {
+        "port": str(settings.function_port),
+        "OPENFAAS_NAME": spec.name,
+        "OPENFAAS_NAMESPACE": spec.namespace,
+        "secret_mount_path": SECRETS_FOLDER,
+    }
+    if takes_live_settings(spec):  # the file says it, from the start on
+        environment.pop("max_inflight", None)
+        environment["smoe_live_settings"] = f"{LIVE_FOLDER}/{LIVE_FILE}"
+    return [{"name": key, "value": value} for key, value in sorted(environment.items())]
+
+
+def _volumes(
+    spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozenset[str]
+) -> tuple[list[Object], list[Object]]:
+    volumes: list[Object] = []
+    mounts: list[Object] = []
+
+    def mount(name: str, folder: str, source: Object, read_only: bool = True) -> None:
+        volumes.append({"name": name, **source})
+        mounts.append({"name": name, "mountPath": folder, "readOnly": read_only})
+
+    files = [name for name in spec.secrets if name not in pull_secrets]
+    if files:
+        sources = [{"secret": {"name": name}} for name in files]
+        mount(f"{spec.name}-projected-secrets"[:63], SECRETS_FOLDER, {"projected": {"sources": sources}})
+    if spec.read_only_root_filesystem:
+        mount("temp", "/tmp", {"emptyDir": {}}, read_only=False)  # noqa: S108
+    if takes_live_settings(spec):
+        item = {"path": LIVE_FILE, "fieldRef": {"fieldPath": f"metadata.annotations['{POD_SETTINGS}']"}}
+        mount("live-settings", LIVE_FOLDER, {"downwardAPI": {"items": [item]}})
+    if settings.feed_url and settings.feed_secret:
+        mount("replica-feed", FEED_FOLDER, {"secret": {"secretName": settings.feed_secret}})
+    if settings.pipelines_claim and "smoe_pipeline" in spec.env_vars:
+        claim = {"claimName": settings.pipelines_claim, "readOnly": True}
+        mount("pipelines", PIPELINES_FOLDER, {"persistentVolumeClaim": claim})
+    return volumes, mounts
+
+
+def _probes(spec: FunctionSpec) -> dict[str, Object]:
+    """OpenFaaS's probes, with its annotations for path and times. Raises InvalidSpecError."""
+    probes: dict[str, Object] = {}
+    for name, prefix in _PROBES.items():
+        probe: dict[str, Any] = {
+            "httpGet": {"path": spec.annotations.get(f"{prefix}.path", "/_/health"), "port": "http"}
+        }
+        for key, default in _PROBE_DEFAULTS.items():
+            text = spec.annotations.get(f"{prefix}.{key}", str(default))
+            try:
+                probe[key] = round(parse_duration(text))
+            except ValueError as error:
+                raise InvalidSpecError(f"annotation {prefix}.{key}: {error}") from None
+        probes[name] = probe
+    return probes
+
+
+def _grace_s(spec: FunctionSpec) -> int:
+    """Time a pod has to end: to leave the endpoints, then to answer what it has begun. Raises InvalidSpecError."""
+    try:
+        return max(30, round(parse_duration(spec.env_vars.get("write_timeout") or "30s")) + SETTLE_S + 5)
+    except ValueError as error:
+        raise InvalidSpecError(f"envVars.write_timeout: {error}") from None
+
+
+def _node_selector(spec: FunctionSpec) -> dict[str, str]:
+    selector = {}
+    for constraint in spec.constraints:
+        key, equals, value = constraint.replace("==", "=").partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise InvalidSpecError(f"constraint {constraint[:80]!r} is no node label; it takes the form key=value")
+        selector[key.strip()] = value.strip()
+    return selector

@@ -1,0 +1,63 @@
+"""Flags of ``python -m gateway --backend kubernetes``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from gateway.backends.kubernetes.settings import KubernetesSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_NAMES = {
+    "kubernetes_namespace": "namespace",
+    "kubeconfig": "kubeconfig",
+    "function_port": "function_port",
+    "image_pull_policy": "image_pull_policy",
+    "run_as_user": "run_as_user",
+    "gpu_memory_mb": "gpu_memory_mb",
+    "feed_url": "feed_url",
+    "feed_secret": "feed_secret",
+    "pipelines_claim": "pipelines_claim",
+}
+"""Flag → setting."""
+
+_OPTIONS = (
+    click.option("--kubernetes-namespace", default="openfaas-fn", show_default=True, help="Where the functions are."),
+    click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path, exists=True, dir_okay=False),
+        default=None,
+        help="Cluster and user. [default: the pod's service account, else kubectl's]",
+    ),
+    click.option("--function-port", type=click.IntRange(1, 65535), default=8080, show_default=True),
+    click.option(
+        "--image-pull-policy",
+        type=click.Choice(("Always", "IfNotPresent", "Never")),
+        default="Always",
+        show_default=True,
+    ),
+    click.option("--run-as-user", type=click.IntRange(min=0), default=None, help="User id of all functions (MPS)."),
+    click.option("--gpu-memory-mb", type=click.IntRange(min=1), default=None, help="MiB of a GPU, shared in tenths."),
+    click.option("--feed-url", default=None, help="This gateway's /system/replicas as functions reach it."),
+    click.option("--feed-secret", default=None, help="Secret beside the functions with the key feed-token."),
+    click.option("--pipelines-claim", default=None, help="Volume claim with the folder of pipelines."),
+)
+
+
+def kubernetes_options(command: Command) -> Command:
+    """Decorator: the flags of this backend."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def take_kubernetes_options(options: dict[str, Any]) -> KubernetesSettings:
+    """Take this backend's values out of ``options``. Raises click.UsageError."""
+    settings = KubernetesSettings(**{name: options.pop(flag) for flag, name in _NAMES.items()})
+    if (settings.feed_url is None) != (settings.feed_secret is None):
+        raise click.UsageError("--feed-url and --feed-secret go together: the feed takes a token")
+    return settings

@@ -1,0 +1,63 @@
+"""OpenFaaS's secrets as Kubernetes secrets: one key of the secret's own name. Values pass through, none is kept."""
+
+from __future__ import annotations
+
+import base64
+
+from gateway.backends.kubernetes.api import Api, ApiError, Object
+from gateway.contract import ConflictError, FunctionSpec, InvalidSpecError, NotFoundError
+
+MANAGED = {"app.kubernetes.io/managed-by": "openfaas"}
+SELECTOR = "app.kubernetes.io/managed-by=openfaas"
+_PULL_TYPES = ("kubernetes.io/dockerconfigjson", "kubernetes.io/dockercfg")
+
+
+class Secrets:
+    """The secrets of one namespace."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self._api = api
+        self._path = f"/api/v1/namespaces/{namespace}/secrets"
+
+    async def put(self, name: str, value: bytes, *, create: bool) -> Object:
+        """The secret's metadata. Raises ConflictError, NotFoundError, BackendError."""
+        data = {name: base64.b64encode(value).decode()}
+        try:
+            if create:
+                metadata = {"name": name, "labels": MANAGED}
+                document = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
+                found = await self._api.call("POST", self._path, document)
+            else:
+                found = await self._api.merge(f"{self._path}/{name}", {"data": data})
+        except ApiError as error:
+            if error.code == 409 and create:
+                raise ConflictError(f"secret {name} exists already") from None
+            if error.code == 404:
+                raise NotFoundError(f"there is no secret {name}") from None
+            raise
+        return {"metadata": found["metadata"]}
+
+    async def delete(self, name: str) -> None:
+        """Raises NotFoundError, BackendError."""
+        try:
+            await self._api.call("DELETE", f"{self._path}/{name}")
+        except ApiError as error:
+            if error.code == 404:
+                raise NotFoundError(f"there is no secret {name}") from None
+            raise
+
+    async def pull_secrets(self, spec: FunctionSpec) -> frozenset[str]:
+        """Those of the function's secrets that are for pulling its image. Raises InvalidSpecError for one missing."""
+        found = set()
+        for name in spec.secrets:
+            try:
+                document = await self._api.get(f"{self._path}/{name}")
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+                raise InvalidSpecError(
+                    f"{spec.name} needs secret {name}, which does not exist in {spec.namespace}"
+                ) from None
+            if document.get("type") in _PULL_TYPES:
+                found.add(name)
+        return frozenset(found)

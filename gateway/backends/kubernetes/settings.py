@@ -1,0 +1,44 @@
+"""Settings of the Kubernetes backend, with units in the names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.contract import DEFAULT_NAMESPACE
+
+
+@dataclass(frozen=True)
+class KubernetesSettings:
+    """What the Kubernetes backend is made from; everything has a default."""
+
+    namespace: str = DEFAULT_NAMESPACE
+    """Where the functions are in the cluster; it exists already. OpenFaaS's clients know it as openfaas-fn."""
+    kubeconfig: Path | None = None
+    """Without it: the pod's service account, or, outside a cluster, what ``kubectl`` would use."""
+    function_port: int = 8080
+    """Port that functions listen on; OpenFaaS's images take 8080."""
+    image_pull_policy: str = "Always"
+    """OpenFaaS's own; ``IfNotPresent`` starts faster."""
+    run_as_user: int | None = None
+    """User id of every function. NVIDIA's MPS wants one and the same for all that share a GPU."""
+    gpu_memory_mb: int | None = None
+    """MiB of a GPU; a function with n of 10 tenths may pin n/10 of it. None sets no memory limit."""
+    feed_url: str | None = None
+    """Address of this gateway's ``/system/replicas`` as functions see it."""
+    feed_secret: str | None = None
+    """Secret in the functions' namespace with the key ``feed-token``; needed where ``feed_url`` is given."""
+    pipelines_claim: str | None = None
+    """Persistent volume claim with the folder of pipelines, mounted read-only where ``smoe_pipeline`` is set."""
+    request_timeout_s: float = 10.0
+    tries: int = 4
+    """Tries of a call that the API server did not answer, or answered 409, 429 or 5xx."""
+    first_wait_s: float = 0.2
+    """Wait before the second try; it doubles each time."""
+    watch_s: float = 240.0
+    """How long one watch is asked to last."""
+    page_objects: int = 500
+    resync_s: float = 30.0
+    """Live limits and settings are compared anew at least this often."""
+    usage_interval_s: float = 15.0
+    """Period of ``metrics.k8s.io``."""

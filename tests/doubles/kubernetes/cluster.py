@@ -1,0 +1,295 @@
+"""The cluster behind the API: nodes, quotas, the controllers that make pods and endpoints, and the kubelet.
+
+Everything runs on one event loop and settles after each write; what takes time in a real cluster is a switch here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tests.doubles.kubernetes import rollout
+from tests.doubles.kubernetes.errors import Refusal, forbidden
+from tests.doubles.kubernetes.kubelet import Container
+from tests.doubles.kubernetes.resources import amount, requested, with_defaults
+from tests.doubles.kubernetes.store import Store, now
+
+Resizing = Literal["done", "deferred", "infeasible", "in progress"]
+
+
+@dataclass
+class Node:
+    """A machine and what pods may request of it."""
+
+    allocatable: dict[str, str] = field(default_factory=lambda: {"cpu": "32", "memory": "64Gi", "nvidia.com/gpu": "10"})
+    lost: bool = False
+
+
+class Cluster:
+    """``serve_port``: pods really listen there, each on a loopback address of its own; None: addresses are made up."""
+
+    def __init__(self, nodes: dict[str, Node] | None = None, serve_port: int | None = None) -> None:
+        self.store = Store()
+        self.nodes = nodes or {"node-1": Node()}
+        self.serve_port = serve_port
+        self.resizing: Resizing = "done"
+        """What the kubelet makes of a resize that the API server took."""
+        self.hold_starts = False
+        """Pods stay unready until :meth:`let_start`."""
+        self.hold_terminations = False
+        self.logs: dict[tuple[str, str], list[tuple[float, str]]] = {}
+        self.logged = asyncio.Event()
+        self._containers: dict[str, Container] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._random = random.Random(os.urandom(8))
+        self._net = f"127.{self._random.randrange(1, 255)}.{self._random.randrange(255)}"
+        self._made = 0
+        self.add_namespace("openfaas-fn")
+
+    def add_namespace(self, name: str, annotations: dict[str, str] | None = None) -> None:
+        self.store.create("namespaces", {"metadata": {"name": name, "annotations": annotations or {}}}, "test")
+
+    def pods(self, function: str | None = None, namespace: str | None = None) -> list[dict[str, Any]]:
+        """Pods, the terminating ones too."""
+        return [
+            pod
+            for pod in self.store.all("pods", namespace)
+            if function in (None, pod["metadata"]["labels"].get("faas_function"))
+        ]
+
+    def settle(self) -> None:
+        """Let the controllers and the kubelet work until nothing changes."""
+        for _ in range(200):
+            before = self.store.version
+            rollout.deployments(self)
+            self._schedule()
+            self._run_pods()
+            self._resize()
+            rollout.endpoint_slices(self)
+            rollout.statuses(self)
+            if self.store.version == before:
+                return
+        raise AssertionError("the cluster does not settle")
+
+    # what tests do to it
+
+    def let_start(self) -> None:
+        self.hold_starts = False
+        self.settle()
+
+    def lose_node(self, name: str) -> None:
+        """The node's kubelet is heard no more: its pods are not ready."""
+        self.nodes[name].lost = True
+        for pod in self.pods():
+            if pod["spec"].get("nodeName") == name:
+                self._set_ready(pod, False, "NodeLost")
+        self.settle()
+
+    def evict_lost(self) -> None:
+        """What Kubernetes does after some minutes: pods of lost nodes are deleted, and stay terminating."""
+        for pod in self.pods():
+            if self.nodes[pod["spec"].get("nodeName", "")].lost:
+                changed = self._copy(pod)
+                changed["metadata"]["deletionTimestamp"] = now()
+                self.store.replace("pods", changed, "controller", status=True)
+        self.settle()
+
+    def set_resizing(self, how: Resizing) -> None:
+        self.resizing = how
+        self.settle()
+
+    # pods
+
+    def make_pod(self, namespace: str, name: str, template: dict[str, Any], owner: dict[str, Any]) -> None:
+        """Admission and creation. Raises Refusal for quotas."""
+        pod = {
+            "metadata": {
+                "name": f"{name}-{self._random.randrange(36**5):05x}",
+                "namespace": namespace,
+                "labels": dict(template["metadata"].get("labels") or {}),
+                "annotations": dict(template["metadata"].get("annotations") or {}),
+                "ownerReferences": [owner],
+            },
+            "spec": with_defaults(rollout.copied(template["spec"])),
+            "status": {"phase": "Pending", "conditions": []},
+        }
+        self.admit_quota(namespace, pod, None)
+        self.store.create("pods", pod, "kube-controller-manager")
+
+    def delete_pod(self, pod: dict[str, Any]) -> None:
+        meta = pod["metadata"]
+        if self.hold_terminations or self.nodes.get(pod["spec"].get("nodeName", ""), Node()).lost:
+            changed = self._copy(pod)
+            changed["metadata"].setdefault("deletionTimestamp", now())
+            self.store.replace("pods", changed, "controller", status=True)
+            return
+        container = self._containers.pop(meta["uid"], None)
+        self.store.delete("pods", meta["namespace"], meta["name"])
+        if container is not None:
+            container.stop()
+
+    def finish_terminations(self) -> None:
+        self.hold_terminations = False
+        for pod in self.pods():
+            if "deletionTimestamp" in pod["metadata"]:
+                self.delete_pod(pod)
+        self.settle()
+
+    def admit_quota(self, namespace: str, pod: dict[str, Any], instead_of: str | None) -> None:
+        """Raises Refusal 403 where a quota of the namespace would be exceeded."""
+        others = [one for one in self.pods(namespace=namespace) if one["metadata"]["name"] != instead_of]
+        for quota in self.store.all("resourcequotas", namespace):
+            for key, text in quota["spec"]["hard"].items():
+                kind, _, resource = key.rpartition(".")
+                asked = _counted(pod, kind, resource)
+                used = sum((_counted(one, kind, resource) for one in others), start=amount("0"))
+                if used + asked > amount(text):
+                    raise forbidden(
+                        "pods",
+                        pod["metadata"]["name"],
+                        f"exceeded quota: {quota['metadata']['name']}, requested: {key}={float(asked):g}, "
+                        f"used: {key}={float(used):g}, limited: {key}={text}",
+                    )
+
+    def free(self, node: str, resource: str, without: str | None = None) -> Any:
+        """What is left to request on a node; ``without`` names a pod that is not counted."""
+        used = amount("0")
+        for pod in self.pods():
+            if pod["spec"].get("nodeName") == node and pod["metadata"]["name"] != without:
+                used += requested(pod, resource)
+        return amount(self.nodes[node].allocatable.get(resource, "0")) - used
+
+    def log(self, namespace: str, pod: str, text: str, time_s: float) -> None:
+        self.logs.setdefault((namespace, pod), []).append((time_s, text))
+        waiting, self.logged = self.logged, asyncio.Event()
+        waiting.set()
+
+    def close(self) -> None:
+        for container in self._containers.values():
+            container.stop()
+
+    def _schedule(self) -> None:
+        for pod in self.pods():
+            if "nodeName" in pod["spec"] or "deletionTimestamp" in pod["metadata"]:
+                continue
+            fitting, why = self._fitting(pod)
+            changed = self._copy(pod)
+            if fitting is None:
+                _condition(changed, "PodScheduled", "False", "Unschedulable", why)
+            else:
+                changed["spec"]["nodeName"] = fitting
+                _condition(changed, "PodScheduled", "True")
+            self.store.replace("pods", changed, "kube-scheduler", status=True)
+
+    def _fitting(self, pod: dict[str, Any]) -> tuple[str | None, str]:
+        lacking: list[str] = []
+        for name, node in self.nodes.items():
+            short = [
+                resource
+                for resource in ("cpu", "memory", "nvidia.com/gpu")
+                if requested(pod, resource) > self.free(name, resource)
+            ]
+            if not short and not node.lost:
+                return name, ""
+            lacking += short
+        what = ", ".join(f"{lacking.count(one)} Insufficient {one}" for one in sorted(set(lacking)))
+        return None, f"0/{len(self.nodes)} nodes are available: {what}."
+
+    def _run_pods(self) -> None:
+        for pod in self.pods():
+            node = pod["spec"].get("nodeName")
+            if node is None or self.nodes[node].lost or self.hold_starts or pod["status"].get("podIP"):
+                continue
+            self._made += 1
+            changed = self._copy(pod)
+            ip = f"{self._net}.{self._made}" if self._made < 255 else f"127.9.{self._made // 250}.{self._made % 250}"
+            changed["status"] |= {"podIP": ip, "phase": "Running", "startTime": now()}
+            changed["status"]["containerStatuses"] = list(_statuses(changed))
+            if self.serve_port is None:
+                _condition(changed, "Ready", "True")
+            self.store.replace("pods", changed, "kubelet", status=True)
+            if self.serve_port is not None:
+                task = asyncio.get_running_loop().create_task(self._serve(changed["metadata"], ip))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, meta: dict[str, Any], ip: str) -> None:
+        loop = asyncio.get_running_loop()
+        epoch_s = __import__("time").time() - loop.time()
+        container = Container(
+            meta["name"], lambda text: self.log(meta["namespace"], meta["name"], text, epoch_s + loop.time())
+        )
+        await container.start(ip, self.serve_port or 0)
+        pod = self.store.find("pods", meta["namespace"], meta["name"])
+        if pod is None:
+            container.stop()
+            return
+        self._containers[pod["metadata"]["uid"]] = container
+        self._set_ready(pod, True)
+        self.settle()
+
+    def _set_ready(self, pod: dict[str, Any], ready: bool, reason: str = "") -> None:
+        changed = self._copy(pod)
+        _condition(changed, "Ready", "True" if ready else "False")
+        if reason:
+            changed["status"]["reason"] = reason
+        self.store.replace("pods", changed, "kubelet", status=True)
+
+    def _resize(self) -> None:
+        for pod in self.pods():
+            if not pod["status"].get("containerStatuses") or self.nodes[pod["spec"]["nodeName"]].lost:
+                continue
+            changed = self._copy(pod)
+            conditions = changed["status"]["conditions"]
+            conditions[:] = [one for one in conditions if not one["type"].startswith("PodResize")]
+            if _actual(pod) != [one.get("resources", {}) for one in pod["spec"]["containers"]]:
+                if self.resizing == "done":
+                    changed["status"]["containerStatuses"] = list(_statuses(changed))
+                elif self.resizing == "in progress":
+                    _condition(changed, "PodResizeInProgress", "True")
+                else:
+                    why = "Node didn't have enough resource: cpu"
+                    _condition(changed, "PodResizePending", "True", self.resizing.capitalize(), why)
+            changed["status"]["observedGeneration"] = changed["metadata"]["generation"]
+            self.store.replace("pods", changed, "kubelet", status=True)
+
+    @staticmethod
+    def _copy(pod: dict[str, Any]) -> dict[str, Any]:
+        return rollout.copied(pod)
+
+
+def _counted(pod: dict[str, Any], kind: str, resource: str) -> Any:
+    return amount("1") if resource == "pods" else requested(pod, resource, kind or "requests")
+
+
+def _actual(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one["resources"] for one in pod["status"]["containerStatuses"]]
+
+
+def _statuses(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for container in pod["spec"]["containers"]:
+        resources = rollout.copied(container.get("resources", {}))
+        yield {
+            "name": container["name"],
+            "ready": True,
+            "restartCount": 0,
+            "resources": resources,
+            "allocatedResources": resources.get("requests", {}),
+        }
+
+
+def _condition(pod: dict[str, Any], kind: str, status: str, reason: str = "", message: str = "") -> None:
+    conditions = pod["status"].setdefault("conditions", [])
+    before = next((one for one in conditions if one["type"] == kind), None)
+    if before is not None and (before["status"], before.get("reason", "")) == (status, reason):
+        return
+    conditions[:] = [one for one in conditions if one["type"] != kind]
+    made = {"type": kind, "status": status, "lastTransitionTime": now()}
+    conditions.append({**made, **({"reason": reason, "message": message} if reason else {})})
+
+
+__all__ = ["Cluster", "Node", "Refusal"]

@@ -1,0 +1,97 @@
+"""What the double serves, and quantities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from gateway.backends.process.quantities import parse_quantity
+
+
+@dataclass(frozen=True)
+class Kind:
+    group: str
+    version: str
+    name: str
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+
+KINDS = {
+    "deployments": Kind("apps", "v1", "Deployment"),
+    "services": Kind("", "v1", "Service"),
+    "endpointslices": Kind("discovery.k8s.io", "v1", "EndpointSlice"),
+    "pods": Kind("", "v1", "Pod"),
+    "secrets": Kind("", "v1", "Secret"),
+    "namespaces": Kind("", "v1", "Namespace"),
+    "leases": Kind("coordination.k8s.io", "v1", "Lease"),
+    "resourcequotas": Kind("", "v1", "ResourceQuota"),
+}
+
+
+def qualified(resource: str) -> str:
+    """``deployments.apps``, as messages name resources."""
+    group = KINDS[resource].group
+    return f"{resource}.{group}" if group else resource
+
+
+def amount(text: object) -> Fraction:
+    return parse_quantity(str(text))
+
+
+def requested(pod: dict[str, Any], resource: str, kind: str = "requests") -> Fraction:
+    """Sum over the pod's containers."""
+    found = Fraction(0)
+    for container in pod["spec"]["containers"]:
+        found += amount((container.get("resources", {}).get(kind) or {}).get(resource, "0"))
+    return found
+
+
+def qos(spec: dict[str, Any]) -> str:
+    """Quality of service class of a pod."""
+    classes = set()
+    for container in spec["containers"]:
+        limits = container.get("resources", {}).get("limits") or {}
+        requests = container.get("resources", {}).get("requests") or {}
+        if not limits and not requests:
+            classes.add("BestEffort")
+        elif all(
+            name in limits and name in requests and amount(limits[name]) == amount(requests[name])
+            for name in ("cpu", "memory")
+        ):
+            classes.add("Guaranteed")
+        else:
+            classes.add("Burstable")
+    return classes.pop() if len(classes) == 1 else "Burstable"
+
+
+def with_defaults(spec: dict[str, Any]) -> dict[str, Any]:
+    """A pod's spec as the API server stores it: requests default to limits."""
+    for container in spec["containers"]:
+        resources = container.setdefault("resources", {})
+        if resources.get("limits"):
+            resources["requests"] = {**resources["limits"], **(resources.get("requests") or {})}
+        container.setdefault("imagePullPolicy", "IfNotPresent")
+    return spec
+
+
+def selects(selector: str, labels: dict[str, str]) -> bool:
+    """Label selectors ``a=b``, ``a!=b``, ``a`` and ``!a``, joined by commas."""
+    for term in filter(None, selector.split(",")):
+        if "!=" in term:
+            key, _, value = term.partition("!=")
+            if labels.get(key) == value:
+                return False
+        elif "=" in term:
+            key, _, value = term.partition("=")
+            if labels.get(key.rstrip("=")) != value.lstrip("="):
+                return False
+        elif term.startswith("!"):
+            if term[1:] in labels:
+                return False
+        elif term not in labels:
+            return False
+    return True

@@ -1,0 +1,188 @@
+"""The deployment controller, the endpoint slice controller, and the status that both report."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from tests.doubles.kubernetes.errors import Refusal
+
+if TYPE_CHECKING:
+    from tests.doubles.kubernetes.cluster import Cluster
+
+HASH = "pod-template-hash"
+SERVICE = "kubernetes.io/service-name"
+
+
+def copied(value: Any) -> Any:
+    return copy.deepcopy(value)
+
+
+def template_hash(template: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def ready(pod: dict[str, Any]) -> bool:
+    return "deletionTimestamp" not in pod["metadata"] and any(
+        one["type"] == "Ready" and one["status"] == "True" for one in pod["status"].get("conditions", [])
+    )
+
+
+def deployments(cluster: Cluster) -> None:
+    """Pods for every deployment: new template first, surge before anything old goes. Pods of none are deleted."""
+    owners = set()
+    for deployment in list(cluster.store.all("deployments")):
+        owners.add(deployment["metadata"]["uid"])
+        _roll(cluster, deployment)
+    for pod in cluster.pods():
+        owner = pod["metadata"].get("ownerReferences", [{}])[0].get("uid")
+        if owner is not None and owner not in owners and "deletionTimestamp" not in pod["metadata"]:
+            cluster.delete_pod(pod)
+    for service in list(cluster.store.all("services")):
+        meta = service["metadata"]
+        if meta.get("ownerReferences") and meta["ownerReferences"][0]["uid"] not in owners:
+            cluster.store.delete("services", meta["namespace"], meta["name"])
+
+
+def pods_of(cluster: Cluster, deployment: dict[str, Any]) -> list[dict[str, Any]]:
+    """Pods of a deployment that are not terminating."""
+    uid = deployment["metadata"]["uid"]
+    return [
+        pod
+        for pod in cluster.pods(namespace=deployment["metadata"]["namespace"])
+        if pod["metadata"].get("ownerReferences", [{}])[0].get("uid") == uid
+        and "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+def _roll(cluster: Cluster, deployment: dict[str, Any]) -> None:
+    spec = deployment["spec"]
+    wanted = spec.get("replicas", 1)
+    stamp = template_hash(spec["template"])
+    pods = pods_of(cluster, deployment)
+    new = [pod for pod in pods if pod["metadata"]["labels"].get(HASH) == stamp]
+    old = [pod for pod in pods if pod not in new]
+    rolling = spec.get("strategy", {}).get("rollingUpdate", {})
+    recreate = spec.get("strategy", {}).get("type") == "Recreate"
+    surge = 0 if recreate else _share(rolling.get("maxSurge", "25%"), wanted, math.ceil)
+    missing = 0 if recreate else _share(rolling.get("maxUnavailable", "25%"), wanted, math.floor)
+    if recreate:
+        for pod in old:
+            cluster.delete_pod(pod)
+        old = []
+    failure = _create(cluster, deployment, stamp, min(wanted - len(new), wanted + surge - len(new) - len(old)))
+    _note_failure(cluster, deployment, failure)
+    available = sum(ready(pod) for pod in pods)
+    for pod in sorted(old, key=ready):
+        if not ready(pod):
+            cluster.delete_pod(pod)
+        elif available > wanted - missing:
+            cluster.delete_pod(pod)
+            available -= 1
+    worst_first = sorted(new, key=lambda pod: (ready(pod), pod["metadata"]["name"]))
+    for pod in worst_first[: max(0, len(new) - wanted)]:
+        cluster.delete_pod(pod)
+
+
+def _create(cluster: Cluster, deployment: dict[str, Any], stamp: str, count: int) -> str:
+    meta = deployment["metadata"]
+    template = copied(deployment["spec"]["template"])
+    template["metadata"].setdefault("labels", {})[HASH] = stamp
+    owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": meta["name"], "uid": meta["uid"]}
+    for _ in range(count):
+        try:
+            cluster.make_pod(meta["namespace"], f"{meta['name']}-{stamp}", template, owner)
+        except Refusal as refusal:
+            return str(refusal)
+    return ""
+
+
+def _note_failure(cluster: Cluster, deployment: dict[str, Any], failure: str) -> None:
+    """Condition ReplicaFailure, as the deployment controller copies it from its replica set."""
+    meta = deployment["metadata"]
+    live = cluster.store.find("deployments", meta["namespace"], meta["name"])
+    assert live is not None
+    changed = copied(live)
+    conditions = changed.setdefault("status", {}).setdefault("conditions", [])
+    conditions[:] = [one for one in conditions if one["type"] != "ReplicaFailure"]
+    if failure:
+        conditions.append({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": failure})
+    cluster.store.replace("deployments", changed, "controller", status=True)
+
+
+def statuses(cluster: Cluster) -> None:
+    for deployment in list(cluster.store.all("deployments")):
+        pods = pods_of(cluster, deployment)
+        stamp = template_hash(deployment["spec"]["template"])
+        changed = copied(deployment)
+        changed["status"] |= {
+            "observedGeneration": deployment["metadata"]["generation"],
+            "replicas": len(pods),
+            "updatedReplicas": sum(pod["metadata"]["labels"].get(HASH) == stamp for pod in pods),
+            "readyReplicas": sum(map(ready, pods)),
+            "availableReplicas": sum(map(ready, pods)),
+        }
+        cluster.store.replace("deployments", changed, "controller", status=True)
+
+
+def endpoint_slices(cluster: Cluster) -> None:
+    """One slice for each service, with the service's labels, as the endpoint slice controller makes it."""
+    wanted = set()
+    for service in list(cluster.store.all("services")):
+        meta = service["metadata"]
+        name = f"{meta['name']}-{meta['uid'][:5]}"
+        wanted.add((meta["namespace"], name))
+        document = {
+            "metadata": {
+                "name": name,
+                "namespace": meta["namespace"],
+                "labels": {**(meta.get("labels") or {}), SERVICE: meta["name"]},
+            },
+            "addressType": "IPv4",
+            **_endpoints(cluster, service),
+        }
+        live = cluster.store.find("endpointslices", meta["namespace"], name)
+        if live is None:
+            cluster.store.create("endpointslices", document, "endpointslice-controller")
+        else:
+            changed = {**copied(live), **document, "metadata": {**copied(live["metadata"]), **document["metadata"]}}
+            cluster.store.replace("endpointslices", changed, "endpointslice-controller")
+    for known in list(cluster.store.all("endpointslices")):
+        key = (known["metadata"]["namespace"], known["metadata"]["name"])
+        if key not in wanted:
+            cluster.store.delete("endpointslices", *key)
+
+
+def _endpoints(cluster: Cluster, service: dict[str, Any]) -> dict[str, Any]:
+    selector = service["spec"].get("selector") or {}
+    endpoints, ports = [], {}
+    for pod in cluster.pods(namespace=service["metadata"]["namespace"]):
+        meta = pod["metadata"]
+        if not selector or not pod["status"].get("podIP") or not selector.items() <= meta["labels"].items():
+            continue
+        leaving = "deletionTimestamp" in meta
+        up = ready(pod)
+        endpoints.append(
+            {
+                "addresses": [pod["status"]["podIP"]],
+                "conditions": {"ready": up, "serving": up, "terminating": leaving},
+                "targetRef": {"kind": "Pod", "name": meta["name"], "namespace": meta["namespace"], "uid": meta["uid"]},
+            }
+        )
+        ports = {port["name"]: _target(port, pod) for port in service["spec"]["ports"]}
+    return {"endpoints": endpoints, "ports": [{"name": n, "port": p, "protocol": "TCP"} for n, p in ports.items()]}
+
+
+def _target(port: dict[str, Any], pod: dict[str, Any]) -> int:
+    target = port.get("targetPort", port["port"])
+    if isinstance(target, int):
+        return target
+    named = (one for container in pod["spec"]["containers"] for one in container.get("ports", []))
+    return int(next(one["containerPort"] for one in named if one.get("name") == target))
+
+
+def _share(value: int | str, of: int, rounding: Any) -> int:
+    return value if isinstance(value, int) else int(rounding(of * int(value.removesuffix("%")) / 100))
