@@ -16,7 +16,7 @@ from autoscaler.contract import (
 )
 from autoscaler.state.quantiles import histogram_quantile
 from autoscaler.state.readings import Readings, Series
-from autoscaler.state.shares import ratio, routing_entropy, tails, total, variance, with_shares
+from autoscaler.state.shares import ratio, routing_entropy, tails, total, variance, with_fields, with_shares
 
 NAMESPACE = "openfaas-fn"
 
@@ -197,7 +197,9 @@ def complete(observation: Observation, present: Mapping[str, Configuration]) -> 
         slots = node.concurrency_utilisation
         if node.configuration is None:
             slots = _concurrency_utilisation(configuration, node.ready_replicas, node.in_flight)
-        nodes.append(replace(node, configuration=configuration, concurrency_utilisation=slots))
+        if configuration != node.configuration or slots != node.concurrency_utilisation:
+            node = with_fields(node, configuration=configuration, concurrency_utilisation=slots)
+        nodes.append(node)
     return replace(observation, nodes=tuple(nodes), problems=observation.problems + _missing(nodes))
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from itertools import accumulate
+from operator import itemgetter
 
 from autoscaler.state.readings import Buckets
 
@@ -16,13 +19,11 @@ def histogram_quantile(q: float, buckets: Buckets | None) -> float | None:
     """
     if not buckets or len(buckets) < 2 or not math.isinf(buckets[-1][0]):
         return None
-    counts: list[float] = []
-    for _, count in buckets:
-        counts.append(max(count, counts[-1] if counts else 0.0))
+    counts = list(accumulate(map(itemgetter(1), buckets), max, initial=0.0))[1:]
     if not counts[-1] > 0:
         return None
     rank = q * counts[-1]
-    found = next(i for i, count in enumerate(counts) if count >= rank)
+    found = bisect_left(counts, rank)
     if found == len(buckets) - 1:
         return buckets[-2][0]
     bound = buckets[found][0]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from autoscaler.contract import MIB, Configuration, NodeObservation, Observation, Topology
 from autoscaler.state.features import NAMESPACE, observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
+from autoscaler.state.shares import with_fields
 from functions.shared.metric_names import PEAK_WINDOW_S
 from rl.sim import kernel
 from rl.sim.simulation import BOUNDS, Simulation, Window
@@ -71,11 +72,11 @@ class SimulatedMetrics:
         values[Series.REQUEST_TOKENS][pipeline,] = float(simulation.requests.tokens[finished].sum(dtype=np.int64))
         values[Series.REQUESTS_IN_FLIGHT][pipeline,] = float(last.in_flight)
         histograms: dict[Series, dict[Key, Buckets]] = {
-            Series.REQUEST_SECONDS: {(pipeline,): _buckets(sum_of([w.request_histogram for w in windows]))},
+            Series.REQUEST_SECONDS: {(pipeline,): _buckets(sum_of([w.request_histogram[None] for w in windows]))[0]},
             Series.NODE_CALL_SECONDS: {},
             Series.LAYER_BARRIER_SECONDS: {
-                (pipeline, str(layer)): _buckets(counts)
-                for layer, counts in enumerate(sum_of([window.barrier for window in windows]))
+                (pipeline, str(layer)): buckets
+                for layer, buckets in enumerate(_buckets(sum_of([window.barrier for window in windows])))
             },
         }
         counts: Values = {Series.REPLICA_CPU_SECONDS: {}, Series.REPLICA_MEMORY_BYTES: {}}
@@ -96,7 +97,7 @@ class SimulatedMetrics:
         simulation, last = self._simulation, windows[-1]
         pipeline = simulation.workload.topology.pipeline
         meter = np.sum([window.meter for window in windows], axis=0)
-        histogram = sum_of([window.histogram for window in windows])
+        histogram = _buckets(sum_of([window.histogram for window in windows]))
         ready_s = np.sum([window.ready_s for window in windows], axis=0)
         recent = [w for w in self._windows if w.end_s > last.end_s - PEAK_WINDOW_S + _SLACK_S and w.end_s <= last.end_s]
         peak = np.max([window.meter[:, kernel.PEAK] for window in recent], axis=0)
@@ -111,7 +112,7 @@ class SimulatedMetrics:
             values[Series.NODE_BUSY_SECONDS][key] = float(row[kernel.SERVED_S])
             values[Series.NODE_WAIT_SECONDS][key] = float(row[kernel.WAITED_S])
             values[Series.NODE_TOKENS_PEAK][key] = float(peak[place])
-            seconds[key] = _buckets(histogram[place])
+            seconds[key] = histogram[place]
             values[Series.REPLICAS_WANTED][name,] = float(configuration.replicas)
             values[Series.REPLICAS_BY_STATE].update(
                 {(name, state): float(found[place]) for state, found in last.replicas.items()}
@@ -142,23 +143,26 @@ class SimulatedMetrics:
             return node
         configuration = self._simulation.configuration(node.function)
         busy_s = float(sum(window.meter[place, kernel.BUSY_S] for window in windows))
-        node = replace(node, configuration=configuration, busy_replica_s=busy_s)
-        return self._with_gpu(windows, place, configuration, node) if configuration.gpu_share else node
+        gpu = self._gpu_use(windows, place, configuration, node, busy_s) if configuration.gpu_share else {}
+        return with_fields(node, configuration=configuration, busy_replica_s=busy_s, **gpu)
 
-    def _with_gpu(
-        self, windows: Sequence[Window], place: int, configuration: Configuration, node: NodeObservation
-    ) -> NodeObservation:
+    def _gpu_use(
+        self,
+        windows: Sequence[Window],
+        place: int,
+        configuration: Configuration,
+        node: NodeObservation,
+        busy_s: float,
+    ) -> dict[str, float | None]:
         """Utilisations of a function with a GPU share, which no metric of the gateway tells."""
         ready, ready_s = node.ready_replicas or 0, float(sum(window.ready_s[place] for window in windows))
         memory = self._memory_bytes(place, ready, windows[-1])
-        busy = 0.0 if node.busy_replica_s is None else node.busy_replica_s
         slots = ready * configuration.concurrency
-        return replace(
-            node,
-            gpu_utilisation=busy * self._simulation.fleet.used(place) / ready_s if ready_s > 0 else None,
-            memory_utilisation=memory / (ready * configuration.memory_mb * MIB) if ready else None,
-            concurrency_utilisation=node.in_flight / slots if slots and node.in_flight is not None else None,
-        )
+        return {
+            "gpu_utilisation": busy_s * self._simulation.fleet.used(place) / ready_s if ready_s > 0 else None,
+            "memory_utilisation": memory / (ready * configuration.memory_mb * MIB) if ready else None,
+            "concurrency_utilisation": node.in_flight / slots if slots and node.in_flight is not None else None,
+        }
 
 
 def sum_of(arrays: Sequence[Ints]) -> Ints:
@@ -166,5 +170,7 @@ def sum_of(arrays: Sequence[Ints]) -> Ints:
     return np.asarray(np.sum(arrays, axis=0), dtype=np.int64)
 
 
-def _buckets(counts: Ints) -> Buckets:
-    return tuple(zip(_BOUNDS, np.cumsum(counts).astype(np.float64).tolist(), strict=True))
+def _buckets(counts: Ints) -> list[Buckets]:
+    """Of ``counts [rows, bounds]``, one a row."""
+    rows = np.cumsum(counts, axis=1).astype(np.float64).tolist()
+    return [tuple(zip(_BOUNDS, row, strict=True)) for row in rows]

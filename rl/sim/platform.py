@@ -39,7 +39,8 @@ class SimulatedPlatform:
             raise FunctionGoneError(f"function {function} is not deployed")
         if function in self.broken:
             raise PlatformError(f"function {function} could not be changed")
-        self.orders += self.configurations()[function] != target
+        now = self._fixed[function] if function in self._fixed else self._simulation.configuration(function)
+        self.orders += now != target
         if function in self._fixed:
             self._fixed[function] = target
             return
