@@ -8,6 +8,7 @@ after layer costs one small product a layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, cast
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from rl.agent.contract import Batch, Space
 from rl.agent.decided import Decided
-from rl.agent.encoder import Encoded, Encoder
+from rl.agent.encoder import Encoded, Encoder, padded
 from rl.agent.lattice import features_of
 from rl.agent.settings import NetworkSettings
 from rl.agent.siso import JunctionScores, Scored
@@ -29,11 +30,17 @@ class Scoring(Protocol):
 
     def prepare(self, space: Space) -> object: ...
 
-    def scores(self, prepared: object, queries: Tensor, least_memory: Tensor, present: Tensor) -> Scored: ...
+    def filters(self, space: Space, least_memory: Tensor, present: Tensor) -> tuple[Tensor, ...]: ...
+
+    def scores(self, prepared: object, queries: Tensor, filters: Sequence[Tensor]) -> Scored: ...
 
 
 def scoring_of(settings: NetworkSettings) -> nn.Module:
     """The arm's :class:`Scoring`."""
+    if settings.arm == "full-joint":
+        from rl.agent.siso_full import JointScores  # needs Numba, which serving the published policy does not
+
+        return JointScores(settings.configuration_features, settings.joint_hidden, settings.candidates)
     keep = settings.arm == "no-concurrency"
     return JunctionScores(settings.configuration_features, settings.hidden, settings.rank, keep_concurrency=keep)
 
@@ -69,7 +76,7 @@ class SisoActor(nn.Module):
 
     def log_prob(self, batch: Batch, executed: Tensor) -> Tensor:
         """[B, n, K]: log of the softmax (temperature 1) at ``executed`` [B, n, K, 4]; padding 0."""
-        found = self.scores(batch, executed).log_prob(there(executed, batch.space.mask))
+        found = self.scores(batch, executed).log_prob(there(executed, padded(batch.space.mask)))
         return spread(found, batch.space.mask)
 
     def entropy(self, batch: Batch, executed: Tensor) -> Tensor:
@@ -80,13 +87,13 @@ class SisoActor(nn.Module):
     def explain(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
         """The pointer's weights [B, n, K] (Eq. 11), and the scores g [B, n, K] of ``executed``; padding 0."""
         queries, weights = self.queries(batch, executed)
-        scores = self._scored(batch, queries).score(there(executed, batch.space.mask))
+        scores = self._scored(batch, queries).score(there(executed, padded(batch.space.mask)))
         return weights, spread(scores, batch.space.mask)
 
     def _scored(self, batch: Batch, queries: Tensor) -> Scored:
-        mask = batch.space.mask
-        parts = (there(part, mask) for part in (queries, batch.least_memory, batch.present))
-        return self.scoring.scores(self.scoring.prepare(batch.space), *parts)
+        mask = padded(batch.space.mask)
+        filters = self.scoring.filters(batch.space, there(batch.least_memory, mask), there(batch.present, mask))
+        return self.scoring.scores(self.scoring.prepare(batch.space), there(queries, mask), filters)
 
 
 class Actor(SisoActor):
@@ -117,6 +124,8 @@ class Actor(SisoActor):
     def _decide(self, batch: Batch, temperature: float, generator: torch.Generator | None) -> Tensor:
         space, scoring = batch.space, self.scoring
         prepared = scoring.prepare(space)
+        filters = scoring.filters(space, batch.least_memory, batch.present)
+        whole = padded(space.mask) is None
         encoded = self.encoder(batch)
         known = self._known(encoded)
         beside = self.decided.of_expert(encoded.experts)
@@ -124,12 +133,12 @@ class Actor(SisoActor):
         found = torch.zeros_like(batch.present)
         for layer in range(len(space.mask)):
             now = slice(layer, layer + 1)
-            mask = space.mask[now]
+            mask = None if whole else space.mask[now]
             queries = self._query(known[:, now], summary.unsqueeze(1))
-            parts = (there(part, mask) for part in (queries, batch.least_memory[:, now], batch.present[:, now]))
-            scored = scoring.scores(prepared, *parts)
+            own = [there(part[:, now], mask) for part in filters]
+            scored = scoring.scores(prepared, there(queries, mask), own)
             chosen = scored.sample(temperature, generator) if temperature > 0 else scored.best()
-            found[:, now] = spread(chosen, mask)
+            found[:, now] = spread(chosen, space.mask[now])
             pooled = self.decided.pool(features_of(space, found[:, now]), beside[:, now], mask)
             summary = self.decided.step(summary, pooled[:, 0])
         return found
@@ -145,19 +154,17 @@ class Actor(SisoActor):
         return queries
 
 
-def there(values: Tensor, mask: Tensor) -> Tensor:
-    """Rows of the experts that there are: [B, n, K, …] and [n, K] → [N, …]."""
-    if bool(mask.all()):
-        return values.flatten(0, 2)
-    return values[:, mask].flatten(0, 1)
+def there(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Rows of the experts that there are: [B, n, K, …] and ``padded`` mask → [N, …]."""
+    return values.flatten(0, 2) if mask is None else values[:, mask].flatten(0, 1)
 
 
 def spread(values: Tensor, mask: Tensor) -> Tensor:
-    """The other way round: [N, …] → [B, n, K, …], padding 0."""
-    count = int(mask.sum())
-    rows = values.view(-1, count, *values.shape[1:])
-    if count == mask.numel():
-        return rows.view(-1, *mask.shape, *values.shape[1:])
-    found = values.new_zeros(len(rows), *mask.shape, *values.shape[1:])
+    """The other way round: [N, …] and [n, K] → [B, n, K, …], padding 0."""
+    layers, experts = mask.shape
+    if padded(mask) is None:
+        return values.view(-1, layers, experts, *values.shape[1:])
+    rows = values.view(-1, int(mask.sum()), *values.shape[1:])
+    found = values.new_zeros(len(rows), layers, experts, *values.shape[1:])
     found[:, mask] = rows
     return found

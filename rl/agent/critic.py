@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rl.agent.contract import Batch
 from rl.agent.decided import Decided
-from rl.agent.encoder import Encoder
+from rl.agent.encoder import Encoder, padded
 from rl.agent.lattice import CONCURRENCY, PRICE, REPLICAS
 from rl.agent.pointer import masked_max, masked_mean
 from rl.agent.settings import NetworkSettings
@@ -64,7 +64,7 @@ class Critic(nn.Module):
         self.known = KnownCost(settings.pipeline_features) if settings.known_cost else None
 
     def forward(self, batch: Batch, features: Tensor, executed: Tensor) -> Tensor:
-        mask = batch.space.mask
+        mask = padded(batch.space.mask)
         encoded = self.encoder(batch)
         summary = self.decided(batch.space, executed, encoded.experts)
         shared = summary if encoded.context is None else torch.cat((encoded.context, summary), -1)

@@ -8,6 +8,8 @@ attention acts where a layer is gathered. :mod:`rl.agent.dagnn_general` is the s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,14 +31,14 @@ class Dagnn(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([DagnnLayer(width) for _ in range(layers)])
 
-    def forward(self, segments: Tensor, experts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, segments: Tensor, experts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Embeddings h^(0) … h^(L) side by side, of segments and of experts.
 
-        Arguments: ``segments`` [B, n + 1, d], ``experts`` [B, n, K, d], ``mask`` [n, K] bool. Returns
-        [B, n + 1, (L + 1) d] and [B, n, K, (L + 1) d]; padding holds h^(0) and meaningless numbers beyond.
+        Arguments: ``segments`` [B, n + 1, d], ``experts`` [B, n, K, d], ``mask`` [n, K] bool, None where nothing
+        is padding. Returns [B, n + 1, (L + 1) d] and [B, n, K, (L + 1) d], meaningless at padding.
         """
         of_segments, of_experts = [segments], [experts]
-        padding = None if bool(mask.all()) else ~mask
+        padding = None if mask is None else (~mask).unbind()
         for layer in self.layers:
             assert isinstance(layer, DagnnLayer)
             segments, experts = _propagate(layer, segments, experts, padding)
@@ -45,29 +47,52 @@ class Dagnn(nn.Module):
         return torch.cat(of_segments, -1), torch.cat(of_experts, -1)
 
 
-def _propagate(layer: DagnnLayer, segments: Tensor, experts: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+def _propagate(
+    layer: DagnnLayer, segments: Tensor, experts: Tensor, padding: tuple[Tensor, ...] | None
+) -> tuple[Tensor, Tensor]:
     """One layer: (segments, experts) → the same shapes. The inputs' part of the GRU is one product for all nodes."""
-    gru, key = layer.gru, layer.key.weight[0]
-    gates = functional.linear(segments, gru.weight_ih, gru.bias_ih).unbind(1)
-    expert_gates = functional.linear(experts, gru.weight_ih, gru.bias_ih).unbind(1)
-    segment = gru_step(gates[0], torch.zeros_like(segments[:, 0]), gru)  # [B, d]
-    of_segments, of_experts = [segment], []
-    for i, own_gates in enumerate(expert_gates):
-        own = gru_step(own_gates, segment.unsqueeze(1), gru)  # [B, K, d]
+    recurrence, key = Recurrence(layer.gru), layer.key.weight[0]
+    of_segments, of_experts = recurrence.gates(segments, 1), recurrence.gates(experts, 1)
+    segment = recurrence.step(*next(of_segments), torch.zeros_like(segments[:, 0]))  # [B, d]
+    found_segments, found_experts = [segment], []
+    for i, (gates, (reset_update, new)) in enumerate(zip(of_segments, of_experts, strict=True)):
+        own = recurrence.spread(reset_update, new, segment)  # [B, K, d]
         scores = own @ key  # [B, K]
         if padding is not None:
             scores = scores.masked_fill(padding[i], -torch.inf)
         message = torch.bmm(scores.softmax(-1).unsqueeze(1), own).squeeze(1)  # [B, d]
-        segment = gru_step(gates[i + 1], message, gru)
-        of_segments.append(segment)
-        of_experts.append(own)
-    return torch.stack(of_segments, 1), torch.stack(of_experts, 1)
+        segment = recurrence.step(*gates, message)
+        found_segments.append(segment)
+        found_experts.append(own)
+    return torch.stack(found_segments, 1), torch.stack(found_experts, 1)
 
 
-def gru_step(gates: Tensor, hidden: Tensor, cell: nn.GRUCell) -> Tensor:
-    """What ``cell`` makes of a hidden state [..., d], given the input's product ``gates`` [..., 3 d] with its bias."""
-    own = functional.linear(hidden, cell.weight_hh, cell.bias_hh)
-    width = hidden.shape[-1]
-    reset, update = (gates[..., : 2 * width] + own[..., : 2 * width]).sigmoid().chunk(2, -1)
-    new = torch.addcmul(gates[..., 2 * width :], reset, own[..., 2 * width :]).tanh()
-    return torch.lerp(new, hidden.expand_as(new), update)
+class Recurrence:
+    """A GRU cell whose inputs are known beforehand, in few operations a step. Gates: reset and update, then new."""
+
+    def __init__(self, cell: nn.GRUCell) -> None:
+        self._cell = cell
+        self._weight = cell.weight_hh.T
+        self._sizes = [2 * cell.hidden_size, cell.hidden_size]
+
+    def gates(self, inputs: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The inputs' part of the gates [.., 2 d] and [.., d], one pair for each place along ``axis``."""
+        gates = functional.linear(inputs, self._cell.weight_ih, self._cell.bias_ih)
+        reset_update, new = torch.split(gates, self._sizes, -1)
+        return zip(reset_update.unbind(axis), new.unbind(axis), strict=True)
+
+    def step(self, reset_update: Tensor, new: Tensor, hidden: Tensor) -> Tensor:
+        """The next hidden state [B, d]."""
+        own, own_new = torch.split(torch.addmm(self._cell.bias_hh, hidden, self._weight), self._sizes, -1)
+        return _mixed(reset_update + own, new, own_new, hidden)
+
+    def spread(self, reset_update: Tensor, new: Tensor, hidden: Tensor) -> Tensor:
+        """The next hidden states [B, K, d] of K nodes that start from one hidden state [B, d]."""
+        own = torch.addmm(self._cell.bias_hh, hidden, self._weight).unsqueeze(1)
+        own, own_new = torch.split(own, self._sizes, -1)
+        return _mixed(reset_update + own, new, own_new, hidden.unsqueeze(1))
+
+
+def _mixed(reset_update: Tensor, new: Tensor, own_new: Tensor, hidden: Tensor) -> Tensor:
+    reset, update = reset_update.sigmoid_().chunk(2, -1)
+    return torch.addcmul(new, reset, own_new).tanh_().lerp(hidden, update)

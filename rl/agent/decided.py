@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rl.agent.contract import Space
-from rl.agent.dagnn import gru_step
+from rl.agent.dagnn import Recurrence
+from rl.agent.encoder import padded
 from rl.agent.lattice import features_of
 from rl.agent.pointer import masked_max, masked_mean
 
@@ -28,22 +28,21 @@ class Decided(nn.Module):
 
     def forward(self, space: Space, executed: Tensor, experts: Tensor) -> Tensor:
         """[B, n, d], layer i's of ``executed`` [B, n, K, 4] in the layers before, beside ``experts`` [B, n, K, d]."""
-        pooled = self.pool(features_of(space, executed), self.of_expert(experts), space.mask)
-        gates = functional.linear(pooled, self.gru.weight_ih, self.gru.bias_ih).unbind(1)
-        found = [self.nothing(len(executed))]
-        for own in gates[:-1]:
-            found.append(gru_step(own, found[-1], self.gru))
+        pooled = self.pool(features_of(space, executed), self.of_expert(experts), padded(space.mask))
+        recurrence, found = Recurrence(self.gru), [self.nothing(len(executed))]
+        for gates in recurrence.gates(pooled[:, :-1], 1):
+            found.append(recurrence.step(*gates, found[-1]))
         return torch.stack(found, 1)
 
-    def pool(self, features: Tensor, experts: Tensor, mask: Tensor) -> Tensor:
+    def pool(self, features: Tensor, experts: Tensor, mask: Tensor | None) -> Tensor:
         """[B, n, 2 h] of ``features`` [B, n, K, C] and ``experts`` [B, n, K, h], already through ``of_expert``."""
         each = (self.of_configuration(features) + experts).relu()
         return torch.cat((masked_mean(each, mask), masked_max(each, mask)), -1)
 
     def step(self, summary: Tensor, pooled: Tensor) -> Tensor:
         """The summary [B, d] after one more layer, ``pooled`` [B, 2 h]."""
-        gates = functional.linear(pooled, self.gru.weight_ih, self.gru.bias_ih)
-        return gru_step(gates, summary, self.gru)
+        found: Tensor = self.gru(pooled, summary)
+        return found
 
     def nothing(self, batch: int) -> Tensor:
         """Before the first layer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from rl.agent.contract import Batch, Space
 from rl.agent.dagnn import Dagnn
 from rl.agent.errors import NetworkError
-from rl.agent.pointer import Pointed, Pointer, masked_max
+from rl.agent.pointer import Pointed, Pointer, even, masked_max
 from rl.agent.settings import NetworkSettings
 
 
@@ -49,15 +50,15 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch) -> Encoded:
         """Raises NetworkError where the DAG is not that of a layered pipeline."""
-        mask = batch.space.mask
+        mask = padded(batch.space.mask)
         experts = self.of_expert(batch.experts)
         shared = batch.pipeline
         if self.propagation is not None:
-            experts, read_out = self.propagation(batch, experts)
+            experts, read_out = self.propagation(batch, experts, mask)
             shared = torch.cat((read_out, shared), -1)
         joined = self.own(experts) + self.shared(shared)[:, None, None]
         if self.pointer is None:
-            return Encoded(joined, None, even(mask).expand(joined.shape[:3]))
+            return Encoded(joined, None, even(batch.space.mask).expand(joined.shape[:3]))
         pointed: Pointed = self.pointer(joined, mask)
         return Encoded(*pointed)
 
@@ -71,11 +72,11 @@ class Propagation(nn.Module):
         self.dagnn = Dagnn(settings.width, settings.dagnn_layers)
         self.width = settings.width * (settings.dagnn_layers + 1)
 
-    def forward(self, batch: Batch, experts: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch, experts: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """``experts`` [B, n, K, d] → [B, n, K, (L + 1) d], and h_G [B, 2 (L + 1) d]."""
         check_layered(batch.space)
-        segments, experts = self.dagnn(self.of_segment(batch.segments), experts, batch.space.mask)
-        largest = torch.maximum(segments.amax(1), masked_max(experts, batch.space.mask).amax(1))
+        segments, experts = self.dagnn(self.of_segment(batch.segments), experts, mask)
+        largest = torch.maximum(segments.amax(1), masked_max(experts, mask).amax(1))
         return experts, torch.cat((segments[:, -1], largest), -1)
 
 
@@ -83,11 +84,12 @@ def _inputs(features: int, hidden: int, width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
 
 
-def even(mask: Tensor) -> Tensor:
-    """[n, K]: the same weight for all experts of a layer, padding 0."""
-    return mask / mask.sum(-1, keepdim=True)
+def padded(mask: Tensor) -> Tensor | None:
+    """``mask`` [n, K], or None where nothing is padding, which spares the work of masking."""
+    return None if bool(mask.all()) else mask
 
 
+@lru_cache(maxsize=64)
 def check_layered(space: Space) -> None:
     """Raises NetworkError where edges are not segment → its layer's experts → next segment, and nothing else."""
     counts = space.mask.sum(-1).tolist()

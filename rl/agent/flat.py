@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from rl.agent.actor import SisoActor, spread
 from rl.agent.contract import Batch
 from rl.agent.critic import KnownCost
-from rl.agent.encoder import even
 from rl.agent.errors import NetworkError
 from rl.agent.lattice import features_of
+from rl.agent.pointer import even
 from rl.agent.settings import NetworkSettings
 
 WIDER = 4
@@ -35,12 +35,12 @@ class FlatState(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Raises NetworkError for a pipeline larger than what the network was built for."""
+        experts = self._filled_experts(batch.experts * batch.space.mask.unsqueeze(-1))
         segments = _filled(batch.segments, 1, self.layers + 1)
-        experts = self.filled(batch.experts * batch.space.mask.unsqueeze(-1))
         found: Tensor = self.network(torch.cat((segments.flatten(1), experts.flatten(1), batch.pipeline), -1))
         return found
 
-    def filled(self, experts: Tensor) -> Tensor:
+    def _filled_experts(self, experts: Tensor) -> Tensor:
         """[B, n, K, …] → [B, layers, experts, …]."""
         layers, most = experts.shape[1:3]
         if layers > self.layers or most > self.experts:

@@ -8,6 +8,7 @@ so is its feature; a table that is not is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -32,11 +33,19 @@ class Rows:
     """[P · M, C] of (replicas, memory); the feature of the replicas is part of the row, for scores."""
     memory_only: Tensor
     """[M, C] u(m): what memory adds to the features of a compute row."""
+    same: Tensor
+    """[R + P, P · R · Q]: 1 where a compute row has that resource, and below where it has so many replicas."""
 
 
+@lru_cache(maxsize=64)
 def rows(space: Space) -> Rows:
     """Split the features of Φ over the cliques. Raises NetworkError where memory and resource do not add up."""
-    _, _, counts, concurrencies = space.sizes
+    with torch.inference_mode(False):  # kept, and used where gradients are recorded too
+        return _rows(space)
+
+
+def _rows(space: Space) -> Rows:
+    _, resources, counts, concurrencies = space.sizes
     table = space.resource_memory
     of_resource = table[0].clone()  # [R, C]
     of_memory = table[:, 0] - table[:1, 0]  # [M, C]
@@ -53,7 +62,10 @@ def rows(space: Space) -> Rows:
     compute[..., CONCURRENCY] += space.concurrencies
     memory = of_memory.repeat(counts, 1, 1)
     memory[..., REPLICAS] += space.replicas[:, None]
-    return Rows(compute.flatten(0, 2), memory.flatten(0, 1), of_memory)
+    same_resource = torch.eye(resources).repeat(counts, 1).repeat_interleave(concurrencies, 0)
+    same_replicas = torch.eye(counts).repeat_interleave(resources * concurrencies, 0)
+    same = torch.cat((same_resource, same_replicas), 1).T.contiguous()
+    return Rows(compute.flatten(0, 2), memory.flatten(0, 1), of_memory, same)
 
 
 def features_of(space: Space, actions: Tensor) -> Tensor:

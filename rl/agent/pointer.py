@@ -57,28 +57,29 @@ class Pointer(nn.Module):
         self.of_layer = nn.Linear(width, width)
         self.score = nn.Linear(width, 1, bias=False)
 
-    def forward(self, experts: Tensor, mask: Tensor) -> Pointed:
-        """``experts`` [B, n, K, d], ``mask`` [n, K] bool."""
+    def forward(self, experts: Tensor, mask: Tensor | None) -> Pointed:
+        """``experts`` [B, n, K, d], ``mask`` [n, K] bool, None where nothing is padding."""
         batch, layers, count, width = experts.shape
-        whole = bool(mask.all())
-        keys = None if whole else mask.repeat(batch, 1)[:, None, None]
+        keys = None if mask is None else mask.repeat(batch, 1)[:, None, None]
         refined = self.encoder(experts.flatten(0, 1), keys).view(batch, layers, count, width)
         summary = masked_mean(refined, mask)  # [B, n, d] ĥ_i
         scores = self.score((self.of_expert(refined) + self.of_layer(summary).unsqueeze(2)).tanh()).squeeze(-1)
-        if not whole:
+        if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         weights = scores.softmax(-1)
         return Pointed(refined, (weights.unsqueeze(-2) @ refined).squeeze(-2), weights)
 
 
-def masked_mean(experts: Tensor, mask: Tensor) -> Tensor:
+def even(mask: Tensor) -> Tensor:
+    """[n, K]: the same weight for all experts of a layer, padding 0."""
+    return mask / mask.sum(-1, keepdim=True)
+
+
+def masked_mean(experts: Tensor, mask: Tensor | None) -> Tensor:
     """Mean over the experts that there are: [B, n, K, d] and [n, K] → [B, n, d]."""
-    shares = mask / mask.sum(-1, keepdim=True)
-    return torch.einsum("bnkd,nk->bnd", experts, shares)
+    return experts.mean(-2) if mask is None else torch.einsum("bnkd,nk->bnd", experts, even(mask))
 
 
-def masked_max(experts: Tensor, mask: Tensor) -> Tensor:
+def masked_max(experts: Tensor, mask: Tensor | None) -> Tensor:
     """Largest over the experts that there are: [B, n, K, d] and [n, K] → [B, n, d]."""
-    if not bool(mask.all()):
-        experts = experts.masked_fill(~mask.unsqueeze(-1), -torch.inf)
-    return experts.amax(-2)
+    return (experts if mask is None else experts.masked_fill(~mask.unsqueeze(-1), -torch.inf)).amax(-2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rl.agent.contract import CONFIGURATION_FEATURES
 from rl.agent.errors import NetworkError
 
-ARMS = ("full", "no-dagnn", "no-pointer", "ddpg-only", "no-concurrency")
+ARMS = ("full", "no-dagnn", "no-pointer", "ddpg-only", "no-concurrency", "full-joint")
 """``full`` is the paper's agent with junction-tree scores; the others take one part away (``docs/agent.md``)."""
 
 

@@ -12,6 +12,7 @@ Eq. (4) holds by the numbering: a resource is cores or a share, never both.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -24,6 +25,9 @@ from rl.agent.lattice import Rows, allowed, features_of, rows
 
 FORBIDDEN = -1e9
 """Score of what a mask forbids: finite, so that a clique that is forbidden altogether has no NaN in it."""
+LEAST_LOG, LEAST, LEAST_SHARE = -37.0, 1e-16, 1e-12
+"""What has a smaller probability counts as 0 in gradients: exponentials that underflow, and products of the subnormal
+numbers that follow from them, are ten times slower."""
 
 
 class Scored(Protocol):
@@ -75,7 +79,7 @@ class Cliques:
 
     def sample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """[N, 4] int64 drawn exactly from the softmax at ``temperature``: replicas first, then each clique."""
-        warm = replace(self, compute=self.compute / temperature, memory=self.memory / temperature)
+        warm = replace(self, compute=_warmed(self.compute, temperature), memory=_warmed(self.memory, temperature))
         replicas = _gumbel_max(warm.of_replicas(), generator)
         at = torch.arange(len(replicas))
         compute = _gumbel_max(warm.compute[at, replicas], generator)
@@ -83,8 +87,8 @@ class Cliques:
         return self._join(replicas, compute, memory)
 
     def of_replicas(self) -> Tensor:
-        """[N, P]: log of the sum of exp(g) over the configurations with each replica count."""
-        return self.compute.logsumexp(-1) + self.memory.logsumexp(-1)
+        """[N, P]: log of the sum of exp(g) over the configurations with each replica count; has no gradient."""
+        return _softmax(self.compute)[1] + _softmax(self.memory)[1]
 
     def relaxed(self) -> Tensor:
         """[N, C]: features of the arg max, with the gradient of the softmax's expected features (straight-through)."""
@@ -102,14 +106,18 @@ class Cliques:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """[N]: log of the softmax at ``actions`` [N, 4]."""
-        return self.score(actions) - self.of_replicas().logsumexp(-1)
+        return self.score(actions) - self.log_partition()
+
+    def log_partition(self) -> Tensor:
+        """[N]: log of the sum of exp(g) over all of Φ."""
+        found: Tensor = LogPartition.apply(self.compute, self.memory)  # type: ignore[no-untyped-call]
+        return found
 
     def entropy(self) -> Tensor:
-        """[N]: of the softmax, in nats; at most the logarithm of how many configurations are allowed."""
-        of_replicas = self.of_replicas()
-        shares = of_replicas.softmax(-1)
-        mean = (self.compute.softmax(-1) * self.compute).sum(-1) + (self.memory.softmax(-1) * self.memory).sum(-1)
-        return of_replicas.logsumexp(-1) - (shares * mean.masked_fill(shares == 0, 0.0)).sum(-1)
+        """[N]: of the softmax, in nats; at most the logarithm of how many configurations are allowed. No gradient."""
+        compute, memory, shares, log_sum = _weights(self.compute, self.memory)
+        mean = (compute * self.compute).sum(-1) + (memory * self.memory).sum(-1)
+        return log_sum - (shares * mean).sum(-1)
 
     def top(self, count: int) -> tuple[Tensor, Tensor]:
         """The ``count`` best configurations of each expert: actions [N, count, 4] and their log of the softmax."""
@@ -122,7 +130,7 @@ class Cliques:
         replicas, x = found // compute.shape[-1], found % compute.shape[-1]
         at = torch.arange(len(found)).unsqueeze(-1)
         actions = self._join(replicas, of_compute[at, replicas, x], of_memory[at, replicas, y])
-        return actions, scores - self.of_replicas().logsumexp(-1, keepdim=True)
+        return actions, scores - self.log_partition().unsqueeze(-1)
 
     def _actions(self, replicas: Tensor, of_compute: Tensor, of_memory: Tensor) -> Tensor:
         at = replicas.unsqueeze(-1)
@@ -132,6 +140,11 @@ class Cliques:
         concurrencies = len(self.space.concurrencies)
         resource = compute // concurrencies
         return torch.stack((memory, resource, replicas, compute - resource * concurrencies), -1)
+
+
+def _warmed(scores: Tensor, temperature: float) -> Tensor:
+    """Scores at a temperature; what is forbidden stays so at the highest."""
+    return (scores / temperature).masked_fill_(scores < FORBIDDEN / 2, FORBIDDEN)
 
 
 def _gumbel_max(scores: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -151,10 +164,7 @@ class ExpectedFeatures(torch.autograd.Function):
         ctx: Any, compute: Tensor, memory: Tensor, of_compute: Tensor, of_memory: Tensor, features: Tensor
     ) -> Tensor:
         """``compute`` [N, P, X], ``memory`` [N, P, M], ``of_compute`` [P, X, C], ``of_memory`` [M, C], [N, C]."""
-        conditional, of_compute_sum = _softmax(compute)
-        conditional_memory, of_memory_sum = _softmax(memory)
-        shares = (of_compute_sum + of_memory_sum).softmax(-1)
-        ctx.save_for_backward(conditional, conditional_memory, shares, of_compute, of_memory)
+        ctx.save_for_backward(*_weights(compute, memory)[:3], of_compute, of_memory)
         return features.clone()
 
     @staticmethod
@@ -170,10 +180,37 @@ class ExpectedFeatures(torch.autograd.Function):
         return along, towards.mul_(memory).mul_(shares.unsqueeze(-1)), None, None, None
 
 
+class LogPartition(torch.autograd.Function):
+    """Forward: the logarithm of the sum of exp(g) over Φ, [N]. Backward: the softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Tensor, memory: Tensor) -> Tensor:
+        """``compute`` [N, P, X], ``memory`` [N, P, M]."""
+        *weights, log_sum = _weights(compute, memory)
+        ctx.save_for_backward(*weights)
+        return log_sum
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        compute, memory, shares = ctx.saved_tensors
+        towards = (shares * gradient.unsqueeze(-1)).unsqueeze(-1)
+        return compute * towards, memory * towards
+
+
+def _weights(compute: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """p(x | replicas) [N, P, X], p(memory | replicas) [N, P, M], p(replicas) [N, P], and log Σ exp g [N]."""
+    of_compute, compute_sum = _softmax(compute)
+    of_memory, memory_sum = _softmax(memory)
+    of_replicas = compute_sum + memory_sum
+    shares = functional.threshold(of_replicas.softmax(-1), LEAST_SHARE, 0.0)
+    return of_compute, of_memory, shares, of_replicas.logsumexp(-1)
+
+
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax over the last axis and the logarithm of its sum; one pass of exp."""
+    scores = scores.detach()
     most = scores.amax(-1, keepdim=True)
-    weights = (scores - most).exp_()
+    weights = functional.threshold((scores - most).clamp_(min=LEAST_LOG).exp_(), LEAST, 0.0, inplace=True)
     sums = weights.sum(-1, keepdim=True)
     return weights.div_(sums), (most + sums.log()).squeeze(-1)
 
@@ -198,27 +235,38 @@ class JunctionScores(nn.Module):
         self.memory_keys = Keys(features, hidden, rank)
 
     def prepare(self, space: Space) -> Prepared:
-        """Rows of Φ and their keys. Raises NetworkError for a Φ whose features do not add up."""
-        table = rows(space)
-        return Prepared(space, table, self.compute_keys(table.compute).T, self.memory_keys(table.memory).T)
+        """Keys of Φ's rows. Raises NetworkError for a Φ whose features do not add up."""
+        table, scale = rows(space), 1 / math.sqrt(self.rank)
+        return Prepared(
+            space, table, self.compute_keys(table.compute).T * scale, self.memory_keys(table.memory).T * scale
+        )
 
-    def scores(self, prepared: Prepared, queries: Tensor, least_memory: Tensor, present: Tensor) -> Cliques:
-        """``queries`` [N, queries], ``least_memory`` [N, P], ``present`` [N, 4]; N experts, none of them padding."""
-        memories, resources, counts, concurrencies = prepared.space.sizes
-        number, scale = len(queries), 1 / math.sqrt(self.rank)
-        compute = (queries[:, : self.rank] * scale) @ prepared.compute_keys
-        compute = compute.view(number, counts, resources, concurrencies) + _kept(queries, present, counts, resources)
-        if self.keep_concurrency:
-            other = torch.arange(concurrencies) != present[:, 3:]
-            compute = compute.masked_fill(other[:, None, None], FORBIDDEN)
-        memory = ((queries[:, self.rank : 2 * self.rank] * scale) @ prepared.memory_keys).view(number, counts, memories)
+    def filters(self, space: Space, least_memory: Tensor, present: Tensor) -> tuple[Tensor, ...]:
+        """What masks and the configuration in force (``present`` [.., 4]) say, for any number of leading axes.
+
+        Returns Eq. (2) as 0 or ``FORBIDDEN`` [.., P · M], which rows of ``Rows.same`` hold [.., R + P], and where the
+        concurrency is to stay, the same for it [.., Q].
+        """
+        memories, resources, counts, concurrencies = space.sizes
         least = allowed(least_memory, memories)
-        memory = memory.masked_fill(torch.arange(memories) < least.unsqueeze(-1), FORBIDDEN)
-        return Cliques(compute.flatten(2), memory, prepared.space, prepared.rows)
+        memory = (torch.arange(memories) < least.unsqueeze(-1)).float().mul_(FORBIDDEN).flatten(-2)
+        same = torch.cat((torch.arange(resources) == present[..., 1:2], torch.arange(counts) == present[..., 2:3]), -1)
+        if not self.keep_concurrency:
+            return memory, same.float()
+        return memory, same.float(), (torch.arange(concurrencies) != present[..., 3:]).float().mul_(FORBIDDEN)
 
-
-def _kept(queries: Tensor, present: Tensor, counts: int, resources: int) -> Tensor:
-    """[N, P, R, 1]: what the score gains where the resource or the replicas stay as they are."""
-    same_resource = functional.one_hot(present[:, 1], resources) * queries[:, -2:-1]  # [N, R]
-    same_replicas = functional.one_hot(present[:, 2], counts) * queries[:, -1:]  # [N, P]
-    return (same_replicas.unsqueeze(-1) + same_resource.unsqueeze(1)).unsqueeze(-1)
+    def scores(self, prepared: Prepared, queries: Tensor, filters: Sequence[Tensor]) -> Cliques:
+        """``queries`` [N, queries] and ``filters`` of N experts, none of them padding."""
+        memories, resources, counts, concurrencies = prepared.space.sizes
+        first, second, resource, replicas = torch.split(queries, [self.rank, self.rank, 1, 1], -1)
+        worth = torch.cat((resource.expand(-1, resources), replicas.expand(-1, counts)), -1) * filters[1]
+        compute = torch.addmm(first @ prepared.compute_keys, worth, prepared.rows.same)
+        if self.keep_concurrency:
+            compute = (compute.view(len(queries), -1, concurrencies) + filters[2].unsqueeze(1)).flatten(1)
+        memory = torch.addmm(filters[0], second, prepared.memory_keys)
+        return Cliques(
+            compute.view(len(queries), counts, -1),
+            memory.view(len(queries), counts, memories),
+            prepared.space,
+            prepared.rows,
+        )

@@ -47,7 +47,7 @@ def make_space(
     )
 
 
-def make_states(space: Space, count: int, seed: int = 0) -> list[State]:
+def make_states(space: Space, count: int, seed: int = 0, features: tuple[int, int] = (F, G)) -> list[State]:
     """Random states; the memory that Eq. (2) asks for falls with the replicas, and is too much in some places."""
     random = np.random.default_rng(seed)
     layers, experts = space.mask.shape
@@ -59,9 +59,9 @@ def make_states(space: Space, count: int, seed: int = 0) -> list[State]:
         need = np.sort(random.integers(0, memories + 2, (layers, experts, counts)), -1)[..., ::-1]
         states.append(
             State(
-                segments=random.uniform(-1, 1, (layers + 1, F)).astype(np.float32),
-                experts=(random.uniform(-1, 1, (layers, experts, F)) * there[..., None]).astype(np.float32),
-                pipeline=random.uniform(-1, 1, G).astype(np.float32),
+                segments=random.uniform(-1, 1, (layers + 1, features[0])).astype(np.float32),
+                experts=(random.uniform(-1, 1, (layers, experts, features[0])) * there[..., None]).astype(np.float32),
+                pipeline=random.uniform(-1, 1, features[1]).astype(np.float32),
                 present=(np.stack(axes, -1) * there[..., None]).astype(np.int16),
                 least_memory=np.minimum(need, memories).astype(np.int16),
             )
@@ -69,8 +69,8 @@ def make_states(space: Space, count: int, seed: int = 0) -> list[State]:
     return states
 
 
-def make_batch(space: Space, count: int = 3, seed: int = 0) -> Batch:
-    return Batch.of(space, make_states(space, count, seed))
+def make_batch(space: Space, count: int = 3, seed: int = 0, features: tuple[int, int] = (F, G)) -> Batch:
+    return Batch.of(space, make_states(space, count, seed, features))
 
 
 def random_actions(batch: Batch, seed: int = 0) -> torch.Tensor:

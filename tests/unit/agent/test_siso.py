@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ def scored(space: Space, keep_concurrency: bool = False) -> tuple[Cliques, Tenso
     batch = make_batch(space, ROWS)
     queries = 3 * torch.randn(ROWS, scores.queries, requires_grad=True)
     least, present = batch.least_memory[:, 0, 0], batch.present[:, 0, 0]
-    return scores.scores(scores.prepare(space), queries, least, present), queries, least, present
+    filters = scores.filters(space, least, present)
+    return scores.scores(scores.prepare(space), queries, filters), queries, least, present
 
 
 def brute_force(found: Cliques, least: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,6 +58,17 @@ def test_the_probability_of_a_configuration_is_that_of_the_whole_softmax() -> No
         assert torch.allclose(own[here], wanted[here, at], atol=1e-4)
 
 
+def test_the_log_of_a_probability_has_the_gradient_of_the_whole_softmax() -> None:
+    found, queries, least, _ = scored(make_space())
+    actions, g = brute_force(found, least)
+    best = g.nan_to_num(neginf=1e9).argmin(-1)  # an unlikely one that is allowed
+    wanted = g.log_softmax(-1)[torch.arange(ROWS), best].sum()
+    own = found.log_prob(actions[best]).sum()
+    gradients = [torch.autograd.grad(value, queries, retain_graph=True)[0] for value in (own, wanted)]
+    assert torch.allclose(own, wanted, atol=1e-3) and torch.allclose(*gradients, atol=1e-5)
+    assert gradients[1].abs().max() > 0.01
+
+
 def test_entropy_is_that_of_the_whole_softmax() -> None:
     found, _, least, _ = scored(make_space())
     _, g = brute_force(found, least)
@@ -80,8 +93,9 @@ def test_samples_come_as_often_as_the_softmax_says(temperature: float) -> None:
     found, _, least, _ = scored(space)
     actions, g = brute_force(found, least)
     generator = torch.Generator().manual_seed(3)
-    draws = 4000
-    drawn = torch.stack([found.sample(temperature, generator) for _ in range(draws)])  # [draws, N, 4]
+    draws = 10000
+    many = replace(found, compute=found.compute.repeat(draws, 1, 1), memory=found.memory.repeat(draws, 1, 1))
+    drawn = many.sample(temperature, generator).view(draws, ROWS, 4)
     place = torch.tensor([8, 4, 2, 1])
     assert torch.equal((actions * place).sum(-1), torch.arange(len(actions)))
     counts = torch.nn.functional.one_hot((drawn * place).sum(-1), len(actions)).sum(0) / draws
@@ -117,7 +131,7 @@ def test_keeping_what_is_in_force_has_a_worth_of_its_own() -> None:
     queries = torch.zeros(ROWS, scores.queries)
     queries[:, -2:] = 100.0
     least, present = torch.zeros(ROWS, space.sizes[2], dtype=torch.long), batch.present[:, 0, 0]
-    chosen = scores.scores(scores.prepare(space), queries, least, present).best()
+    chosen = scores.scores(scores.prepare(space), queries, scores.filters(space, least, present)).best()
     assert torch.equal(chosen[:, 1:3], present[:, 1:3])
 
 
