@@ -24,7 +24,7 @@ from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy, TokenLoadSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy, draw
 from autoscaler.prices import PriceSheet
-from autoscaler.settings import POLICY_NAMES, ControllerSettings
+from autoscaler.settings import ELSEWHERE, POLICY_NAMES, ControllerSettings
 
 Settings = TypeVar("Settings")
 
@@ -85,7 +85,7 @@ def make_policy(making: Making) -> Policy:
                 f"policy_settings is {making.settings.policy_settings}; {name} takes none ({', '.join(WITH_FILE)} do)"
             )
         return MAKERS[name](making)
-    module, _, attribute = name.partition(":")
+    module, _, attribute = ELSEWHERE.get(name, name).partition(":")
     try:
         maker: Maker = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

@@ -12,6 +12,9 @@ from autoscaler.errors import SettingsError
 
 POLICY_NAMES = ("static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "elasticmoe", "serverlessmoe")
 """Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER``."""
+ELSEWHERE = {"smoe": "rl.agent.policy:make"}
+"""Policies of other rooms with a name of their own; loaded when one is chosen."""
+SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 
 
@@ -23,9 +26,9 @@ class ControllerSettings:
     manifest_dir: Path
     """The pipeline's folder; only ``pipeline.json`` is read."""
     policy: str = "hpa"
-    """One of ``POLICY_NAMES``, or ``MODULE:MAKER`` of a policy that is not of this package."""
+    """One of ``SHORT_NAMES``, or ``MODULE:MAKER`` of a policy that is not of this package."""
     policy_settings: Path | None = None
-    """TOML file with the settings of ``kpa``, ``keda`` or ``elasticmoe``."""
+    """TOML file with the settings of ``kpa``, ``keda``, ``elasticmoe`` or ``smoe``."""
     plan: Path | None = None
     """Stored plan: the configurations of ``serverlessmoe``, ``tuned-hpa`` and, if given, ``static``."""
     policy_seed: int = 0
@@ -88,7 +91,7 @@ def validate(settings: ControllerSettings) -> None:
         _positive("stale_s", s.stale_s),
         _positive("budget_per_hour", s.budget_per_hour),
         _positive("period_s", s.period_s),
-        ("policy", s.policy, is_policy(s.policy), f"one of {', '.join(POLICY_NAMES)}, or MODULE:MAKER"),
+        ("policy", s.policy, is_policy(s.policy), f"one of {', '.join(SHORT_NAMES)}, or MODULE:MAKER"),
         (
             "plan",
             s.plan,
@@ -140,6 +143,6 @@ def _is_url(text: str) -> bool:
 def is_policy(name: str) -> bool:
     """Whether this is a policy's name or has the form ``MODULE:MAKER``."""
     module, colon, maker = name.partition(":")
-    return name in POLICY_NAMES or (
+    return name in SHORT_NAMES or (
         bool(colon) and maker.isidentifier() and all(map(str.isidentifier, module.split(".")))
     )

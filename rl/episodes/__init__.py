@@ -6,7 +6,7 @@ and decision code. Never here: the test set, and any copy of the controller's co
 
 from __future__ import annotations
 
-from rl.episodes.clips import Clip, Work, episode_of, reference_cost, start_of, steady_cost, training_clips, work_of
+from rl.episodes.clips import Clip, Work, episode_of, paper_cost, start_of, steady_cost, training_clips, work_of
 from rl.episodes.episode import WINDOW_S, Episode, Outcome
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "Outcome",
     "Work",
     "episode_of",
-    "reference_cost",
+    "paper_cost",
     "start_of",
     "steady_cost",
     "training_clips",

@@ -30,13 +30,13 @@ from rl.evaluate.grid import Grid, Group
 from rl.reward import Meter, RewardSettings
 from rl.sim.requests import Requests, draw_requests
 from rl.workload import Workload
-from rl.workload_paper import paper_workload
+from rl.workload_paper import PAPER_WORKLOADS, paper_workload
 from traces.splits import Split
 from traces.trace import PATTERNS
 
 SEEDS: Mapping[Split, int] = {"train": 10_000, "validation": 20_000}
 """What is added to a clip's seed."""
-REFERENCE_RPS = 20.0
+REFERENCE_RPS, REFERENCE_S = 20.0, 30.0
 WARM_UP = 4
 """Windows that an operator profiles on before the start, as in the evaluation."""
 
@@ -53,6 +53,7 @@ class Clip:
     tokens: int = 0
     """Mean tokens of a request; 0: the workload's own."""
     seconds: float = 3600.0
+    window_s: float = WINDOW_S
 
     def __post_init__(self) -> None:
         if self.split not in SEEDS:
@@ -68,6 +69,7 @@ def training_clips(
     mean_rps: tuple[float, float] = (5.0, 40.0),
     tokens: Sequence[int] = (0,),
     seconds: float = 3600.0,
+    window_s: float = WINDOW_S,
 ) -> Iterator[Clip]:
     """Clips without end: workloads in turn (in a new order each round), pattern, size and rate (logarithmic between
     ``mean_rps``) drawn by ``seed``."""
@@ -78,7 +80,7 @@ def training_clips(
             rate = float(np.exp(rng.uniform(*np.log(mean_rps))))
             size, pattern = int(rng.choice(list(tokens))), str(rng.choice(list(patterns)))
             own = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:6], 16)
-            yield Clip(str(name), pattern, own, split, round(rate, 3), size, seconds)
+            yield Clip(str(name), pattern, own, split, round(rate, 3), size, seconds, window_s)
             number += 1
 
 
@@ -96,19 +98,20 @@ class Work:
 
 
 @lru_cache(maxsize=16)
-def work_of(clip: Clip, data: Path | None = None) -> Work:
-    """Arrivals, lengths and routing of a clip; ``data``: folder of the public traces, by default the usual one.
+def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = None) -> Work:
+    """Arrivals, lengths and routing of a clip. ``data``: folder of the public traces, by default the usual one;
+    ``workload``: instead of the paper's of the clip's name, with its own lengths and routing.
 
     Raises EvaluationError, TraceError, SimulationError.
     """
     seed = SEEDS[clip.split] + clip.seed
     grid = Grid(
-        workloads=(clip.workload,),
+        workloads=PAPER_WORKLOADS,
         patterns=(clip.pattern,),
         tokens=(clip.tokens,),
         policies=("static",),
         seeds=(seed,),
-        window_s=WINDOW_S,
+        window_s=clip.window_s,
         seconds=clip.seconds,
         mean_rps=clip.mean_rps,
         warm_up_windows=1,
@@ -116,7 +119,7 @@ def work_of(clip: Clip, data: Path | None = None) -> Work:
         split=clip.split,
     )
     found = arrivals(grid, Group(clip.workload, clip.pattern, clip.tokens, seed))
-    workload = paper_workload(clip.workload, mean_tokens=clip.tokens or None, seed=seed)
+    workload = workload or paper_workload(clip.workload, mean_tokens=clip.tokens or None, seed=seed)
     requests = draw_requests(workload, found.arrival_s, seed=seed, source=found.source)
     return Work(clip, seed, workload, requests, found.seconds)
 
@@ -144,7 +147,7 @@ def start_of(work: Work, cache: Path | None = None) -> dict[str, Configuration]:
 
 
 def _profiled(work: Work, physics: Physics) -> tuple[Ints, ...]:
-    stretch_s = WARM_UP * WINDOW_S
+    stretch_s = WARM_UP * work.clip.window_s
     stretches = windows(physics, work.requests, stretch_s, float(work.requests.arrival_s[-1]) + stretch_s)
     load = next((stretch for stretch in stretches if stretch.count), None)
     if load is None:
@@ -183,22 +186,27 @@ def work_key(work: Work) -> str:
     return hashlib.sha256(f"{own} {work.requests.sha256}".encode()).hexdigest()[:24]
 
 
+def paper_cost(clip: Clip, meter: Meter) -> float:
+    """C_ref of one of the paper's workloads, see :func:`steady_cost`: the same for all its clips of one window."""
+    return steady_cost(_plain(clip.workload, clip.tokens), meter, clip.window_s)
+
+
 @lru_cache(maxsize=64)
-def reference_cost(name: str, meter: Meter, tokens: int = 0) -> float:
-    """C_ref of one of the paper's workloads, see :func:`steady_cost`: the same for all its clips."""
-    return steady_cost(paper_workload(name, mean_tokens=tokens or None), meter)
+def _plain(name: str, tokens: int) -> Workload:
+    return paper_workload(name, mean_tokens=tokens or None)
 
 
-def steady_cost(workload: Workload, meter: Meter) -> float:
-    """What a window of ``WINDOW_S`` costs at a steady ``REFERENCE_RPS`` by the queueing model's optimum (where λ cannot
-    be met, by its fastest choice)."""
-    arrivals_s = (np.arange(round(REFERENCE_RPS * WINDOW_S)) + 0.5) / REFERENCE_RPS
+@lru_cache(maxsize=64)
+def steady_cost(workload: Workload, meter: Meter, window_s: float = WINDOW_S) -> float:
+    """What a window costs at a steady ``REFERENCE_RPS`` by the queueing model's optimum (where λ cannot be met, by its
+    fastest choice)."""
+    arrivals_s = (np.arange(round(REFERENCE_RPS * REFERENCE_S)) + 0.5) / REFERENCE_RPS
     requests = draw_requests(workload, arrivals_s, seed=0, source=f"steady {REFERENCE_RPS:g} requests/s")
-    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, len(arrivals_s), WINDOW_S)
+    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, len(arrivals_s), REFERENCE_S)
     found = deterministic(load, meter)
-    if found.feasible:
-        return found.upper
-    return enclose(expected_tables(load, meter)[0], load.physics.lattice, found.fastest_s * (1 + 1e-9)).upper
+    if not found.feasible:
+        found = enclose(expected_tables(load, meter)[0], load.physics.lattice, found.fastest_s * (1 + 1e-9))
+    return found.upper * window_s / REFERENCE_S
 
 
 def episode_of(
@@ -208,15 +216,19 @@ def episode_of(
     start: Mapping[str, Configuration] | None = None,
     cache: Path | None = None,
     data: Path | None = None,
+    workload: Workload | None = None,
 ) -> Episode:
-    """The episode of a clip, from ``start`` or from :func:`start_of`, which uses ``cache``. Raises as these do."""
-    work, settings = work_of(clip, data), settings or RewardSettings()
+    """The episode of a clip, from ``start`` or from :func:`start_of`, which uses ``cache``; ``data`` and ``workload``
+    as in :func:`work_of`. Raises as these do."""
+    work, settings = work_of(clip, data, workload), settings or RewardSettings()
+    meter = settings.meter
     return Episode(
         work.workload,
         work.requests,
         start if start is not None else start_of(work, cache),
-        reference=reference_cost(clip.workload, settings.meter, clip.tokens),
+        reference=steady_cost(work.workload, meter, clip.window_s) if workload else paper_cost(clip, meter),
         seconds=work.seconds,
+        window_s=clip.window_s,
         seed=work.seed,
         settings=settings,
     )

@@ -22,6 +22,7 @@ from rl.agent.contract import State
 from rl.evaluate.policies import limits_of
 from rl.features import CallTimes, Encoder, History, calls_of
 from rl.reward import METERS, RewardSettings, cost_rewards, penalty
+from rl.sim.kernel import BUSY_S
 from rl.sim.metrics import SimulatedMetrics
 from rl.sim.platform import SimulatedPlatform
 from rl.sim.requests import Requests
@@ -128,13 +129,21 @@ class Episode:
         self._simulation.open(self._simulation.now_s + self.window_s)
         self._next_stage = 0
 
-    def decide_layer(self, layer: int, actions: NDArray[np.integer]) -> None:
-        """Decide the experts of ``layer`` in the open window, ``actions [K, 4]``, and play it up to this layer's end.
+    def decide_layer(self, layer: int, actions: NDArray[np.integer]) -> float:
+        """Decide the experts of ``layer`` in the open window, ``actions [K, 4]``, and play it up to this layer's end;
+        returns the layer's reward for its cost.
 
         Ordered from the window's beginning on, so that all layers in turn come to the same as :meth:`step`.
         """
         self._order(self.encoder.lattice.layer_configurations(layer, actions))
         self._run_to(2 * layer + 2)
+        cost = 0.0
+        for function in self.encoder.lattice.functions[layer]:
+            configuration = self._simulation.configuration(function)
+            busy_s = self._simulation.meter[self._simulation.index[function], BUSY_S]
+            seconds = busy_s if self.settings.meter == "busy" else configuration.replicas * self.window_s
+            cost += float(seconds) * self.workload.prices.unit_per_s(configuration)
+        return float(cost_rewards(np.array([cost]), self.reference, self.settings)[0])
 
     def end(self) -> Outcome:
         """Play the rest of the open window, and look at it."""

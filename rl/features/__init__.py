@@ -8,7 +8,7 @@ that one agent serves any pipeline. Never here: rewards, networks, and any look 
 
 from __future__ import annotations
 
-from rl.features.calls import CallTimes, calls_of, calls_of_cores
+from rl.features.calls import CallTimes, calls_of, calls_of_cores, mean_calls
 from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Feature
 from rl.features.encoder import Encoder
 from rl.features.history import History
@@ -24,5 +24,6 @@ __all__ = [
     "Lattice",
     "calls_of",
     "calls_of_cores",
+    "mean_calls",
     "space_of",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import ConfigurationSpace
-from rl.latency.contract import NodeCost
+from rl.latency.contract import LatencyModel, NodeCost
 from rl.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -45,16 +47,20 @@ class CallTimes:
 
 def calls_of(workload: Workload) -> CallTimes:
     """From a workload's latency model: profiled where that was measured. Coupled mode: with all of the cores."""
-    cores, shares = np.array(workload.space.resources, dtype=np.float64).T
-    kinds: dict[tuple[NodeCost, float], int] = {}
-    for node in workload.experts:
-        key = (workload.costs[node.id], workload.typical_tokens(node))
-        kinds[key] = kinds.get(key, 0) + 1
-    seconds, tokens, count = np.zeros(len(cores)), 0.0, sum(kinds.values())
-    for (cost, length), number in kinds.items():
-        seconds += number / count * workload.latency.seconds(cost, length, cores, shares)
-        tokens += number / count * length
-    return CallTimes(seconds, tokens, workload.latency.name)
+    experts = [(workload.costs[node.id], workload.typical_tokens(node)) for node in workload.experts]
+    return mean_calls(workload.latency, experts, workload.space)
+
+
+def mean_calls(
+    latency: LatencyModel, experts: Sequence[tuple[NodeCost, float]], space: ConfigurationSpace
+) -> CallTimes:
+    """Mean over ``experts``, each with its cost and the tokens of its mean call."""
+    cores, shares = np.array(space.resources, dtype=np.float64).T
+    seconds, tokens = np.zeros(len(cores)), 0.0
+    for (cost, length), number in Counter(experts).items():
+        seconds += number / len(experts) * latency.seconds(cost, length, cores, shares)
+        tokens += number / len(experts) * length
+    return CallTimes(seconds, tokens, latency.name)
 
 
 def calls_of_cores(space: ConfigurationSpace, slo_s: float, layers: int) -> CallTimes:

@@ -1,0 +1,173 @@
+"""The learnt policy in the controller: the exported actor behind the protocol of all policies.
+
+An observation goes through the encoder of training (:mod:`rl.features`), the actor decides every layer in turn, and the
+wishes go to the decision limits like those of any policy. Segments and ingress are none of its business. Loads without
+stable-baselines3 and Gymnasium.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from autoscaler.contract import NodeInfo, NodeObservation, Observation, Policy, Proposal, Topology
+from autoscaler.errors import SettingsError
+from autoscaler.policies import Making, from_table
+from autoscaler.policy.rows import refuse_broken
+from moe.manifest import load as load_manifest
+from rl.agent.contract import ActorNetwork, Batch
+from rl.agent.errors import NetworkError
+from rl.agent.export import load as load_actor
+from rl.features import CallTimes, Encoder, calls_of, calls_of_cores, mean_calls
+from rl.profile.errors import ProfileError, ProfileMismatchError
+from rl.profile.model import fitted_model
+from rl.profile.shelf import find
+from rl.profile.storage import Profile, check_pipeline
+from rl.profile.storage import load as load_profile
+from rl.reward import METERS, RewardSettings
+from rl.workload import manifest_cost
+from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+
+NAME = "smoe"
+PUBLISHED = Path(__file__).parents[1] / "policies"
+"""Published actors: ``PIPELINE-METER.safetensors`` where a pipeline has its own, else ``smoe-METER.safetensors``."""
+MEAN_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class MakingSettings:
+    """Of the settings file (TOML)."""
+
+    actor: str = ""
+    """File of the exported actor; by default a published one."""
+    meter: str = RewardSettings.meter
+    """Which published actor: the one that keeps ``provisioned`` or ``busy`` cost low."""
+    profile: str = ""
+    """Measured profile of the pipeline (parquet), for the seconds of a call; by default one of this tree that fits."""
+    workload: str = ""
+    """Or one of the paper's workloads; by default the pipeline's name, where it is one."""
+    mean_tokens: int = MEAN_TOKENS
+    """Tokens of a mean request, with a profile."""
+
+
+class ExplainingActor(ActorNetwork, Protocol):
+    """An actor that can say why."""
+
+    def explain(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, n, K] pointer's weights (Eq. 11), and scores g of what was chosen (section 4.3)."""
+
+
+class LearntPolicy:
+    """Wishes for every expert; those without data are held, with the reason."""
+
+    name = NAME
+
+    def __init__(self, actor: ExplainingActor, encoder: Encoder) -> None:
+        self.encoder = encoder
+        self._actor = actor
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        lattice = self.encoder.lattice
+        functions = [function for row in lattice.functions for function in row]
+        if observation.stale or observation.requests is None:
+            why = observation.problems[0] if observation.problems else "the window's requests are not known"
+            return Proposal({}, dict.fromkeys(functions, f"no data: {why}"), memory)
+        state, history = self.encoder.encode(observation, memory)
+        with torch.inference_mode():
+            batch = Batch.of(self.encoder.space, [state])
+            chosen = self._actor.decide(batch)
+            pointer, score = (part[0].numpy()[lattice.mask] for part in self._actor.explain(batch, chosen))
+        wishes = lattice.configurations(chosen[0].numpy())
+        reasons = {
+            function: f"pointer {weight:.3f}, score {value:.3f}"
+            for function, weight, value in zip(functions, pointer.tolist(), score.tolist(), strict=True)
+        }
+        for function, missing in unknown(self.encoder.topology, observation).items():
+            del wishes[function]
+            reasons[function] = f"no data: the {missing} of {function} is not known"
+        return Proposal(wishes, reasons, history)
+
+
+def unknown(topology: Topology, observation: Observation) -> dict[str, str]:
+    """Function → what is missing, of experts that cannot be judged."""
+    found = {}
+    for layer in range(topology.layers):
+        for info in topology.experts(layer):
+            missing = _missing(info, observation)
+            if missing:
+                found[info.function] = missing
+    return found
+
+
+def _missing(info: NodeInfo, observation: Observation) -> str:
+    seen: NodeObservation | None = observation.node(info.id)
+    if seen is None or seen.configuration is None:
+        return "configuration"
+    if seen.requests_per_s is None or seen.tokens_per_s is None:
+        return "load"
+    return "peak of tokens" if seen.peak_tokens is None else ""
+
+
+def make(making: Making) -> Policy:
+    """For ``--policy smoe``; settings in ``--policy-settings FILE``. Raises SettingsError."""
+    own = from_table(MakingSettings, making.table(), str(making.settings.policy_settings), {})
+    slo_s = making.settings.slo_s
+    refuse_broken(
+        NAME,
+        (
+            ("meter", own.meter, own.meter in METERS, " or ".join(METERS)),
+            ("mean_tokens", own.mean_tokens, own.mean_tokens >= 1, "1 or more"),
+            ("workload", own.workload, own.workload in ("", *PAPER_WORKLOADS), ", ".join(PAPER_WORKLOADS)),
+            ("profile", own.profile, not (own.profile and own.workload), "left out where workload is given"),
+        ),
+    )
+    if slo_s is None:
+        raise SettingsError(f"slo_s is None; {NAME} decides for a latency target (--slo-ms)")
+    path = Path(own.actor) if own.actor else published(making.topology.pipeline, own.meter)
+    try:
+        actor = load_actor(path)
+        calls, measured = call_times(making, own, slo_s)
+        space = making.limits.space
+        limits = replace(making.limits, space=replace(space, gpu_shares=())) if measured else making.limits
+        return LearntPolicy(actor, Encoder(making.topology, limits, making.prices, slo_s, calls))
+    except (NetworkError, ProfileError, ValueError) as error:
+        raise SettingsError(f"{NAME}: {error}") from error
+
+
+def published(pipeline: str, meter: str, folder: Path = PUBLISHED) -> Path:
+    """The published actor for a pipeline: its own, else the one for all."""
+    own = folder / f"{pipeline}-{meter}.safetensors"
+    return own if own.is_file() else folder / f"{NAME}-{meter}.safetensors"
+
+
+def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallTimes, bool]:
+    """Seconds of a mean call, and whether they were measured (then Φ has no GPU shares: none was profiled).
+
+    From the profile or the paper's workload that the settings name, else from what fits the pipeline, else from cores
+    alone. Raises ProfileError.
+    """
+    pipeline, space = making.topology.pipeline, making.limits.space
+    name = own.workload or (pipeline if not own.profile and pipeline in PAPER_WORKLOADS else "")
+    if name:
+        return calls_of(replace(paper_workload(name), space=space)), False
+    if own.profile:
+        profile = load_profile(Path(own.profile))
+        check_pipeline(profile.metadata, pipeline, making.topology.manifest_sha256)
+        return _profiled(making, own, profile), True
+    try:
+        return _profiled(making, own, find(making.settings.manifest_dir, None)), True
+    except ProfileMismatchError:
+        return calls_of_cores(space, slo_s, making.topology.layers), False
+
+
+def _profiled(making: Making, own: MakingSettings, profile: Profile) -> CallTimes:
+    manifest = load_manifest(making.settings.manifest_dir, verify=False)
+    costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
+    experts = [making.topology.experts(layer) for layer in range(making.topology.layers)]
+    tokens = [max(1.0, own.mean_tokens * manifest.router.top_k / len(layer)) for layer in experts]
+    called = [(costs[node.id], length) for layer, length in zip(experts, tokens, strict=True) for node in layer]
+    return mean_calls(fitted_model(profile, costs), called, replace(making.limits.space, gpu_shares=()))

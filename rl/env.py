@@ -1,0 +1,167 @@
+"""``smoe/Pipeline-v0``: the scaling of one pipeline as a Gymnasium environment, one step a layer's decision.
+
+Importing this module registers it; ``gymnasium.make("rl.env:smoe/Pipeline-v0", workload="bert-8", pattern="bursty")``
+does that itself. Nothing else in this room imports Gymnasium. Observation and action, number by number:
+``docs/environment.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from autoscaler.contract import Configuration
+from rl.agent.contract import CONFIGURATION_FEATURES, State
+from rl.agent.lattice import features_of
+from rl.episodes import WINDOW_S, Clip, Episode, episode_of
+from rl.evaluate.policies import limits_of
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
+from rl.features.catalogue import Feature
+from rl.reward import RewardSettings
+from rl.workload import Workload
+from rl.workload_paper import paper_workload
+from traces.splits import Split
+
+ENVIRONMENT = "smoe/Pipeline-v0"
+Observed = dict[str, Any]
+CONFIGURATION_BOUNDS = (-1.0, 8.0)
+"""Of a configuration's features; the upper one is of pipelines with more than the paper's cores and replicas."""
+
+
+class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
+    """An episode is an hour (``seconds``) of a clip, a window ``window_s``, a step the decision of one layer's experts.
+
+    Each ``reset`` draws another clip of ``split`` by its seed. The state of a window stays while its layers are decided
+    and is joined by what was decided. Positions that break Eq. (2) are moved to the nearest that keep it: more memory,
+    then more replicas. An episode is truncated at its end, never terminated: scaling goes on.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self,
+        workload: str | Workload = "bert-8",
+        pattern: str = "bursty",
+        *,
+        split: Split = "train",
+        mean_rps: float = 20.0,
+        tokens: int = 0,
+        seconds: float = 3600.0,
+        window_s: float = WINDOW_S,
+        settings: RewardSettings | None = None,
+        start: Configuration | None = None,
+        cache: Path | None = None,
+        data: Path | None = None,
+    ) -> None:
+        """``workload``: one of the paper's by name, or any. ``start``: of every expert; without it the evaluation's
+        (found by a search, kept in ``cache``). ``data``: folder of the public traces. The rest is as in
+        ``rl.episodes.Clip``."""
+        self._given = None if isinstance(workload, str) else workload
+        name = workload if isinstance(workload, str) else workload.name
+        self._clip = Clip(name, pattern, 0, split, mean_rps, tokens, seconds, window_s)
+        self._settings, self._start, self._cache, self._data = settings, start, cache, data
+        found = self._given or paper_workload(name, mean_tokens=tokens or None)
+        self._workload = found
+        self._encoder = Encoder(found.topology, limits_of(found), found.prices, found.slo_s, calls_of(found))
+        self._layers, self._width = self._encoder.lattice.mask.shape
+        self.observation_space = self._observation_space()
+        self.action_space = spaces.MultiDiscrete(np.tile(self._encoder.lattice.sizes, self._width))
+        self._episode: Episode | None = None
+        self._layer = 0
+
+    @property
+    def episode(self) -> Episode:
+        """The episode under way. Raises RuntimeError before the first ``reset``."""
+        if self._episode is None:
+            raise RuntimeError("call reset() first")
+        return self._episode
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observed, dict[str, Any]]:
+        super().reset(seed=seed)
+        own = int(self.np_random.integers(2**31))
+        clip = replace(self._clip, seed=own)
+        start = None if self._start is None else self._workload.initial(self._start)
+        self._episode = episode_of(
+            clip, settings=self._settings, start=start, cache=self._cache, data=self._data, workload=self._given
+        )
+        self._begin()
+        return self._observe(), {"clip": asdict(clip)}
+
+    def step(self, action: NDArray[np.int64]) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
+        episode, layer = self.episode, self._layer
+        if not episode.windows_left:
+            raise RuntimeError("the episode has ended: call reset()")
+        wish = self._state.present.copy()
+        wish[layer] = np.asarray(action).reshape(self._width, 4)
+        wish = self._encoder.lattice.within(wish, self._state.least_memory)
+        if layer == 0:
+            episode.begin()
+        reward = episode.decide_layer(layer, wish[layer])
+        self._decided[layer] = wish[layer]
+        info: dict[str, Any] = {"layer": layer, "executed": wish[layer]}
+        self._layer += 1
+        if self._layer == self._layers:
+            outcome = episode.end()
+            reward += outcome.penalty
+            info |= {
+                "p95_s": outcome.p95_s,
+                "busy": float(outcome.busy.sum()),
+                "provisioned": float(outcome.provisioned.sum()),
+                "finished": outcome.finished,
+                "overdue": outcome.overdue,
+            }
+            self._begin()
+        return self._observe(), reward, False, not episode.windows_left, info
+
+    def _begin(self) -> None:
+        self._state: State = self.episode.state()
+        self._decided = np.zeros((self._layers, self._width, 4), dtype=np.int16)
+        self._layer = 0
+
+    def _observe(self) -> Observed:
+        state, lattice = self._state, self._encoder.lattice
+        chosen = features_of(self._encoder.space, torch.from_numpy(self._decided.astype(np.int64))).numpy()
+        known = lattice.mask & (np.arange(self._layers) < self._layer)[:, None]
+        least = state.least_memory[self._layer] / lattice.sizes[0] * lattice.mask[self._layer][:, None]
+        return {
+            "segments": state.segments.flatten(),
+            "experts": state.experts.flatten(),
+            "pipeline": state.pipeline.copy(),
+            "decided": np.where(known[..., None], chosen, 0.0).astype(np.float32).ravel(),
+            "layer": (np.arange(self._layers) == self._layer).astype(np.float32),
+            "least_memory": least.astype(np.float32).ravel(),
+        }
+
+    def _observation_space(self) -> spaces.Dict:
+        layers, width = self._layers, self._width
+        replicas = self._encoder.lattice.sizes[2]
+        chosen = len(CONFIGURATION_FEATURES)
+        return spaces.Dict(
+            {
+                "segments": _box(NODE_FEATURES, layers + 1),
+                "experts": _box(NODE_FEATURES, layers * width),
+                "pipeline": _box(PIPELINE_FEATURES, 1),
+                "decided": spaces.Box(*CONFIGURATION_BOUNDS, (layers * width * chosen,), np.float32),
+                "layer": spaces.Box(0, 1, (layers,), np.float32),
+                "least_memory": spaces.Box(0, 1, (width * replicas,), np.float32),
+            }
+        )
+
+
+def _box(features: tuple[Feature, ...], rows: int) -> spaces.Box:
+    low, high = np.array([feature.bounds for feature in features], dtype=np.float32).T
+    low = np.minimum(low, 0)  # rows of padding are zeros
+    return spaces.Box(np.tile(low, rows), np.tile(np.maximum(high, 0), rows), dtype=np.float32)
+
+
+if ENVIRONMENT not in gymnasium.registry:
+    gymnasium.register(ENVIRONMENT, entry_point="rl.env:PipelineEnv")

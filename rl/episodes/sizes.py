@@ -1,0 +1,64 @@
+"""Workloads of other sizes and of other machines, made from one that there is: what an agent must carry over to."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+from autoscaler.contract import NodeInfo, Topology
+from rl.latency.contract import NodeCost
+from rl.routing import zipf_routing
+from rl.workload import Workload
+
+
+def resized(workload: Workload, layers: int, experts: int, seed: int = 0) -> Workload:
+    """``workload`` with so many MoE layers of so many experts: λ grows with the layers, routing is made anew (Zipf).
+
+    Costs are taken over: the first and last segment's, and in between those of the nearest part of the pass; an expert
+    is as large as before, so with more experts each has fewer tokens. Raises ValueError.
+    """
+    if layers < 1 or experts < workload.top_k:
+        raise ValueError(f"a pipeline has a layer or more and {workload.top_k} experts or more, got {layers}×{experts}")
+    old, name = workload.topology.layers, f"{workload.name}-{layers}x{experts}"
+    costs: dict[str, NodeCost] = {}
+    nodes = [NodeInfo("ingress", name, "ingress", None, None, 0, 0, 0)]
+    edges: list[tuple[str, str]] = []
+    for i in range(layers + 1):
+        segment = f"segment-{i}"
+        costs[segment] = workload.costs[f"segment-{_nearest(i, layers, old)}"]
+        nodes.append(_info(name, segment, costs[segment], i, None))
+        if i == layers:
+            break
+        there = workload.topology.experts(min(old - 1, i * old // layers))
+        for j in range(experts):
+            expert = f"expert-{i}-{j}"
+            costs[expert] = workload.costs[there[j % len(there)].id]
+            nodes.append(_info(name, expert, costs[expert], i, j))
+            edges += [(segment, expert), (expert, f"segment-{i + 1}")]
+    digest = hashlib.sha256(repr((workload.topology.manifest_sha256, layers, experts)).encode()).hexdigest()
+    return replace(
+        workload,
+        name=name,
+        topology=Topology(name, digest, layers, tuple(nodes), tuple(edges)),
+        slo_s=workload.slo_s * layers / old,
+        costs=costs,
+        routing=zipf_routing([experts] * layers, seed=seed),
+    )
+
+
+def without_gpu(workload: Workload) -> Workload:
+    """The same with CPU cores alone in Φ; segments stay as they are."""
+    return replace(workload, space=replace(workload.space, gpu_shares=()))
+
+
+def _nearest(i: int, layers: int, old: int) -> int:
+    """Segment of a pass of ``old`` layers that stands for segment ``i`` of one of ``layers``."""
+    if i in (0, layers):
+        return 0 if i == 0 else old
+    return min(max(1, round(i * old / layers)), max(1, old - 1))
+
+
+def _info(pipeline: str, node: str, cost: NodeCost, layer: int, expert: int | None) -> NodeInfo:
+    larger = int(max(cost.bytes_in_per_token, cost.bytes_out_per_token))
+    flops, weights = int(cost.flops_per_token), int(cost.weights_bytes)
+    return NodeInfo(node, f"{pipeline}-{node}", cost.kind, layer, expert, flops, weights, larger)

@@ -1,0 +1,142 @@
+"""From stored ticks of the function logger to windows of experience: what a policy saw, what was done, what came of it.
+
+The rows hold every number of an observation, so states are made anew by the encoder that the policy used, to the bit.
+Where ticks follow each other without a gap, the second tells what came of the first's decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.contract import Configuration, LayerObservation, NodeObservation, Observation
+from autoscaler.logger import CONFIGURATION_FIELDS, read_pipeline, read_windows
+from rl.agent.contract import State
+from rl.features import Encoder, History
+
+Floats = NDArray[np.float64]
+
+_NODE = tuple(entry.name for entry in fields(NodeObservation) if entry.name != "configuration")
+_LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name != "layer")
+_WINDOW = tuple(
+    entry.name for entry in fields(Observation) if entry.name not in ("nodes", "layers", "problems", "stale")
+)
+SLACK = 0.5
+"""Share of a window by which the next one may begin late, or overlap, and still follow it."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One stored window."""
+
+    observation: Observation
+    busy: Mapping[str, float | None]
+    """Node id → cost of the window, Eq. (7)."""
+    provisioned: Mapping[str, float | None]
+    policy: str
+
+
+@dataclass(frozen=True, eq=False)
+class Experience:
+    """One decided window; arrays as of an ``rl.episodes.Outcome``."""
+
+    state: State
+    """Before the decisions."""
+    actions: NDArray[np.int16]
+    """[n, K, 4] in force at the window's end, the lattice's nearest."""
+    busy: Floats
+    """[n] currency."""
+    provisioned: Floats
+    """[n] currency."""
+    p95_s: float | None
+    """Of the requests answered, from the histogram."""
+    following: State
+    """After the window."""
+
+
+def ticks(folder: Path) -> Iterator[Tick]:
+    """All ticks stored in ``folder``, oldest first. Raises LogError."""
+    rows: dict[tuple[float, float], list[dict[str, Any]]] = {}
+    for row in read_windows(folder).to_pylist():
+        rows.setdefault((row["start_s"], row["end_s"]), []).append(row)
+    for whole in read_pipeline(folder).to_pylist():
+        nodes = rows.get((whole["start_s"], whole["end_s"]), [])
+        yield Tick(
+            Observation(
+                **{name: whole[name] for name in _WINDOW},
+                nodes=tuple(_node(row) for row in nodes),
+                layers=tuple(_layers(nodes)),
+                problems=tuple(whole["problems"] or ()),
+                stale=bool(whole["stale"]),
+            ),
+            {row["node"]: row["cost_busy"] for row in nodes},
+            {row["node"]: row["cost_provisioned"] for row in nodes},
+            whole["policy"],
+        )
+
+
+def experiences(folder: Path, encoder: Encoder) -> Iterator[Experience]:
+    """What the ticks stored in ``folder`` tell of decisions, whichever policy took them.
+
+    Windows with stale data, with an unknown cost or configuration, and those around a gap are left out; after a gap the
+    history begins anew. Raises LogError, and ValueError where the folder is of another pipeline.
+    """
+    before: tuple[Observation, State] | None = None
+    memory: History | None = None
+    for tick in ticks(folder):
+        seen = tick.observation
+        if seen.stale or seen.requests is None:
+            before = None
+            continue
+        if before is not None and not _follows(before[0], seen):
+            before, memory = None, None
+        state, memory = encoder.encode(seen, memory)
+        if before is not None:
+            found = _experience(encoder, tick, before[1], state)
+            if found is not None:
+                yield found
+        before = (seen, state)
+
+
+def _follows(before: Observation, seen: Observation) -> bool:
+    return abs(seen.start_s - before.end_s) <= SLACK * seen.window_s
+
+
+def _experience(encoder: Encoder, tick: Tick, state: State, following: State) -> Experience | None:
+    topology = encoder.topology
+    layers = [[node.id for node in topology.experts(layer)] for layer in range(topology.layers)]
+    names = [name for layer in layers for name in layer]
+    known = all(tick.busy.get(name) is not None and tick.provisioned.get(name) is not None for name in names)
+    if not known:
+        return None
+
+    def total(costs: Mapping[str, float | None]) -> Floats:
+        return np.array([sum(costs[name] or 0.0 for name in layer) for layer in layers])
+
+    return Experience(
+        state, following.present, total(tick.busy), total(tick.provisioned), tick.observation.latency_p95_s, following
+    )
+
+
+def _node(row: Mapping[str, Any]) -> NodeObservation:
+    numbers = {name: row[name] for name in CONFIGURATION_FIELDS}
+    whole = all(value is not None for value in numbers.values())
+    return NodeObservation(
+        **{name: row.get(name) for name in _NODE},  # type: ignore[arg-type]
+        configuration=Configuration(**numbers) if whole else None,
+    )
+
+
+def _layers(rows: list[dict[str, Any]]) -> Iterator[LayerObservation]:
+    """Of each layer, as its experts' rows repeat it."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        if row["kind"] == "expert" and row["layer"] is not None:
+            found.setdefault(row["layer"], row)
+    for layer, row in sorted(found.items()):
+        yield LayerObservation(layer, **{name: row[f"layer_{name}"] for name in _LAYER})
