@@ -122,26 +122,23 @@ class Actor(SisoActor):
         return found.clone()  # what leaves inference mode may be used where gradients are recorded
 
     def _decide(self, batch: Batch, temperature: float, generator: torch.Generator | None) -> Tensor:
-        space, scoring = batch.space, self.scoring
+        space, scoring, decided = batch.space, self.scoring, self.decided
         prepared = scoring.prepare(space)
-        filters = scoring.filters(space, batch.least_memory, batch.present)
-        whole = padded(space.mask) is None
         encoded = self.encoder(batch)
-        known = self._known(encoded)
-        beside = self.decided.of_expert(encoded.experts)
-        summary = self.decided.nothing(len(batch.experts))
-        found = torch.zeros_like(batch.present)
-        for layer in range(len(space.mask)):
-            now = slice(layer, layer + 1)
-            mask = None if whole else space.mask[now]
-            queries = self._query(known[:, now], summary.unsqueeze(1))
-            own = [there(part[:, now], mask) for part in filters]
-            scored = scoring.scores(prepared, there(queries, mask), own)
+        filters = scoring.filters(space, batch.least_memory, batch.present)
+        parts = (self._known(encoded), decided.of_expert(encoded.experts), *filters)
+        layers = zip(*(_by_layer(part, space.mask) for part in parts), strict=True)
+        summary, found = decided.nothing(len(batch.experts)), []
+        for known, beside, *own in layers:  # [B, K_i, …]: of the experts that there are
+            queries = self._query(known, summary).flatten(0, 1)
+            scored = scoring.scores(prepared, queries, [part.flatten(0, 1) for part in own])
             chosen = scored.sample(temperature, generator) if temperature > 0 else scored.best()
-            found[:, now] = spread(chosen, space.mask[now])
-            pooled = self.decided.pool(features_of(space, found[:, now]), beside[:, now], mask)
-            summary = self.decided.step(summary, pooled[:, 0])
-        return found
+            chosen = chosen.view(*known.shape[:2], 4)
+            pooled = decided.pool(features_of(space, chosen), beside, None)
+            summary = decided.step(summary, pooled)
+            found.append(chosen)
+        together = torch.cat(found, 1)
+        return spread(together.flatten(0, 1), space.mask)
 
     def _known(self, encoded: Encoded) -> Tensor:
         """[B, n, K, h]: of a state, what does not hang on decisions."""
@@ -149,9 +146,17 @@ class Actor(SisoActor):
         return known if encoded.context is None else known + self.of_context(encoded.context).unsqueeze(2)
 
     def _query(self, known: Tensor, summary: Tensor) -> Tensor:
-        """[B, n, K, Q] of ``known`` [B, n, K, h] and ``summary`` [B, n, d]."""
-        queries: Tensor = self.to_queries((known + self.of_decided(summary).unsqueeze(2)).relu())
+        """[…, K, Q] of ``known`` […, K, h] and ``summary`` […, d]."""
+        queries: Tensor = self.to_queries((known + self.of_decided(summary).unsqueeze(-2)).relu())
         return queries
+
+
+def _by_layer(values: Tensor, mask: Tensor) -> list[Tensor]:
+    """[B, n, K, …] → of each layer [B, K_i, …], the experts that there are."""
+    layers = values.unbind(1)
+    if padded(mask) is None:
+        return list(layers)
+    return [layer[:, own] for layer, own in zip(layers, mask.unbind(), strict=True)]
 
 
 def there(values: Tensor, mask: Tensor | None) -> Tensor:

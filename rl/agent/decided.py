@@ -35,7 +35,7 @@ class Decided(nn.Module):
         return torch.stack(found, 1)
 
     def pool(self, features: Tensor, experts: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, n, 2 h] of ``features`` [B, n, K, C] and ``experts`` [B, n, K, h], already through ``of_expert``."""
+        """[…, 2 h] of ``features`` […, K, C] and ``experts`` […, K, h], already through ``of_expert``."""
         each = (self.of_configuration(features) + experts).relu()
         return torch.cat((masked_mean(each, mask), masked_max(each, mask)), -1)
 

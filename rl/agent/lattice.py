@@ -33,6 +33,10 @@ class Rows:
     """[P · M, C] of (replicas, memory); the feature of the replicas is part of the row, for scores."""
     memory_only: Tensor
     """[M, C] u(m): what memory adds to the features of a compute row."""
+    replicas: Tensor
+    """[P, C]: the feature of the replicas alone."""
+    concurrencies: Tensor
+    """[Q, C]: that of the concurrency."""
     same: Tensor
     """[R + P, P · R · Q]: 1 where a compute row has that resource, and below where it has so many replicas."""
 
@@ -46,7 +50,7 @@ def rows(space: Space) -> Rows:
 
 def _rows(space: Space) -> Rows:
     _, resources, counts, concurrencies = space.sizes
-    table = space.resource_memory
+    table, features = space.resource_memory, space.resource_memory.shape[-1]
     of_resource = table[0].clone()  # [R, C]
     of_memory = table[:, 0] - table[:1, 0]  # [M, C]
     of_memory[:, MEMORY] = table[:, 0, MEMORY]
@@ -57,24 +61,21 @@ def _rows(space: Space) -> Rows:
             f"feature {CONFIGURATION_FEATURES[int(worst.argmax())]} of a configuration is not the sum of a part of its "
             f"memory and a part of its resource (off by {worst.max():.2g}); the scores need it to be"
         )
-    compute = of_resource[None, :, None].repeat(counts, 1, concurrencies, 1)
-    compute[..., REPLICAS] += space.replicas[:, None, None]
-    compute[..., CONCURRENCY] += space.concurrencies
-    memory = of_memory.repeat(counts, 1, 1)
-    memory[..., REPLICAS] += space.replicas[:, None]
+    of_count, of_concurrency = torch.zeros(counts, features), torch.zeros(concurrencies, features)
+    of_count[:, REPLICAS], of_concurrency[:, CONCURRENCY] = space.replicas, space.concurrencies
+    compute = of_count[:, None, None] + of_resource[:, None] + of_concurrency
+    memory = of_count[:, None] + of_memory
     same_resource = torch.eye(resources).repeat(counts, 1).repeat_interleave(concurrencies, 0)
     same_replicas = torch.eye(counts).repeat_interleave(resources * concurrencies, 0)
     same = torch.cat((same_resource, same_replicas), 1).T.contiguous()
-    return Rows(compute.flatten(0, 2), memory.flatten(0, 1), of_memory, same)
+    return Rows(compute.flatten(0, 2), memory.flatten(0, 1), of_memory, of_count, of_concurrency, same)
 
 
 def features_of(space: Space, actions: Tensor) -> Tensor:
     """Features [..., C] float32 of configurations ``actions`` [..., 4] int64; padding is not cleared."""
     memory, resource, replicas, concurrency = actions.unbind(-1)
-    features = space.resource_memory[memory, resource]
-    features[..., REPLICAS] += space.replicas[replicas]
-    features[..., CONCURRENCY] += space.concurrencies[concurrency]
-    return features
+    table = rows(space)
+    return space.resource_memory[memory, resource] + table.replicas[replicas] + table.concurrencies[concurrency]
 
 
 def allowed(least_memory: Tensor, memories: int) -> Tensor:

@@ -75,7 +75,8 @@ class Cliques:
         """[N, 4] int64: the arg max of Eq. (12), the first one where several are equal."""
         compute, of_compute = self.compute.max(-1)
         memory, of_memory = self.memory.max(-1)
-        return self._actions((compute + memory).argmax(-1), of_compute, of_memory)
+        replicas = (compute + memory).argmax(-1, keepdim=True)
+        return self._join(replicas, of_compute.gather(-1, replicas), of_memory.gather(-1, replicas)).squeeze(-2)
 
     def sample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """[N, 4] int64 drawn exactly from the softmax at ``temperature``: replicas first, then each clique."""
@@ -132,14 +133,10 @@ class Cliques:
         actions = self._join(replicas, of_compute[at, replicas, x], of_memory[at, replicas, y])
         return actions, scores - self.log_partition().unsqueeze(-1)
 
-    def _actions(self, replicas: Tensor, of_compute: Tensor, of_memory: Tensor) -> Tensor:
-        at = replicas.unsqueeze(-1)
-        return self._join(replicas, of_compute.gather(-1, at).squeeze(-1), of_memory.gather(-1, at).squeeze(-1))
-
     def _join(self, replicas: Tensor, compute: Tensor, memory: Tensor) -> Tensor:
         concurrencies = len(self.space.concurrencies)
         resource = compute // concurrencies
-        return torch.stack((memory, resource, replicas, compute - resource * concurrencies), -1)
+        return torch.stack((memory, resource, replicas, torch.sub(compute, resource, alpha=concurrencies)), -1)
 
 
 def _warmed(scores: Tensor, temperature: float) -> Tensor:

@@ -42,18 +42,17 @@ def _scores(
 
     ``state`` [H], ``memory`` [H, M], ``compute`` [P · R · Q, H], ``weight`` [H], ``least`` [P].
     """
-    hidden, memories = memory.shape
+    hidden = len(memory)
     for row in range(compute.shape[0]):
         first = least[row // per_count]
-        scores = out[row]
-        for m in range(first):
-            scores[m] = np.float32(-1e30)
-        for m in range(first, memories):
-            scores[m] = np.float32(0.0)
+        out[row, :first] = np.float32(FORBIDDEN)
+        scores = out[row, first:]
+        scores[:] = np.float32(0.0)
         for h in range(hidden):
-            base, own, line = state[h] + compute[row, h], weight[h], memory[h]
-            for m in range(first, memories):
-                scores[m] += own * max(base + line[m], np.float32(0.0))
+            base, own, line = state[h] + compute[row, h], weight[h], memory[h, first:]
+            for m in range(scores.size):  # from 0 on, so that it is done many at a time
+                unit = base + line[m]
+                scores[m] += own * (unit if unit > np.float32(0.0) else np.float32(0.0))
 
 
 @compiled
