@@ -10,17 +10,24 @@ import math
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 
 from autoscaler.contract import Configuration, NodeInfo
-from rl.latency.contract import Noise
+from rl.latency.contract import LimitedLatencyModel, Noise
 from rl.sim import kernel
 from rl.sim.requests import Requests
 from rl.sim.tables import atoms_of
 from rl.workload import Workload
+
+
+class Limit(NamedTuple):
+    """A replica's CPU limit: a bucket of CPU seconds."""
+
+    burst_s: float
+    refill: float
 
 
 @dataclass(eq=False)
@@ -45,6 +52,8 @@ class Replica:
     calls: list[Call] = field(default_factory=list)
     seen_s: float = 0.0
     version: int = 0
+    level_s: float = math.inf
+    """CPU seconds that its limit lets it do at full speed; what is more than its burst counts for nothing."""
 
 
 class Node:
@@ -92,26 +101,53 @@ class Node:
             self.schedule(replica)
 
     def catch_up(self, replica: Replica) -> None:
-        """Work off what was done since the replica was last looked at."""
+        """Work off what was done since the replica was last looked at; nothing but time has changed meanwhile."""
         now_s, calls = self.pipeline.clock.now, len(replica.calls)
+        spent_s = max(0.0, now_s - replica.seen_s)
         if calls:
-            speed = self.pipeline.speedup(self.info, replica.configuration, calls) / calls
+            done_s = spent_s * self.speed(replica)
             for call in replica.calls:
-                call.left_s -= (now_s - replica.seen_s) * speed
-            self.busy_s += (now_s - replica.seen_s) * calls
+                call.left_s -= done_s
+        self.busy_s += spent_s * calls
+        limit = self.pipeline.limit(self.info, replica.configuration)
+        level_s = min(replica.level_s, limit.burst_s) + (limit.refill - self.use(replica)) * spent_s
+        replica.level_s = min(limit.burst_s, max(0.0, level_s))
         replica.seen_s = now_s
 
+    def use(self, replica: Replica) -> float:
+        """Cores it wants."""
+        calls = len(replica.calls)
+        return self.pipeline.use(self.info, replica.configuration, calls) if calls else 0.0
+
+    def speed(self, replica: Replica) -> float:
+        """Seconds of each call's work that are done in a second."""
+        calls = len(replica.calls)
+        speed = self.pipeline.speedup(self.info, replica.configuration, calls) / calls
+        limit, use = self.pipeline.limit(self.info, replica.configuration), self.use(replica)
+        return speed * limit.refill / use if replica.level_s <= 0 and use > limit.refill else speed
+
     def schedule(self, replica: Replica) -> None:
-        """Wake up when the next call ends, unless something changes before."""
+        """Wake up when the next call ends or the bucket is empty, unless something changes before."""
         replica.version += 1
-        if replica.calls:
-            calls = len(replica.calls)
-            speed = self.pipeline.speedup(self.info, replica.configuration, calls) / calls
-            ending = min(replica.calls, key=lambda call: call.left_s)
-            self.pipeline.clock.process(self.end(replica, ending, ending.left_s / speed, replica.version))
+        if not replica.calls:
+            return
+        ending = min(replica.calls, key=lambda call: call.left_s)
+        end_s = max(0.0, ending.left_s / self.speed(replica))
+        drain = self.use(replica) - self.pipeline.limit(self.info, replica.configuration).refill
+        if drain > 0 and 0 < replica.level_s < drain * end_s:
+            self.pipeline.clock.process(self.run_empty(replica, replica.level_s / drain, replica.version))
+        else:
+            self.pipeline.clock.process(self.end(replica, ending, end_s, replica.version))
+
+    def run_empty(self, replica: Replica, after_s: float, version: int) -> Generator[simpy.Event, Any, None]:
+        yield self.pipeline.clock.timeout(after_s)
+        if version == replica.version:
+            self.catch_up(replica)
+            replica.level_s = 0.0
+            self.schedule(replica)
 
     def end(self, replica: Replica, call: Call, after_s: float, version: int) -> Generator[simpy.Event, Any, None]:
-        yield self.pipeline.clock.timeout(max(0.0, after_s))
+        yield self.pipeline.clock.timeout(after_s)
         if version == replica.version:
             self.catch_up(replica)
             replica.calls.remove(call)
@@ -163,6 +199,7 @@ class Node:
     def change(self, target: Configuration, generation: int, order: int) -> Generator[simpy.Event, Any, None]:
         """In place: concurrency of the node, resources of the replicas of this generation."""
         yield self.pipeline.clock.timeout(self.pipeline.workload.lifecycle.resize_s)
+        now_s = self.pipeline.clock.now
         if order != self.pending:
             return
         self.limit = target.concurrency
@@ -170,6 +207,9 @@ class Node:
             if replica.generation == generation and replica.configuration != target:
                 self.catch_up(replica)
                 old, replica.configuration = replica.configuration, target
+                if replica.ready_s > now_s or self.pipeline.limit(self.info, old).refill >= 1:
+                    replica.level_s = math.inf
+                replica.level_s = min(replica.level_s, self.pipeline.limit(self.info, target).burst_s)
                 for call in replica.calls:
                     before_s = self.pipeline.seconds(self.info, old, call.tokens)
                     call.left_s *= self.pipeline.seconds(self.info, target, call.tokens) / before_s
@@ -195,6 +235,7 @@ class PipelineModel:
         self.cold_noise = atoms_of(workload.lifecycle.noise)
         self._seconds: dict[tuple[str, float, float], Any] = {}
         self._speedups: dict[tuple[str, float, float], Any] = {}
+        self._limits: dict[tuple[str, float, float], Limit] = {}
         self._noises: dict[bool, Any] = {}
         infos = (*workload.segments, *workload.experts)
         self.nodes = [Node(self, k, info, configurations[info.function]) for k, info in enumerate(infos)]
@@ -232,20 +273,42 @@ class PipelineModel:
             by_function[function].order(target)
 
     def seconds(self, info: NodeInfo, configuration: Configuration, tokens: int) -> float:
+        """Of a call alone, as long as no limit stops it."""
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
         if key not in self._seconds:
-            lengths = np.arange(self.requests.most_tokens + 1)
+            lengths, cost = np.arange(self.requests.most_tokens + 1), self.workload.costs[info.id]
             model = self.workload.latency
-            self._seconds[key] = np.round(model.seconds(self.workload.costs[info.id], lengths, *key[1:]), 12).tolist()
+            if isinstance(model, LimitedLatencyModel):
+                found = model.work_seconds(cost, lengths)
+            else:
+                found = model.seconds(cost, lengths, *key[1:])
+            self._seconds[key] = np.round(found, 12).tolist()
         return float(self._seconds[key][tokens])
 
     def speedup(self, info: NodeInfo, configuration: Configuration, calls: int) -> float:
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
         if key not in self._speedups:
             cost, typical = self.workload.costs[info.id], self.workload.typical_tokens(info)
-            numbers = np.arange(1, 65)
-            self._speedups[key] = np.round(self.workload.latency.speedup(cost, typical, *key[1:], numbers), 12).tolist()
+            model = self.workload.latency
+            of = model.core_speedup if isinstance(model, LimitedLatencyModel) else model.speedup
+            self._speedups[key] = np.round(of(cost, typical, *key[1:], np.arange(1, 65)), 12).tolist()
         return float(self._speedups[key][calls - 1])
+
+    def use(self, info: NodeInfo, configuration: Configuration, calls: int) -> float:
+        model = self.workload.latency
+        if not isinstance(model, LimitedLatencyModel):
+            return 1.0
+        typical = self.workload.typical_tokens(info)
+        return round(float(model.core_use(self.workload.costs[info.id], typical, calls)), 12)
+
+    def limit(self, info: NodeInfo, configuration: Configuration) -> Limit:
+        key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
+        if key not in self._limits:
+            model, self._limits[key] = self.workload.latency, Limit(0.0, 1.0)
+            if isinstance(model, LimitedLatencyModel):
+                found = model.throttle(self.workload.costs[info.id], *key[1:])
+                self._limits[key] = Limit(round(float(found.burst_s), 12), round(float(found.refill), 12))
+        return self._limits[key]
 
     def noise(self, info: NodeInfo, configuration: Configuration) -> Any:
         on_gpu = configuration.gpu_share > 0

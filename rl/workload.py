@@ -46,6 +46,27 @@ class Lifecycle:
         return (self.cold_start_gpu_s if gpu else self.cold_start_s) + weights_bytes / self.load_bytes_per_s
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One machine that the ingress and all replicas share, and the ingress as a server of its own.
+
+    The ingress is one process: what it has to do waits in line, first come first served.
+    """
+
+    cores: float
+    """Real cores."""
+    start_s: float
+    """CPU seconds of the ingress before a request's first call ..."""
+    send_s: float
+    """... for sending a call ..."""
+    receive_s: float
+    """... for taking its reply ..."""
+    answer_s: float
+    """... and for the answer."""
+    token_s: float = 0.0
+    """On top for each token sent or received."""
+
+
 @dataclass(frozen=True, eq=False)
 class TokenLengths:
     """Tokens per request, as an inverse distribution function: ``quantiles [Q] float64`` at even probabilities."""
@@ -112,7 +133,10 @@ class Workload:
     request_s: float = 0.0
     """Ingress work before the first segment, constant."""
     hop_s: float = 0.0
-    """Ingress work between two stages (combining, scattering), constant."""
+    """Ingress work between two stages (combining, scattering), constant; none with a ``host``, which says it better."""
+    host: Host | None = None
+    """Where everything runs on one machine. None: every replica has the cores of its configuration to itself, and the
+    ingress never makes anyone wait."""
     runtime_mb: int = 64
     """Part of M_e that is not weights."""
     alpha: float = 0.9
@@ -129,6 +153,8 @@ class Workload:
         missing = [node.id for node in self.topology.nodes if node.kind != "ingress" and node.id not in self.costs]
         shared = [name for name, nodes in self.topology.functions().items() if len(nodes) > 1]
         most = max((len(self.topology.experts(layer)) for layer in range(self.topology.layers)), default=0)
+        if self.host is not None and self.hop_s:
+            raise ValueError(f"workload {self.name}: hop_s is {self.hop_s:g}; with a host it must be 0")
         if missing:
             raise ValueError(f"workload {self.name}: node {missing[0]} has no cost")
         if shared:
@@ -194,6 +220,7 @@ def pipeline_workload(
     segment_configuration: Configuration = SEGMENT,
     request_s: float = 0.0,
     hop_s: float = 0.0,
+    host: Host | None = None,
     measured: bool = True,
 ) -> Workload:
     """The pipeline in ``directory`` on the machine that ``latency`` and ``lifecycle`` describe.
@@ -215,6 +242,7 @@ def pipeline_workload(
         space=space if space is not None else ConfigurationSpace(),
         request_s=request_s,
         hop_s=hop_s,
+        host=host,
         measured=measured,
         segment_configuration=segment_configuration,
     )

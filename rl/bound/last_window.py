@@ -16,16 +16,15 @@ from autoscaler.contract import Configuration, NodeObservation, Observation, Pol
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
 from autoscaler.policy.rows import refuse_broken
-from moe.manifest import load as load_manifest
 from rl.bound.frontier import Floats, Frontier, frontier
 from rl.bound.loads import Meter, expert_table
 from rl.bound.physics import NodeRows, Physics
 from rl.bound.queueing import serve
 from rl.bound.window import enclose_frontiers
-from rl.profile.model import fitted_model, ingress_work, lifecycle
+from rl.profile.pipeline import measured_workload
 from rl.profile.storage import check_pipeline
 from rl.profile.storage import load as load_profile
-from rl.workload import TokenLengths, Workload, manifest_cost, pipeline_workload
+from rl.workload import TokenLengths, Workload
 from rl.workload_paper import PAPER_WORKLOADS, paper_workload
 
 MEAN_TOKENS, CV_TOKENS, MOST_TOKENS = 64, 0.6, 512
@@ -61,6 +60,8 @@ class MakingSettings:
     """One of the paper's workloads; by default the pipeline's name, where it is one."""
     profile: str = ""
     """Or a measured profile of the pipeline (parquet)."""
+    cpu_scale: float = 0.0
+    """Real cores per configured core where it plans with a profile; 0: where that was measured."""
     mean_tokens: int = MEAN_TOKENS
     """Tokens of a mean request."""
     meter: str = LastWindowSettings.meter
@@ -178,15 +179,6 @@ def _measured(making: Making, own: MakingSettings) -> Workload:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
     profile = load_profile(Path(own.profile))
     check_pipeline(profile.metadata, making.topology.pipeline, making.topology.manifest_sha256)
-    manifest = load_manifest(making.settings.manifest_dir, verify=False)
-    costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
-    work = ingress_work(profile, 2 * manifest.layers + 1, own.mean_tokens)
-    return pipeline_workload(
-        making.settings.manifest_dir,
-        fitted_model(profile, costs),
-        lifecycle(profile),
-        slo_s=slo_s,
-        tokens=TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS),
-        request_s=work.request_s,
-        hop_s=work.hop_s,
-    )
+    tokens = TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS)
+    scale = own.cpu_scale or None
+    return measured_workload(making.settings.manifest_dir, profile, tokens, slo_s=slo_s, cpu_scale=scale)

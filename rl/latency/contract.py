@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -124,3 +124,37 @@ class LatencyModel(Protocol):
 
     def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
         """True inside the region that was measured; False where the number is an extrapolation or a model."""
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """What a CPU limit leaves of a core; arrays broadcast like the arguments they were made from."""
+
+    burst_s: Floats
+    """CPU seconds an idle replica can do at full speed; 0 where nothing is limited."""
+    refill: Floats
+    """CPU seconds it gets back in a second: real cores, at most 1, as a worker computes on one thread."""
+
+
+@runtime_checkable
+class LimitedLatencyModel(LatencyModel, Protocol):
+    """Knows what a CPU limit does while load changes, which one number for each configuration cannot say.
+
+    A replica is a token bucket of CPU seconds: its calls go at the speed of a whole core while there is something in
+    it, and at the pace at which it refills when it is empty. ``seconds`` and ``speedup`` of the same model are means
+    under the limit, for those who plan without a clock.
+    """
+
+    def work_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
+        """Seconds of one call alone on a replica that nothing limits."""
+
+    def core_speedup(
+        self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
+    ) -> Floats:
+        """As ``speedup``, while the bucket holds."""
+
+    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike) -> Floats:
+        """Cores (0 to 1) in use while the bucket holds and ``calls`` calls of ``tokens`` tokens are in service."""
+
+    def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
+        """The bucket of a replica."""

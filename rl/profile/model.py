@@ -1,5 +1,5 @@
-"""The fitted profile as a latency model of the simulator (``rl.latency.contract.LatencyModel``), and what else a
-workload takes from it: times of change, and the ingress's own work.
+"""The fitted profile as a latency model of the simulator (``rl.latency.contract.LatencyModel``), and the times of
+change of its machine.
 
 Beyond the protocol it says what a limited replica does under load, which one number per configuration cannot:
 ``work_seconds`` and ``throttle``. A replica is a token bucket: its calls run at full speed (``core_speedup``)
@@ -10,29 +10,17 @@ time, up to ``burst_s``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rl.latency.contract import Bools, Floats, NodeCost, Noise
+from rl.latency.contract import Bools, Floats, NodeCost, Noise, Throttle
 from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.fit import NodeFit, fit
-from rl.profile.rows import Row
 from rl.profile.storage import Profile
 from rl.profile.throttle import burst_s, idle_table, limit_of
 from rl.workload import Lifecycle
-
-
-@dataclass(frozen=True, eq=False)
-class Throttle:
-    """What a CPU limit leaves of a core; arrays broadcast like the arguments they were made from."""
-
-    burst_s: Floats
-    """CPU seconds an idle replica can do at full speed; 0 where nothing is limited."""
-    refill: Floats
-    """CPU seconds it gets back in a second: real cores, at most 1, as a worker computes on one thread."""
 
 
 class FittedLatencyModel:
@@ -93,13 +81,21 @@ class FittedLatencyModel:
     def core_speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:
-        """The same while the bucket holds: work (``work_seconds``) per second of a full core. Depends on the limit only
-        because calls cost more CPU where the replica is stopped again and again.
+        """The same while the bucket holds: rounds of one call always in flight over rounds of ``calls``, per call.
+
+        Both are of a replica that is never idle. A call that finds it idle costs more (``work_seconds``), since caches
+        have grown cold, and in a pipeline they do so whatever else is in flight: other replicas ran in between.
         """
         found, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
         m = np.asarray(calls, dtype=np.float64)
-        together = m * (found.apart(tokens) + found.work(tokens)) / found.together_s(tokens, m, share)
+        together = m * found.together_s(tokens, np.ones_like(m), share) / found.together_s(tokens, m, share)
         return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
+
+    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike) -> Floats:
+        """Cores in use while the bucket holds: a call alone waits for other things than its core, several never do."""
+        found = self._fit(node)
+        alone = found.work(tokens) / (found.apart(tokens) + found.work(tokens))
+        return np.asarray(np.where(np.asarray(calls) <= 1, alone, 1.0))
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         """Part of the configured cores in use while a call is served alone."""
@@ -173,29 +169,3 @@ def lifecycle(profile: Profile) -> Lifecycle:
         drain_s=seconds("drain"),
         noise=Noise.from_samples(np.median(shapes, axis=0)) if shapes else Noise.none(),
     )
-
-
-@dataclass(frozen=True)
-class IngressWork:
-    """CPU seconds of the ingress for one pass, spread evenly over its stages."""
-
-    request_s: float
-    hop_s: float
-
-
-def ingress_work(profile: Profile, stages: int, tokens: int | None = None) -> IngressWork:
-    """Of a pass with ``stages`` calls or scatters one after the other, at the measured size nearest to ``tokens``
-    (default: the middle one). Raises ProfileError where no passes were measured.
-    """
-    rows = [row for row in profile.of("pass") if row.cpu_s_per_call is not None]
-    if not rows:
-        raise ProfileError(f"the profile of {profile.metadata.pipeline} has no whole passes with CPU seconds")
-    sizes = sorted({row.tokens for row in rows})
-    size = sizes[len(sizes) // 2] if tokens is None else min(sizes, key=lambda value: abs(value - tokens))
-    each_s = median(_cpu_s(row) for row in rows if row.tokens == size) / (stages + 1)
-    return IngressWork(each_s, each_s)
-
-
-def _cpu_s(row: Row) -> float:
-    assert row.cpu_s_per_call is not None
-    return row.cpu_s_per_call

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from functions.shared.client import request_head
+from functions.shared.client import ConnectionPool, TransportError, request_head
+from functions.shared.metric_names import NODE_CALLS
 from moe.manifest import Manifest
 from rl.profile.counters import ReplicaCounters, listening_pid
 from rl.profile.errors import MeasurementError
-from rl.profile.load import Target, closed_loop
+from rl.profile.load import CALL_TIMEOUT_S, Target, closed_loop
 from rl.profile.plan import ProfileSettings
 from rl.profile.rows import Row, spread
 from rl.profile.target import Function, Gateway, Setting
@@ -29,8 +30,11 @@ INGRESS = "ingress"
 PASSES = 60
 LEAST_S = 1.0
 """Passes are slow beside calls: so long at least."""
-WORD = "window"
-"""One token in most vocabularies; repeated, it makes a text of about as many tokens."""
+WORDS = """
+the people of this small town went down to the river early in the morning and found an old boat that had been left
+there by two young men who wanted to see where the water goes when winter is over and the snow has gone
+""".split()  # noqa: SIM905
+"""One token each in most vocabularies; cut off or repeated they make texts of about any length."""
 
 OnStep = Callable[[str, float], None]
 
@@ -91,12 +95,13 @@ def _measure(
     settings: ProfileSettings,
     runner: asyncio.Runner,
 ) -> Row:
-    body = json.dumps({"inputs": " ".join([WORD] * (tokens - 2))}).encode()
+    text = " ".join(WORDS[place % len(WORDS)] for place in range(tokens - 2))
+    body = json.dumps({"inputs": text}).encode()
     target = Target(address, request_head("/", "profile", "application/json", len(body), ()), body)
     runner.run(closed_loop(target.call, 1, 4, settings.seconds_per_point))
-    before = counters.read()
+    before, called = counters.read(), runner.run(_node_calls(address))
     recorded = runner.run(closed_loop(target.call, 1, PASSES, max(LEAST_S, settings.seconds_per_point)))
-    after = counters.read()
+    after, called = counters.read(), runner.run(_node_calls(address)) - called
     runner.run(_close(target))
     if recorded.errors or not recorded.latencies_s:
         note = f"the ingress refused a text of about {tokens} tokens"
@@ -108,6 +113,7 @@ def _measure(
         seconds=recorded.seconds,
         throughput_rps=len(recorded.latencies_s) / recorded.seconds,
         cpu_s_per_call=cpu_s / len(recorded.latencies_s) if known else None,
+        node_calls=called / len(recorded.latencies_s),
         **asdict(spread(recorded.latencies_s)),
     )
 
@@ -134,6 +140,20 @@ def _blank(tokens: int, repeat: int, settings: ProfileSettings) -> Row:
         seconds=0.0,
         load1=os.getloadavg()[0],
     )
+
+
+async def _node_calls(address: str) -> float:
+    """Calls to nodes that the ingress has counted so far. Raises MeasurementError."""
+    pool = ConnectionPool(address)
+    try:
+        head = f"GET /metrics HTTP/1.1\r\nhost: {address}\r\n\r\n".encode()
+        reply = await pool.call(head, (), CALL_TIMEOUT_S)
+    except TransportError as error:
+        raise MeasurementError(f"the ingress's metrics at {address} could not be read: {error}") from error
+    finally:
+        pool.close()
+    lines = bytes(reply.body).decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{NODE_CALLS}{{"))
 
 
 async def _close(target: Target) -> None:

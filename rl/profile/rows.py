@@ -62,6 +62,8 @@ class Row:
     """Cores that other processes kept busy meanwhile, the hypervisor's other guests included."""
     batch_calls: float | None = None
     """Mean calls in one product."""
+    node_calls: float | None = None
+    """Mean calls to segments and experts in one pass (family pass)."""
     memory_bytes: int | None = None
     load1: float = 0.0
     """Load average of the last minute, when it was measured."""
@@ -113,6 +115,7 @@ SCHEMA = pa.schema(
         ("throughput_rps", pa.float64()),
         *((name, pa.float64()) for name in ("cpu_s_per_call", "throttled_part", "waiting_s_per_call", "others_cores")),
         ("batch_calls", pa.float64()),
+        ("node_calls", pa.float64()),
         ("memory_bytes", pa.int64()),
         ("load1", pa.float64()),
     ]

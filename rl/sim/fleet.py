@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from autoscaler.contract import Configuration, NodeInfo
 from rl.sim import kernel
 from rl.sim.errors import SimulationError
-from rl.sim.kernel import (
+from rl.sim.replicas import (
     ACTIVE,
+    BURST,
     CHANGE_AT,
     COUNT,
     DRAIN,
@@ -19,6 +20,7 @@ from rl.sim.kernel import (
     GENERATION,
     HEAD,
     LAST,
+    LEVEL,
     LIMIT,
     NEXT,
     NEXT_LIMIT,
@@ -34,10 +36,10 @@ from rl.workload import Workload
 
 
 class Fleet:
-    """State arrays of ``kernel`` for the given nodes, changed by :meth:`order`.
+    """State arrays of ``replicas`` for the given nodes, changed by :meth:`order`.
 
-    ``clock [nodes, 6, replicas]``, ``slot [nodes, 4, replicas]``, ``end`` and ``call [nodes, replicas, calls]``,
-    ``orders [nodes, 5]``, ``orders_s [nodes, 1]``; what their rows hold is written in ``kernel``.
+    ``clock [nodes, 7, replicas]``, ``slot [nodes, 4, replicas]``, ``end`` and ``call [nodes, replicas, calls]``,
+    ``orders [nodes, 5]``, ``orders_s [nodes, 1]``; what their rows hold is written in ``replicas``.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Fleet:
         self.nodes = nodes
         self.most_calls = most_calls
         self.configurations: list[Configuration | None] = [None] * count
-        self.clock = np.zeros((count, 6, 8))
+        self.clock = np.zeros((count, 7, 8))
         self.slot = np.zeros((count, 4, 8), dtype=np.int64)
         self.end = np.zeros((count, 8, slots))
         self.call = np.zeros((count, 8, slots), dtype=np.uint32)
@@ -130,6 +132,10 @@ class Fleet:
         """Share of its resource that a serving replica of the node uses."""
         return float(self._tables.used[self._row_next[node]])
 
+    def limited(self, node: int) -> bool:
+        """Whether the node's CPU limit is played as a token bucket."""
+        return self._tables.limited(self._row_next[node])
+
     def _check(self, node: int, configuration: Configuration) -> None:
         if not 1 <= configuration.concurrency <= self.most_calls:
             raise SimulationError(
@@ -147,7 +153,11 @@ class Fleet:
         for r in alive[: max(0, len(alive) - replicas)]:
             self._send_away(node, r, now_s)
         for _ in range(replicas - len(alive)):
-            self._add(node, self._cold_s(node, now_s))
+            ready_s = self._cold_s(node, now_s)
+            self._add(node, ready_s)
+            if self._workload.host is not None:
+                self.clock[node, READY, self.orders[node, COUNT] - 1] = FAR
+                self.clock[node, NEXT, self.orders[node, COUNT] - 1] = ready_s - now_s
 
     def _replace(self, node: int, replicas: int, row: int, now_s: float) -> None:
         """A new generation of replicas; each of the old goes when one of the new is ready."""
@@ -180,7 +190,9 @@ class Fleet:
         r = int(self.orders[node, COUNT])
         if r == self.clock.shape[2]:
             self._grow()
-        self.clock[node, [READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE], r] = (ready_s, FAR, 0.0, ready_s, FAR, 0.0)
+        full = self._tables.bucket[self._row_now[node], BURST]
+        clock = (ready_s, FAR, 0.0, ready_s, FAR, 0.0, full)
+        self.clock[node, [READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL], r] = clock
         self.slot[node, [ROW, GENERATION, ACTIVE, HEAD], r] = (
             self._row_now[node],
             self.orders[node, NOW_GENERATION],

@@ -1,10 +1,7 @@
-"""The compiled heart: routing of requests, one node's queue and replicas over a window, and one stage of nodes.
+"""The compiled heart: one node's queue and replicas over a window, and one stage of nodes.
 
-A replica shares its speed among the calls in service (limited processor sharing). In its *virtual time* every call in
-service advances alike, at ``rate[row, m]`` for m calls, so a call that starts at virtual time v with w seconds of work
-ends at v + w whatever comes and goes; calls in service are a ring sorted by that end, and only its first end is looked
-at. Replicas of a node are in order of age. Times are absolute seconds, ``FAR`` stands for never. Places in arrays are
-made unsigned on the hot path: Numba then need not ask whether they count from the end, a tenth of the time.
+Places in arrays are made unsigned on the hot path: Numba then need not ask whether they count from the end, a tenth of
+the time.
 
 Ties in time: control (resize, a replica gets ready) before completions before arrivals; among completions the oldest
 replica first; within a replica the call that began first.
@@ -15,192 +12,119 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.sim.compiled import compiled, inlined
+from rl.sim.compiled import compiled, inner
+from rl.sim.draws import ATOM_SHIFT, ATOMS, COLD_START, LENGTH, SERVICE, draw, draw_bits, route, stream_key, uniform
+from rl.sim.histograms import Cells, bucket_of, cells_of, count_spans
+from rl.sim.replicas import (
+    ACTIVE,
+    BURST,
+    CHANGE_AT,
+    COUNT,
+    DRAIN,
+    FAR,
+    GENERATION,
+    HEAD,
+    LAST,
+    LEVEL,
+    LIMIT,
+    NEXT,
+    NEXT_LIMIT,
+    NEXT_ROW,
+    NOW_GENERATION,
+    READY,
+    REFILL,
+    ROW,
+    SINCE,
+    VIRTUAL,
+    Calls,
+    Floats,
+    Ints,
+    Tokens,
+    catch_up,
+    choose,
+    cpu_after,
+    earliest,
+    insert,
+    level_after,
+    open_up,
+    reach,
+    resize,
+    worked,
+)
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Calls = NDArray[np.uint32]
-Tokens = NDArray[np.uint16]
-Cells = NDArray[np.uint8]
-
-FAR = 1e300
-"""Never: a finite number, since infinities turn into NaN by subtraction."""
-NO_LIMIT = 1 << 40
-
-READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE = range(6)
-"""Rows of ``clock``: ready from, no new calls from, virtual time, when that was, next completion, busy since."""
-ROW, GENERATION, ACTIVE, HEAD = range(4)
-"""Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring."""
-CHANGE_AT = 0
-"""Column of ``order_s``: when the change that is under way holds."""
-LIMIT, NEXT_LIMIT, NEXT_ROW, NOW_GENERATION, COUNT = range(5)
-"""Columns of ``order``: calls at once, the same after the change, row after it, generation it is for, replicas."""
-CALLS, TOKENS, SERVED_S, WAITED_S, BUSY_S, PEAK, FLIGHT, LATENCY_S = range(8)
+CALLS, TOKENS, SERVED_S, WAITED_S, BUSY_S, PEAK, FLIGHT, LATENCY_S, CPU_S = range(9)
 """Columns of ``meter``: calls ended, tokens of calls that came, call-seconds at replicas, call-seconds waited,
-replica-seconds with at least one call, most tokens in flight, tokens in flight now, sum of the ended calls' seconds."""
+replica-seconds with at least one call, most tokens in flight, tokens in flight now, sum of the ended calls' seconds,
+CPU seconds used by replicas whose limit is played."""
+METERS = 9
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_ONE = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_TWO = np.uint64(0x94D049BB133111EB)
-_CELL_BITS = 46
-_FIRST_CELL, _LAST_CELL = 64000, 66600
-"""Upper 18 bits of the floats from 3e-5 to 1e4."""
-SERVICE, COLD_START, LENGTH = 3_000_000, 2_000_000, 1_000_000
-"""Streams of the scatter of calls (numbered by request), of cold starts and of requests' lengths; layers' routing has
-the streams from 0."""
-ATOMS = 1024
-"""Of a noise table: as many values, equally likely, chosen by the upper ten bits of a draw."""
-_ATOM_SHIFT = np.uint64(54)
-_S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
-
-
-@compiled
-def mixed(value: np.uint64) -> np.uint64:
-    """Finaliser of SplitMix64 (Steele, Lea, Flood 2014): 64 bits to 64 bits that look independent."""
-    value = (value ^ (value >> _S30)) * _MIX_ONE
-    value = (value ^ (value >> _S27)) * _MIX_TWO
-    return value ^ (value >> _S31)
-
-
-@compiled
-def stream_key(seed: int, stream: int, index: int) -> np.uint64:
-    """Key of one stream of draws; the same on every machine and in every order of drawing."""
-    key = mixed(np.uint64(seed) + _GOLDEN)
-    key = mixed(key ^ (np.uint64(stream) + np.uint64(1)) * _GOLDEN)
-    return mixed(key ^ (np.uint64(index) + np.uint64(1)) * _MIX_ONE)
+__all__ = [
+    "ATOMS",
+    "BUSY_S",
+    "CALLS",
+    "COLD_START",
+    "CPU_S",
+    "FAR",
+    "FLIGHT",
+    "LATENCY_S",
+    "LENGTH",
+    "METERS",
+    "PEAK",
+    "SERVED_S",
+    "SERVICE",
+    "TOKENS",
+    "WAITED_S",
+    "cells_of",
+    "count_spans",
+    "draw",
+    "route",
+    "run_nodes",
+    "run_stage",
+    "stream_key",
+    "uniform",
+]
 
 
-@compiled
-def draw_bits(key: np.uint64, index: int) -> np.uint64:
-    """Draw number ``index`` of a stream, 64 bits."""
-    return mixed(key + (np.uint64(index) + np.uint64(1)) * _GOLDEN)
+@inner
+def control(
+    clock: Floats, slot: Ints, ends: Floats, calls: Calls, slots: int, order: Ints, order_s: Floats, work: Floats,
+    rate: Floats, stretch: Floats, use: Floats, bucket: Floats, tokens: Tokens, room: Ints, now_s: float,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Bring about what holds from ``now_s`` on: a new configuration, replicas that are ready or take no more calls.
 
-
-@compiled
-def uniform(key: np.uint64, index: int) -> float:
-    """The same as a number from 0 to below 1."""
-    return float(draw_bits(key, index) >> _S11) * 1.1102230246251565e-16
-
-
-@compiled
-def draw(seed: int, stream: int, index: int, number: int) -> float:
-    """Draw ``number`` of the stream ``(seed, stream, index)``, 0 to below 1."""
-    return uniform(stream_key(seed, stream, index), number)
-
-
-@compiled
-def quantile(tables: Floats, row: int, probability: float) -> float:
-    """Inverse distribution function ``row`` of ``tables [rows, Q]``, on an even grid and linear in between."""
-    at = probability * (tables.shape[1] - 1)
-    low = int(at)
-    return float(tables[row, low] + (at - low) * (tables[row, low + 1] - tables[row, low]))
-
-
-@compiled
-def bucket(cells: Cells, bounds: Floats, value: float) -> int:
-    """Index of the first bound that is not below ``value``; the last bound is ``FAR``.
-
-    ``cells``: see :func:`cells_of`. The upper bits of a float are its logarithm in steps of less than 1/64, finer than
-    bounds lie, so one comparison is left to do. No branches: which way they go would be a guess.
+    Returns when there is something to bring about next, and the call-seconds and CPU seconds served meanwhile by
+    replicas that were brought up to date.
     """
-    cell = int(np.float64(value).view(np.int64) >> _CELL_BITS) - _FIRST_CELL
-    cell = min(max(cell, 0), cells.size - 1)
-    found = np.uint32(cells[np.uint32(cell)])
-    return int(found + np.uint32(bounds[found] < value))
+    count, served_s, cpu_s = order[COUNT], 0.0, 0.0
+    if order_s[CHANGE_AT] <= now_s:
+        order[LIMIT] = order[NEXT_LIMIT]
+        row = order[NEXT_ROW]
+        for r in range(count):
+            if row >= 0 and row != slot[ROW, r] and slot[GENERATION, r] == order[NOW_GENERATION]:
+                active = slot[ACTIVE, r]
+                limited = bucket[slot[ROW, r], REFILL] < 1
+                if active or limited:
+                    spent_s, used_s = catch_up(clock, slot, r, rate, use, bucket, now_s)
+                    served_s += spent_s * active
+                    cpu_s += used_s if active and limited else 0.0
+                resize(clock, slot, ends, calls, slots, work, bucket, tokens, r, row)
+                if clock[READY, r] > now_s:
+                    clock[LEVEL, r] = bucket[row, BURST]
+                if active:
+                    left_s = ends[r * slots + slot[HEAD, r]]
+                    clock[NEXT, r] = now_s + reach(
+                        left_s, stretch[row, active], clock[LEVEL, r], use[row, active], bucket[row, REFILL]
+                    )
+        order_s[CHANGE_AT], order[NEXT_ROW] = FAR, -1
+    return open_up(clock[READY], clock[DRAIN], room, count, order[LIMIT], order_s[CHANGE_AT], now_s), served_s, cpu_s
 
 
-def cells_of(bounds: Floats) -> Cells:
-    """Where :func:`bucket` begins to look. Raises ValueError for bounds less than 1/32 apart or outside its range."""
-    cells = np.arange(_FIRST_CELL, _LAST_CELL)
-    lowest = (cells << _CELL_BITS).view(np.float64)
-    if (bounds[1:] < bounds[:-1] * (1 + 1 / 32)).any() or bounds[0] < lowest[1] or bounds[-2] > lowest[-1]:
-        raise ValueError(f"bounds lie between {lowest[1]:g} and {lowest[-1]:g} and each is 1/32 above the one before")
-    return np.searchsorted(bounds, lowest, side="left").astype(np.uint8)
-
-
-@inlined
-def choose(active: Ints, room: Ints, count: int) -> int:
-    """Least calls in service among replicas with a free slot, the oldest of equals; -1 without one.
-
-    ``room``: calls at once that each replica takes now, see :func:`open_up`.
-    """
-    best, least = -1, NO_LIMIT
-    for r in range(count):
-        better = (active[r] < room[r]) & (active[r] < least)
-        best = r if better else best
-        least = active[r] if better else least
-    return best
-
-
-@compiled
-def open_up(ready: Floats, drain: Floats, room: Ints, count: int, limit: int, change_s: float, now_s: float) -> float:
-    """Give every replica that takes new calls now its ``limit`` of ``room``, others none; returns when this, or the
-    configuration (``change_s``), is to change next."""
-    next_s = change_s
-    for r in range(count):
-        room[r] = limit if ready[r] <= now_s < drain[r] else 0
-        next_s = min(next_s, ready[r] if ready[r] > now_s else FAR, drain[r] if drain[r] > now_s else FAR)
-    return next_s
-
-
-@inlined
-def earliest(coming: Floats, count: int) -> tuple[float, int]:
-    """Time and replica of the next completion."""
-    done_s, first = FAR, 0
-    for r in range(count):
-        sooner = coming[r] < done_s
-        done_s = coming[r] if sooner else done_s
-        first = r if sooner else first
-    return done_s, first
-
-
-@inlined
-def insert(ends: Floats, calls: Calls, base: int, mask: int, head: int, size: int, value: float, request: int) -> None:
-    """Put a call into the ring of ``size`` calls that begins at ``base``, behind those that end no later."""
-    place = size
-    while place > 0:
-        before = np.uint32(base + ((head + place - 1) & mask))
-        if ends[before] <= value:
-            break
-        here = np.uint32(base + ((head + place) & mask))
-        ends[here] = ends[before]
-        calls[here] = calls[before]
-        place -= 1
-    here = np.uint32(base + ((head + place) & mask))
-    ends[here] = value
-    calls[here] = request
-
-
-@compiled
-def resize(
-    clock: Floats, slot: Ints, ends: Floats, calls: Calls, slots: int, seconds: Floats, rate: Floats,
-    stretch: Floats, tokens: Tokens, r: int, row: int, now_s: float,
-) -> float:  # fmt: skip
-    """Give replica ``r`` the resources of ``row`` in place: what is left of each call scales with its seconds alone.
-
-    Returns the call-seconds served since the replica was last looked at.
-    """
-    old, active, mask, base = slot[ROW, r], slot[ACTIVE, r], slots - 1, r * slots
-    slot[ROW, r] = row
-    if active == 0 or row == old:
-        return 0.0
-    spent_s = now_s - clock[LAST, r]
-    virtual, head = clock[VIRTUAL, r] + spent_s * rate[old, active], slot[HEAD, r]
-    for k in range(active):
-        at = base + ((head + k) & mask)
-        request = calls[at]
-        left_s = (ends[at] - virtual) * (seconds[row, tokens[request]] / seconds[old, tokens[request]])
-        insert(ends, calls, base, mask, head, k, left_s, request)
-    clock[VIRTUAL, r], clock[LAST, r] = 0.0, now_s
-    clock[NEXT, r] = now_s + ends[base + head] * stretch[row, active]
-    return float(spent_s * active)
-
-
-@compiled
+@inner
 def run_node(
     begin_s: float, end_s: float, key: np.uint64, queue: Calls, waiting: int, arrived: Floats, gather: Floats,
-    tokens: Tokens, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats,
-    rate: Floats, stretch: Floats, noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    tokens: Tokens, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, work: Floats,
+    rate: Floats, stretch: Floats, use: Floats, bucket: Floats, noise: Floats, cells: Cells, bounds: Floats,
+    meter: Floats, histogram: Ints,
 ) -> int:  # fmt: skip
     """One node from ``begin_s`` to ``end_s`` (events at ``end_s`` belong to the next window).
 
@@ -208,16 +132,16 @@ def run_node(
     [requests]`` says when. Returns how many of them were taken into service: ``queue`` from there on still waits.
     ``gather [requests]`` is raised to the end of each call. Everything after ``tokens`` is this node's state.
     """
-    ready, drain, virtual, last = clock[READY], clock[DRAIN], clock[VIRTUAL], clock[LAST]
-    coming, since, row, active, heads = clock[NEXT], clock[SINCE], slot[ROW], slot[ACTIVE], slot[HEAD]
+    virtual, last, coming, since = clock[VIRTUAL], clock[LAST], clock[NEXT], clock[SINCE]
+    level, row, active, heads = clock[LEVEL], slot[ROW], slot[ACTIVE], slot[HEAD]
     slots = end.shape[1]
     ends, calls, mask = end.reshape(-1), call.reshape(-1), slots - 1
-    count, limit, size = order[COUNT], order[LIMIT], queue.size
+    count, size = order[COUNT], queue.size
     taken, come, ended = 0, waiting, 0
-    served_s, busy_s, latency_s, waited_s = 0.0, 0.0, 0.0, 0.0
+    served_s, busy_s, latency_s, waited_s, cpu_s = 0.0, 0.0, 0.0, 0.0, 0.0
     flight, peak, sent = int(meter[FLIGHT]), int(meter[PEAK]), 0
     room = np.zeros(count, dtype=np.int64)
-    control_s = open_up(ready, drain, room, count, limit, order_s[CHANGE_AT], begin_s)
+    control_s = open_up(clock[READY], clock[DRAIN], room, count, order[LIMIT], order_s[CHANGE_AT], begin_s)
     control_s = begin_s if waiting > 0 else control_s
     next_s = arrived[queue[come]] if come < size else FAR
     done_s, first = earliest(coming, count)
@@ -226,30 +150,33 @@ def run_node(
         if now_s >= end_s:
             break
         if control_s <= now_s:
-            if order_s[CHANGE_AT] <= now_s:
-                limit = order[LIMIT] = order[NEXT_LIMIT]
-                for k in range(count):
-                    if order[NEXT_ROW] >= 0 and slot[GENERATION, k] == order[NOW_GENERATION]:
-                        served_s += resize(
-                            clock, slot, ends, calls, slots, seconds, rate, stretch, tokens, k, order[NEXT_ROW], now_s
-                        )
-                order_s[CHANGE_AT], order[NEXT_ROW] = FAR, -1
-                done_s, first = earliest(coming, count)
-            control_s = open_up(ready, drain, room, count, limit, order_s[CHANGE_AT], now_s)
+            control_s, more_served_s, more_cpu_s = control(
+                clock, slot, ends, calls, slots, order, order_s, work, rate, stretch, use, bucket, tokens, room, now_s
+            )
+            served_s += more_served_s
+            cpu_s += more_cpu_s
+            done_s, first = earliest(coming, count)
         elif done_s <= now_s:
             q = np.uint32(first)
-            size_r, head, base = active[q], heads[q], first * slots
+            size_r, head, base, kind = active[q], heads[q], first * slots, np.uint32(row[q])
             at = np.uint32(base + head)
             request = calls[at]
-            served_s += (now_s - last[q]) * size_r
+            spent_s = now_s - last[q]
+            served_s += spent_s * size_r
+            if bucket[kind, REFILL] < 1:
+                used, refill = use[kind, np.uint32(size_r)], bucket[kind, REFILL]
+                cpu_s += cpu_after(spent_s, level[q], used, refill)
+                level[q] = level_after(spent_s, level[q], used, refill, bucket[kind, BURST])
             virtual_s = ends[at]
             virtual[q], last[q] = virtual_s, now_s
             head, size_r = (head + 1) & mask, size_r - 1
             active[q], heads[q] = size_r, head
             if size_r:
-                coming[q] = (
-                    now_s + (ends[np.uint32(base + head)] - virtual_s) * stretch[np.uint32(row[q]), np.uint32(size_r)]
-                )
+                many = np.uint32(size_r)
+                coming[q] = now_s + reach(
+                    ends[np.uint32(base + head)] - virtual_s, stretch[kind, many], level[q], use[kind, many],
+                    bucket[kind, REFILL],
+                )  # fmt: skip
             else:
                 coming[q] = FAR
                 busy_s += now_s - since[q]
@@ -258,7 +185,7 @@ def run_node(
             ended += 1
             latency_s += span_s
             flight -= tokens[request]
-            histogram[bucket(cells, bounds, span_s)] += 1
+            histogram[bucket_of(cells, bounds, span_s)] += 1
             gather[request] = max(gather[request], now_s)
         else:
             length = tokens[queue[np.uint32(come)]]
@@ -273,32 +200,41 @@ def run_node(
                 break
             p = np.uint32(r)
             request, size_r, base, head = queue[np.uint32(taken)], active[p], r * slots, heads[p]
-            kind = np.uint32(row[p])
-            factor = noise[kind, draw_bits(key, request) >> _ATOM_SHIFT]
-            virtual_s = 0.0
+            kind, many = np.uint32(row[p]), np.uint32(size_r)
+            refill = bucket[kind, REFILL]
+            factor = noise[kind, draw_bits(key, request) >> ATOM_SHIFT]
+            virtual_s, spent_s = 0.0, now_s - last[p]
             if size_r:
-                spent_s = now_s - last[p]
                 served_s += spent_s * size_r
-                virtual_s = virtual[p] + spent_s * rate[kind, np.uint32(size_r)]
+                virtual_s = virtual[p] + worked(spent_s, rate[kind, many], level[p], use[kind, many], refill)
+                if refill < 1:
+                    cpu_s += cpu_after(spent_s, level[p], use[kind, many], refill)
             else:
                 since[p] = now_s
+            if refill < 1:
+                level[p] = level_after(spent_s, level[p], use[kind, many], refill, bucket[kind, BURST])
             last[p] = now_s
             virtual[p] = virtual_s
-            value = virtual_s + seconds[kind, tokens[request]] * factor
+            value = virtual_s + work[kind, tokens[request]] * factor
             insert(ends, calls, base, mask, head, size_r, value, request)
             active[p] = size_r + 1
-            soon_s = now_s + (ends[np.uint32(base + head)] - virtual_s) * stretch[kind, np.uint32(size_r + 1)]
+            many = np.uint32(size_r + 1)
+            soon_s = now_s + reach(
+                ends[np.uint32(base + head)] - virtual_s, stretch[kind, many], level[p], use[kind, many], refill
+            )
             coming[p] = soon_s
             if r == first or soon_s < done_s or (soon_s == done_s and r < first):
                 done_s, first = earliest(coming, count)
             waited_s += now_s - max(arrived[request], begin_s)
             taken += 1
-    for k in range(count):
-        if active[k] > 0:
-            served_s += (end_s - last[k]) * active[k]
-            virtual[k] += (end_s - last[k]) * rate[row[k], active[k]]
-            busy_s += end_s - since[k]
-            last[k], since[k] = end_s, end_s
+    for r in range(count):
+        if active[r] > 0:
+            limited = bucket[row[r], REFILL] < 1
+            spent_s, used_s = catch_up(clock, slot, r, rate, use, bucket, end_s)
+            served_s += spent_s * active[r]
+            cpu_s += used_s if limited else 0.0
+            busy_s += end_s - since[r]
+            since[r] = end_s
     for k in range(taken, come):
         waited_s += end_s - max(arrived[queue[k]], begin_s)
     meter[CALLS] += ended
@@ -308,10 +244,11 @@ def run_node(
     meter[BUSY_S] += busy_s
     meter[PEAK], meter[FLIGHT] = peak, flight
     meter[LATENCY_S] += latency_s
+    meter[CPU_S] += cpu_s
     return taken
 
 
-@compiled
+@inner
 def in_order(members: Calls, times: Floats) -> Calls:
     """``members`` sorted by ``times[member]``, stable. Nearly sorted already, so by insertion; by merging if not."""
     keys = times[members]
@@ -343,8 +280,8 @@ def enter(due: Calls, arrived: Floats, gather: Floats, end_s: float) -> int:
 def run_nodes(
     begin_s: float, end_s: float, keys: NDArray[np.uint64], nodes: Ints, entering: Calls, held: Calls, held_from: Ints,
     arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens, source: Ints, clock: Floats, slot: Ints,
-    end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats, rate: Floats, stretch: Floats,
-    noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    end: Floats, call: Calls, order: Ints, order_s: Floats, work: Floats, rate: Floats, stretch: Floats, use: Floats,
+    bucket: Floats, noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
 ) -> tuple[Calls, Ints]:  # fmt: skip
     """Some nodes of a stage over one window; returns what still waits at them, as ``held`` and ``held_from``.
 
@@ -365,7 +302,7 @@ def run_nodes(
             size += tokens[request] > 0
         taken = run_node(
             begin_s, end_s, keys[node], queue[:size], waiting, arrived, gather, tokens, clock[node], slot[node],
-            end[node], call[node], order[node], order_s[node], seconds, rate, stretch, noise, cells, bounds,
+            end[node], call[node], order[node], order_s[node], work, rate, stretch, use, bucket, noise, cells, bounds,
             meter[node], histogram[node],
         )  # fmt: skip
         left = size - taken
@@ -403,7 +340,7 @@ def leave(
                 for thread in range(1, gather.shape[0]):
                     done_s = max(done_s, gather[thread, request])
                 gather[0, request] = done_s
-                barrier[bucket(cells, bounds, done_s - arrived[request])] += 1
+                barrier[bucket_of(cells, bounds, done_s - arrived[request])] += 1
                 arrived[request] = done_s + hop_s
                 gone[left] = request
                 left += 1
@@ -414,9 +351,9 @@ def leave(
 def run_stage(
     begin_s: float, end_s: float, hop_s: float, keys: NDArray[np.uint64], nodes: Ints, due: Calls, held: Calls,
     held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens,
-    source: Ints, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, seconds: Floats,
-    rate: Floats, stretch: Floats, noise: Floats, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
-    barrier: Ints,
+    source: Ints, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, work: Floats,
+    rate: Floats, stretch: Floats, use: Floats, bucket: Floats, noise: Floats, cells: Cells, bounds: Floats,
+    meter: Floats, histogram: Ints, barrier: Ints,
 ) -> tuple[Calls, Calls, Calls, Calls, Ints]:  # fmt: skip
     """The nodes of one stage over one window: a segment, or the experts of a layer.
 
@@ -428,58 +365,7 @@ def run_stage(
     here = enter(due, arrived, gather, end_s)
     still, still_from = run_nodes(
         begin_s, end_s, keys, nodes, due[:here], held, held_from, arrived, gather[0], marks, counts, source, clock,
-        slot, end, call, order, order_s, seconds, rate, stretch, noise, cells, bounds, meter, histogram,
+        slot, end, call, order, order_s, work, rate, stretch, use, bucket, noise, cells, bounds, meter, histogram,
     )  # fmt: skip
     gone, remaining = leave(hop_s, due[:here], unfinished, arrived, gather, marks, cells, bounds, barrier)
     return gone, due[here:].copy(), remaining, still, still_from
-
-
-@compiled
-def count_spans(spans_s: Floats, cells: Cells, bounds: Floats, histogram: Ints) -> None:
-    """Count every span into ``histogram [bounds]``."""
-    for span_s in spans_s:
-        histogram[bucket(cells, bounds, span_s)] += 1
-
-
-@compiled
-def route(
-    seed: int, arrival_s: Floats, tokens: Ints, popularity: Floats, spread: Ints, factors: Floats, phase_s: float,
-    experts: Ints, top_k: int, counts: Tokens,
-) -> None:  # fmt: skip
-    """Token routing of every request (see :mod:`rl.routing`): ``counts [1 + all experts, requests]`` gets the tokens of
-    the request in row 0 and below the tokens that each expert gets of it, in order of layer and number."""
-    weights = np.empty(popularity.shape[2])
-    drawn = np.empty(popularity.shape[2], dtype=np.int64)
-    chosen = np.empty(popularity.shape[2], dtype=np.uint8)
-    for request in range(arrival_s.size):
-        counts[0, request] = tokens[request]
-        at = arrival_s[request] / phase_s
-        phase = int(at)
-        part = at - phase
-        before, after = phase % popularity.shape[0], (phase + 1) % popularity.shape[0]
-        first = 1
-        for layer in range(experts.size):
-            key = stream_key(seed, layer, request)
-            size, whole = experts[layer], 0.0
-            for j in range(size):
-                weight = popularity[before, layer, j] * (1 - part) + popularity[after, layer, j] * part
-                weights[j] = weight * quantile(factors, spread[layer, j], uniform(key, j))
-                whole += weights[j]
-                drawn[j] = 0
-            for token in range(tokens[request]):
-                left = whole
-                chosen[:size] = 0
-                for k in range(min(top_k, size)):
-                    point, found = uniform(key, size + token * top_k + k) * left, -1
-                    for j in range(size):
-                        if chosen[j] == 0:
-                            found = j
-                            point -= weights[j]
-                            if point < 0:
-                                break
-                    chosen[found] = 1
-                    drawn[found] += 1
-                    left -= weights[found]
-            for j in range(size):
-                counts[first + j, request] = drawn[j]
-            first += size

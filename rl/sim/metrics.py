@@ -125,6 +125,8 @@ class SimulatedMetrics:
                 continue
             cores = simulation.workload.cores(configuration)
             cpu_s = float(row[kernel.BUSY_S]) * cores * simulation.fleet.used(place)
+            if simulation.fleet.limited(place) or simulation.workload.host is not None:
+                cpu_s = float(row[kernel.CPU_S])
             values[Series.CPU_LIMIT_CORES][name,] = configuration.cpu_cores
             values[Series.REPLICA_CPU_SECONDS][name,] = cpu_s
             counts[Series.REPLICA_CPU_SECONDS][name,] = ready

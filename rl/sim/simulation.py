@@ -14,6 +14,7 @@ from functions.shared.metric_names import BUCKETS_S
 from rl.sim import kernel
 from rl.sim.errors import SimulationError
 from rl.sim.fleet import Fleet
+from rl.sim.host import SharedMachine
 from rl.sim.requests import Requests
 from rl.sim.tables import ResourceTables
 from rl.workload import Workload
@@ -56,7 +57,7 @@ class Window:
     in_flight: int
     """Requests not answered at the end."""
     meter: Floats
-    """[nodes, 8], columns of ``kernel``."""
+    """[nodes, METERS], columns of ``kernel``."""
     histogram: Ints
     """[nodes, bounds] calls by their seconds, waiting included."""
     barrier: Ints
@@ -77,8 +78,9 @@ class Simulation:
     """State of one episode. ``configurations``: function → what it is deployed with, replicas ready at the start.
 
     ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
-    else. ``seed`` scatters service and cold starts; requests bring their own draws. Two simulations with equal
-    arguments that are advanced over the same windows are equal bit for bit, on any machine. Raises SimulationError.
+    else; on a shared machine there is only one. ``seed`` scatters service and cold starts; requests bring their own
+    draws. Two simulations with equal arguments that are advanced over the same windows are equal bit for bit, on any
+    machine. Raises SimulationError.
     """
 
     def __init__(
@@ -116,14 +118,18 @@ class Simulation:
         self._stages = self._lay_out()
         self._reached = np.zeros(size)
         self._gather = np.zeros((threads, size))
-        self._left = self._gather[0]
+        self._host = None
+        if workload.host is not None:
+            nodes = [stage.nodes for stage in self._stages]
+            self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source)
+        self._left = self._gather[0] if self._host is None else self._host.left_s
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._marks = np.zeros(size, dtype=np.uint8)
         self._next_request = 0
         self._in_flight = 0
         self._until_s = 0.0
         self._stage = len(self._stages)
-        self.meter: Floats = np.zeros((count, 8))
+        self.meter: Floats = np.zeros((count, kernel.METERS))
         self._reset(0.0)
 
     @property
@@ -169,8 +175,14 @@ class Simulation:
         self._next_request = last
 
     def run_stage(self) -> int:
-        """Simulate the next stage of the open window; returns its number."""
+        """Simulate the next stage of the open window; returns its number. On a shared machine no stage can go before
+        the others: all are simulated with the last."""
         number, stage = self._stage, self._stages[self._stage]
+        if self._host is not None:
+            self._stage += 1
+            if self._stage == len(self._stages):
+                self._finished = self._run_host(self._host)
+            return number
         gone = self._run_alone(stage) if self._pool is None or stage.nodes.size == 1 else self._run_shared(stage)
         if number + 1 < len(self._stages):
             following = self._stages[number + 1]
@@ -180,14 +192,20 @@ class Simulation:
         self._stage += 1
         return number
 
+    def _run_host(self, host: SharedMachine) -> Calls:
+        return host.run(
+            self.now_s, self._until_s, self._next_request, self._reached, self.fleet, self.tables, self.meter,
+            self._histogram, self._barrier, CELLS, BOUNDS,
+        )  # fmt: skip
+
     def _run_alone(self, stage: _Stage) -> Calls:
         fleet, tables = self.fleet, self.tables
         gone, stage.due, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
             self.now_s, self._until_s, self.workload.hop_s, self._keys, stage.nodes, stage.due, stage.held,
             stage.held_from, stage.unfinished, self._reached, self._gather, self._marks, self.requests.counts,
-            self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, tables.seconds,
-            tables.rate, tables.stretch, tables.noise, CELLS, BOUNDS, self.meter, self._histogram,
-            self._barrier_of(stage),
+            self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, tables.work,
+            tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise, CELLS, BOUNDS, self.meter,
+            self._histogram, self._barrier_of(stage),
         )  # fmt: skip
         return gone
 
@@ -214,8 +232,8 @@ class Simulation:
             self.now_s, self._until_s, self._keys, stage.nodes[part], entering, stage.held,
             stage.held_from[part[0] : part[-1] + 2], self._reached, self._gather[thread], self._marks,
             self.requests.counts, self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders,
-            fleet.orders_s, tables.seconds, tables.rate, tables.stretch, tables.noise, CELLS, BOUNDS, self.meter,
-            self._histogram,
+            fleet.orders_s, tables.work, tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise, CELLS,
+            BOUNDS, self.meter, self._histogram,
         )  # fmt: skip
 
     def _barrier_of(self, stage: _Stage) -> Ints:
@@ -265,7 +283,7 @@ class Simulation:
     def _reset(self, until_s: float) -> None:
         """New meters for a window; what is in flight stays."""
         flight = self.meter[:, kernel.FLIGHT].copy()
-        self.meter = np.zeros((len(self.nodes), 8))
+        self.meter = np.zeros((len(self.nodes), kernel.METERS))
         self.meter[:, kernel.FLIGHT] = self.meter[:, kernel.PEAK] = flight
         size = BOUNDS.size
         self._histogram = np.zeros((len(self.nodes), size), dtype=np.int64)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl.latency.contract import LatencyModel, NodeCost
 from rl.profile.errors import ProfileError, ProfileMismatchError
-from rl.profile.model import FittedLatencyModel, fitted_model, ingress_work, lifecycle
+from rl.profile.model import FittedLatencyModel, fitted_model, lifecycle
 from tests.unit.rl.profile import truth
 from tests.unit.rl.profile.truth import BLANK, Truth
 
@@ -126,12 +126,3 @@ def test_times_of_change_are_medians() -> None:
 def test_times_of_change_that_were_not_measured_are_refused() -> None:
     with pytest.raises(ProfileError, match="no rows of cold_start"):
         lifecycle(truth.profile(truth.rows(LAW)))
-
-
-def test_the_work_of_the_ingress_is_spread_over_its_stages() -> None:
-    rows = [
-        replace(BLANK, node="ingress", family="pass", tokens=tokens, cpu_s_per_call=0.014) for tokens in (8, 32, 128)
-    ]
-    found = ingress_work(truth.profile(rows), stages=13)
-    assert found.hop_s == pytest.approx(0.001)
-    assert found.request_s + 13 * found.hop_s == pytest.approx(0.014)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autoscaler.contract import Configuration, NodeInfo, Topology
-from rl.latency.contract import Bools, Floats, NodeCost, Noise
+from rl.latency.contract import Bools, Floats, NodeCost, Noise, Throttle
 from rl.routing import zipf_routing
 from rl.sim.requests import Requests, draw_requests
 from rl.sim.simulation import Simulation, Window
@@ -98,6 +98,8 @@ def one_expert(arrival_s: ArrayLike, tokens: ArrayLike, model: Any = None, **mor
 
 
 Order = tuple[float, str, Configuration]
+EXPERT = "m-expert-0-0"
+"""The only one of :func:`one_expert`."""
 
 
 def play(
@@ -117,3 +119,30 @@ def play(
 
 def initial(found: Workload, expert: Configuration | None = None) -> Mapping[str, Configuration]:
     return found.initial(expert or configuration())
+
+
+@dataclass(frozen=True, eq=False)
+class Limited(Arithmetic):
+    """The same with one thread a replica, whose ``cpu_cores`` are a token bucket; a call alone uses ``alone_use``."""
+
+    burst_s: float = 0.02
+    alone_use: float = 0.8
+
+    def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
+        limit, work = self.throttle(node, cpu_cores, gpu_share), self.work_seconds(node, tokens)
+        return np.asarray(np.maximum(work, (work - limit.burst_s) / limit.refill))
+
+    def work_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
+        return np.asarray(self.base_s + np.asarray(tokens) * self.token_s)
+
+    def core_speedup(
+        self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
+    ) -> Floats:
+        return self.speedup(node, tokens, cpu_cores, gpu_share, calls)
+
+    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike) -> Floats:
+        return np.asarray(np.where(np.asarray(calls) <= 1, self.alone_use, 1.0))
+
+    def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
+        refill = np.where(np.asarray(gpu_share) > 0, 1.0, np.minimum(1.0, cpu_cores))
+        return Throttle(np.where(refill < 1, self.burst_s * (1 - refill), 0.0), refill)

@@ -1,0 +1,92 @@
+"""A pipeline on the machine of its profile, as a workload that can be simulated and planned with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from autoscaler.contract import Configuration, ConfigurationSpace
+from moe.manifest import Manifest, load
+from rl.profile.errors import ProfileError
+from rl.profile.model import fitted_model, lifecycle
+from rl.profile.storage import Profile
+from rl.workload import SEGMENT, Host, TokenLengths, Workload, manifest_cost, pipeline_workload
+
+
+def measured_workload(
+    directory: Path,
+    profile: Profile,
+    tokens: TokenLengths | NDArray[np.integer],
+    *,
+    slo_s: float,
+    cpu_scale: float | None = None,
+    space: ConfigurationSpace | None = None,
+    shared: bool = False,
+    front_s: float = 0.0,
+    segment_configuration: Configuration = SEGMENT,
+) -> Workload:
+    """The pipeline in ``directory`` as the profile's machine runs it. ``tokens``: how long requests are, or such
+    lengths themselves; ``cpu_scale``: as in ``fitted_model``; ``space``: Φ.
+
+    ``shared``: everything runs on the one machine that was measured, ingress and all (``rl.workload.Host``). Otherwise
+    every replica has its cores to itself and the ingress's work is a constant between stages, as on a roomy cluster.
+    ``front_s``: between client and ingress, there and back. Raises ProfileError, ``moe.errors.ManifestError``.
+    """
+    manifest = load(directory, verify=False)
+    costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
+    host = host_of(profile, manifest)
+    lengths = tokens if isinstance(tokens, TokenLengths) else TokenLengths.from_samples(tokens, "given lengths")
+    hop_s = _between_stages_s(host, manifest, lengths.mean)
+    return pipeline_workload(
+        directory,
+        fitted_model(profile, costs, cpu_scale),
+        lifecycle(profile),
+        slo_s=slo_s,
+        tokens=lengths,
+        space=space,
+        segment_configuration=segment_configuration,
+        request_s=front_s + (0.0 if shared else host.start_s + host.answer_s + hop_s),
+        hop_s=0.0 if shared else hop_s,
+        host=host if shared else None,
+    )
+
+
+def host_of(profile: Profile, manifest: Manifest) -> Host:
+    """The machine, and the ingress's CPU seconds: so much a call, and a token sent or received.
+
+    Least squares without negative parts over the profile's passes. A request's beginning and answer count as one more
+    call, and a call and its reply as equal: passes differ too little in their number of calls to tell more. Raises
+    ProfileError where no passes were measured.
+    """
+    rows = [(row.cpu_s_per_call, row.node_calls, row.tokens) for row in profile.of("pass")]
+    known = [(cpu_s, calls, tokens) for cpu_s, calls, tokens in rows if cpu_s is not None and calls is not None]
+    if not known:
+        raise ProfileError(f"the profile of {profile.metadata.pipeline} has no whole passes with CPU seconds and calls")
+    cpu_s, calls, tokens = np.array(known).T
+    moved = tokens * _visits(manifest)
+    design = np.stack([calls + 1, moved], axis=1)
+    weights = 1 / cpu_s  # relative errors, so that short passes count as much as long ones
+    (call_s, token_s), _ = nnls(design * weights[:, None], cpu_s * weights)
+    return Host(
+        cores=float(profile.metadata.machine.cpu_cores),
+        start_s=float(call_s) / 2,
+        send_s=float(call_s) / 2,
+        receive_s=float(call_s) / 2,
+        answer_s=float(call_s) / 2,
+        token_s=float(token_s) / 2,
+    )
+
+
+def _visits(manifest: Manifest) -> int:
+    """Nodes that a token visits."""
+    return manifest.layers + 1 + manifest.layers * manifest.router.top_k
+
+
+def _between_stages_s(host: Host, manifest: Manifest, tokens: float) -> float:
+    """The ingress's work for the calls of a pass of so many tokens that need every expert, by stage."""
+    calls = manifest.layers + 1 + sum(len(manifest.experts(layer)) for layer in range(manifest.layers))
+    total_s = calls * (host.send_s + host.receive_s) + 2 * tokens * _visits(manifest) * host.token_s
+    return total_s / (2 * manifest.layers + 1)

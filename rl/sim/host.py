@@ -1,0 +1,69 @@
+"""A simulation's state on one shared machine (``rl.workload.Host``), which is advanced window by window as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl.sim.fleet import Fleet
+from rl.sim.histograms import Cells
+from rl.sim.host_kernel import Meters, Passes, Replicas, Rules, run_host
+from rl.sim.replicas import Calls, Floats, Ints
+from rl.sim.requests import Requests
+from rl.sim.tables import ResourceTables
+from rl.workload import Host
+
+
+class SharedMachine:
+    """Requests on their way, calls that wait, and what the ingress has in line."""
+
+    def __init__(
+        self, host: Host, requests: Requests, keys: NDArray[np.uint64], stages: list[Ints], source: Ints
+    ) -> None:
+        """``stages``: the nodes of each, numbered without gaps; ``keys`` and ``source`` are by node."""
+        count, size = keys.size, max(1, requests.arrival_s.size)
+        self._host, self._requests, self._keys, self._source = host, requests, keys, source
+        self._stages = np.array([(nodes[0], nodes[-1] + 1) for nodes in stages])
+        self._ingress_s = np.array([host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s])
+        most = max(nodes.size for nodes in stages)
+        self._passes = Passes(
+            stage=np.zeros(size, dtype=np.int64),
+            out=np.zeros(size, dtype=np.int64),
+            scattered=np.zeros(size),
+            left=np.zeros(size),
+            asked=np.zeros((count, size)),
+            queues=np.zeros((count, 3), dtype=np.int64),
+            behind=np.zeros((count, size), dtype=np.uint32),
+            line=np.zeros(1 << (size * most).bit_length(), dtype=np.int64),
+            line_state=np.zeros(3, dtype=np.int64),
+            line_left=np.zeros(1),
+        )
+
+    @property
+    def left_s(self) -> Floats:
+        """[requests] when they were answered."""
+        return self._passes.left
+
+    def run(
+        self,
+        begin_s: float,
+        end_s: float,
+        last: int,
+        reached: Floats,
+        fleet: Fleet,
+        tables: ResourceTables,
+        meter: Floats,
+        histogram: Ints,
+        barrier: Ints,
+        cells: Cells,
+        bounds: Floats,
+    ) -> Calls:
+        """One window; requests below ``last`` arrive before its end. Returns who was answered, in order."""
+        rules = Rules(
+            self._host.cores, self._ingress_s, self._keys, self._stages, reached, self._requests.counts, self._source,
+            tables.work, tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise,
+        )  # fmt: skip
+        room = np.zeros((self._keys.size, fleet.clock.shape[2]), dtype=np.int64)
+        replicas = Replicas(fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, room)
+        meters = Meters(meter, histogram, barrier, cells, bounds, np.full(self._keys.size, begin_s))
+        return run_host(begin_s, end_s, last, rules, replicas, self._passes, meters)
