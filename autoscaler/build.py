@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from autoscaler.contract import MetricsSource, Topology
+from autoscaler.contract import MetricsSource, Platform, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
@@ -12,7 +12,9 @@ from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platform.openfaas import OpenFaasPlatform
-from autoscaler.policies import Making, make_policy
+from autoscaler.policies import Making, hpa_settings, make_policy
+from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
+from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
 from autoscaler.settings import ControllerSettings, validate
 from autoscaler.topology import load_topology
@@ -20,16 +22,21 @@ from autoscaler.topology import load_topology
 PROMETHEUS_WINDOW_S = 30.0
 
 
-def build_controller(settings: ControllerSettings) -> tuple[Controller, float]:
+def build_controller(settings: ControllerSettings, platform: Platform | None = None) -> tuple[Controller, float]:
     """A controller and the length of its windows in seconds, which is also its default.
 
+    ``platform``: what orders go to, by default the gateway of the settings.
     Raises SettingsError, ``moe.errors.ManifestError`` and ``moe.errors.GroupingError``.
     """
     validate(settings)
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     prices = load_prices(settings.prices or DEFAULT_SHEET)
     limits = _limits(settings)
-    policy = make_policy(Making(settings, topology, limits, prices))
+    making = Making(settings, topology, limits, prices)
+    policy = make_policy(making)
+    if settings.fallback_windows and settings.slo_s is not None:
+        watch = FallbackSettings(settings.slo_s, settings.fallback_windows)
+        policy = FallbackPolicy(policy, HpaPolicy(hpa_settings(making)), watch)
     auth = None if settings.password is None else (settings.user, settings.password)
     logger = None
     if settings.log_dir is not None:
@@ -48,7 +55,7 @@ def build_controller(settings: ControllerSettings) -> tuple[Controller, float]:
         topology,
         _source(settings, topology, auth),
         policy,
-        OpenFaasPlatform(settings.gateway_url, topology.pipeline, auth),
+        platform or build_platform(settings, topology.pipeline),
         limits,
         prices,
         logger=logger,
@@ -56,6 +63,12 @@ def build_controller(settings: ControllerSettings) -> tuple[Controller, float]:
         window_s=window_s,
     )
     return controller, window_s
+
+
+def build_platform(settings: ControllerSettings, pipeline: str) -> OpenFaasPlatform:
+    """The gateway of the settings as a platform."""
+    auth = None if settings.password is None else (settings.user, settings.password)
+    return OpenFaasPlatform(settings.gateway_url, pipeline, auth)
 
 
 def _limits(settings: ControllerSettings) -> LimitSettings:

@@ -7,15 +7,19 @@ import logging
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from autoscaler.build import build_controller
+from autoscaler.build import build_controller, build_platform
+from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
 from autoscaler.loop import run, short
-from autoscaler.settings import POLICY_NAMES, ControllerSettings, is_policy
+from autoscaler.platform.shadow import ShadowPlatform
+from autoscaler.settings import PLATFORMS, POLICY_NAMES, ControllerSettings, is_policy, validate
+from autoscaler.topology import load_topology
 
 SHOWN = 8
 """Changes named in one line for people."""
@@ -91,6 +95,30 @@ SHOWN = 8
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Parquet log. [default: STATE/log]")
 @click.option("--ticks", type=click.IntRange(min=1), default=None, help="Stop after this many decisions.")
 @click.option("--dry-run", is_flag=True, help="Decide and record, change nothing.")
+@click.option("--shadow", is_flag=True, help="Change nothing, go on as if, and tell what it would have cost.")
+@click.option(
+    "--platform", type=click.Choice(PLATFORMS), default="openfaas", show_default=True, help="Gets the orders."
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="kubernetes: cluster and user. [default: the pod's service account, else kubectl's]",
+)
+@click.option("--kubernetes-namespace", default="openfaas-fn", show_default=True, help="kubernetes: of the functions.")
+@click.option("--gpu-memory-mb", type=click.IntRange(min=1), default=None, help="kubernetes: MiB of a GPU.")
+@click.option("--lease", default=None, metavar="NAME", help="kubernetes: of several controllers, its holder acts.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="kubernetes; 0 = none."
+)
+@click.option(
+    "--fallback",
+    "fallback_windows",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Windows of missed SLO and a wish for less until hpa takes over; 0 = never.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(
     gateway_url: str | None,
@@ -122,12 +150,17 @@ def autoscale(
         scale_segments=not experts_only,
         **options,
     )
-    controller, window_s = build_controller(settings)
-    if controller.topology.pipeline != pipeline:
+    validate(settings)
+    topology = load_topology(settings.manifest_dir, settings.max_functions)
+    if topology.pipeline != pipeline:
         raise click.UsageError(
-            f"{settings.manifest_dir} holds the pipeline {controller.topology.pipeline!r}, not {pipeline!r}; "
-            f"say --pipeline {controller.topology.pipeline}"
+            f"{settings.manifest_dir} holds the pipeline {topology.pipeline!r}, not {pipeline!r}; "
+            f"say --pipeline {topology.pipeline}"
         )
+    cluster = ClusterSide(settings, pipeline) if settings.platform == "kubernetes" else None
+    platform = build_platform(settings, pipeline) if cluster is None else cluster.platform
+    shadow = ShadowPlatform(platform) if settings.shadow else None
+    controller, window_s = build_controller(settings, shadow or platform)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -136,17 +169,38 @@ def autoscale(
     def on_tick(report: TickReport) -> None:
         nonlocal done
         done += 1
-        click.echo(json.dumps(summary(report)) if as_json else line(report))
+        costs = None if shadow is None else shadow.costs(report.observation.window_s, controller.prices)
+        conditions = () if cluster is None else cluster.conditions()
+        click.echo(json.dumps(summary(report, costs, conditions)) if as_json else line(report, costs, conditions))
         if ticks is not None and done >= ticks:
             stop.set()
+        if cluster is not None:
+            cluster.keep()
 
-    run(controller, settings.interval_s, lambda wait_s: stop.wait(wait_s), on_tick, window_s=window_s)
+    def wait(wait_s: float) -> bool:
+        return stop.wait(wait_s) if cluster is None else cluster.wait(stop, wait_s)
+
+    if cluster is not None:
+        cluster.start(stop, settings.metrics_port)
+    try:
+        run(controller, settings.interval_s, wait, on_tick, window_s=window_s)
+    finally:
+        stop.set()
+        if cluster is not None:
+            cluster.close()
 
 
-def summary(report: TickReport) -> dict[str, Any]:
-    """A tick as plain values."""
+Costs = tuple[float, float] | None
+"""Of a shadow: provisioned cost of the window as it is, and as it would be."""
+
+
+def summary(report: TickReport, costs: Costs = None, conditions: Sequence[object] = ()) -> dict[str, Any]:
+    """A tick as plain values. ``conditions``: what stands in the way on the platform."""
     seen = report.observation
-    return {
+    extra: dict[str, Any] = {} if costs is None else {"shadow": {"cost_real": costs[0], "cost_shadow": costs[1]}}
+    if conditions:
+        extra["conditions"] = [str(one) for one in conditions]
+    return extra | {
         "end_s": seen.end_s,
         "window_s": seen.window_s,
         "policy": report.policy,
@@ -180,7 +234,7 @@ def summary(report: TickReport) -> dict[str, Any]:
     }
 
 
-def line(report: TickReport) -> str:
+def line(report: TickReport, costs: Costs = None, conditions: Sequence[object] = ()) -> str:
     """A tick in one line for people."""
     seen = report.observation
     p95 = "–" if seen.latency_p95_s is None else f"{seen.latency_p95_s * 1000:.1f} ms"
@@ -194,7 +248,9 @@ def line(report: TickReport) -> str:
     dry = " (dry run)" if report.dry_run and changes else ""
     failed = f"; {len(report.failures)} failed" if report.failures else ""
     named = ": " + ", ".join(changes[:SHOWN]) + (" …" if len(changes) > SHOWN else "") if changes else ""
-    return f"{held}requests {rps}, P95 {p95}, {len(changes)} changes{dry}{failed}{named}"
+    shadow = "" if costs is None else f"; shadow: {costs[1]:.4g} instead of {costs[0]:.4g} in this window"
+    obstacles = "".join(f"; {one}" for one in conditions[:SHOWN])
+    return f"{held}requests {rps}, P95 {p95}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
 
 
 def _seconds(text: str) -> float:

@@ -16,6 +16,7 @@ ELSEWHERE = {"smoe": "rl.agent.policy:make"}
 """Policies of other rooms with a name of their own; loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
+PLATFORMS = ("openfaas", "kubernetes")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,22 @@ class ControllerSettings:
     windows_per_file: int = 12
     dry_run: bool = False
     """Decide and record, change nothing."""
+    shadow: bool = False
+    """Go on as if decisions were carried out, change nothing, and tell what it would have cost."""
+    platform: str = "openfaas"
+    """Who carries orders out: ``openfaas`` (a gateway's REST API) or ``kubernetes`` (the API server itself)."""
+    kubeconfig: Path | None = None
+    """``kubernetes``: cluster and user; None takes the pod's service account, else kubectl's own."""
+    kubernetes_namespace: str = "openfaas-fn"
+    """``kubernetes``: where the functions and the lease are."""
+    gpu_memory_mb: int | None = None
+    """``kubernetes``: MiB of a GPU, of which a share may pin its part; None sets no limit."""
+    lease: str | None = None
+    """``kubernetes``: name of the Lease that one of several controllers holds; None elects nobody."""
+    metrics_port: int = 0
+    """Port of the controller's own metrics on all addresses; 0 has none."""
+    fallback_windows: int = 0
+    """So many windows in a row of missed SLO and a wish for less put ``hpa`` in the policy's place; 0 = never."""
     max_functions: int = 0
     """What the pipeline was deployed with; 0 = one node a function."""
     min_replicas: int = 1
@@ -100,6 +117,22 @@ def validate(settings: ControllerSettings) -> None:
         ),
         ("gateway_url", s.gateway_url, _is_url(s.gateway_url), "an http or https address"),
         ("prometheus_url", s.prometheus_url, s.prometheus_url is None or _is_url(s.prometheus_url), "an http address"),
+        ("platform", s.platform, s.platform in PLATFORMS, " or ".join(PLATFORMS)),
+        (
+            "lease",
+            s.lease,
+            s.lease is None or s.platform == "kubernetes",
+            "none with this platform, which has no leases",
+        ),
+        ("dry_run", s.dry_run, not (s.dry_run and s.shadow), "one of dry_run and shadow"),
+        ("metrics_port", s.metrics_port, 0 <= s.metrics_port < 65536, "0 to 65535"),
+        _not_negative("fallback_windows", s.fallback_windows),
+        (
+            "slo_s",
+            s.slo_s,
+            s.slo_s is not None or not s.fallback_windows,
+            "a target, for fallback_windows judges by it",
+        ),
         ("min_replicas", s.min_replicas, 1 <= s.min_replicas <= s.max_replicas, "1 to max_replicas"),
         ("max_functions", s.max_functions, s.max_functions == 0 or s.max_functions >= 2, "0, or 2 or more"),
         ("cpu_target", s.cpu_target, 0 <= s.cpu_target <= 1, "0 to 1"),

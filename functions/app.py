@@ -26,6 +26,7 @@ import waitress
 
 from functions import applications
 from functions.ingress.handler import Ingress
+from functions.shared.live import follow
 from functions.shared.messages import CALL_ID, REQUEST_ID, Reply, Request, error_reply
 from functions.shared.server import FunctionServer, ServerSettings, set_deadline
 from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
@@ -53,6 +54,10 @@ class FunctionApp(flask.Flask):
         except BaseException:
             self._stop_loop()
             raise
+        self._following: Future[None] | None = None
+        if settings.live_settings is not None and settings.live_period_s:
+            following = follow(settings.live_settings, settings.live_period_s, self.reload)
+            self._following = asyncio.run_coroutine_threadsafe(following, self._loop)
         self.config["MAX_CONTENT_LENGTH"] = self.server.settings.max_body_bytes
         self.register_error_handler(413, self._too_large)
         for rule in ("/", "/<path:path>"):
@@ -60,6 +65,8 @@ class FunctionApp(flask.Flask):
 
     def close(self) -> None:
         """Close the application and its loop."""
+        if self._following is not None:
+            self._following.cancel()
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
             self._stop_loop()

@@ -6,6 +6,7 @@ Importing this module loads torch and everything a worker needs, so a warm paren
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import os
@@ -19,6 +20,7 @@ import uvloop
 
 from functions import applications
 from functions.ingress.handler import Ingress
+from functions.shared.live import follow
 from functions.shared.server import FunctionServer, ServerSettings
 from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
 from moe.errors import MoeError
@@ -50,11 +52,17 @@ async def _serve(settings: FunctionSettings, listener: socket.socket, ready: Cal
     loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_signal_handler(signal.SIGHUP, _reload, settings, server)
     _reload(settings, server)
+    following: asyncio.Task[None] | None = None
+    if settings.live_settings is not None and settings.live_period_s:
+        reload = functools.partial(_reload, settings, server)
+        following = loop.create_task(follow(settings.live_settings, settings.live_period_s, reload))
     await server.start(listener)
     gc.freeze()
     ready()
     await stop.wait()
     log.info("draining %d calls", server.in_flight)
+    if following is not None:
+        following.cancel()
     await server.drain()
     application.close()
     await asyncio.sleep(0)  # closed connections get their turn

@@ -136,7 +136,7 @@ class Backend(Protocol):
     async def start(self) -> None: ...
 
     async def close(self) -> None:
-        """Drain and end every replica; nothing is left running afterwards."""
+        """Drain and end every replica, so that nothing is left running; functions that a cluster holds run on."""
 
     def info(self) -> BackendInfo: ...
 

@@ -123,7 +123,7 @@ def _base(
             "com.openfaas.scale.min": str(settings.min_replicas),
             "com.openfaas.scale.max": str(settings.max_replicas),
         },
-        "annotations": {"com.openfaas.retry.attempts": "3"},
+        "annotations": {"com.openfaas.retry.attempts": "3", "smoe.live-settings": "true"},
         "limits": resources,
         "requests": {"memory": f"{memory_mib}Mi", "cpu": "50m"},
     }

@@ -27,6 +27,8 @@ class FunctionSettings:
     write_timeout_s: float = 30.0
     max_functions: int = 0
     live_settings: Path | None = None
+    live_period_s: float = 0.0
+    """How often the live settings are looked at without a signal (``smoe_live_period``); 0 = never."""
     feed_url: str | None = None
     feed_token_file: Path | None = None
     address_template: str | None = None
@@ -75,6 +77,7 @@ def from_environment(environ: Mapping[str, str]) -> FunctionSettings:
         write_timeout_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
         max_functions=_whole(environ, "smoe_max_functions", 0),
         live_settings=Path(live) if live else None,
+        live_period_s=duration_s("smoe_live_period", environ.get("smoe_live_period", "0s")),
         feed_url=environ.get("smoe_feed_url") or None,
         feed_token_file=Path(token) if token else None,
         address_template=environ.get("smoe_address_template") or None,

@@ -24,6 +24,7 @@ from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.usage import PodUsage
 from gateway.contract import (
+    BackendError,
     BackendInfo,
     ConflictError,
     FunctionSpec,
@@ -37,6 +38,9 @@ from gateway.specs import MAX_REPLICAS
 
 log = logging.getLogger(__name__)
 
+OLDEST = (1, 30)
+"""Pods that sleep before they are told to end."""
+RESIZES = (1, 33)
 _DELETE_OPTIONS = {"apiVersion": "v1", "kind": "DeleteOptions"}
 
 
@@ -78,6 +82,11 @@ class KubernetesBackend:
         """Read the cluster once, then follow it. Raises BackendError where the API server cannot be read."""
         version = await self._api.get("/version")
         self._server = (_number(version.get("major")), _number(version.get("minor")))
+        if self._server < OLDEST:
+            raise BackendError(
+                f"the API server is Kubernetes {self._server[0]}.{self._server[1]}; "
+                f"this gateway needs {OLDEST[0]}.{OLDEST[1]} or later"
+            )
         informers = (self._deployments, self._pods, self._slices, self._secret_names)
         await asyncio.gather(*(one.load() for one in informers))
         self._tasks = [asyncio.create_task(one.follow()) for one in informers]
@@ -205,7 +214,7 @@ class KubernetesBackend:
 
     @property
     def _resizes(self) -> bool:
-        return self._server >= (1, 33)
+        return self._server >= RESIZES
 
     def _state(self, name: str, namespace: str) -> FunctionState:
         state = self._known(name)

@@ -43,11 +43,11 @@ class Live:
             "requests": dict(self.requests),
             "max_inflight": self.max_inflight,
         }
-        return json.dumps(fields, sort_keys=True)
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     def settings(self) -> str:
         """Content of the live settings file."""
-        return json.dumps({"max_inflight": self.max_inflight})
+        return json.dumps({"max_inflight": self.max_inflight}, separators=(",", ":"))
 
     @property
     def guaranteed(self) -> bool:

@@ -41,7 +41,14 @@ MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 SETTLE_S = 3
 """Between a pod's leaving the endpoints and its SIGTERM: clients need that long to learn of it."""
-_RESERVED = ("port", "secret_mount_path", "smoe_live_settings", "OPENFAAS_NAME", "OPENFAAS_NAMESPACE")
+_RESERVED = (
+    "port",
+    "secret_mount_path",
+    "smoe_live_settings",
+    "smoe_live_period",
+    "OPENFAAS_NAME",
+    "OPENFAAS_NAMESPACE",
+)
 _PROBES = {"livenessProbe": "com.openfaas.health.http", "readinessProbe": "com.openfaas.ready.http"}
 _PROBE_DEFAULTS = {"initialDelaySeconds": 2, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3}
 
@@ -268,7 +275,7 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[dict[
     }
     if takes_live_settings(spec):  # the file says it, from the start on
         environment.pop("max_inflight", None)
-        environment["smoe_live_settings"] = f"{LIVE_FOLDER}/{LIVE_FILE}"
+        environment |= {"smoe_live_settings": f"{LIVE_FOLDER}/{LIVE_FILE}", "smoe_live_period": "2s"}
     return [{"name": key, "value": value} for key, value in sorted(environment.items())]
 
 
@@ -313,6 +320,11 @@ def _probes(spec: FunctionSpec) -> dict[str, Object]:
             except ValueError as error:
                 raise InvalidSpecError(f"annotation {prefix}.{key}: {error}") from None
         probes[name] = probe
+    if takes_live_settings(spec):
+        # Of the function contract too: not ready before the weights are there, whatever a watchdog says of itself.
+        # Asked until it first succeeds, so that a replica with no free slot (429) is not taken for one that starts.
+        path = {"path": "/_/ready", "port": "http"}
+        probes["startupProbe"] = {"httpGet": path, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 600}
     return probes
 
 

@@ -1,4 +1,4 @@
-"""What every platform promises, run on the fake, the simulator and the OpenFaaS adapter against a small server."""
+"""What every platform promises, run on the fake, the simulator, and the adapters against small servers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import pytest
+from kubernetes import client
 
 from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Configuration, Decision, Platform
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platform.fake import FakePlatform
+from autoscaler.platform.kubernetes import KubernetesClient, KubernetesPlatform
+from autoscaler.platform.kubernetes.client import api_client
 from autoscaler.platform.openfaas import OpenFaasPlatform
 from rl.sim.platform import SimulatedPlatform
 from rl.sim.requests import draw_requests
 from rl.sim.simulation import Simulation
 from tests.contract.platform.server import AUTH, OpenFaas, status
+from tests.doubles.kubernetes import running
+from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
 from tests.unit.autoscaler.builders import configuration
 from tests.unit.autoscaler.servers import serve
 from tests.unit.rl.sim.builders import workload
@@ -49,6 +54,22 @@ def openfaas(stack: ExitStack) -> Subject:
     return Subject(platform, world.broken.add, lambda: setattr(world, "down", True), lambda: len(world.writes))
 
 
+def kubernetes(stack: ExitStack) -> Subject:
+    double = stack.enter_context(running())
+    for name in NAMES:
+        put(double, spec(name))
+    put(double, spec("x", labels={"smoe.pipeline": "other"}))
+    api = api_client(client.Configuration(host=double.url))
+    stack.callback(api.close)
+    platform = KubernetesPlatform(KubernetesClient(api, NAMESPACE, timeout_s=5.0, wait=lambda _: None), "m")
+    return Subject(
+        platform,
+        lambda name: double.do(lambda: double.api.broken.add(name)),
+        lambda: double.set(down=True),
+        lambda: len(writes(double)),
+    )
+
+
 def simulated() -> Subject:
     pipeline = workload((2,), segment_configuration=configuration())
     simulation = Simulation(pipeline, draw_requests(pipeline, [0.0], seed=0), pipeline.initial(configuration()))
@@ -57,13 +78,14 @@ def simulated() -> Subject:
     return Subject(found, found.broken.add, lambda: setattr(found, "down", True), lambda: found.orders, names)
 
 
-@pytest.fixture(params=["fake", "simulated", "openfaas"])
+@pytest.fixture(params=["fake", "simulated", "openfaas", "kubernetes"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     with ExitStack() as stack:
         makers: dict[str, Callable[[], Subject]] = {
             "fake": fake,
             "simulated": simulated,
             "openfaas": lambda: openfaas(stack),
+            "kubernetes": lambda: kubernetes(stack),
         }
         yield makers[request.param]()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import Refusal, forbidden, invalid
 from tests.doubles.kubernetes.resources import amount, qos, requested
-from tests.doubles.kubernetes.rollout import copied
 
 if TYPE_CHECKING:
     from tests.doubles.kubernetes.cluster import Cluster

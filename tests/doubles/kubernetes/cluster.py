@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tests.doubles.kubernetes import rollout
+from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import Refusal, forbidden
 from tests.doubles.kubernetes.kubelet import Container
 from tests.doubles.kubernetes.resources import amount, requested, with_defaults
@@ -93,7 +94,7 @@ class Cluster:
         """What Kubernetes does after some minutes: pods of lost nodes are deleted, and stay terminating."""
         for pod in self.pods():
             if self.nodes[pod["spec"].get("nodeName", "")].lost:
-                changed = self._copy(pod)
+                changed = copied(pod)
                 changed["metadata"]["deletionTimestamp"] = now()
                 self.store.replace("pods", changed, "controller", status=True)
         self.settle()
@@ -108,22 +109,23 @@ class Cluster:
         """Admission and creation. Raises Refusal for quotas."""
         pod = {
             "metadata": {
-                "name": f"{name}-{self._random.randrange(36**5):05x}",
+                "name": f"{name}-",
                 "namespace": namespace,
                 "labels": dict(template["metadata"].get("labels") or {}),
                 "annotations": dict(template["metadata"].get("annotations") or {}),
                 "ownerReferences": [owner],
             },
-            "spec": with_defaults(rollout.copied(template["spec"])),
+            "spec": with_defaults(copied(template["spec"])),
             "status": {"phase": "Pending", "conditions": []},
         }
         self.admit_quota(namespace, pod, None)
+        pod["metadata"]["name"] += f"{self._random.randrange(16**5):05x}"
         self.store.create("pods", pod, "kube-controller-manager")
 
     def delete_pod(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
         if self.hold_terminations or self.nodes.get(pod["spec"].get("nodeName", ""), Node()).lost:
-            changed = self._copy(pod)
+            changed = copied(pod)
             changed["metadata"].setdefault("deletionTimestamp", now())
             self.store.replace("pods", changed, "controller", status=True)
             return
@@ -177,7 +179,7 @@ class Cluster:
             if "nodeName" in pod["spec"] or "deletionTimestamp" in pod["metadata"]:
                 continue
             fitting, why = self._fitting(pod)
-            changed = self._copy(pod)
+            changed = copied(pod)
             if fitting is None:
                 _condition(changed, "PodScheduled", "False", "Unschedulable", why)
             else:
@@ -205,7 +207,7 @@ class Cluster:
             if node is None or self.nodes[node].lost or self.hold_starts or pod["status"].get("podIP"):
                 continue
             self._made += 1
-            changed = self._copy(pod)
+            changed = copied(pod)
             ip = f"{self._net}.{self._made}" if self._made < 255 else f"127.9.{self._made // 250}.{self._made % 250}"
             changed["status"] |= {"podIP": ip, "phase": "Running", "startTime": now()}
             changed["status"]["containerStatuses"] = list(_statuses(changed))
@@ -233,7 +235,7 @@ class Cluster:
         self.settle()
 
     def _set_ready(self, pod: dict[str, Any], ready: bool, reason: str = "") -> None:
-        changed = self._copy(pod)
+        changed = copied(pod)
         _condition(changed, "Ready", "True" if ready else "False")
         if reason:
             changed["status"]["reason"] = reason
@@ -243,10 +245,13 @@ class Cluster:
         for pod in self.pods():
             if not pod["status"].get("containerStatuses") or self.nodes[pod["spec"]["nodeName"]].lost:
                 continue
-            changed = self._copy(pod)
+            same = _actual(pod) == [one.get("resources", {}) for one in pod["spec"]["containers"]]
+            if same and pod["status"].get("observedGeneration") == pod["metadata"]["generation"]:
+                continue
+            changed = copied(pod)
             conditions = changed["status"]["conditions"]
             conditions[:] = [one for one in conditions if not one["type"].startswith("PodResize")]
-            if _actual(pod) != [one.get("resources", {}) for one in pod["spec"]["containers"]]:
+            if not same:
                 if self.resizing == "done":
                     changed["status"]["containerStatuses"] = list(_statuses(changed))
                 elif self.resizing == "in progress":
@@ -256,10 +261,6 @@ class Cluster:
                     _condition(changed, "PodResizePending", "True", self.resizing.capitalize(), why)
             changed["status"]["observedGeneration"] = changed["metadata"]["generation"]
             self.store.replace("pods", changed, "kubelet", status=True)
-
-    @staticmethod
-    def _copy(pod: dict[str, Any]) -> dict[str, Any]:
-        return rollout.copied(pod)
 
 
 def _counted(pod: dict[str, Any], kind: str, resource: str) -> Any:
@@ -272,7 +273,7 @@ def _actual(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _statuses(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for container in pod["spec"]["containers"]:
-        resources = rollout.copied(container.get("resources", {}))
+        resources = copied(container.get("resources", {}))
         yield {
             "name": container["name"],
             "ready": True,

@@ -6,9 +6,10 @@ own ``fieldsV1``. Lists without keys and the maps in ``ATOMIC`` are owned as a w
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any
+
+from tests.doubles.kubernetes.copies import copied
 
 Path = tuple[str, ...]
 Sets = dict[tuple[str, str], set[Path]]
@@ -76,7 +77,7 @@ def apply(live: dict[str, Any], sets: Sets, manager: str, config: dict[str, Any]
         conflicts += [f'conflict with "{owner[0]}": {shown(path)}' for path in sorted(taken)]
     if conflicts and not force:
         raise ApplyConflictError(f"Apply failed with {len(conflicts)} conflicts: {'; '.join(conflicts)}")
-    merged = merge(copy.deepcopy(live), config)
+    merged = merge(copied(live), config)
     others = set().union(*(owned for owner, owned in sets.items() if owner != (manager, "Apply")))
     for path in sets.get((manager, "Apply"), set()) - wanted.keys() - others:
         remove(merged, path)
@@ -107,7 +108,7 @@ def merge(live: Any, config: Any, field: str = "") -> Any:
         for item in config:
             by_key[key_of(field, item)] = merge(by_key.get(key_of(field, item)), item)
         return list(by_key.values())
-    return copy.deepcopy(config)
+    return copied(config)
 
 
 def remove(value: Any, path: Path, field: str = "") -> None:

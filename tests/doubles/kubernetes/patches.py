@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
+from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.fields import key_of
 
 
 def merge_patch(live: Any, patch: Any) -> Any:
     if not isinstance(patch, dict):
-        return copy.deepcopy(patch)
+        return copied(patch)
     result = dict(live) if isinstance(live, dict) else {}
     for name, value in patch.items():
         if value is None:
@@ -32,9 +32,12 @@ def strategic_patch(live: Any, patch: Any, field: str = "") -> Any:
     if isinstance(patch, list) and patch and all(key_of(field, item) for item in patch) and isinstance(live, list):
         by_key = {key_of(field, item): item for item in live}
         for item in patch:
+            if item.get("$patch") == "delete":
+                by_key.pop(key_of(field, item), None)
+                continue
             by_key[key_of(field, item)] = strategic_patch(by_key.get(key_of(field, item)), item)
         return list(by_key.values())
-    return copy.deepcopy(patch)
+    return copied(patch)
 
 
 PATCHES = {

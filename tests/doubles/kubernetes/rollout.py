@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import Refusal
 
 if TYPE_CHECKING:
@@ -17,12 +18,8 @@ HASH = "pod-template-hash"
 SERVICE = "kubernetes.io/service-name"
 
 
-def copied(value: Any) -> Any:
-    return copy.deepcopy(value)
-
-
 def template_hash(template: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
+    return hashlib.sha256(orjson.dumps(template, option=orjson.OPT_SORT_KEYS)).hexdigest()[:10]
 
 
 def ready(pod: dict[str, Any]) -> bool:
@@ -105,6 +102,8 @@ def _note_failure(cluster: Cluster, deployment: dict[str, Any], failure: str) ->
     meta = deployment["metadata"]
     live = cluster.store.find("deployments", meta["namespace"], meta["name"])
     assert live is not None
+    if not failure and not live.get("status", {}).get("conditions"):
+        return
     changed = copied(live)
     conditions = changed.setdefault("status", {}).setdefault("conditions", [])
     conditions[:] = [one for one in conditions if one["type"] != "ReplicaFailure"]
@@ -117,15 +116,17 @@ def statuses(cluster: Cluster) -> None:
     for deployment in list(cluster.store.all("deployments")):
         pods = pods_of(cluster, deployment)
         stamp = template_hash(deployment["spec"]["template"])
-        changed = copied(deployment)
-        changed["status"] |= {
+        status = {
             "observedGeneration": deployment["metadata"]["generation"],
             "replicas": len(pods),
             "updatedReplicas": sum(pod["metadata"]["labels"].get(HASH) == stamp for pod in pods),
             "readyReplicas": sum(map(ready, pods)),
             "availableReplicas": sum(map(ready, pods)),
         }
-        cluster.store.replace("deployments", changed, "controller", status=True)
+        if not status.items() <= deployment.get("status", {}).items():
+            changed = copied(deployment)
+            changed["status"] = {**changed.get("status", {}), **status}
+            cluster.store.replace("deployments", changed, "controller", status=True)
 
 
 def endpoint_slices(cluster: Cluster) -> None:
@@ -147,7 +148,9 @@ def endpoint_slices(cluster: Cluster) -> None:
         live = cluster.store.find("endpointslices", meta["namespace"], name)
         if live is None:
             cluster.store.create("endpointslices", document, "endpointslice-controller")
-        else:
+        elif any(live[key] != document[key] for key in ("endpoints", "ports")) or (
+            live["metadata"]["labels"] != document["metadata"]["labels"]
+        ):
             changed = {**copied(live), **document, "metadata": {**copied(live["metadata"]), **document["metadata"]}}
             cluster.store.replace("endpointslices", changed, "endpointslice-controller")
     for known in list(cluster.store.all("endpointslices")):

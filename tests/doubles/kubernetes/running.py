@@ -50,6 +50,10 @@ class Running:
 
         self.do(change)
 
+    def end_watches(self) -> None:
+        """Cut every watch; the cluster need not settle."""
+        self._loop.call_soon_threadsafe(self.api.cut_watches)
+
     def deployment(self, name: str, namespace: str = "openfaas-fn") -> dict[str, Any]:
         return self.do(lambda: self.store.get("deployments", namespace, name))
 
@@ -80,12 +84,12 @@ def running(cluster: Callable[[], Cluster] = Cluster, version: tuple[int, int] =
         api.cluster.close()
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=lambda: asyncio.run(serve(listener)), name="kubernetes-double")
+        thread = threading.Thread(target=lambda: asyncio.run(serve(listener)), name="kubernetes-double", daemon=True)
         thread.start()
         double, server = found.result(WAIT_S)
         try:
             yield double
         finally:
-            double.do(double.api.cut_watches)
             server.should_exit = True
+            double.end_watches()
             thread.join(WAIT_S)

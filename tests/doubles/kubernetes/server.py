@@ -18,10 +18,10 @@ from starlette.routing import Route
 from tests.doubles.kubernetes import fields
 from tests.doubles.kubernetes.admission import changed_pod, check_deployment, check_grant, resized
 from tests.doubles.kubernetes.cluster import Cluster
+from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import Refusal, gone, invalid, not_found, stale
 from tests.doubles.kubernetes.patches import PATCHES
 from tests.doubles.kubernetes.resources import KINDS, qualified, selects
-from tests.doubles.kubernetes.rollout import copied
 
 APPLY = "application/apply-patch+yaml"
 METADATA_ONLY = "as=PartialObjectMetadata"
@@ -56,6 +56,8 @@ class ApiServer:
         """So many of the next writes are answered 409."""
         self.throttled = 0
         """So many of the next requests are answered 429."""
+        self.broken: set[str] = set()
+        """Functions whose writes are answered 500."""
         self.refusals: dict[tuple[str, str], Refusal] = {}
         """(verb, resource) → what it is answered, whatever it asks."""
         self.calls: list[Call] = []
@@ -106,6 +108,8 @@ class ApiServer:
             namespace = ""
         verb = VERBS.get(request.method) or ("get" if name else "watch" if query.get("watch") else "list")
         self._authorise(request, verb, group, f"{resource}/{sub}" if sub else resource, namespace, name)
+        if request.method != "GET" and self._function_of(resource, namespace, name) in self.broken:
+            raise Refusal(500, "InternalError", "etcdserver: request timed out")
         if request.method != "GET" and self.conflicts:
             self.conflicts -= 1
             raise stale(qualified(resource), name or body["metadata"]["name"])
@@ -113,6 +117,10 @@ class ApiServer:
             return self._subresource(request, resource, namespace, name, sub, body)
         handler: Callable[..., Response] = getattr(self, f"_{verb}")
         return handler(request, resource, namespace, name, body)
+
+    def _function_of(self, resource: str, namespace: str, name: str) -> str:
+        found = self.store.find(resource, namespace, name)
+        return name if found is None else (found["metadata"].get("labels") or {}).get("faas_function", name)
 
     def _namespace(self, name: str) -> bool:
         return self.store.find("namespaces", "", name) is not None
@@ -179,7 +187,7 @@ class ApiServer:
                     labels = event.object["metadata"].get("labels") or {}
                     if event.object["metadata"].get("namespace", "") == namespace and selects(selector, labels):
                         yield _line(event.kind, _view(request, event.object))
-                if not events and query.get("allowWatchBookmarks") and self.store.version > version:
+                if query.get("allowWatchBookmarks") and self.store.version > version:
                     version = self.store.version
                     marked = {"kind": KINDS[resource].name, "metadata": {"resourceVersion": str(version)}}
                     yield _line("BOOKMARK", marked)

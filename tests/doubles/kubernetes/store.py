@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.doubles.kubernetes import fields
+from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import exists, gone, not_found, stale
 from tests.doubles.kubernetes.resources import KINDS, qualified
 
@@ -60,7 +60,7 @@ class Store:
         key = (resource, namespace, meta["name"])
         if key in self._objects:
             raise exists(qualified(resource), meta["name"])
-        made = copy.deepcopy(document)
+        made = copied(document)
         made["metadata"] |= {
             "uid": str(uuid.uuid4()),
             "creationTimestamp": now(),
@@ -76,7 +76,7 @@ class Store:
         """Server-side apply: makes the object or merges into it. Raises fields.ApplyConflictError."""
         live = self._objects.get((resource, namespace, name))
         if live is None:
-            made = copy.deepcopy(config)
+            made = copied(config)
             made["metadata"] |= {"namespace": namespace} if namespace else {}
             created = self.create(resource, made, manager)
             self._sets[created["metadata"]["uid"]] = {(manager, "Apply"): set(fields.leaves(config))}
@@ -96,7 +96,7 @@ class Store:
         given = meta.get("resourceVersion")
         if given is not None and given != live["metadata"]["resourceVersion"]:
             raise stale(qualified(resource), meta["name"])
-        changed = copy.deepcopy(document)
+        changed = copied(document)
         changed["metadata"].pop("managedFields", None)
         for name in ("uid", "creationTimestamp", "resourceVersion", "generation"):
             changed["metadata"][name] = live["metadata"][name]
@@ -116,7 +116,7 @@ class Store:
         self.version += 1
         last = {**last, "metadata": {**last["metadata"], "resourceVersion": str(self.version)}}
         self._record(Event(self.version, resource, "DELETED", last))
-        return copy.deepcopy(last)
+        return copied(last)
 
     def since(self, version: int, resource: str) -> list[Event]:
         """What happened after ``version``. Raises Refusal 410."""
@@ -136,7 +136,7 @@ class Store:
         self.version += 1
         document["metadata"]["resourceVersion"] = str(self.version)
         self._objects[key] = document
-        self._record(Event(self.version, key[0], kind, copy.deepcopy(document)))
+        self._record(Event(self.version, key[0], kind, copied(document)))
         return self._shown(document)
 
     def _record(self, event: Event) -> None:
@@ -145,7 +145,7 @@ class Store:
         waiting.set()
 
     def _shown(self, document: dict[str, Any]) -> dict[str, Any]:
-        found = copy.deepcopy(document)
+        found = copied(document)
         found["metadata"]["managedFields"] = fields.managed_fields(self._sets.get(found["metadata"]["uid"], {}))
         return found
 

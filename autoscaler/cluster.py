@@ -1,0 +1,82 @@
+"""The controller's side of a cluster: platform, leadership and its own metrics, joined from the settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from autoscaler.lease import Elector, LeaseSettings
+from autoscaler.platform.kubernetes import Condition, KubernetesClient, KubernetesPlatform, connect
+from autoscaler.platform.kubernetes.metrics import PlatformMetrics
+from autoscaler.settings import ControllerSettings
+
+log = logging.getLogger("smoe.autoscaler.cluster")
+
+
+class ClusterSide:
+    """Built before the controller, run beside it. ``platform`` is what the controller changes."""
+
+    def __init__(self, settings: ControllerSettings, pipeline: str) -> None:
+        """Sends nothing yet. Raises PlatformError where no cluster is named anywhere."""
+        api = connect(settings.kubeconfig)
+        self._acts = not (settings.dry_run or settings.shadow)
+        self._elector: Elector | None = None
+        self._thread: threading.Thread | None = None
+        self._told: tuple[str, ...] = ()
+        guard: Callable[[], None] = lambda: None  # noqa: E731
+        if settings.lease is not None and self._acts:
+            lease = LeaseSettings(settings.lease, identity())
+            store = KubernetesClient(api, settings.kubernetes_namespace, timeout_s=lease.call_s)
+            self._elector = Elector(store, lease)
+            guard = self._elector.guard
+        client = KubernetesClient(api, settings.kubernetes_namespace, guard=guard)
+        self.platform = KubernetesPlatform(client, pipeline, gpu_memory_mb=settings.gpu_memory_mb)
+        self.registry = CollectorRegistry()
+        self.registry.register(PlatformMetrics(self.conditions, client.calls, self.leads))
+
+    def start(self, stop: threading.Event, metrics_port: int) -> None:
+        """Stand for the lease, and serve metrics where a port is given. Raises OSError."""
+        if metrics_port:
+            start_http_server(metrics_port, registry=self.registry)
+        if self._elector is not None:
+            self._thread = threading.Thread(target=self._elector.run, args=(stop,), name="lease", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Wait until the lease is given back; ``stop`` is set."""
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+
+    def leads(self) -> bool:
+        return self._acts and (self._elector is None or self._elector.leads())
+
+    def wait(self, stop: threading.Event, wait_s: float) -> bool:
+        """Whether to end; returns after ``wait_s`` and not before this controller leads (or only watches)."""
+        ended = stop.wait(wait_s)
+        while not ended and self._elector is not None and not self._elector.leads():
+            ended = stop.wait(0.2)
+        return ended
+
+    def keep(self) -> None:
+        """After a tick: bring replicas in line, unless this controller only watches. Raises PlatformError."""
+        if not self.leads():
+            return
+        self.platform.keep()
+        notes = self.platform.notes()
+        if notes != self._told:
+            for note in notes:
+                log.info("%s", note)
+            self._told = notes
+
+    def conditions(self) -> tuple[Condition, ...]:
+        return self.platform.conditions()
+
+
+def identity() -> str:
+    """Who holds a lease: the pod's name and process, unlike any other controller's."""
+    return f"{socket.gethostname()}-{os.getpid()}"

@@ -1,0 +1,153 @@
+"""Leader election by a Kubernetes Lease: of several controllers one acts, and another takes over when it is gone.
+
+Safe without equal clocks (as client-go's): a standby counts from when it last *saw* the lease change, on its own clock,
+and the leader stops by itself when it could not renew for ``deadline_s``, which with one more call ends before any
+standby's ``duration_s`` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from autoscaler.errors import PlatformError, SettingsError, UnreachableError
+
+log = logging.getLogger("smoe.autoscaler.lease")
+
+Lease = dict[str, Any]
+
+
+class NotLeaderError(UnreachableError):
+    """Another controller may act now, so this one must not."""
+
+
+class LeaseStore(Protocol):
+    """Where the Lease is kept; the Kubernetes client of ``autoscaler.platform.kubernetes`` is one."""
+
+    namespace: str
+
+    def lease(self, name: str) -> Lease | None: ...
+
+    def put_lease(self, document: Lease) -> Lease:
+        """Make it, or replace the form named by its resource version; PlatformError where that is not the last one."""
+
+
+@dataclass(frozen=True)
+class LeaseSettings:
+    """``duration_s + retry_s`` bounds how long nobody leads after a leader died; ``deadline_s`` and one call's
+    ``call_s`` must end before ``duration_s``."""
+
+    name: str
+    identity: str
+    duration_s: float = 14.0
+    retry_s: float = 2.0
+    deadline_s: float = 8.0
+    call_s: float = 5.0
+
+    def check(self) -> None:
+        """Raises SettingsError where two could act at once."""
+        if not self.deadline_s + self.call_s < self.duration_s:
+            raise SettingsError(
+                f"lease: deadline_s is {self.deadline_s} and call_s {self.call_s}; together they must be below "
+                f"duration_s, which is {self.duration_s}"
+            )
+        if not 0 < self.retry_s < self.deadline_s:
+            raise SettingsError(f"lease: retry_s is {self.retry_s}; allowed is above 0, below deadline_s")
+
+
+class Elector:
+    """One controller's side of the election. ``clock``: seconds that only grow; ``wall``: Unix time, for people."""
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        settings: LeaseSettings,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        settings.check()
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._wall = wall
+        self._leads_until_s = float("-inf")
+        self._seen = ""
+        self._seen_at_s = 0.0
+
+    def leads(self) -> bool:
+        """Whether this controller may act now."""
+        return self._clock() < self._leads_until_s
+
+    def guard(self) -> None:
+        """Raises NotLeaderError unless this controller may act now."""
+        if not self.leads():
+            raise NotLeaderError(f"{self._settings.identity} does not hold the lease {self._settings.name}")
+
+    def step(self) -> bool:
+        """Take or renew the lease, or look whether its holder is gone; to be called every ``retry_s``."""
+        begun_s, led = self._clock(), self.leads()
+        try:
+            if self._try():
+                self._leads_until_s = begun_s + self._settings.deadline_s
+        except PlatformError as error:
+            log.warning("lease %s: %s", self._settings.name, error)
+        if led != self.leads():
+            log.info("%s %s", self._settings.identity, "leads now" if self.leads() else "does not lead any more")
+        return self.leads()
+
+    def release(self) -> None:
+        """Give the lease back, so that another need not wait for its end."""
+        was, self._leads_until_s = self.leads(), float("-inf")
+        if not was:
+            return
+        try:
+            found = self._store.lease(self._settings.name)
+            if found is not None and found["spec"].get("holderIdentity") == self._settings.identity:
+                self._store.put_lease({**found, "spec": {**found["spec"], "holderIdentity": ""}})
+        except PlatformError as error:
+            log.warning("lease %s was not given back, it ends by itself: %s", self._settings.name, error)
+
+    def run(self, stop: threading.Event) -> None:
+        """Steps until ``stop``, then gives the lease back. For a thread of its own."""
+        while not stop.is_set():
+            self.step()
+            stop.wait(self._settings.retry_s)
+        self.release()
+
+    def _try(self) -> bool:
+        found = self._store.lease(self._settings.name)
+        if found is None:
+            self._store.put_lease(self._lease({}, taken=True))
+            return True
+        spec = found.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        if holder == self._settings.identity:
+            self._store.put_lease(self._lease(found, taken=False))
+            return True
+        version = str(found["metadata"].get("resourceVersion"))
+        if version != self._seen:
+            self._seen, self._seen_at_s = version, self._clock()
+        ended = self._clock() - self._seen_at_s >= float(spec.get("leaseDurationSeconds") or self._settings.duration_s)
+        if holder and not ended:
+            return False
+        self._store.put_lease(self._lease(found, taken=True))
+        return True
+
+    def _lease(self, before: Lease, *, taken: bool) -> Lease:
+        now = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        spec = before.get("spec") or {}
+        changed = {
+            "holderIdentity": self._settings.identity,
+            "leaseDurationSeconds": round(self._settings.duration_s),
+            "acquireTime": now if taken else spec.get("acquireTime", now),
+            "renewTime": now,
+            "leaseTransitions": int(spec.get("leaseTransitions") or 0) + (1 if taken and before else 0),
+        }
+        metadata = before.get("metadata") or {"name": self._settings.name, "namespace": self._store.namespace}
+        kind = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+        return {**kind, "metadata": metadata, "spec": {**spec, **changed}}

@@ -1,0 +1,11 @@
+"""Kubernetes as a platform: replicas, live resizes, roll-outs and what stands in their way, straight at the API server.
+
+It works on the Deployments of this project's gateway and on those of OpenFaaS Standard and Enterprise. Never here:
+which change to make; deploying and deleting functions; reading secrets.
+"""
+
+from autoscaler.platform.kubernetes.client import KubernetesClient, connect
+from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind
+from autoscaler.platform.kubernetes.platform import KubernetesPlatform
+
+__all__ = ["Condition", "ConditionKind", "KubernetesClient", "KubernetesPlatform", "connect"]

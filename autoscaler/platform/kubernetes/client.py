@@ -1,0 +1,239 @@
+"""Calls to the API server by the official client, on plain dictionaries: bounded tries, named errors.
+
+The client's own models are left out on purpose: they cost seconds for thousands of objects, and their major versions
+differ, while the API's JSON does not.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import urllib3
+from kubernetes import client, config
+
+from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
+
+Object = dict[str, Any]
+
+FIELD_MANAGER = "smoe-controller"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+PAGE = 500
+_REPEATED = (409, 429, 500, 502, 503, 504)
+_WAITS_S = (0.1, 0.4)
+
+
+class RefusedError(PlatformError):
+    """The API server refused an order; ``code`` is the HTTP status, ``said`` its own words."""
+
+    def __init__(self, what: str, code: int, said: str) -> None:
+        super().__init__(f"{what}: the Kubernetes API server answered {code}: {said[:400]}")
+        self.code = code
+        self.said = said
+
+    @property
+    def over_quota(self) -> bool:
+        return self.code == 403 and "exceeded quota" in self.said
+
+    @property
+    def beyond_node(self) -> bool:
+        """More than the pod's node has at all: another node may have it."""
+        return self.code == 403 and "allocatable" in self.said
+
+    @property
+    def not_on_a_live_pod(self) -> bool:
+        """Kubernetes changes no live pod in this way; a new pod can be so."""
+        return self.code == 422
+
+
+def connect(kubeconfig: Path | None) -> client.ApiClient:
+    """The pod's service account, or a kubeconfig file (default: kubectl's). Raises PlatformError."""
+    found = client.Configuration()
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
+        else:
+            path = None if kubeconfig is None else str(kubeconfig)
+            config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise PlatformError(f"no way to reach a Kubernetes API server: {error}") from error
+    return api_client(found)
+
+
+def api_client(configuration: client.Configuration) -> client.ApiClient:
+    """A client that tries each call once; repeating is decided here, in :class:`KubernetesClient`."""
+    configuration.retries = urllib3.Retry(total=0, redirect=0)
+    return client.ApiClient(configuration)
+
+
+class KubernetesClient:
+    """Orders here say what should be, so repeating one is safe.
+
+    ``guard`` is called before every write, each try of it: a controller that is no longer the leader raises there.
+    ``calls`` counts answers by (verb, resource, status).
+    """
+
+    def __init__(
+        self,
+        api: client.ApiClient,
+        namespace: str,
+        *,
+        timeout_s: float = 5.0,
+        guard: Callable[[], None] = lambda: None,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.namespace = namespace
+        self.guard = guard
+        self.calls: Counter[tuple[str, str, int]] = Counter()
+        self._api = api
+        self._timeout_s = timeout_s
+        self._wait = wait
+
+    def version(self) -> tuple[int, int]:
+        """Major and minor version of the API server."""
+        found = self._call("GET", "/version", "version")
+        return _number(found.get("major")), _number(found.get("minor"))
+
+    def deployments(self, selector: str) -> Iterator[Object]:
+        return self._list(f"/apis/apps/v1/namespaces/{self.namespace}/deployments", "deployments", selector)
+
+    def pods(self, selector: str) -> Iterator[Object]:
+        return self._list(f"/api/v1/namespaces/{self.namespace}/pods", "pods", selector)
+
+    def patch_deployment(self, name: str, patch: Object, content_type: str = STRATEGIC) -> Object:
+        return self._patch(
+            f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}", "deployments", patch, content_type
+        )
+
+    def scale(self, name: str, replicas: int) -> None:
+        path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}/scale"
+        self._patch(path, "deployments/scale", {"spec": {"replicas": replicas}}, MERGE)
+
+    def resize(self, pod: str, patch: Object) -> Object:
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/resize"
+        return self._patch(path, "pods/resize", patch, STRATEGIC)
+
+    def patch_pod(self, pod: str, patch: Object) -> Object:
+        return self._patch(f"/api/v1/namespaces/{self.namespace}/pods/{pod}", "pods", patch, MERGE)
+
+    def lease(self, name: str) -> Object | None:
+        """A Lease, None where there is none; asked once."""
+        try:
+            return self._call("GET", f"{self._leases}/{name}", "leases", tries=1)
+        except FunctionGoneError:
+            return None
+
+    def put_lease(self, document: Object) -> Object:
+        """Make a Lease, or replace the form of it that ``document`` names by its resource version. Tried once.
+
+        Raises RefusedError 409 where somebody was faster.
+        """
+        name = document["metadata"]["name"]
+        if "resourceVersion" not in document["metadata"]:
+            return self._call("POST", self._leases, "leases", document, tries=1)
+        return self._call("PUT", f"{self._leases}/{name}", "leases", document, tries=1)
+
+    @property
+    def _leases(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
+
+    def _list(self, path: str, resource: str, selector: str) -> Iterator[Object]:
+        query = {"labelSelector": selector, "limit": str(PAGE)}
+        while True:
+            page = self._call("GET", path, resource, query=query)
+            yield from page.get("items") or ()
+            after = page["metadata"].get("continue")
+            if not after:
+                return
+            query = {**query, "continue": after}
+
+    def _patch(self, path: str, resource: str, patch: Object, content_type: str) -> Object:
+        query = {"fieldManager": FIELD_MANAGER}
+        return self._call("PATCH", path, resource, patch, query=query, content_type=content_type, guarded=True)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        resource: str,
+        body: Object | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        content_type: str = "application/json",
+        guarded: bool = False,
+        tries: int = len(_WAITS_S) + 1,
+    ) -> Object:
+        what = f"{method} {path}"
+        for left in reversed(range(tries)):
+            if guarded:
+                self.guard()
+            try:
+                status, data = self._once(method, path, body, query, content_type)
+            except (urllib3.exceptions.HTTPError, OSError, client.ApiException) as error:
+                self.calls[method, resource, 0] += 1
+                if not left:
+                    host = self._api.configuration.host
+                    raise UnreachableError(f"{what} at {host} failed: {type(error).__name__}") from error
+            else:
+                self.calls[method, resource, status] += 1
+                if status < 300:
+                    return _object(what, data)
+                if not left or status not in _REPEATED:
+                    raise _refused(what, status, data)
+            self._wait(_WAITS_S[-left])
+        raise AssertionError("unreachable")
+
+    def _once(
+        self, method: str, path: str, body: Object | None, query: Mapping[str, str] | None, content_type: str
+    ) -> tuple[int, bytes]:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        request = self._api.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            auth_settings=["BearerToken"],
+        )
+        verb, url, header, _, _ = request
+        data = None if body is None else orjson.dumps(body)
+        reply = self._api.rest_client.pool_manager.request(
+            verb, url, body=data, headers=header, timeout=urllib3.Timeout(total=self._timeout_s)
+        )
+        return reply.status, reply.data
+
+
+def _refused(what: str, status: int, data: bytes) -> PlatformError:
+    try:
+        said = str(orjson.loads(data)["message"])
+    except (ValueError, KeyError, TypeError):
+        said = data.decode(errors="replace").strip() or "no reason given"
+    if status == 404:
+        return FunctionGoneError(f"{what}: {said}")
+    if status == 401:
+        return UnreachableError(f"{what}: the Kubernetes API server does not know this user: {said}")
+    if status in (429, 502, 503, 504):
+        return UnreachableError(f"{what}: the Kubernetes API server answered {status}: {said[:200]}")
+    return RefusedError(what, status, said)
+
+
+def _object(what: str, data: bytes) -> Object:
+    try:
+        found = orjson.loads(data)
+    except ValueError as error:
+        raise PlatformError(f"{what} was not answered with JSON") from error
+    if not isinstance(found, dict):
+        raise PlatformError(f"{what} was answered with a {type(found).__name__}")
+    return found
+
+
+def _number(text: object) -> int:
+    digits = "".join(one for one in str(text) if one.isdigit())
+    return int(digits) if digits else 0

@@ -1,0 +1,72 @@
+"""What stands in the way of a function's configuration, read from its Deployment and pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from autoscaler.platform.kubernetes.client import Object
+
+ConditionKind = Literal[
+    "deferred", "infeasible", "resize failed", "unschedulable", "quota", "forbidden", "node lost", "refused"
+]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One obstacle. ``pod`` is empty where the whole function has it; ``since_s`` Unix time, None where not told."""
+
+    function: str
+    kind: ConditionKind
+    pod: str
+    message: str
+    since_s: float | None = None
+
+    def __str__(self) -> str:
+        where = f", pod {self.pod}" if self.pod else ""
+        return f"{self.function}{where}: {self.kind}: {self.message}"
+
+
+def conditions_of(deployment: Object, pods: Iterable[Object]) -> Iterator[Condition]:
+    """All that the API server shows of one function now."""
+    function = deployment["metadata"]["name"]
+    for one in deployment.get("status", {}).get("conditions") or ():
+        if one["type"] == "ReplicaFailure" and one["status"] == "True":
+            message = one.get("message", "")
+            kind: ConditionKind = "quota" if "exceeded quota" in message else "refused"
+            yield Condition(function, kind, "", message, _moment(one.get("lastTransitionTime")))
+    for pod in pods:
+        yield from _of_pod(function, pod)
+
+
+def leaving(pod: Object) -> bool:
+    """Whether the pod is on its way out or over."""
+    return "deletionTimestamp" in pod["metadata"] or pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
+def _of_pod(function: str, pod: Object) -> Iterator[Condition]:
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    if status.get("reason") == "NodeLost":
+        node = pod["spec"].get("nodeName", "")
+        yield Condition(function, "node lost", name, f"node {node} is not heard of any more")
+        return
+    if leaving(pod):
+        return
+    for one in status.get("conditions") or ():
+        since_s, reason, message = _moment(one.get("lastTransitionTime")), one.get("reason"), one.get("message", "")
+        if one["type"] == "PodResizePending" and one["status"] == "True":
+            kind: ConditionKind = "infeasible" if reason == "Infeasible" else "deferred"
+            yield Condition(function, kind, name, message, since_s)
+        elif one["type"] == "PodResizeInProgress" and one["status"] == "True" and reason == "Error":
+            yield Condition(function, "resize failed", name, message, since_s)
+        elif one["type"] == "PodScheduled" and one["status"] == "False" and reason == "Unschedulable":
+            yield Condition(function, "unschedulable", name, message, since_s)
+
+
+def _moment(text: str | None) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,40 @@
+"""What the controller exposes of itself on a cluster; names in ``docs/kubernetes.md``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from autoscaler.platform.kubernetes.conditions import Condition
+
+CONDITIONS = "smoe_controller_conditions"
+CALLS = "smoe_controller_api_calls_total"
+LEADER = "smoe_controller_leader"
+
+
+class PlatformMetrics:
+    """A collector: asked at every scrape."""
+
+    def __init__(
+        self,
+        conditions: Callable[[], tuple[Condition, ...]],
+        calls: Mapping[tuple[str, str, int], int],
+        leads: Callable[[], bool],
+    ) -> None:
+        self._conditions = conditions
+        self._calls = calls
+        self._leads = leads
+
+    def collect(self) -> Iterator[Metric]:
+        found = Counter((one.function, one.kind) for one in self._conditions())
+        gauge = GaugeMetricFamily(CONDITIONS, "What stands in the way of a function", labels=["function", "condition"])
+        for (function, kind), count in sorted(found.items()):
+            gauge.add_metric([function, kind], count)
+        counter = CounterMetricFamily(CALLS, "Answers of the API server", labels=["verb", "resource", "code"])
+        for (verb, resource, code), number in sorted(dict(self._calls).items()):
+            counter.add_metric([verb, resource, str(code)], number)
+        leader = GaugeMetricFamily(LEADER, "1 where this controller acts, 0 where it stands by")
+        leader.add_metric([], int(self._leads()))
+        yield from (gauge, counter, leader)

@@ -1,0 +1,262 @@
+"""The platform itself: reads all functions of a pipeline, applies configurations, keeps replicas in line with them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from autoscaler.contract import Configuration
+from autoscaler.errors import FunctionGoneError, PlatformError
+from autoscaler.platform.kubernetes import deployments as d
+from autoscaler.platform.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
+from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind, conditions_of, leaving
+
+log = logging.getLogger("smoe.autoscaler.kubernetes")
+
+RESIZE_SINCE = (1, 33)
+QUOTA_HOLD_S = 60.0
+"""After a quota was hit, a function is not grown past what it has for this long."""
+DEFERRED_LIMIT_S = 30.0
+"""A resize that its node has no room for now is waited for this long; then the replicas are placed anew."""
+COMMUNITY = (
+    "OpenFaaS Community Edition: its own controller holds replicas between 1 and 5 and allows 15 functions; GPU shares "
+    "and limits set here last until the next deployment of the function, and are set again then"
+)
+
+
+class KubernetesPlatform:
+    """:class:`autoscaler.contract.Platform` for the functions of ``pipeline`` (label ``smoe.pipeline``).
+
+    ``configurations`` only reads. ``keep``, once a tick, is the level-triggered part: it brings every replica in line
+    with its function, also new ones, and answers what it finds in the way. ``clock`` gives Unix time.
+    """
+
+    def __init__(
+        self,
+        client: KubernetesClient,
+        pipeline: str,
+        *,
+        gpu_memory_mb: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._pipeline = pipeline
+        self._gpu_memory_mb = gpu_memory_mb
+        self._clock = clock
+        self._version: tuple[int, int] | None = None
+        self._deployments: dict[str, Object] = {}
+        self._pods: dict[str, list[Object]] = {}
+        self._read = False
+        self._wished: dict[str, d.Live] = {}
+        """What this controller asked for on Deployments whose owner may forget it."""
+        self._held: dict[str, tuple[int, float]] = {}
+        """Function over quota → replicas that fitted, and until when no more are asked for."""
+        self._refused: dict[str, Condition] = {}
+
+    def configurations(self) -> Mapping[str, Configuration]:
+        """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
+        self._read_all()
+        found = {name: d.configuration_of(document) for name, document in self._deployments.items()}
+        return {name: configuration for name, configuration in found.items() if configuration is not None}
+
+    def apply(self, function: str, present: Configuration, target: Configuration) -> None:
+        """Raises FunctionGoneError, UnreachableError, and PlatformError for what the API server refuses."""
+        if not self._read:
+            self._read_all()
+        deployment = self._deployments.get(function)
+        before = None if deployment is None else d.live_of(deployment)
+        if deployment is None or before is None:
+            raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
+        self._check_quota(function, target)
+        if d.configuration_of(deployment) != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
+            self._change(function, before, d.wanted(before, target))
+        if int(self._deployments[function]["spec"].get("replicas", 1)) != target.replicas:
+            self._scale(function, target.replicas)
+
+    def keep(self) -> None:
+        """Bring replicas in line, and answer what stands in the way. One function's trouble is not another's.
+
+        Raises UnreachableError.
+        """
+        for function in sorted(self._deployments):
+            try:
+                self._keep(function)
+            except FunctionGoneError:
+                continue
+            except RefusedError as error:
+                self._refuse(function, error)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """What stood in the way of which function when it was last read, and what was refused since."""
+        seen = [
+            condition
+            for function, deployment in sorted(self._deployments.items())
+            for condition in conditions_of(deployment, self._pods.get(function, ()))
+        ]
+        return (*seen, *(condition for _, condition in sorted(self._refused.items())))
+
+    def notes(self) -> tuple[str, ...]:
+        """What this platform cannot do here, in sentences."""
+        notes = []
+        if not self._resizes:
+            notes.append("this Kubernetes cannot resize pods (1.33 can): changed limits are rolled out")
+        foreign = [one["metadata"] for one in self._deployments.values() if not _own(one)]
+        if any(not _of_operator(meta) for meta in foreign):
+            notes.append(COMMUNITY)
+        return tuple(notes)
+
+    # inside
+
+    @property
+    def _resizes(self) -> bool:
+        if self._version is None:
+            self._version = self._client.version()
+        return self._version >= RESIZE_SINCE
+
+    def _read_all(self) -> None:
+        mine = (
+            document
+            for document in self._client.deployments(d.FUNCTION_LABEL)
+            if (document["spec"]["template"]["metadata"].get("labels") or {}).get(d.PIPELINE_LABEL) == self._pipeline
+        )
+        found = {document["metadata"]["name"]: document for document in mine}
+        self._pods = d.by_function(self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}"))
+        self._deployments, self._read = found, True
+
+    def _check_quota(self, function: str, target: Configuration) -> None:
+        most, until_s = self._held.get(function, (0, 0.0))
+        if self._clock() >= until_s:
+            self._held.pop(function, None)
+        elif target.replicas > most:
+            raise PlatformError(f"function {function}: the namespace's quota has room for {most} replicas, not more")
+
+    def _change(self, function: str, before: d.Live, after: d.Live) -> None:
+        deployment = self._deployments[function]
+        if not _own(deployment):
+            self._wished[function] = after
+        resized = (before.limits, before.requests) != (after.limits, after.requests)
+        settled = before.max_inflight == after.max_inflight or d.takes_live_settings(deployment)
+        if settled and (not resized or (self._resizes and d.only_resizes(before, after))):
+            self._change_live(function, before, after)
+        else:
+            self._roll_out(function, after)
+
+    def _change_live(self, function: str, before: d.Live, after: d.Live) -> None:
+        """Note it at the Deployment first, so that replicas that come meanwhile are brought in line too."""
+        self._patch(function, d.live_patch(after), MERGE)
+        try:
+            self._bring_in_line(function, after)
+        except RefusedError as error:
+            if error.beyond_node or error.not_on_a_live_pod:
+                log.info("function %s is rolled out instead: %s", function, error.said)
+                self._roll_out(function, after)
+                return
+            self._patch(function, d.live_patch(before), MERGE)
+            self._refuse(function, error)
+            raise
+
+    def _roll_out(self, function: str, live: d.Live, *, move: bool = False) -> None:
+        patch = d.template_patch(self._deployments[function], live, self._gpu_memory_mb, move=move)
+        self._patch(function, patch)
+
+    def _scale(self, function: str, replicas: int) -> None:
+        self._client.scale(function, replicas)
+        self._deployments[function]["spec"]["replicas"] = replicas
+
+    def _patch(self, function: str, patch: Object, content_type: str | None = None) -> None:
+        """Patch the Deployment and take over what came of it."""
+        more = () if content_type is None else (content_type,)
+        self._deployments[function] = self._client.patch_deployment(function, patch, *more)
+
+    def _keep(self, function: str) -> None:
+        deployment = self._deployments[function]
+        aside = d.set_aside_patch(deployment)
+        if aside is not None:
+            log.info("function %s: OpenFaaS's own autoscaler is set aside (label %s)", function, d.SCALE_TYPE)
+            self._patch(function, aside)
+        live = d.live_of(deployment)
+        if live is None:
+            return
+        wish = self._wished.get(function)
+        if wish is not None and wish != live and not _noted(deployment):
+            log.info("function %s was deployed anew without what was set here; it is set again", function)
+            self._change(function, live, wish)
+            return
+        obstacles = list(conditions_of(deployment, self._pods.get(function, ())))
+        if any(self._moves(one) for one in obstacles):
+            log.warning("function %s: its replicas are placed anew: %s", function, obstacles[0])
+            self._roll_out(function, live, move=True)
+            return
+        if any(one.kind == "quota" for one in obstacles):
+            self._shrink_to_quota(function, deployment)
+        if self._resizes:
+            self._bring_in_line(function, live)
+        else:
+            self._settings_in_line(function, live)
+        self._refused.pop(function, None)
+
+    def _moves(self, condition: Condition) -> bool:
+        """Whether only other nodes can help: never on this one, or not for a long while."""
+        waited_s = 0.0 if condition.since_s is None else self._clock() - condition.since_s
+        return condition.kind == "infeasible" or (condition.kind == "deferred" and waited_s > DEFERRED_LIMIT_S)
+
+    def _shrink_to_quota(self, function: str, deployment: Object) -> None:
+        """Ask for no more replicas than there are, so that the quota's room is not fought over in every tick."""
+        status, wanted = deployment.get("status", {}), int(deployment["spec"].get("replicas", 1))
+        there = int(status.get("replicas", 0))
+        rolling = status.get("updatedReplicas", 0) < there
+        if rolling or not 0 < there < wanted:
+            return
+        log.warning("function %s: the quota has room for %d of %d replicas", function, there, wanted)
+        self._held[function] = (there, self._clock() + QUOTA_HOLD_S)
+        self._scale(function, there)
+
+    def _bring_in_line(self, function: str, live: d.Live) -> None:
+        self._settings_in_line(function, live)
+        pods = self._pods.get(function, [])
+        for i, pod in enumerate(pods):
+            patch = None if leaving(pod) else d.resize_patch(pod, function, live)
+            if patch is not None:
+                try:
+                    pods[i] = self._client.resize(pod["metadata"]["name"], patch)
+                except FunctionGoneError:
+                    continue  # the pod went meanwhile; the next one is brought in line when it is seen
+
+    def _settings_in_line(self, function: str, live: d.Live) -> None:
+        pods = self._pods.get(function, [])
+        for i, pod in enumerate(pods):
+            patch = None if leaving(pod) else d.settings_patch(pod, live)
+            if patch is not None:
+                try:
+                    pods[i] = self._client.patch_pod(pod["metadata"]["name"], patch)
+                except FunctionGoneError:
+                    continue
+
+    def _refuse(self, function: str, error: RefusedError) -> None:
+        kind: ConditionKind = (
+            "quota"
+            if error.over_quota
+            else "infeasible"
+            if error.beyond_node
+            else "forbidden"
+            if error.code == 403
+            else "refused"
+        )
+        condition = Condition(function, kind, "", error.said, self._clock())
+        if self._refused.get(function, condition).message != condition.message or function not in self._refused:
+            log.warning("%s", condition)
+        self._refused[function] = condition
+
+
+def _own(deployment: Object) -> bool:
+    return d.OWN in (deployment["metadata"].get("annotations") or {})
+
+
+def _noted(deployment: Object) -> bool:
+    return d.LIVE in (deployment["metadata"].get("annotations") or {})
+
+
+def _of_operator(meta: Object) -> bool:
+    return any(owner.get("kind") == "Function" for owner in meta.get("ownerReferences") or ())

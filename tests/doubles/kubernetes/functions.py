@@ -1,0 +1,78 @@
+"""Functions put straight into the double: as this project's gateway writes them, and as OpenFaaS does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.contract import FunctionSpec
+from tests.doubles.kubernetes.running import Running
+
+NAMESPACE = "openfaas-fn"
+
+
+def spec(name: str, **changes: Any) -> FunctionSpec:
+    """A function of pipeline ``m``: one replica of 256 MiB and one core, four calls at once, told live."""
+    values: dict[str, Any] = {
+        "image": "smoe/function:1",
+        "env_vars": {"max_inflight": "4", "smoe_pipeline": "m"},
+        "labels": {"smoe.pipeline": "m"},
+        "annotations": {"smoe.live-settings": "true"},
+        "limits": {"memory": "256Mi", "cpu": "1000m"},
+        "requests": {"memory": "256Mi", "cpu": "50m"},
+    }
+    return FunctionSpec(name, **{**values, **changes})
+
+
+def put(double: Running, function: FunctionSpec, replicas: int = 1) -> None:
+    """Deploy as the gateway would."""
+    document = objects.deployment(function, KubernetesSettings(), frozenset())
+    document["spec"]["replicas"] = replicas
+
+    def deploy() -> None:
+        made = double.store.create("deployments", document, "smoe-gateway")
+        double.store.create("services", objects.service(function, made, KubernetesSettings()), "smoe-gateway")
+
+    double.do(deploy)
+
+
+def put_openfaas(double: Running, name: str, replicas: int = 1, owner: str | None = "Function", **labels: str) -> None:
+    """A Deployment as OpenFaaS makes it; ``owner`` None: the Community Edition, which has no operator."""
+    resources = {"limits": {"memory": "256Mi", "cpu": "1"}, "requests": {"memory": "256Mi", "cpu": "50m"}}
+    pod = {
+        "containers": [
+            {
+                "name": name,
+                "image": "smoe/function:1",
+                "ports": [{"name": "http", "containerPort": 8080, "protocol": "TCP"}],
+                "env": [{"name": "max_inflight", "value": "4"}, {"name": "smoe_pipeline", "value": "m"}],
+                "resources": resources,
+            }
+        ]
+    }
+    owners = [] if owner is None else [{"apiVersion": "openfaas.com/v1", "kind": owner, "name": name, "uid": "1"}]
+    document = {
+        "metadata": {
+            "name": name,
+            "namespace": NAMESPACE,
+            "labels": {"faas_function": name},
+            "annotations": {"prometheus.io.scrape": "false"},
+            "ownerReferences": owners,
+        },
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"faas_function": name}},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "template": {
+                "metadata": {"labels": {"faas_function": name, "smoe.pipeline": "m", **labels}},
+                "spec": pod,
+            },
+        },
+    }
+    double.do(lambda: double.store.create("deployments", document, "faas-netes"))
+
+
+def writes(double: Running) -> list[str]:
+    """``verb resource`` of every write so far."""
+    reads = ("get", "list", "watch")
+    return double.do(lambda: [f"{call.verb} {call.resource}" for call in double.api.calls if call.verb not in reads])

@@ -1,0 +1,144 @@
+"""From settings and a kubeconfig file to a controller's side of a cluster: leadership, metrics, who acts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from autoscaler.build import build_controller
+from autoscaler.cluster import ClusterSide
+from autoscaler.commands import autoscale
+from autoscaler.errors import PlatformError, SettingsError
+from autoscaler.policy.fallback import FallbackPolicy
+from autoscaler.settings import ControllerSettings, validate
+from gateway.backends.kubernetes.connection import connect
+from gateway.contract import BackendError
+from tests.doubles.kubernetes.functions import put, put_openfaas, spec, writes
+from tests.doubles.kubernetes.running import Running
+from tests.unit.autoscaler.builders import configuration
+from tests.unit.autoscaler.manifests import write_pipeline
+
+F = "m-expert-0-0"
+
+
+@pytest.fixture
+def kubeconfig(double: Running, tmp_path: Path) -> Path:
+    """A file as kubectl has it, with a token that the double knows."""
+    double.set(users={"s3cret": "controller"})
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": double.url}}],
+        "users": [{"name": "u", "user": {"token": "s3cret"}}],
+    }
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def side(kubeconfig: Path, **changes: Any) -> ClusterSide:
+    settings = ControllerSettings("http://127.0.0.1:1", Path(), platform="kubernetes", kubeconfig=kubeconfig, **changes)
+    validate(settings)
+    return ClusterSide(settings, "m")
+
+
+def test_a_kubeconfig_leads_to_the_cluster(double: Running, kubeconfig: Path) -> None:
+    put(double, spec(F))
+    assert side(kubeconfig).platform.configurations() == {F: configuration()}
+    assert connect(kubeconfig).authorization() == "Bearer s3cret"
+
+
+def test_no_cluster_is_a_sentence(tmp_path: Path) -> None:
+    missing = tmp_path / "none"
+    with pytest.raises(PlatformError, match="no way to reach a Kubernetes API server"):
+        side(missing)
+    with pytest.raises(BackendError, match="no way to reach a Kubernetes API server"):
+        connect(missing)
+
+
+def test_with_a_lease_nothing_is_written_before_it_is_held(double: Running, kubeconfig: Path) -> None:
+    put_openfaas(double, F)
+    found = side(kubeconfig, lease="controller")
+    found.platform.configurations()
+    found.keep()
+    assert not found.leads() and writes(double) == []
+    stop = threading.Event()
+    found.start(stop, 0)
+    assert found.wait(stop, 0.0) is False and found.leads()
+    found.keep()
+    assert "patch deployments" in writes(double)
+    stop.set()
+    found.close()
+    assert double.do(lambda: double.store.get("leases", "openfaas-fn", "controller"))["spec"]["holderIdentity"] == ""
+
+
+@pytest.mark.parametrize("watching", [{"dry_run": True}, {"shadow": True}])
+def test_who_only_watches_takes_no_lease_and_keeps_nothing(
+    double: Running, kubeconfig: Path, watching: dict[str, bool]
+) -> None:
+    put_openfaas(double, F)
+    found = side(kubeconfig, lease="controller", **watching)
+    stop = threading.Event()
+    found.start(stop, 0)
+    assert found.wait(stop, 0.0) is False
+    found.platform.configurations()
+    found.keep()
+    assert writes(double) == [] and not found.leads()
+
+
+def test_a_shadow_on_the_command_line_tells_both_costs_and_writes_nothing(
+    double: Running, kubeconfig: Path, tmp_path: Path
+) -> None:
+    put(double, spec("tiny-expert-0-0", labels={"smoe.pipeline": "tiny"}), 2)
+    folder = write_pipeline(tmp_path / "pipelines" / "tiny")
+    arguments = ["--gateway", "http://127.0.0.1:9", "--state", str(tmp_path), "--manifest", str(folder)]
+    arguments += ["--pipeline", "tiny", "--interval", "0.01s", "--ticks", "1", "--shadow", "--json", "--lease", "l"]
+    arguments += ["--platform", "kubernetes", "--kubeconfig", str(kubeconfig)]
+    done = CliRunner().invoke(autoscale, arguments)
+    assert done.exit_code == 0, done.output
+    (row,) = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    assert row["shadow"]["cost_real"] == row["shadow"]["cost_shadow"] > 0 and row["stale"]
+    assert writes(double) == []
+
+
+def test_metrics_tell_conditions_calls_and_leadership(double: Running, kubeconfig: Path) -> None:
+    put(double, spec(F))
+    found = side(kubeconfig)
+    double.do(lambda: double.cluster.lose_node("node-1"))
+    found.platform.configurations()
+    text = prometheus_client.generate_latest(found.registry).decode()
+    assert f'smoe_controller_conditions{{condition="node lost",function="{F}"}} 1.0' in text
+    assert 'smoe_controller_api_calls_total{code="200",resource="pods",verb="GET"} 1.0' in text
+    assert "smoe_controller_leader 1.0" in text
+
+
+def test_a_watched_policy_keeps_its_name_and_hpa_stands_behind_it(tmp_path: Path) -> None:
+    settings = ControllerSettings(
+        "http://127.0.0.1:1", write_pipeline(tmp_path / "p"), policy="static", slo_s=0.1, fallback_windows=3
+    )
+    controller, _ = build_controller(settings)
+    assert isinstance(controller.policy, FallbackPolicy) and controller.policy.name == "static"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"platform": "nomad"}, "platform is nomad; allowed is openfaas or kubernetes"),
+        ({"lease": "x"}, "lease is x"),
+        ({"dry_run": True, "shadow": True}, "one of dry_run and shadow"),
+        ({"fallback_windows": 3}, "slo_s is None"),
+        ({"metrics_port": 70000}, "metrics_port is 70000"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        validate(ControllerSettings("http://127.0.0.1:1", Path(), **changes))

@@ -1,0 +1,103 @@
+"""The watch over a policy: HPA takes over when it shrinks while the SLO is missed, and gives back when all is calm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings, wants_less
+from tests.unit.autoscaler.builders import NOW_S, configuration, observation
+
+SLO_S = 0.1
+LESS = configuration(1)
+FUNCTION = "m-expert-0-0"
+PRESENT = {node: {"configuration": configuration(3)} for node in ("expert-0-0",)}
+
+
+@dataclass
+class Fixed:
+    """A policy that always wishes the same for one function, and counts how often it was asked."""
+
+    name: str
+    wish: Configuration
+    asked: list[object] = field(default_factory=list)
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        self.asked.append(memory)
+        return Proposal({FUNCTION: self.wish}, {FUNCTION: self.name}, len(self.asked))
+
+
+def window(p95_s: float | None, **more: Any) -> Observation:
+    return observation(PRESENT, latency_p95_s=p95_s, **more)
+
+
+def replicas(policy: FallbackPolicy, windows: list[Observation]) -> list[int]:
+    """What is wished in each window."""
+    memory: object = None
+    found = []
+    for one in windows:
+        proposal = policy.propose(one, NOW_S, memory)
+        memory = proposal.memory
+        found.append(proposal.wishes[FUNCTION].replicas)
+    return found
+
+
+def policy(wish: Configuration = LESS, **settings: int) -> FallbackPolicy:
+    return FallbackPolicy(Fixed("learnt", wish), Fixed("hpa", configuration(5)), FallbackSettings(SLO_S, **settings))
+
+
+MISSED, KEPT = window(0.2), window(0.05)
+
+
+def test_hpa_takes_over_in_the_third_window_of_missing_the_slo_and_wanting_less() -> None:
+    assert replicas(policy(), [MISSED, MISSED, MISSED, MISSED]) == [1, 1, 5, 5]
+
+
+def test_a_window_that_keeps_the_slo_starts_the_count_anew() -> None:
+    assert replicas(policy(), [MISSED, MISSED, KEPT, MISSED, MISSED]) == [1] * 5
+
+
+def test_a_policy_that_misses_the_slo_and_grows_or_holds_is_left_alone() -> None:
+    for wish in (configuration(8), configuration(3)):
+        assert set(replicas(policy(wish), [MISSED] * 10)) == {wish.replicas}
+
+
+def test_the_policy_comes_back_after_calm_windows_in_a_row() -> None:
+    story = [MISSED] * 3 + [KEPT, MISSED, KEPT, KEPT, KEPT]
+    assert replicas(policy(calm_windows=2), story) == [1, 1, 5, 5, 5, 5, 1, 1]
+
+
+@pytest.mark.parametrize("blind", [window(None), window(0.2, stale=True)], ids=["no latency", "stale"])
+def test_windows_without_data_count_for_nothing(blind: Observation) -> None:
+    assert replicas(policy(), [MISSED, MISSED, blind, blind, MISSED]) == [1, 1, 1, 1, 5]
+
+
+def test_both_policies_see_every_window_with_their_own_memory() -> None:
+    chosen, other = Fixed("learnt", configuration(1)), Fixed("hpa", configuration(5))
+    replicas(FallbackPolicy(chosen, other, FallbackSettings(SLO_S)), [MISSED] * 4)
+    assert chosen.asked == other.asked == [None, 1, 2, 3]
+
+
+def test_the_reason_names_who_decided_and_why() -> None:
+    watched = policy(windows=1)
+    reason = watched.propose(MISSED, NOW_S, None).reasons[FUNCTION]
+    assert reason == "hpa (hpa instead of learnt, which wanted less while the SLO was missed)"
+    assert watched.name == "learnt"
+
+
+@pytest.mark.parametrize(
+    ("wish", "less"),
+    [
+        pytest.param(configuration(2), True, id="replicas"),
+        pytest.param(configuration(3, cpu_cores=0.5), True, id="cores"),
+        pytest.param(configuration(3, concurrency=2), True, id="concurrency"),
+        pytest.param(configuration(3, memory_mb=128), False, id="memory is no speed"),
+        pytest.param(configuration(6, cpu_cores=0.5), False, id="the same cores, more slots"),
+        pytest.param(configuration(3, cpu_cores=0.0, gpu_share=0.3), False, id="cores for a GPU share"),
+    ],
+)
+def test_wanting_less_is_less_capacity_and_none_more(wish: Configuration, less: bool) -> None:
+    assert wants_less(window(0.2), {FUNCTION: wish}) is less
