@@ -1,15 +1,21 @@
 """Every baseline, tuned, against the bound: ``python -m benchmarks.baselines``.
 
-First each policy is tuned on validation hours: plans by Bayesian optimisation, settings by a recorded sweep. Then all
-meet the same requests of test hours. The table is policy × pattern: both costs above the bound, windows over the SLO.
-All of it is simulated on the modelled cluster. What is in ``--out`` already is not done again. The last line is one
-JSON object: ``cells`` with intervals, ``policies``, ``missing`` (the paper's baselines that are not here),
-``trace_measured``.
+First each policy is tuned on validation hours: plans by a search for each workload and pattern that goes on until it
+has converged, settings by a recorded sweep for each workload of ``--sweep-on`` and for all of them together, which
+the other workloads get; FaaSConf was trained on training hours (``docs/policies.md``).
+Then all meet the same requests of test hours. The table is policy × pattern: both costs above the bound, P95 over the
+SLO, windows over it. All of it is simulated on the modelled cluster. What is in ``--out`` already is not done again.
+``--publish`` writes table, figures, search curves and README to a folder of results. The last line is one JSON object:
+``cells`` with intervals, ``policies``, ``refused`` (groups that nothing can be measured with, and why), ``searches``
+(trials and whether each converged), ``trace_measured``, ``traces`` (file → sha256).
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,34 +25,45 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from rl.evaluate.arrivals import DATASETS
 from rl.evaluate.grid import Grid
-from rl.evaluate.report import write_report
+from rl.evaluate.report import ReportPaths, heading, write_report
 from rl.evaluate.run import evaluate
-from rl.evaluate.tables import Row, cells, rows
-from rl.tuning.plans import make_plans
-from rl.tuning.sweep import CANDIDATES, LAST_WINDOW, sweep
+from rl.evaluate.tables import HEAD, Row, cells, markdown, rows
+from rl.tuning.curves import best_so_far, picture
+from rl.tuning.plans import PLANNED, make_plans
+from rl.tuning.search import SearchSettings
+from rl.tuning.sweep import CANDIDATES, sweep
+from rl.workload_paper import PAPER_WORKLOADS
+from traces import catalog
+from traces.provenance import path_sha256
 
-POLICIES = ("serverlessmoe", "elasticmoe", "openfaas", "hpa", "tuned-hpa", "kpa", "keda", LAST_WINDOW)
-MISSING = ("faasconf",)
+POLICIES = (
+    *("serverlessmoe", "elasticmoe", "faasconf", "openfaas"),
+    *("hpa", "tuned-hpa", "kpa", "keda", "last-window"),
+)
 
 
-def measure(grid: Grid, out: Path, trials: int, workers: int, progress: Progress) -> tuple[list[dict[str, Any]], Grid]:
-    """Summaries of the tuned policies on the test hours, and the grid they ran with."""
+def measure(
+    grid: Grid, swept: tuple[str, ...], out: Path, trials: int, workers: int, progress: Progress
+) -> tuple[list[dict[str, Any]], Grid, dict[str, str]]:
+    """Summaries of the tuned policies on the test hours, the grid they ran with, and groups that nothing can be
+    measured with, each with the reason. ``swept``: workloads that settings are swept on."""
+    planned, tuned = replace(grid, plans=out / "plans"), replace(grid, plans=out / "plans", settings=out / "settings")
     task = progress.add_task("plans", total=None)
-    make_plans(grid, out / "plans", trials, lambda name, trial: progress.update(task, description=f"plan of {name}"))
-    planned = replace(grid, plans=out / "plans")
+    searched = SearchSettings(trials=trials, least_trials=min(trials, SearchSettings.least_trials))
+    make_plans(grid, out / "plans", searched, lambda name, trial: progress.update(task, description=f"plan of {name}"))
     number = sum(len(CANDIDATES.get(policy, ())) for policy in grid.policies)
-    task = progress.add_task("sweep", total=number)
-    if not (out / "settings" / "sweep.csv").is_file():
-        sweep(
-            planned,
-            out / "settings",
-            lambda name, done: progress.update(task, description=f"sweep of {name}", completed=done),
-        )
-    tuned = replace(planned, settings=out / "settings")
+    task = progress.add_task("sweep", total=number * len(swept))
+    sweep(
+        replace(planned, workloads=swept),
+        out / "settings",
+        lambda name, done: progress.update(task, description=name, completed=done),
+    )
     task = progress.add_task("test hours", total=len(list(tuned.groups())))
-    summaries = evaluate(tuned, out, workers, lambda key, _: progress.update(task, description=key, advance=1))
-    return summaries, tuned
+    refused: dict[str, str] = {}
+    summaries = evaluate(tuned, out, workers, lambda key, _: progress.update(task, description=key, advance=1), refused)
+    return summaries, tuned, refused
 
 
 def as_json(row: Row) -> dict[str, Any]:
@@ -54,28 +71,83 @@ def as_json(row: Row) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(row)))  # type: ignore[no-any-return]
 
 
+def searches(plans: Path) -> dict[str, dict[str, Any]]:
+    """Each search in a folder of plans: how many trials, and whether it converged."""
+    found = {}
+    for path in sorted(plans.glob("*.csv")):
+        plan = next(iter(sorted(plans.glob(f"{path.stem}.*.json"))), None)
+        made_by = json.loads(plan.read_text())["made_by"] if plan else {}
+        found[path.stem] = {"trials": len(best_so_far(path)), "converged": made_by.get("converged")}
+    return found
+
+
+def trace_hashes(grid: Grid) -> dict[str, str]:
+    """File → sha256 of the traces that hours are taken from."""
+    known = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(grid.data))}
+    used = next((known[name] for name in DATASETS if name in known), None)
+    return {} if used is None else {used.name: path_sha256(used)}
+
+
+def publish(to: Path, out: Path, paths: ReportPaths, page: str) -> None:
+    """Copy what documents cite into ``to``: runs, figures, sweep and search curves, with ``page`` as README."""
+    to.mkdir(parents=True, exist_ok=True)
+    for path in (paths.csv, *paths.figures, out / "settings" / "sweep.csv"):
+        shutil.copyfile(path, to / path.name)
+    curves = {path.stem: best_so_far(path) for path in sorted((out / "plans").glob("*.csv"))}
+    picture(to / "searches.png", curves, columns=len(PLANNED))
+    (to / "README.md").write_text(page)
+
+
+def page_of(grid: Grid, summaries: Sequence[Mapping[str, Any]], found: Mapping[str, Any], command: str) -> str:
+    """Markdown: what was run, the table, and what the files hold."""
+    done = found["searches"].values()
+    converged = sum(bool(search["converged"]) for search in done)
+    traces = "; ".join(f"`{name}` sha256 `{digest}`" for name, digest in found["traces"].items()) or "made arrivals"
+    lines = [
+        "# Baselines, tuned, against the bound (simulated)",
+        f"Command: `{command}`. {heading(grid, summaries)} At {grid.mean_rps:g} requests/s on average. "
+        f"Hours: {traces}. Requests of each run: `requests_sha256` in `results.csv`.",
+        f"Searches of plans: {len(done)}, of which {converged} converged (every step away from the best was tried); "
+        f"{min((search['trials'] for search in done), default=0)} to "
+        f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`). Settings: every trial "
+        "in `sweep.csv`.",
+        *([f"Left out: {'; '.join(found['refused'].values())}."] if found["refused"] else []),
+        markdown(summaries),
+        "![cost and P95 by workload, bursty](figure-7.png)",
+        "![cost and P95 by pattern](figure-8.png)",
+        "![searches](searches.png)",
+    ]
+    return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
+
+
 @click.command()
-@click.option("--workloads", default="bert-4", show_default=True)
+@click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True)
 @click.option("--patterns", default="bursty,normal,slow", show_default=True)
 @click.option("--policies", default=",".join(POLICIES), show_default=True)
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1))
-@click.option("--seconds", default=1800.0, show_default=True)
-@click.option("--mean-rps", default=5.0, show_default=True)
-@click.option("--trials", default=150, show_default=True, type=click.IntRange(3), help="Of each plan's search.")
+@click.option("--sweep-on", default="bert-4,gpt2-4,b2b-4", show_default=True, help="Others get what is best for all.")
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--seconds", default=600.0, show_default=True)
+@click.option("--mean-rps", default=20.0, show_default=True)
+@click.option(
+    "--trials", default=SearchSettings.trials, show_default=True, type=click.IntRange(3), help="Most of a search."
+)
 @click.option("--workers", default=0, show_default=True, type=click.IntRange(0), help="0: one a core.")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/baselines"), show_default=True
 )
+@click.option("--publish", "to", type=click.Path(path_type=Path, file_okay=False), default=None)
 def main(
     workloads: str,
     patterns: str,
     policies: str,
+    sweep_on: str,
     seeds: int,
     seconds: float,
     mean_rps: float,
     trials: int,
     workers: int,
     out: Path,
+    to: Path | None,
 ) -> None:
     """Tune every baseline on validation hours, then compare them on test hours."""
     grid = Grid(
@@ -88,29 +160,33 @@ def main(
         mean_rps=mean_rps,
     )
     console = Console(stderr=True)
+    swept = tuple(sweep_on.split(","))
     with Progress(console=console, transient=True) as progress:
-        summaries, tuned = measure(grid, out, trials, workers, progress)
+        summaries, tuned, refused = measure(grid, swept, out, trials, workers, progress)
     paths = write_report(tuned, summaries, out)
     table = Table(title="simulated: experts' cost above the bound, tuned policies on test hours")
-    for name in ("pattern", "policy", "provisioned", "busy", "windows over SLO", "mean excess"):
-        table.add_column(name, justify="left" if name in ("pattern", "policy") else "right")
-    found = rows(summaries)
-    for row in found:
-        pattern, policy, _, *figures = cells(row)
-        table.add_row(pattern, policy, *figures)
+    for name in HEAD:
+        table.add_column(name, justify="left" if name in HEAD[:2] else "right")
+    for row in rows(summaries):
+        table.add_row(*cells(row))
     console.print(table)
     console.print(f"report: {paths.html}")
-    measured = all(summary.get("trace_measured", True) for summary in summaries)
-    print(
-        json.dumps(
-            {
-                "cells": [as_json(row) for row in found],
-                "policies": list(grid.policies),
-                "missing": MISSING,
-                "trace_measured": measured,
-            }
-        )
-    )
+    found = {
+        "cells": [as_json(row) for row in rows(summaries)],
+        "policies": list(grid.policies),
+        "refused": refused,
+        "searches": searches(out / "plans"),
+        "trace_measured": all(summary.get("trace_measured", True) for summary in summaries),
+        "traces": trace_hashes(grid),
+    }
+    if to is not None:
+        publish(to, out, paths, page_of(tuned, summaries, found, f"python -m benchmarks.baselines {_asked()}".strip()))
+    print(json.dumps(found))
+
+
+def _asked() -> str:
+    """What was given on the command line."""
+    return " ".join(sys.argv[1:])
 
 
 if __name__ == "__main__":

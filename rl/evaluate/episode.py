@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,51 +34,58 @@ METERS: tuple[Meter, ...] = ("busy", "provisioned")
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What all policies of a group meet."""
+    """What all policies of a group meet; tables and start are made when first asked for."""
 
     group: Group
     workload: Workload
     requests: Requests
     arrivals: Arrivals
-    start: Mapping[str, Configuration]
-    """Function → what it begins with."""
+    given: Configuration | None
+    """What every expert begins with; None: :func:`profiled_start`."""
+    profiling_s: float
+    """Length of the warm-up."""
+
+    @cached_property
+    def physics(self) -> Physics:
+        return Physics(self.workload, self.requests.most_tokens)
+
+    @cached_property
+    def start(self) -> Mapping[str, Configuration]:
+        """Function → what it begins with. Raises EvaluationError."""
+        return profiled_start(self) if self.given is None else self.workload.initial(self.given)
 
 
 def prepare(grid: Grid, group: Group) -> Work:
-    """Workload, arrivals, lengths, routing and start, kept for grids that differ in policies and their settings only.
+    """Workload, arrivals, lengths and routing, kept for grids that differ in policies and their settings only.
 
     Raises EvaluationError, TraceError, SimulationError.
     """
     return _prepared(replace(grid, policies=("static",), plans=None, settings=None, bound=False), group)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def _prepared(grid: Grid, group: Group) -> Work:
     workload = paper_workload(group.workload, mean_tokens=group.tokens or None, seed=group.seed)
     found = arrivals(grid, group)
     requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)
-    start = workload.initial(grid.start) if grid.start is not None else None
-    if start is None:
-        start = profiled_start(grid, workload, requests, group.seed)
-    return Work(group, workload, requests, found, start)
+    return Work(group, workload, requests, found, grid.start, grid.warm_up_windows * grid.window_s)
 
 
-def profiled_start(grid: Grid, workload: Workload, requests: Requests, seed: int) -> dict[str, Configuration]:
+def profiled_start(work: Work) -> dict[str, Configuration]:
     """The cheapest configurations found that keep the SLO in the warm-up windows, or where these are empty in the first
     stretch as long that is not. Raises EvaluationError.
     """
-    profiling_s = grid.warm_up_windows * grid.window_s
-    physics = Physics(workload, requests.most_tokens)
+    physics, requests, workload = work.physics, work.requests, work.workload
     last_s = float(requests.arrival_s[-1]) if requests.arrival_s.size else 0.0
-    stretches = windows(physics, requests, profiling_s, last_s + profiling_s)
+    stretches = windows(physics, requests, work.profiling_s, last_s + work.profiling_s)
     load = next((stretch for stretch in stretches if stretch.count), None)
     if load is None:
         raise EvaluationError(f"{requests.source}: no request to profile with; say what to start with")
-    found = cheapest_feasible(load, "provisioned", seed)
+    found = cheapest_feasible(load, "provisioned", work.group.seed)
     if found is None:
         raise EvaluationError(
             f"{workload.name}: no configuration was found that keeps the SLO of {1000 * workload.slo_s:g} ms in the "
-            f"{profiling_s:g} s of warm-up; lower the load or the input size, or say what to start with"
+            f"{work.profiling_s:g} s of warm-up; lower the load or the input size, or say what to start with"
         )
     chosen = configurations(physics, found.numbers)
     return workload.initial(next(iter(chosen.values()))) | chosen
@@ -87,7 +94,7 @@ def profiled_start(grid: Grid, workload: Workload, requests: Requests, seed: int
 def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Table]:
     """(summary, one row a counted window) of one policy. Raises SettingsError."""
     workload, group = work.workload, work.group
-    policy = policy_of(name, workload, grid, group.seed)
+    policy = policy_of(name, workload, grid, group)
     simulation = Simulation(workload, work.requests, work.start, seed=group.seed)
     begun_s = time.perf_counter()
     steps = play(simulation, policy, limits_of(workload), window_s=grid.window_s, until_s=work.arrivals.seconds)
@@ -117,8 +124,7 @@ def run_bound(grid: Grid, work: Work) -> dict[str, Any]:
 
     Raises EvaluationError where it binds on none, or cannot be met.
     """
-    physics = Physics(work.workload, work.requests.most_tokens)
-    loads = list(windows(physics, work.requests, grid.window_s, work.arrivals.seconds))[grid.warm_up_windows :]
+    loads = list(windows(work.physics, work.requests, grid.window_s, work.arrivals.seconds))[grid.warm_up_windows :]
     found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
     found["binds"] = check_binding([load for load in loads if load.count], work)
     unreachable = 0

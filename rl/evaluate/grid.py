@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.contract import Configuration
-from autoscaler.settings import POLICY_NAMES, is_policy
 from rl.evaluate.errors import EvaluationError
+from rl.evaluate.named import NAMES, is_known, learnt_file
 from rl.workload_paper import PAPER_WORKLOADS
 from traces.splits import Split
 from traces.trace import PATTERNS
@@ -62,9 +62,9 @@ class Grid:
     data: Path | None = None
     """Folder of the public traces; without them the made samples are played."""
     plans: Path | None = None
-    """Folder of stored plans, ``POLICY.WORKLOAD.json``."""
+    """Folder of stored plans, ``POLICY.WORKLOAD.PATTERN.SEED.json`` or the same with fewer of these parts."""
     settings: Path | None = None
-    """Folder of the policies' own settings, ``POLICY.toml``."""
+    """Folder of the policies' own settings, ``POLICY.WORKLOAD.PATTERN.toml`` or the same with fewer of these parts."""
     bound: bool = True
     split: Split = "test"
     """Set that hours are taken from; settings are tuned on ``validation``."""
@@ -78,10 +78,10 @@ class Grid:
             if unknown or not found or len(set(found)) < len(found):
                 wrong = unknown[0] if unknown else f"{', '.join(found)}, each once"
                 raise EvaluationError(f"{name} are {', '.join(known)}; got {wrong!r}")
-        bad = [policy for policy in self.policies if not is_policy(policy)]
+        bad = [policy for policy in self.policies if not is_known(policy)]
         if bad or not self.policies or len(set(self.policies)) < len(self.policies):
             raise EvaluationError(
-                f"policies are {', '.join(POLICY_NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
+                f"policies are {', '.join(NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
             )
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
@@ -117,16 +117,17 @@ class Grid:
             "seconds": self.seconds,
             "warm_up_windows": self.warm_up_windows,
             "split": self.split,
-            "files": [_digest(path) for path in (self.plan_of(policy, group.workload), self.settings_of(policy))],
+            "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
+            "learnt": _digest(learnt_file(policy, group.workload)),
         }
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
-    def plan_of(self, policy: str, workload: str) -> Path | None:
+    def plan_of(self, policy: str, group: Group) -> Path | None:
         """The stored plan of a policy, where there is one."""
-        return _existing(self.plans, f"{file_name(policy)}.{workload}.json")
+        return _nearest(self.plans, policy, group, "json")
 
-    def settings_of(self, policy: str) -> Path | None:
-        return _existing(self.settings, f"{file_name(policy)}.toml")
+    def settings_of(self, policy: str, group: Group) -> Path | None:
+        return _nearest(self.settings, policy, group, "toml")
 
 
 def file_name(policy: str) -> str:
@@ -134,8 +135,16 @@ def file_name(policy: str) -> str:
     return re.sub(r"[^a-z0-9_-]+", "-", policy.lower())
 
 
-def _existing(folder: Path | None, name: str) -> Path | None:
-    return folder / name if folder is not None and (folder / name).is_file() else None
+def stem(policy: str, workload: str, pattern: str) -> str:
+    """Name, without its ending, of a policy's file for a workload under a pattern."""
+    return f"{file_name(policy)}.{workload}.{pattern}"
+
+
+def _nearest(folder: Path | None, policy: str, group: Group, ending: str) -> Path | None:
+    """The policy's file that is made most closely for the group, where there is one."""
+    parts = (file_name(policy), group.workload, group.pattern, str(group.seed))
+    tried = [".".join((*parts[:count], ending)) for count in range(len(parts), 0, -1)]
+    return next((folder / name for name in tried if folder is not None and (folder / name).is_file()), None)
 
 
 def _digest(path: Path | None) -> str | None:

@@ -12,7 +12,8 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import HPA_NAMES, ControllerSettings, validate
-from rl.evaluate.grid import Grid
+from rl.evaluate.grid import Grid, Group
+from rl.evaluate.named import maker_of
 from rl.workload import Workload
 
 HPA_KEYS = ("cpu_target", "concurrency_target", "tolerance", "up_stabilisation_s", "down_stabilisation_s", "period_s")
@@ -23,16 +24,16 @@ def limits_of(workload: Workload) -> LimitSettings:
     return LimitSettings(space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb)
 
 
-def policy_of(name: str, workload: Workload, grid: Grid, seed: int) -> Policy:
+def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:
     """The policy as the controller would make it. Segments are left alone, as in the paper. Raises SettingsError."""
-    own = grid.settings_of(name)
+    own = grid.settings_of(name, group)
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
         manifest_dir=Path(),
-        policy=name,
+        policy=maker_of(name),
         policy_settings=None if name in HPA_NAMES else own,
-        plan=grid.plan_of(name, workload.name),
-        policy_seed=seed,
+        plan=grid.plan_of(name, group),
+        policy_seed=group.seed,
         interval_s=grid.window_s,
         slo_s=workload.slo_s,
         min_replicas=workload.space.replicas_min,

@@ -15,7 +15,7 @@ from rl.evaluate.episode import BOUND
 from rl.evaluate.figures import figure_7, figure_8
 from rl.evaluate.grid import Grid, Group
 from rl.evaluate.store import load_windows
-from rl.evaluate.tables import markdown, percent, rows, write_csv
+from rl.evaluate.tables import HEAD, cells, markdown, rows, write_csv
 
 Summary = Mapping[str, Any]
 
@@ -94,7 +94,8 @@ def _page(grid: Grid, summaries: Sequence[Summary], paths: ReportPaths) -> str:
         title="Evaluation of scaling policies",
         heading=heading(grid, summaries),
         rows=rows(summaries),
-        percent=percent,
+        head=HEAD,
+        cells=cells,
         images=images,
         settings=settings(grid),
         sources=sorted({summary["source"] for summary in summaries if "source" in summary}),
@@ -113,11 +114,8 @@ img { max-width: 100%; margin: 1rem 0; }
 </style></head><body>
 <h1>{{ title }}</h1>
 <p>{{ heading }}</p>
-<table><thead><tr><th>pattern</th><th>policy</th><th>runs</th><th>provisioned over bound</th><th>busy over bound</th>
-<th>windows over SLO</th><th>mean excess</th><th>decision P99</th></tr></thead><tbody>
-{% for row in rows %}<tr><td>{{ row.pattern }}</td><td>{{ row.policy }}</td><td>{{ row.runs }}</td>
-<td>{{ percent(row.over_bound["provisioned"]) }}</td><td>{{ percent(row.over_bound["busy"]) }}</td>
-<td>{{ percent(row.violations) }}</td><td>{{ percent(row.excess) }}</td>
+<table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}<th>decision P99</th></tr></thead><tbody>
+{% for row in rows %}<tr>{% for cell in cells(row) %}<td>{{ cell }}</td>{% endfor %}
 <td>{{ "%.1f ms"|format(row.decision_ms) }}</td></tr>
 {% endfor %}</tbody></table>
 {% for image in images %}<img alt="figure" src="data:image/png;base64,{{ image }}">{% endfor %}

@@ -6,10 +6,12 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rl.evaluate.episode import BOUND, prepare, run_bound, run_policy
+from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group
 from rl.evaluate.store import load_run, path_of, save_run
 
@@ -17,23 +19,48 @@ Summary = dict[str, Any]
 
 
 def evaluate(
-    grid: Grid, out: Path, workers: int = 0, progress: Callable[[str, int], object] = lambda key, runs: None
+    grid: Grid,
+    out: Path,
+    workers: int = 0,
+    progress: Callable[[str, int], object] = lambda key, runs: None,
+    refused: dict[str, str] | None = None,
 ) -> list[Summary]:
     """Summaries of every run of ``grid``, in its order; ``progress`` gets a group's key and how many runs it had.
 
-    ``workers`` 0: one a core. Raises what a group raises, once the groups under way have ended; what they stored
-    stays.
+    ``workers`` 0: one a core. A group that nothing can be measured with ends the evaluation, once the groups under way
+    have ended; what they stored stays. With ``refused`` given it is left out instead, its key and the reason put there.
+    Raises what else a group raises.
     """
     groups = list(grid.groups())
     workers = min(workers or os.cpu_count() or 1, len(groups))
-    if workers <= 1:
-        found = []
-        for group in groups:
-            found.append(run_group(grid, group, out))
-            progress(group.key, len(found[-1]))
-        return [summary for summaries in found for summary in summaries]
-    context = multiprocessing.get_context("spawn")
     results: dict[Group, list[Summary]] = {}
+
+    def take(group: Group, run: Callable[[], list[Summary]]) -> None:
+        try:
+            results[group] = run()
+        except EvaluationError as error:
+            if refused is None:
+                raise
+            refused[group.key] = str(error)
+        progress(group.key, len(results.get(group, ())))
+
+    if workers <= 1:
+        for group in groups:
+            take(group, partial(run_group, grid, group, out))
+    else:
+        _spread(grid, groups, out, workers, take)
+    return [summary for group in groups for summary in results.get(group, ())]
+
+
+def _spread(
+    grid: Grid,
+    groups: list[Group],
+    out: Path,
+    workers: int,
+    take: Callable[[Group, Callable[[], list[Summary]]], None],
+) -> None:
+    """Groups over processes."""
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         waiting: dict[Future[list[Summary]], Group] = {
             pool.submit(run_group, grid, group, out): group for group in groups
@@ -42,13 +69,10 @@ def evaluate(
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in done:
-                    group = waiting.pop(future)
-                    results[group] = future.result()
-                    progress(group.key, len(results[group]))
+                    take(waiting.pop(future), future.result)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return [summary for group in groups for summary in results[group]]
 
 
 def run_group(grid: Grid, group: Group, out: Path) -> list[Summary]:

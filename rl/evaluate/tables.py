@@ -46,6 +46,8 @@ class Row:
     """Share of judged windows whose P95 is above the SLO; as if windows were independent, which they are not quite."""
     excess: Interval | None
     """Mean of max(P95 / SLO - 1, 0) over judged windows."""
+    p95: Interval | None
+    """P95 of all requests of a run over the SLO."""
     decision_ms: float
     """Largest P99 of a run."""
 
@@ -81,20 +83,26 @@ def write_csv(path: Path, summaries: Sequence[Summary]) -> None:
 
 def markdown(summaries: Sequence[Summary]) -> str:
     """The rows as a table."""
-    head = ("pattern", "policy", "runs", "provisioned over bound", "busy over bound", "windows over SLO", "mean excess")
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in rows(summaries)]
     return "\n".join(lines) + "\n"
 
 
+HEAD = (
+    *("pattern", "policy", "runs", "provisioned over bound", "busy over bound"),
+    *("P95 / SLO", "windows over SLO", "mean excess"),
+)
+
+
 def cells(row: Row) -> tuple[str, ...]:
-    """Pattern, policy, runs, provisioned and busy cost over the bound, windows over the SLO, mean excess."""
+    """A row's texts, as in ``HEAD``."""
     return (
         row.pattern,
         row.policy,
         str(row.runs),
         percent(row.over_bound["provisioned"]),
         percent(row.over_bound["busy"]),
+        percent(row.p95),
         percent(row.violations),
         percent(row.excess),
     )
@@ -120,6 +128,7 @@ def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
         {meter: _interval(runs, f"{meter}_over_bound") for meter in METERS},
         share(violated, judged),
         _interval(runs, "mean_excess"),
+        _interval(runs, "p95_over_slo"),
         max(run["decision_ms_p99"] for run in runs),
     )
 

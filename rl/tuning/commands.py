@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 import click
-import numpy as np
 import optuna
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from autoscaler.plan import save_plan
+from autoscaler.plan import Plan, save_plan
 from autoscaler.policy.hpa import HpaSettings
 from rl.bound.inputs import input_options, trace_requests
 from rl.bound.loads import Meter, WindowLoad
 from rl.bound.physics import Physics
-from rl.tuning.search import SearchSettings, Trial, hpa_outcome, search, static_outcome, write_trials
+from rl.tuning.deployments import Deployments, Parameters
+from rl.tuning.outcomes import Played, tail_s
+from rl.tuning.plans import METHOD, PLANNED
+from rl.tuning.search import SearchSettings, Trial, search, write_trials
 from rl.workload_paper import paper_workload
 
-HPA_WINDOW_S = 15.0
+WINDOW_S = 15.0
+"""Of the windows that the profile is judged in."""
+WARM_UP_WINDOWS = 2
 
 
 @click.command()
-@click.option("--policy", type=click.Choice(("serverlessmoe", "tuned-hpa")), required=True)
+@click.option("--policy", type=click.Choice(tuple(PLANNED)), required=True)
 @input_options
 @click.option(
-    "--profile-s", type=click.FloatRange(1, 86400), default=120.0, show_default=True, help="Profiling window."
+    "--profile-s",
+    type=click.FloatRange(4 * WINDOW_S, 86400),
+    default=120.0,
+    show_default=True,
+    help="Profiling window.",
 )
 @click.option("--meter", type=click.Choice(get_args(Meter)), default="provisioned", show_default=True)
-@click.option("--trials", type=click.IntRange(3, 100_000), default=300, show_default=True)
+@click.option("--trials", type=click.IntRange(3, 100_000), default=SearchSettings.trials, show_default=True)
 @click.option("--groups", type=click.IntRange(1, 1000), default=4, show_default=True, help="Experts by popularity.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/plans"), show_default=True)
 def tune(policy: str, name: str, trace: str, data: Path | None, out: Path, **options: Any) -> None:
@@ -40,16 +49,21 @@ def tune(policy: str, name: str, trace: str, data: Path | None, out: Path, **opt
     """
     workload = paper_workload(name, mean_tokens=options["input_size"])
     clip = {key: options[key] for key in ("row", "start_s", "duration_s", "mean_rps", "seed")}
-    requests = trace_requests(workload, trace, data, **clip, until_s=options["profile_s"])
-    last = int(np.searchsorted(requests.arrival_s, options["profile_s"]))
-    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, last, options["profile_s"])
-    seed, meter = options["seed"], options["meter"]
-    outcome = static_outcome(load, meter, seed)
-    if policy == "tuned-hpa":
-        hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
-        outcome = hpa_outcome(load, meter, seed, hpa, HPA_WINDOW_S)
+    profile_s, meter, seed = options["profile_s"], options["meter"], options["seed"]
+    requests = trace_requests(workload, trace, data, **clip, until_s=profile_s)
+    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, profile_s)
+    deployments = Deployments((load,), meter, options["groups"], PLANNED[policy].axes)
+    played = Played(workload, requests, WINDOW_S, profile_s // WINDOW_S * WINDOW_S, WARM_UP_WINDOWS, meter, seed)
+    hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
+
+    def outcome(parameters: Parameters) -> tuple[float, float]:
+        deployment = deployments.build(parameters)
+        alone = policy == "serverlessmoe"
+        cost, values = played.static(deployment) if alone else played.with_hpa(deployment, hpa)
+        return cost, tail_s(values)
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    settings = SearchSettings(trials=options["trials"], groups=options["groups"], seed=seed)
+    settings = SearchSettings(trials=options["trials"], seed=seed)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("trials", total=settings.trials)
@@ -57,23 +71,23 @@ def tune(policy: str, name: str, trace: str, data: Path | None, out: Path, **opt
         def on_trial(trial: Trial) -> None:
             progress.update(task, advance=1)
 
-        found = search(load, outcome, settings, on_trial)
+        found = search(deployments.spans, outcome, workload.slo_s, settings, deployments.words, on_trial)
     stem = f"{policy}.{name}"
     about: dict[str, object] = {
+        "method": METHOD,
         "policy": policy,
         "workload": name,
         "trace": requests.source,
         "requests_sha256": requests.sha256,
     }
-    about |= {"profile_s": options["profile_s"], "slo_s": workload.slo_s, "meter": meter, "seed": seed}
-    write_trials(found.trials, out / f"{stem}.csv")
-    save_plan(
-        found.plan(workload.topology.pipeline, "optuna TPE with random and local trials", about), out / f"{stem}.json"
-    )
     best = found.best
+    about |= {"profile_s": profile_s, "slo_s": workload.slo_s, "meter": meter, "seed": seed, **asdict(best)}
+    write_trials(found.trials, out / f"{stem}.csv")
+    save_plan(Plan(workload.topology.pipeline, deployments.build(found.parameters), about), out / f"{stem}.json")
     click.echo(
-        f"{out / stem}.json: {best.groups}; {best.cost:.4g} {workload.prices.currency} ({meter}), P95 "
-        f"{1000 * best.p95_s:.1f} ms of {1000 * workload.slo_s:g}, trial {best.number} of {len(found.trials)}"
+        f"{out / stem}.json: {best.words}; {best.cost:.4g} {workload.prices.currency} ({meter}), 95 % of windows keep "
+        f"{1000 * best.tail_s:.1f} ms of {1000 * workload.slo_s:g}; trial {best.number} of {len(found.trials)}, "
+        f"{'converged' if found.converged else 'not converged: more trials may help'}"
     )
     if not best.meets:
         click.echo("no trial met the SLO: more trials, more groups or less load may help", err=True)

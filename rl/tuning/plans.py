@@ -1,67 +1,141 @@
-"""Plans of the baselines that hold one, searched on the beginning of a validation hour of every workload."""
+"""Plans of the baselines that hold one: parameters searched on validation hours, built for each seed's own profile.
+
+A seed has its own popularity of experts, in every set of hours. What is searched, for each workload and pattern, are
+the parameters of a deployment on the validation hours of the first seeds; then every seed gets the deployment that
+these parameters make of its own validation hour's profile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import optuna
 
-from autoscaler.plan import save_plan
+from autoscaler.plan import Plan, save_plan
 from autoscaler.policy.hpa import HpaSettings
 from rl.bound.loads import WindowLoad, windows
-from rl.bound.physics import Physics
-from rl.evaluate.episode import prepare
-from rl.evaluate.grid import Grid, file_name
-from rl.tuning.search import Outcome, SearchSettings, Trial, hpa_outcome, search, static_outcome, write_trials
+from rl.evaluate.episode import Work, prepare
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import Grid, Group, stem
+from rl.tuning.deployments import AXES, Deployments, Parameters
+from rl.tuning.outcomes import Played, tail_s
+from rl.tuning.search import Found, SearchSettings, Trial, search, write_trials
 
-PLANNED = ("serverlessmoe", "tuned-hpa")
+
+class Planned(NamedTuple):
+    """How the plan of a policy is searched."""
+
+    axes: tuple[str, ...]
+    seeds: int
+    """So many of the first seeds' validation hours are searched on."""
+
+
+PLANNED = {"serverlessmoe": Planned(AXES, 2), "tuned-hpa": Planned(("compute", "concurrency"), 1)}
+"""Policies that hold a plan. The tuned HPA's replicas are its own; playing it costs ten times as much."""
+METHOD = "optuna TPE with random and local trials around separable optima"
 PROFILING_WINDOWS = 12
 
 
-def make_plans(
-    grid: Grid, out: Path, trials: int, progress: Callable[[str, int], object] = lambda what, trial: None
-) -> dict[str, Trial]:
-    """``POLICY.WORKLOAD.json`` and the trials beside it in ``out``, for the policies of ``grid`` that hold a plan.
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """An hour: what deployments are made for, and what they are judged on."""
 
-    Profiled on ``PROFILING_WINDOWS`` windows of the first pattern's first validation hour, provisioned meter. Plans
-    that are there stay. Returns the best trial of each new plan. Raises what an evaluation raises.
+    deployments: Deployments
+    played: Played
+
+    def outcome(self, parameters: Parameters, hpa: HpaSettings | None) -> tuple[float, list[float]]:
+        """(cost, P95 of each judged window)."""
+        deployment = self.deployments.build(parameters)
+        return self.played.static(deployment) if hpa is None else self.played.with_hpa(deployment, hpa)
+
+
+def make_plans(
+    grid: Grid,
+    out: Path,
+    settings: SearchSettings,
+    progress: Callable[[str, Trial], object] = lambda what, trial: None,
+) -> dict[str, Found]:
+    """``POLICY.WORKLOAD.PATTERN.SEED.json`` in ``out`` for the policies of ``grid`` that hold a plan, and the trials of
+    each search beside them as ``POLICY.WORKLOAD.PATTERN.csv``.
+
+    Provisioned meter; input size the first of ``grid``. Searches whose plans are all there are not done again. Returns
+    the new ones. Raises what an evaluation raises.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    found: dict[str, Trial] = {}
+    found: dict[str, Found] = {}
     for workload in grid.workloads:
-        wanted = [name for name in PLANNED if name in grid.policies and not _path(out, name, workload).is_file()]
-        if not wanted:
-            continue
-        one = replace(grid, split="validation", workloads=(workload,), seeds=grid.seeds[:1], tokens=grid.tokens[:1])
-        load = _load(replace(one, patterns=one.patterns[:1]))
-        for policy in wanted:
-            outcome = _outcome(policy, load, grid)
-            settings = SearchSettings(trials=trials, seed=grid.seeds[0])
-            result = search(load, outcome, settings, lambda trial, name=policy: progress(name, trial.number))  # type: ignore[misc]
-            about: dict[str, object] = {"policy": policy, "workload": workload, "trace": load.requests.source}
-            write_trials(result.trials, _path(out, policy, workload).with_suffix(".csv"))
-            save_plan(
-                result.plan(workload, "optuna TPE with random and local trials", about), _path(out, policy, workload)
-            )
-            found[f"{policy}.{workload}"] = result.best
+        for pattern in grid.patterns:
+            for policy in PLANNED:
+                name = stem(policy, workload, pattern)
+                missing = [seed for seed in grid.seeds if not _path(out, name, seed).is_file()]
+                if policy not in grid.policies or not missing:
+                    continue
+                found[name] = _search(grid, policy, Group(workload, pattern, grid.tokens[0], 0), settings, progress)
+                write_trials(found[name].trials, out / f"{name}.csv")
+                for seed in missing:
+                    _store(grid, policy, Group(workload, pattern, grid.tokens[0], seed), found[name], out)
     return found
 
 
-def _load(grid: Grid) -> WindowLoad:
-    work = prepare(grid, next(grid.groups()))
-    profiling_s = min(PROFILING_WINDOWS * grid.window_s, work.arrivals.seconds)
-    physics = Physics(work.workload, work.requests.most_tokens)
-    return max(windows(physics, work.requests, profiling_s, work.arrivals.seconds), key=lambda load: load.count)
+def _search(
+    grid: Grid, policy: str, cell: Group, settings: SearchSettings, progress: Callable[[str, Trial], object]
+) -> Found:
+    """``cell``: a group of the wanted workload and pattern."""
+    axes, seeds = PLANNED[policy]
+    validation = replace(grid, split="validation")
+    profiles = [profile(validation, replace(cell, seed=seed), axes) for seed in grid.seeds[:seeds]]
+    workload = profiles[0].played.workload
+    hpa = None
+    if policy == "tuned-hpa":
+        hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
+
+    def outcome(parameters: Parameters) -> tuple[float, float]:
+        parts = [one.outcome(parameters, hpa) for one in profiles]
+        return sum(cost for cost, _ in parts), tail_s([value for _, values in parts for value in values])
+
+    first, name = profiles[0].deployments, stem(policy, cell.workload, cell.pattern)
+    return search(first.spans, outcome, workload.slo_s, settings, first.words, lambda trial: progress(name, trial))
 
 
-def _outcome(policy: str, load: WindowLoad, grid: Grid) -> Outcome:
-    if policy == "serverlessmoe":
-        return static_outcome(load, "provisioned", grid.seeds[0])
-    hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=load.physics.workload.space.replicas_max)
-    return hpa_outcome(load, "provisioned", grid.seeds[0], hpa, grid.window_s)
+def profile(grid: Grid, group: Group, axes: tuple[str, ...] = AXES) -> Profile:
+    """Of the group's hour: its median and its busiest stretch of ``PROFILING_WINDOWS`` windows."""
+    work = prepare(grid, group)
+    seconds = work.arrivals.seconds
+    played = Played(
+        work.workload, work.requests, grid.window_s, seconds, grid.warm_up_windows, "provisioned", group.seed
+    )
+    return Profile(Deployments(_stretches(work, PROFILING_WINDOWS * grid.window_s), axes=axes), played)
 
 
-def _path(out: Path, policy: str, workload: str) -> Path:
-    return out / f"{file_name(policy)}.{workload}.json"
+def _stretches(work: Work, stretch_s: float) -> tuple[WindowLoad, ...]:
+    """The median and the busiest stretch with requests, which may be the same."""
+    seconds = work.arrivals.seconds
+    every = windows(work.physics, work.requests, min(stretch_s, seconds), seconds)
+    loads = sorted((load for load in every if load.count), key=lambda load: load.count)
+    if not loads:
+        raise EvaluationError(f"{work.requests.source}: no request to profile with")
+    return loads[(len(loads) - 1) // 2], loads[-1]
+
+
+def _store(grid: Grid, policy: str, group: Group, found: Found, out: Path) -> None:
+    one = profile(replace(grid, split="validation"), group, PLANNED[policy].axes)
+    about: dict[str, object] = {
+        "method": METHOD,
+        "policy": policy,
+        "workload": group.workload,
+        "pattern": group.pattern,
+        "seed": group.seed,
+        "profile": one.played.requests.source,
+        "words": one.deployments.words(found.parameters),
+        "trials": len(found.trials),
+        "converged": found.converged,
+    }
+    plan = Plan(group.workload, one.deployments.build(found.parameters), about)
+    save_plan(plan, _path(out, stem(policy, group.workload, group.pattern), group.seed))
+
+
+def _path(out: Path, name: str, seed: int) -> Path:
+    return out / f"{name}.{seed}.json"

@@ -1,7 +1,8 @@
 """Every baseline's own settings, tried on validation hours: the cheapest that keeps the SLO often enough is kept.
 
-A sweep looks at validation hours only (:attr:`rl.evaluate.grid.Grid.split`); every trial is recorded. Candidates are
-Knative's, KEDA's and Kubernetes' defaults first, then stronger and weaker reactions.
+For each workload by itself over all patterns, as whoever runs one pipeline would, and once for all of them, for
+workloads that were not swept. A sweep looks at validation hours only (:attr:`rl.evaluate.grid.Grid.split`); every trial
+is recorded. Candidates are Knative's, KEDA's and Kubernetes' defaults first, then stronger and weaker reactions.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 from rl.evaluate.grid import Grid, file_name
 from rl.evaluate.run import evaluate
 from rl.evaluate.tables import runs_of
+from rl.tuning.outcomes import MOST_VIOLATED
 
-MOST_VIOLATED = 0.05
-"""Share of windows over the SLO that a setting may have and still be chosen for its cost."""
-LAST_WINDOW = "rl.bound.last_window:make"
+SWEEP_SEEDS = 1
+"""So many of the first seeds' validation hours of each pattern are swept on."""
 
+ALL = "all"
 Setting = Mapping[str, Any]
 
 
@@ -49,24 +51,31 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
             ("gpu_share", (0.2, 0.2, 0.3)),
         )
     ],
-    LAST_WINDOW: _grid(headroom=(0.6, 0.4, 0.25), load_factor=(1.0, 1.5, 2.5)),
+    "last-window": _grid(headroom=(0.6, 0.4, 0.25), load_factor=(1.0, 1.5, 2.5)),
 }
 
 
 @dataclass(frozen=True)
 class Swept:
-    """One setting of one policy on the validation hours."""
+    """One setting of one policy on the validation hours of one workload, or of all."""
 
     policy: str
+    workload: str
+    """``ALL``: of all together."""
     setting: Setting
     cost: float
     """Provisioned, experts, summed over the hours."""
-    violated: float
-    """Share of judged windows over the SLO."""
+    violated: int
+    judged: int
+    """Windows over the SLO, and windows that could be judged."""
+
+    @property
+    def share(self) -> float:
+        return self.violated / self.judged if self.judged else 1.0
 
     @property
     def keeps(self) -> bool:
-        return self.violated <= MOST_VIOLATED
+        return self.share <= MOST_VIOLATED
 
 
 def best(trials: Sequence[Swept]) -> Swept:
@@ -74,61 +83,85 @@ def best(trials: Sequence[Swept]) -> Swept:
     keeping = [trial for trial in trials if trial.keeps]
     if keeping:
         return min(keeping, key=lambda trial: trial.cost)
-    return min(trials, key=lambda trial: (trial.violated, trial.cost))
+    return min(trials, key=lambda trial: (trial.share, trial.cost))
 
 
-def sweep(
-    grid: Grid, out: Path, progress: Callable[[str, int], object] = lambda what, trials: None
-) -> dict[str, Swept]:
-    """Policy → the best setting, for those policies of ``grid`` that have candidates.
+def sweep(grid: Grid, out: Path, progress: Callable[[str, int], object] = lambda what, trials: None) -> list[Swept]:
+    """The best setting of each policy of ``grid`` that has candidates, for each workload and for all.
 
-    In this process, as all trials meet the same work. Writes ``POLICY.toml`` into ``out``, which is then a folder of
-    policies' settings, and ``sweep.csv``. Raises what an evaluation raises.
+    In this process, as all trials of a workload meet the same work. ``POLICY.WORKLOAD.toml``, ``POLICY.toml`` and
+    ``sweep.csv`` go to ``out``, which is then a folder of policies' settings. Runs that are stored there are not played
+    again; hours that nothing can be measured with are left out. Raises what else an evaluation raises.
     """
-    validation = replace(grid, split="validation", bound=False)
-    found: dict[str, Swept] = {}
+    validation = replace(grid, split="validation", bound=False, seeds=grid.seeds[:SWEEP_SEEDS])
+    swept: dict[str, list[list[Swept]]] = {policy: [] for policy in grid.policies if policy in CANDIDATES}
+    done = 0
+    for workload in grid.workloads:
+        for policy, found in swept.items():
+            own: list[Swept] = []
+            for number, setting in enumerate(CANDIDATES[policy]):
+                folder = out / "trials" / f"{file_name(policy)}-{number}"
+                write_setting(folder, file_name(policy), setting)
+                one = replace(validation, workloads=(workload,), policies=(policy,), settings=folder)
+                summaries = evaluate(one, folder, workers=1, refused={})
+                own.append(_judge(policy, workload, setting, summaries))
+                done += 1
+                progress(f"{policy} on {workload}", done)
+            found.append(own)
     trials: list[Swept] = []
-    for policy in grid.policies:
-        for number, setting in enumerate(CANDIDATES.get(policy, ())):
-            folder = out / "trials" / f"{file_name(policy)}-{number}"
-            write_setting(folder, policy, setting)
-            one = replace(validation, policies=(policy,), settings=folder)
-            trials.append(_judge(policy, setting, evaluate(one, folder, workers=1)))
-            progress(policy, len(trials))
-        if policy in CANDIDATES:
-            found[policy] = best([trial for trial in trials if trial.policy == policy])
-            write_setting(out, policy, found[policy].setting)
-    _record(out / "sweep.csv", trials, found)
-    return found
+    chosen: list[Swept] = []
+    for policy, found in swept.items():
+        for own in [*found, _together(found)]:
+            trials += own
+            chosen.append(best(own))
+            name = file_name(policy) if chosen[-1].workload == ALL else f"{file_name(policy)}.{chosen[-1].workload}"
+            write_setting(out, name, chosen[-1].setting)
+    _record(out / "sweep.csv", trials, chosen)
+    return chosen
 
 
-def write_setting(folder: Path, policy: str, setting: Setting) -> None:
-    """As the TOML file that an evaluation and ``smoe autoscale --policy-settings`` read."""
+def _together(found: Sequence[Sequence[Swept]]) -> list[Swept]:
+    """Each setting over all workloads."""
+    return [
+        Swept(
+            same[0].policy,
+            ALL,
+            same[0].setting,
+            sum(one.cost for one in same),
+            sum(one.violated for one in same),
+            sum(one.judged for one in same),
+        )
+        for same in zip(*found, strict=True)
+    ]
+
+
+def write_setting(folder: Path, name: str, setting: Setting) -> None:
+    """As the TOML file ``name`` that an evaluation and ``smoe autoscale --policy-settings`` read."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{key} = {_toml(value)}" for key, value in setting.items() if not isinstance(value, list)]
     for key, rows in setting.items():
         for row in rows if isinstance(rows, list) else ():
             lines += ["", f"[[{key}]]", *(f"{name} = {_toml(value)}" for name, value in row.items())]
-    (folder / f"{file_name(policy)}.toml").write_text("\n".join(lines) + "\n")
+    (folder / f"{name}.toml").write_text("\n".join(lines) + "\n")
 
 
 def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _judge(policy: str, setting: Setting, summaries: Sequence[Mapping[str, Any]]) -> Swept:
+def _judge(policy: str, workload: str, setting: Setting, summaries: Sequence[Mapping[str, Any]]) -> Swept:
     runs = runs_of(summaries)
-    judged = sum(run["judged_windows"] for run in runs)
-    violated = sum(run["violated_windows"] for run in runs)
     cost = sum(run["provisioned_experts"] for run in runs)
-    return Swept(policy, setting, float(cost), violated / judged if judged else 1.0)
+    judged, violated = (sum(run[name] for run in runs) for name in ("judged_windows", "violated_windows"))
+    return Swept(policy, workload, setting, float(cost), violated, judged)
 
 
-def _record(path: Path, trials: Sequence[Swept], chosen: Mapping[str, Swept]) -> None:
+def _record(path: Path, trials: Sequence[Swept], chosen: Sequence[Swept]) -> None:
+    kept = {id(trial) for trial in chosen}
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("policy", "setting", "provisioned_experts", "violated_share", "chosen"))
+        writer.writerow(("policy", "workload", "setting", "provisioned_experts", "violated", "judged", "chosen"))
         for trial in trials:
             setting = ", ".join(f"{key}={value}" for key, value in trial.setting.items())
-            mark = "yes" if chosen[trial.policy] is trial else ""
-            writer.writerow((trial.policy, setting, f"{trial.cost:.6g}", f"{trial.violated:.4f}", mark))
+            figures = f"{trial.cost:.6g}", trial.violated, trial.judged, "yes" if id(trial) in kept else ""
+            writer.writerow((trial.policy, trial.workload, setting, *figures))

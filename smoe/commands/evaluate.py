@@ -18,7 +18,7 @@ from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate as run_all
-from rl.evaluate.tables import cells, rows
+from rl.evaluate.tables import HEAD, cells, rows
 from rl.sim.errors import SimulationError
 from rl.workload_paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
@@ -120,9 +120,9 @@ def _grid(options: dict[str, Any]) -> Grid:
 
 
 def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
-    table = Table(title="simulated: experts' cost above the bound, windows over the SLO, mean excess")
-    for name in ("pattern", "policy", "runs", "provisioned", "busy", "over SLO", "excess"):
-        table.add_column(name, justify="left" if name in ("pattern", "policy") else "right")
+    table = Table(title="simulated: experts' cost above the bound, P95, windows over the SLO, mean excess")
+    for name in HEAD:
+        table.add_column(name, justify="left" if name in HEAD[:2] else "right")
     for row in rows(summaries):
         table.add_row(*cells(row))
     console.print(table)

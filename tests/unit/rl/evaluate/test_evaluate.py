@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rl.evaluate import run
+from rl.bound.physics import Physics
+from rl.evaluate import episode, run
 from rl.evaluate.episode import BOUND, check_binding, prepare
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid
+from rl.evaluate.named import NAMED, Named, is_known, maker_of
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate
 from rl.evaluate.tables import rows, runs_of
@@ -103,6 +106,50 @@ def test_an_slo_that_does_not_bind_is_refused_with_the_reason(grid: Grid) -> Non
     easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,))
     with pytest.raises(EvaluationError, match="does not bind"):
         evaluate(easy, Path("unused"), workers=1)
+
+
+def test_groups_that_nothing_can_be_measured_with_are_left_out_where_that_is_asked_for(
+    grid: Grid, tmp_path: Path
+) -> None:
+    refused: dict[str, str] = {}
+    easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,))
+    assert evaluate(easy, tmp_path, workers=1, refused=refused) == []
+    assert list(refused) == ["bert-4.bursty.1.0"] and "does not bind" in refused["bert-4.bursty.1.0"]
+
+
+def test_tables_are_built_once_for_start_and_bound_and_not_at_all_for_what_is_stored(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+    real = Physics
+
+    def counted(*given: Any) -> Any:
+        built.append(1)
+        return real(*given)
+
+    monkeypatch.setattr(episode, "Physics", counted)
+    one = replace(grid, seeds=(7,), policies=("static",))
+    for _ in range(2):
+        episode._prepared.cache_clear()
+        evaluate(one, tmp_path, workers=1)
+    assert len(built) == 1
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_short_names_stand_for_makers_that_are_there(name: str) -> None:
+    module, _, maker = maker_of(name).partition(":")
+    assert callable(getattr(importlib.import_module(module), maker))
+    assert maker_of("hpa") == "hpa" and is_known(name) and not is_known("best")
+
+
+def test_other_weights_are_another_run(grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMED, "faasconf", Named("rl.faasconf.policy:make", tmp_path))
+    group = next(grid.groups())
+    without = grid.fingerprint(group, "faasconf", "0")
+    (tmp_path / "bert-4.safetensors").write_bytes(b"1")
+    first = grid.fingerprint(group, "faasconf", "0")
+    (tmp_path / "bert-4.safetensors").write_bytes(b"2")
+    assert len({without, first, grid.fingerprint(group, "faasconf", "0")}) == 3
 
 
 def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid) -> None:

@@ -1,0 +1,112 @@
+"""FaaSConf in the controller and in evaluations: ``--policy rl.faasconf.policy:make``, or ``faasconf`` for short.
+
+All experts are decided at once, so where one expert's numbers are missing all are held. Exploration belongs to
+training: here the actor's outputs are taken as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.contract import Configuration, MemoryNeed, Observation, Policy, Proposal, Topology
+from autoscaler.decision.limits import LimitSettings, memory_need
+from autoscaler.errors import SettingsError
+from autoscaler.policies import Making, from_table
+from rl.evaluate.named import learnt_file
+from rl.faasconf.actions import configuration
+from rl.faasconf.agent import Agent, load
+from rl.faasconf.features import states
+from rl.faasconf.graph import adjacency, agents
+
+Floats = NDArray[np.float32]
+WEIGHTS = Path(__file__).with_name("weights")
+"""``WORKLOAD.safetensors``, trained as ``docs/policies.md`` says."""
+
+
+@dataclass(frozen=True)
+class MakingSettings:
+    """The settings file."""
+
+    weights: str = ""
+    """File of a trained agent; by default the packaged one of the pipeline's name or family."""
+
+
+class Pipeline:
+    """The agents of one pipeline: what they see, and what their outputs mean. Raises SettingsError."""
+
+    def __init__(self, topology: Topology, limits: LimitSettings, slo_s: float) -> None:
+        shared = [name for name, nodes in topology.functions().items() if len(nodes) > 1]
+        if shared:
+            raise SettingsError(f"faasconf: function {shared[0]} serves several nodes; it needs one expert a function")
+        self.agents = agents(topology)
+        self.adjacency = adjacency(topology)
+        self.space = limits.space
+        self._limits = limits
+        self._slo_s = slo_s
+        self._layers = topology.layers
+
+    def states(self, observation: Observation) -> Floats | None:
+        """[agents, features] float32; None where an expert's numbers are missing."""
+        if any(need is None for need in self.needs(observation)):
+            return None
+        return states(observation, self.agents, self.space, self._slo_s, self._layers)
+
+    def needs(self, observation: Observation) -> list[MemoryNeed | None]:
+        """[agents] Eq. (2)'s numbers; None where the peak of tokens is not known."""
+        return [memory_need([node], [observation.node(node.id)], self._limits) for node in self.agents]
+
+    def configurations(self, outputs: Floats, observation: Observation) -> dict[str, Configuration]:
+        """Function → configuration for ``outputs`` [agents, 5]; those whose memory need is not known are left out."""
+        return {
+            node.function: configuration(row, self.space, need)
+            for node, row, need in zip(self.agents, outputs, self.needs(observation), strict=True)
+            if need is not None
+        }
+
+    def held(self, memory: object = None) -> Proposal:
+        """Nothing is wished where not all is known."""
+        reason = "no data: an expert's numbers are not known, and all are decided together"
+        return Proposal({}, {node.function: reason for node in self.agents}, memory)
+
+    def wished(self, chosen: Mapping[str, Configuration], why: str, memory: object = None) -> Proposal:
+        return Proposal(chosen, dict.fromkeys(chosen, why), memory)
+
+
+class FaasconfPolicy:
+    """Wishes of the trained actor."""
+
+    name = "faasconf"
+
+    def __init__(self, agent: Agent, pipeline: Pipeline) -> None:
+        self._agent = agent
+        self._pipeline = pipeline
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        pipeline = self._pipeline
+        seen = pipeline.states(observation)
+        if seen is None:
+            return pipeline.held(memory)
+        outputs = self._agent.outputs(seen, pipeline.adjacency)
+        why = f"decision of {len(outputs)} agents"
+        return pipeline.wished(pipeline.configurations(outputs, observation), why, memory)
+
+
+def make(making: Making) -> Policy:
+    """For ``--policy rl.faasconf.policy:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
+    own = from_table(MakingSettings, making.table(), str(making.settings.policy_settings), {})
+    if making.settings.slo_s is None:
+        raise SettingsError("slo_s is None; faasconf sees latencies relative to a target (--slo-ms)")
+    name = making.topology.pipeline
+    path = Path(own.weights) if own.weights else learnt_file("faasconf", name)
+    if path is None or not path.is_file():
+        where = f"at {path}" if path else f"of {name}"
+        raise SettingsError(
+            f"faasconf: there are no weights {where}; train them (python -m rl.faasconf.train) and name the file as "
+            f"weights in the policy's settings"
+        )
+    return FaasconfPolicy(load(path)[0], Pipeline(making.topology, making.limits, making.settings.slo_s))

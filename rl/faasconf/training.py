@@ -1,0 +1,269 @@
+"""Training on the simulator, with the controller's own loop: the learner is a policy that is played.
+
+Every window it sees what its last action led to, stores that, updates, and acts again. Rewards as FaaSConf's: all
+agents share minus the price of the whole deployment, minus a fixed amount where the latency target was missed. Hours
+are of the training set; which weights are kept is decided on validation hours, by the rule of the other policies'
+sweep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.decision.limits import LimitSettings, memory_need
+from autoscaler.prices import PriceSheet
+from rl.evaluate.episode import prepare
+from rl.evaluate.errors import EvaluationError
+from rl.evaluate.grid import Grid, Group
+from rl.evaluate.policies import limits_of
+from rl.faasconf.actions import OUTPUTS, configuration, outputs_of
+from rl.faasconf.buffer import Buffer
+from rl.faasconf.features import FEATURES
+from rl.faasconf.learner import Learner, LearnerSettings
+from rl.faasconf.policy import FaasconfPolicy, Pipeline
+from rl.faasconf.safe import REPLAY_NOISE, History, noisy
+from rl.sim.play import Step, play
+from rl.sim.simulation import Simulation
+from rl.tuning.deployments import Deployment
+from rl.tuning.outcomes import MOST_VIOLATED, p95s, tail_s
+from rl.tuning.plans import profile
+
+Floats = NDArray[np.float32]
+PRICE_WEIGHT = 0.457
+"""Of a deployment at the history's mean price: 0.1 × 4.574, FaaSConf's own weight and mean."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How an agent is trained for one workload."""
+
+    episodes: int = 8
+    """After those that fill the buffer."""
+    filling: int = 2
+    """Episodes that play the history alone, before anything is learnt."""
+    copies: int = 20
+    """Noisy ones of each hour's good action that make up the history with it."""
+    offline_updates: int = 100
+    """On what these left in the buffer."""
+    updates: int = 2
+    """A window."""
+    train_seeds: int = 2
+    """Hours of each pattern; they are gone through again and again."""
+    validation_seeds: int = 1
+    validate_every: int = 4
+    """Episodes."""
+    violation: float = 0.5
+    """Taken off the reward where a window's P95 is above the SLO; FaaSConf's."""
+    noise: float = 0.1
+    """Standard deviation of what is added to outputs at first; falls evenly to a fifth of it."""
+    capacity: int = 4000
+    """Transitions kept."""
+    seed: int = 0
+    learner: LearnerSettings = field(default_factory=LearnerSettings)
+
+
+@dataclass(frozen=True)
+class Last:
+    """What the learner remembers from one window to the next."""
+
+    states: Floats
+    outputs: Floats
+    price: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Greedy weights on the validation hours."""
+
+    episode: int
+    cost: float
+    """Provisioned, experts, summed over the hours."""
+    violated_windows: int
+    judged_windows: int
+    reward: float
+    """Mean of the training windows since the last judgement."""
+    replayed: float
+    """Share of these windows whose action safe exploration replaced."""
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Lower is better, by the rule of the sweep."""
+        share = self.violated_windows / self.judged_windows if self.judged_windows else 1.0
+        keeps = share <= MOST_VIOLATED
+        return not keeps, self.cost if keeps else share, self.cost
+
+
+def reward_of(observation: Observation, price: float, mean_price: float, slo_s: float, violation: float) -> float:
+    """Of the window that has ended. Nothing answered while requests are in flight counts as missed."""
+    p95_s = observation.latency_p95_s
+    missed = p95_s > slo_s if p95_s is not None else bool(observation.in_flight)
+    return -PRICE_WEIGHT * price / mean_price - (violation if missed else 0.0)
+
+
+def price_of(chosen: dict[str, Configuration], prices: PriceSheet) -> float:
+    """Per second, all replicas of all experts."""
+    return sum(found.replicas * prices.unit_per_s(found) for found in chosen.values())
+
+
+class LearningPolicy:
+    """Acts, remembers and learns. Its ``memory`` is the action of the last window."""
+
+    name = "faasconf-learning"
+
+    def __init__(self, trainer: Trainer, pipeline: Pipeline, noise: float, learns: bool) -> None:
+        self._trainer = trainer
+        self._pipeline = pipeline
+        self._noise = noise
+        self._learns = learns
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        trainer, pipeline = self._trainer, self._pipeline
+        seen = pipeline.states(observation)
+        if seen is None:
+            return pipeline.held()
+        if isinstance(memory, Last):
+            trainer.remember(memory, observation, seen)
+        if self._learns:
+            trainer.update(trainer.settings.updates)
+        outputs, chosen, price = self._act(seen, observation)
+        return pipeline.wished(chosen, "exploring", Last(seen, outputs, price))
+
+    def _act(self, seen: Floats, observation: Observation) -> tuple[Floats, dict[str, Configuration], float]:
+        trainer, pipeline = self._trainer, self._pipeline
+        outputs = trainer.history.replay(trainer.rng)
+        if self._learns:
+            outputs = noisy(trainer.learner.agent.outputs(seen, pipeline.adjacency), self._noise, trainer.rng)
+        chosen = pipeline.configurations(outputs, observation)
+        price = price_of(chosen, trainer.prices)
+        if self._learns and not trainer.history.is_safe(price):
+            trainer.replayed += 1
+            outputs = trainer.history.replay(trainer.rng)
+            chosen = pipeline.configurations(outputs, observation)
+            price = price_of(chosen, trainer.prices)
+        return outputs, chosen, price
+
+
+class Trainer:
+    """Training of one workload, episode by episode; all that changes is in its attributes. Raises EvaluationError.
+
+    ``grid`` names the one workload, the patterns and the length of an episode.
+    """
+
+    def __init__(self, grid: Grid, settings: TrainingSettings) -> None:
+        self.settings = settings
+        self._train = replace(grid, split="train", seeds=tuple(range(settings.train_seeds)))
+        self._validation = replace(grid, split="validation", seeds=tuple(range(settings.validation_seeds)))
+        self._hours = _good_deployments(self._train)
+        self._judged_on = _good_deployments(self._validation)
+        if not self._hours or not self._judged_on:
+            raise EvaluationError(f"{grid.workloads[0]}: the SLO can be kept in no hour to train or to judge on")
+        workload = prepare(self._train, next(iter(self._hours))).workload
+        self.prices, self._slo_s = workload.prices, workload.slo_s
+        self.pipeline = Pipeline(workload.topology, limits_of(workload), workload.slo_s)
+        self.rng = np.random.default_rng(settings.seed)
+        self.history = self._good_actions(limits_of(workload))
+        features, outputs = len(FEATURES), len(OUTPUTS)
+        self.learner = Learner(self.pipeline.adjacency, features, outputs, settings.learner, settings.seed)
+        self.learner.begin_at(torch.from_numpy(np.median(self.history.actions, axis=(0, 1))))
+        self.buffer = Buffer(settings.capacity, len(self.pipeline.agents), features, outputs)
+        self.episode = 0
+        """The next one."""
+        self.rewards: list[float] = []
+        """Since the last judgement."""
+        self.replayed = 0
+
+    @property
+    def episodes(self) -> int:
+        return self.settings.filling + self.settings.episodes
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the weights are to be judged now."""
+        learnt = self.episode - self.settings.filling
+        return learnt >= 0 and (learnt % self.settings.validate_every == 0 or self.episode == self.episodes)
+
+    def step(self) -> None:
+        """Play one episode; after the last of those that fill the buffer, learn from it."""
+        hours = list(self._hours)
+        order = np.random.default_rng(self.settings.seed).permutation(len(hours))
+        learns = self.episode >= self.settings.filling
+        done = max(0, self.episode - self.settings.filling) / max(1, self.settings.episodes)
+        policy = LearningPolicy(self, self.pipeline, self.settings.noise * (1 - 0.8 * done), learns)
+        group = hours[order[self.episode % len(order)]]
+        self._play(self._train, group, self._hours[group], policy, self.settings.seed + self.episode)
+        self.episode += 1
+        if self.episode == self.settings.filling:
+            states = self.buffer.arrays["states"][: len(self.buffer)]
+            self.learner.scale_to(torch.from_numpy(states.copy()))
+            self.update(self.settings.offline_updates)
+
+    def remember(self, last: Last, observation: Observation, seen: Floats) -> None:
+        """What the last action led to."""
+        mean_price, violation = self.history.mean_price, self.settings.violation
+        reward = reward_of(observation, last.price, mean_price, self._slo_s, violation)
+        self.rewards.append(reward)
+        self.buffer.add(last.states, last.outputs, reward, seen)
+
+    def update(self, count: int) -> None:
+        """Learn from the buffer ``count`` times, where it holds anything."""
+        for _ in range(count if len(self.buffer) else 0):
+            self.learner.update(self.buffer.sample(self.settings.learner.batch, self.rng))
+
+    def judge(self) -> Judged:
+        """The present weights, without exploration, on the validation hours."""
+        policy, cost, tails = FaasconfPolicy(self.learner.agent, self.pipeline), 0.0, list[float]()
+        experts = {node.id for node in self.pipeline.agents}
+        for group, start in self._judged_on.items():
+            steps = self._play(self._validation, group, start, policy, group.seed)
+            counted = steps[self._validation.warm_up_windows :]
+            costs = [step.report.cost_by_node[node].provisioned for step in counted for node in experts]
+            cost += sum(found for found in costs if found is not None)
+            tails += p95s([step.window for step in counted])
+        violated = sum(value > self._slo_s for value in tails)
+        seen = max(1, len(self.rewards))
+        mean = float(np.mean(self.rewards or [0.0]))
+        found = Judged(self.episode, cost, violated, len(tails), mean, self.replayed / seen)
+        self.rewards, self.replayed = [], 0
+        return found
+
+    def _play(
+        self, grid: Grid, group: Group, start: Deployment, policy: FaasconfPolicy | LearningPolicy, seed: int
+    ) -> list[Step]:
+        """An hour from ``start`` on."""
+        work = prepare(grid, group)
+        configurations = {**work.workload.initial(next(iter(start.values()))), **start}
+        simulation = Simulation(work.workload, work.requests, configurations, seed=seed)
+        limits = limits_of(work.workload)
+        return play(simulation, policy, limits, window_s=grid.window_s, until_s=work.arrivals.seconds)
+
+    def _good_actions(self, limits: LimitSettings) -> History:
+        """In place of FaaSConf's library of good actions: each training hour's good deployment, and noisy copies."""
+        space, actions, prices = self.pipeline.space, [], []
+        needs = [memory_need([node], [], limits) for node in self.pipeline.agents]
+        for best in self._hours.values():
+            good = np.stack([outputs_of(best[node.function], space) for node in self.pipeline.agents])
+            for deviation in (0.0, *[REPLAY_NOISE] * self.settings.copies):
+                actions.append(noisy(good, deviation, self.rng))
+                rows = zip(self.pipeline.agents, actions[-1], needs, strict=True)
+                chosen = {node.function: configuration(row, space, need) for node, row, need in rows if need}
+                prices.append(price_of(chosen, self.prices))
+        return History(np.stack(actions), np.array(prices))
+
+
+def _good_deployments(grid: Grid) -> dict[Group, Deployment]:
+    """For each hour, of the separable optima of its stretches the cheapest that keeps the SLO when played; hours in
+    which none does are left out."""
+    found = {}
+    for group in grid.groups():
+        hour = profile(grid, group)
+        slo_s = hour.played.workload.slo_s
+        played = [(anchor, *hour.played.static(anchor)) for anchor in hour.deployments.anchors]
+        keeping = [(cost, number) for number, (_, cost, tails) in enumerate(played) if tail_s(tails) <= slo_s]
+        if keeping:
+            found[group] = played[min(keeping)[1]][0]
+    return found
