@@ -1,0 +1,395 @@
+"""The compiled heart of Janus's placement: replica counts, two greedy starts, and a bounded local search.
+
+One layer at a time; ``State`` is all that is known of it. All loads are in whatever unit the statistics have.
+The local search exchanges two replicas (or moves one to a free slot) of the node that bears most and another, takes
+the exchange that leaves the smaller of the larger of both, and stops when there is none; then a few exchanges at random
+and down again (iterated local search) as long as its budget of looked-at exchanges lasts. The best layout is kept.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+KICKS = 3
+"""Exchanges at random between two descents."""
+RELATIVE = 1e-9
+"""Improvements smaller than this part of the load count as none (rounding)."""
+LEVEL = 1.002
+"""Tokens are level enough when the fullest node is at most this many times the mean."""
+compiled = njit(cache=True, nogil=True, error_model="numpy")
+"""No checks for division by zero (counts are at least 1): a third less to compile."""
+_MULTIPLIER, _INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
+
+
+class State(NamedTuple):
+    """One layer's layout while it is built."""
+
+    held: NDArray[np.int32]
+    """[nodes, slots]: expert in each slot, -1 free."""
+    on: NDArray[np.uint8]
+    """[nodes, experts]: 1 where the node holds the expert."""
+    tokens: NDArray[np.float64]
+    """[nodes]: sum of the replicas' shares of tokens."""
+    near: NDArray[np.float64]
+    """[nodes, experts]: co-activation of each expert with what the node holds."""
+    pairs: NDArray[np.float64]
+    """[nodes]: Eq. (1), co-activation over pairs on the node."""
+
+
+@compiled
+def counts_of(tokens, slots, most, counts):  # type: ignore[no-untyped-def]
+    """Janus 3.4: one replica each, then one more to the greatest tokens per replica, at most ``most`` an expert."""
+    counts[:] = 1
+    share = tokens.copy()
+    for _ in range(slots - len(tokens)):
+        best = -1
+        for expert in range(len(tokens)):
+            if counts[expert] < most and (
+                best < 0
+                or share[expert] > share[best]
+                or (share[expert] == share[best] and counts[expert] < counts[best])
+            ):
+                best = expert
+        if best < 0:
+            return
+        counts[best] += 1
+        share[best] = tokens[best] / counts[best]
+
+
+@compiled
+def _by_share(share, order):  # type: ignore[no-untyped-def]
+    """Sort ``order`` [experts] by falling share, equal ones by number; by insertion."""
+    for at in range(1, len(order)):
+        expert, to = order[at], at
+        while to > 0 and (
+            share[order[to - 1]] < share[expert] or (share[order[to - 1]] == share[expert] and order[to - 1] > expert)
+        ):
+            order[to] = order[to - 1]
+            to -= 1
+        order[to] = expert
+
+
+@compiled
+def peer_load(tokens, nodes, slots):  # type: ignore[no-untyped-def]
+    """Tokens of the fullest node as EPLB would place them, where a node may hold an expert twice."""
+    counts = np.empty(len(tokens), dtype=np.int32)
+    counts_of(tokens, nodes * slots, nodes * slots, counts)
+    share = tokens / counts
+    load, used = np.zeros(nodes), np.zeros(nodes, dtype=np.int64)
+    order = np.arange(len(tokens))
+    _by_share(share, order)
+    for expert in order:
+        for _ in range(counts[expert]):
+            best = -1
+            for node in range(nodes):
+                if used[node] < slots and (best < 0 or load[node] < load[best]):
+                    best = node
+            load[best] += share[expert]
+            used[best] += 1
+    return load.max()
+
+
+@compiled
+def _put(state, node, slot, expert, share, together):  # type: ignore[no-untyped-def]
+    """Place ``expert`` in a slot; what was there (or -1) is taken out first."""
+    out = state.held[node, slot]
+    if out >= 0:
+        state.on[node, out] = 0
+        state.tokens[node] -= share[out]
+        state.pairs[node] -= state.near[node, out]
+        for other in range(together.shape[0]):
+            state.near[node, other] -= together[out, other]
+    state.held[node, slot] = expert
+    if expert >= 0:
+        state.on[node, expert] = 1
+        state.tokens[node] += share[expert]
+        state.pairs[node] += state.near[node, expert]
+        for other in range(together.shape[0]):
+            state.near[node, other] += together[expert, other]
+
+
+@compiled
+def _fill(state, held, share, together):  # type: ignore[no-untyped-def]
+    """Begin anew with ``held`` [nodes, slots]; all -1 is an empty layout."""
+    for node in range(state.near.shape[0]):
+        state.tokens[node] = state.pairs[node] = 0.0
+        for expert in range(state.near.shape[1]):
+            state.near[node, expert] = 0.0
+            state.on[node, expert] = 0
+        for slot in range(held.shape[1]):
+            state.held[node, slot] = -1
+        for slot in range(held.shape[1]):
+            if held[node, slot] >= 0:
+                _put(state, node, slot, held[node, slot], share, together)
+
+
+@compiled
+def greedy(state, counts, share, together, by_tokens):  # type: ignore[no-untyped-def]
+    """Replicas by falling share to the node that bears least: in co-activation (Algorithm 2) or in tokens."""
+    nodes, slots = state.held.shape
+    used = np.zeros(nodes, dtype=np.int64)
+    order = np.arange(len(share))
+    _by_share(share, order)
+    for expert in order:
+        for _ in range(counts[expert]):
+            best = -1
+            for node in range(nodes):
+                if used[node] < slots and state.on[node, expert] == 0:
+                    bears = state.tokens[node] if by_tokens else state.near[node, expert]
+                    least = 0.0 if best < 0 else (state.tokens[best] if by_tokens else state.near[best, expert])
+                    if best < 0 or bears < least:
+                        best = node
+            if best >= 0:
+                _put(state, best, used[best], expert, share, together)
+                used[best] += 1
+            else:
+                best = _make_room(state, used, expert, share, together)
+                used[best] += 1
+
+
+@compiled
+def _make_room(state, used, expert, share, together):  # type: ignore[no-untyped-def]
+    """Algorithm 2, lines 11 to 20: j goes from g to h with a free slot, the expert takes its place; the node h.
+
+    Always possible while the expert has fewer replicas than there are nodes: g is full and h is not, so g holds an
+    expert that h does not.
+    """
+    nodes, slots = state.held.shape
+    from_node, from_slot, to_node, least = -1, -1, -1, 0.0
+    for node in range(nodes):
+        if state.on[node, expert]:
+            continue
+        for slot in range(slots):
+            leaving = state.held[node, slot]
+            for other in range(nodes):
+                if used[other] < slots and leaving >= 0 and state.on[other, leaving] == 0:
+                    cost = state.near[node, expert] + state.near[other, leaving] - state.near[node, leaving]
+                    if len(together) > 0:
+                        cost -= together[expert, leaving]
+                    if to_node < 0 or cost < least:
+                        from_node, from_slot, to_node, least = node, slot, other, cost
+    leaving = state.held[from_node, from_slot]
+    _put(state, from_node, from_slot, expert, share, together)
+    _put(state, to_node, used[to_node], leaving, share, together)
+    return to_node
+
+
+@compiled
+def _largest(values):  # type: ignore[no-untyped-def]
+    best = 0
+    for at in range(1, len(values)):
+        if values[at] > values[best]:
+            best = at
+    return best
+
+
+@compiled
+def _exchange(state, first, slot, second, other, share, together):  # type: ignore[no-untyped-def]
+    leaving, coming = state.held[first, slot], state.held[second, other]
+    _put(state, first, slot, coming, share, together)
+    _put(state, second, other, leaving, share, together)
+
+
+@compiled
+def _level(state, share, together, goal, budget):  # type: ignore[no-untyped-def]
+    """Exchanges of the node with most tokens while they lower it and it has more than ``goal``."""
+    nodes, slots = state.held.shape
+    while budget > 0:
+        full = _largest(state.tokens)
+        most = state.tokens[full]
+        if most <= goal:
+            break
+        found, from_slot, to_node, to_slot = most * (1 - RELATIVE), -1, -1, -1
+        for node in range(nodes):
+            if node == full:
+                continue
+            for slot in range(slots):
+                leaving = state.held[full, slot]
+                if leaving < 0 or state.on[node, leaving]:
+                    continue
+                for other in range(slots):
+                    coming = state.held[node, other]
+                    if coming >= 0 and state.on[full, coming]:
+                        continue
+                    shift = share[leaving] - (share[coming] if coming >= 0 else 0.0)
+                    larger = max(most - shift, state.tokens[node] + shift)
+                    if larger < found:
+                        found, from_slot, to_node, to_slot = larger, slot, node, other
+        budget -= nodes * slots * slots
+        if from_slot < 0:
+            break
+        _exchange(state, full, from_slot, to_node, to_slot, share, together)
+    return budget
+
+
+@compiled
+def _descend(state, share, together, cap, budget):  # type: ignore[no-untyped-def]
+    """Exchanges of the node with the greatest co-activation load while they lower it, tokens within ``cap``."""
+    nodes, slots = state.held.shape
+    while budget > 0:
+        full = _largest(state.pairs)
+        most = state.pairs[full]
+        found, from_slot, to_node, to_slot = most * (1 - RELATIVE), -1, -1, -1
+        for slot in range(slots):
+            leaving = state.held[full, slot]
+            if leaving < 0:
+                continue
+            without = most - state.near[full, leaving]
+            for node in range(nodes):
+                if node == full or state.on[node, leaving]:
+                    continue
+                grown = state.pairs[node] + state.near[node, leaving]
+                room = cap - state.tokens[node] - share[leaving]
+                gap = cap - state.tokens[full] + share[leaving]
+                for other in range(slots):
+                    coming = state.held[node, other]
+                    if coming < 0:
+                        larger = max(without, grown) if room >= 0 else found
+                    elif state.on[full, coming] or room + share[coming] < 0 or gap < share[coming]:
+                        continue
+                    else:
+                        both = together[leaving, coming]
+                        larger = max(without + state.near[full, coming] - both, grown - state.near[node, coming] - both)
+                    if larger < found:
+                        found, from_slot, to_node, to_slot = larger, slot, node, other
+        budget -= nodes * slots * slots
+        if from_slot < 0:
+            break
+        _exchange(state, full, from_slot, to_node, to_slot, share, together)
+    return budget
+
+
+@compiled
+def iterate(state, share, together, on_tokens, limit, budget):  # type: ignore[no-untyped-def]
+    """Iterated local search on the greatest tokens of a node until ``limit`` is reached, or on its greatest Eq. (1)
+    load with tokens within ``limit``. ``state`` ends at the best layout found; what is left of the budget."""
+    nodes, slots = state.held.shape
+    bears = state.tokens if on_tokens else state.pairs
+    best = state.held.copy()
+    least = bears.max()
+    goal, cap = (limit, np.inf) if on_tokens else (0.0, limit)
+    random = np.uint64(nodes * 8191 + slots)
+    while True:
+        if on_tokens:
+            budget = _level(state, share, together, goal, budget)
+        else:
+            budget = _descend(state, share, together, cap, budget)
+        now = bears.max()
+        if now < least * (1 - RELATIVE):
+            least = now
+            best[:] = state.held
+        elif now > least:
+            _fill(state, best, share, together)
+        if budget <= 0 or nodes < 2 or least <= goal:
+            _fill(state, best, share, together)
+            return budget
+        done = 0
+        for _ in range(8 * KICKS):
+            random = random * _MULTIPLIER + _INCREMENT
+            draw = np.int64(random >> np.uint64(20))
+            first = _largest(bears) if done == 0 else draw % nodes
+            second = (first + 1 + (draw >> 10) % (nodes - 1)) % nodes
+            slot, other = (draw >> 20) % slots, (draw >> 30) % slots
+            if _may_exchange(state, first, slot, second, other, share, cap):
+                _exchange(state, first, slot, second, other, share, together)
+                done += 1
+                if done == KICKS:
+                    break
+        budget -= nodes
+
+
+@compiled
+def _may_exchange(state, first, slot, second, other, share, cap):  # type: ignore[no-untyped-def]
+    leaving, coming = state.held[first, slot], state.held[second, other]
+    if leaving == coming or (leaving >= 0 and state.on[second, leaving]) or (coming >= 0 and state.on[first, coming]):
+        return False
+    shift = (share[leaving] if leaving >= 0 else 0.0) - (share[coming] if coming >= 0 else 0.0)
+    return state.tokens[first] - shift <= cap and state.tokens[second] + shift <= cap
+
+
+@compiled
+def even_tokens(state, tokens, counts, goal, budget):  # type: ignore[no-untyped-def]
+    """Greedy and exchanges on tokens; while the fullest node has more than ``goal``, other counts are tried too.
+
+    One of the fullest node's experts gets a replica, the expert that suffers least gives one up. ``state`` and
+    ``counts`` [experts] end at the best found.
+    """
+    nodes, slots = state.held.shape
+    nothing = np.zeros((0, 0), dtype=np.float32)
+    empty = np.full((nodes, slots), -1, dtype=np.int32)
+    share = tokens / counts
+    _fill(state, empty, share, nothing)
+    greedy(state, counts, share, nothing, True)
+    budget = budget // 2 + iterate(state, share, nothing, True, goal, budget - budget // 2)
+    best, least = state.held.copy(), state.tokens.max()
+    improved = True
+    while improved and least > goal and budget > 0:
+        improved = False
+        full = _largest(state.tokens)
+        for gains in best[full].copy():
+            if gains < 0 or counts[gains] == nodes:
+                continue
+            gives = -1
+            for expert in range(len(tokens)):
+                if counts[expert] > 1 and expert != gains:
+                    after = tokens[expert] / (counts[expert] - 1)
+                    if gives < 0 or after < tokens[gives] / (counts[gives] - 1):
+                        gives = expert
+            if gives < 0:
+                continue
+            counts[gains] += 1
+            counts[gives] -= 1
+            share = tokens / counts
+            _fill(state, empty, share, nothing)
+            greedy(state, counts, share, nothing, True)
+            budget = _level(state, share, nothing, goal, budget - nodes * slots)
+            if state.tokens.max() < least * (1 - RELATIVE):
+                best[:] = state.held
+                least = state.tokens.max()
+                improved = True
+                break
+            counts[gains] -= 1
+            counts[gives] += 1
+        if not improved:
+            _fill(state, best, tokens / counts, nothing)
+
+
+@compiled
+def place_layers(tokens, together, with_pairs, by_tokens, slack, budget, held, counts):  # type: ignore[no-untyped-def]
+    """Fill ``held`` [layers, nodes, slots] and ``counts`` [layers, experts].
+
+    ``with_pairs``: search on co-activation, ``together`` [layers, experts, experts] float32 ([1, 0, 0] without).
+    ``by_tokens``: start from evened-out tokens; then no node may have more than EPLB's fullest, or than the mean times
+    1 + ``slack``, unless evening out ended above that.
+    """
+    layers, nodes, slots = held.shape
+    experts = tokens.shape[1]
+    nothing, empty = np.zeros((0, 0), dtype=np.float32), np.full((nodes, slots), -1, dtype=np.int32)
+    state = State(
+        np.empty((nodes, slots), dtype=np.int32),
+        np.empty((nodes, experts), dtype=np.uint8),
+        np.empty(nodes),
+        np.empty((nodes, experts)),
+        np.empty(nodes),
+    )
+    for layer in range(layers):
+        counts_of(tokens[layer], nodes * slots, nodes, counts[layer])
+        pair, cap = (together[layer] if with_pairs else nothing), np.inf
+        if by_tokens:
+            goal = LEVEL * tokens[layer].sum() / nodes
+            if with_pairs:
+                goal = max(goal, peer_load(tokens[layer], nodes, slots), goal / LEVEL * (1 + slack))
+            even_tokens(state, tokens[layer], counts[layer], goal, budget)
+            held[layer] = state.held
+            cap = max(state.tokens.max(), goal) * (1 + RELATIVE)
+            _fill(state, held[layer], tokens[layer] / counts[layer], pair)
+        else:
+            _fill(state, empty, tokens[layer], pair)
+            greedy(state, counts[layer], tokens[layer] / counts[layer], pair, False)
+        if with_pairs:
+            iterate(state, tokens[layer] / counts[layer], pair, False, cap, budget)
+        held[layer] = state.held
