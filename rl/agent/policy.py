@@ -52,6 +52,8 @@ class MakingSettings:
     """Or one of the paper's workloads; by default the pipeline's name, where it is one."""
     mean_tokens: int = MEAN_TOKENS
     """Tokens of a mean request, with a profile."""
+    cpu_scale: float = 0.0
+    """Real cores per configured core, with a profile; 0: where that was measured."""
 
 
 class ExplainingActor(ActorNetwork, Protocol):
@@ -121,6 +123,7 @@ def make(making: Making) -> Policy:
         (
             ("meter", own.meter, own.meter in METERS, " or ".join(METERS)),
             ("mean_tokens", own.mean_tokens, own.mean_tokens >= 1, "1 or more"),
+            ("cpu_scale", own.cpu_scale, own.cpu_scale >= 0, "0 or more"),
             ("workload", own.workload, own.workload in ("", *PAPER_WORKLOADS), ", ".join(PAPER_WORKLOADS)),
             ("profile", own.profile, not (own.profile and own.workload), "left out where workload is given"),
         ),
@@ -170,4 +173,6 @@ def _profiled(making: Making, own: MakingSettings, profile: Profile) -> CallTime
     experts = [making.topology.experts(layer) for layer in range(making.topology.layers)]
     tokens = [max(1.0, own.mean_tokens * manifest.router.top_k / len(layer)) for layer in experts]
     called = [(costs[node.id], length) for layer, length in zip(experts, tokens, strict=True) for node in layer]
-    return mean_calls(fitted_model(profile, costs), called, replace(making.limits.space, gpu_shares=()))
+    return mean_calls(
+        fitted_model(profile, costs, own.cpu_scale or None), called, replace(making.limits.space, gpu_shares=())
+    )

@@ -133,8 +133,13 @@ class Episode:
         """Decide the experts of ``layer`` in the open window, ``actions [K, 4]``, and play it up to this layer's end;
         returns the layer's reward for its cost.
 
-        Ordered from the window's beginning on, so that all layers in turn come to the same as :meth:`step`.
+        Ordered from the window's beginning on, so that all layers in turn come to the same as :meth:`step`. Raises
+        ValueError where that cost is not known yet: the busy one on a shared machine, whose stages end together.
         """
+        if self.workload.host is not None and self.settings.meter == "busy":
+            raise ValueError(
+                f"{self.workload.name}: on one shared machine a layer's busy cost is known with its window"
+            )
         self._order(self.encoder.lattice.layer_configurations(layer, actions))
         self._run_to(2 * layer + 2)
         cost = 0.0

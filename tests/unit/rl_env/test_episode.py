@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 from autoscaler.contract import Configuration, Observation, Proposal
 from rl.episodes import Episode
 from rl.evaluate.policies import limits_of
-from rl.reward import RewardSettings
+from rl.latency.roofline import Roofline
+from rl.reward import METERS, RewardSettings
 from rl.sim.play import Step, play
 from rl.sim.simulation import Simulation
+from rl.workload import Host
 from tests.unit.rl_env.builders import REFERENCE, START, drawn, episode, requests, workload
 
 Actions = NDArray[np.int16]
@@ -135,6 +138,23 @@ def test_an_episode_ends_and_refuses_to_go_on() -> None:
     assert one.step(one.state().present).done
     with pytest.raises(ValueError, match="has ended after 2 windows"):
         one.step(one.state().present)
+
+
+def test_a_shared_machine_is_stepped_by_windows_on_both_meters_and_by_layers_on_one() -> None:
+    host = Host(cores=4.0, start_s=1e-4, send_s=1e-5, receive_s=1e-5, answer_s=1e-4)
+    shared = replace(workload(), host=host, hop_s=0.0, latency=Roofline(noise_cv=0.0))
+    for meter in METERS:
+        settings = RewardSettings(meter)
+        one = Episode(shared, requests(60.0), shared.initial(START), reference=1.0, seconds=90.0, settings=settings)
+        outcome = one.step(one.state().present)
+        assert outcome.finished > 0 and (outcome.cost_rewards < 0).all()
+        one.begin()
+        if meter == "busy":
+            with pytest.raises(ValueError, match="known with its window"):
+                one.decide_layer(0, one.state().present[0])
+        else:
+            rewards = [one.decide_layer(layer, one.state().present[layer]) for layer in range(12)]
+            np.testing.assert_allclose(rewards, one.end().cost_rewards)
 
 
 def test_too_short_an_episode_is_refused() -> None:
