@@ -1,0 +1,148 @@
+"""How long a decision takes: ``python -m benchmarks.decision``.
+
+One decision is all that the controller does between an observation and its wishes: encode the observation
+(``rl.features``), make tensors of it, and decide all layers one after the other over the whole of Φ (203,520
+configurations an expert), on one thread. Not included are reading metrics, decision limits and orders. The pipeline
+is the paper's ``bert-8`` (12 layers of 8 experts) after some simulated windows, and the same blown up to 24 layers of
+64 experts. Arms of the ablation are timed in turns with the full agent, so that other work on the machine slows all
+of them. Weights are drawn at random: the time does not depend on them. ``cpu`` is processor time, which other work
+lengthens least. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from autoscaler.contract import Observation
+from rl.agent.actor import SisoActor
+from rl.agent.arms import ARMS, actor
+from rl.agent.contract import Batch
+from rl.agent.settings import NetworkSettings
+from rl.agent.windows import START
+from rl.episodes import Clip, Episode, episode_of, work_of
+from rl.episodes.sizes import resized
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
+from rl.workload_paper import paper_workload
+
+WORKLOAD = "bert-8"
+LARGE = (24, 64)
+WINDOWS = 3
+TARGET_MS, TARGET_LARGE_MS = 15.0, 150.0
+SLOWER = 10
+"""The full-joint arm is timed so many times less often."""
+
+
+@dataclass
+class Times:
+    """Milliseconds of each repeat."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    deciding: list[float] = field(default_factory=list)
+
+    def row(self) -> dict[str, float]:
+        return {
+            "ms_p50": statistics.median(self.wall),
+            "ms_p99": sorted(self.wall)[max(0, -(-99 * len(self.wall) // 100) - 1)],
+            "cpu_ms_p50": statistics.median(self.cpu),
+            "decide_ms_p50": statistics.median(self.deciding),
+            "repeats": len(self.wall),
+        }
+
+
+def played(layers: int, experts: int, seed: int) -> Episode:
+    """An episode of the workload, of another size where asked for, after some windows."""
+    clip = Clip(WORKLOAD, "bursty", seed, mean_rps=20.0, seconds=30.0 * (WINDOWS + 1))
+    base = paper_workload(WORKLOAD)
+    same = layers == base.topology.layers and experts == len(base.topology.experts(0))
+    workload = None if same else resized(base, layers, experts, seed)
+    episode = episode_of(clip, workload=workload, start=work_of(clip, workload=workload).workload.initial(START))
+    for _ in range(WINDOWS - 1):
+        episode.step(episode.state().present)
+    return episode
+
+
+def decide(network: SisoActor, encoder: Encoder, observation: Observation, memory: object, times: Times) -> None:
+    """One decision, timed."""
+    began, began_cpu = time.perf_counter(), time.process_time()
+    state, _ = encoder.encode(observation, memory)
+    batch = Batch.of(encoder.space, [state])
+    encoded = time.perf_counter()
+    network.decide(batch)
+    ended = time.perf_counter()
+    times.cpu.append((time.process_time() - began_cpu) * 1000)
+    times.wall.append((ended - began) * 1000)
+    times.deciding.append((ended - encoded) * 1000)
+
+
+def measure(episode: Episode, arms: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
+    """Arm → its times, all on the same observation, in turns."""
+    layers, experts = episode.encoder.lattice.mask.shape
+    networks = {}
+    for arm in arms:
+        sizes = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=arm, layers=layers, experts=experts)
+        networks[arm] = actor(sizes)
+    times = {arm: Times() for arm in arms}
+    _, memory = episode.encoder.encode(episode.observation, None)
+    for network in networks.values():
+        for _ in range(2):  # what is made once: compiled loops, rows of Φ
+            decide(network, episode.encoder, episode.observation, memory, Times())
+    for turn in range(repeats):
+        for arm, network in networks.items():
+            if arm != "full-joint" or turn % SLOWER == 0:
+                decide(network, episode.encoder, episode.observation, memory, times[arm])
+    return {arm: own.row() for arm, own in times.items()}
+
+
+def show(rows: dict[str, dict[str, float]], title: str, console: Console) -> None:
+    table = Table("arm", "p50 ms", "p99 ms", "of which deciding", "processor ms", "repeats", title=title)
+    for arm, row in rows.items():
+        cells = (row["ms_p50"], row["ms_p99"], row["decide_ms_p50"], row["cpu_ms_p50"])
+        table.add_row(arm, *(f"{cell:.2f}" for cell in cells), str(int(row["repeats"])))
+    console.print(table)
+
+
+@click.command()
+@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Decisions of each arm.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+def main(repeats: int, seed: int) -> None:
+    """Time decisions of all arms at 12 × 8 experts, and of the full agent at 24 × 64."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    small, large = played(12, 8, seed), played(*LARGE, seed)
+    rows = measure(small, ARMS, repeats)
+    blown_up = measure(large, ("full",), max(1, repeats // 4))["full"]
+    experts, many = (int(episode.encoder.lattice.mask.sum()) for episode in (small, large))
+    configurations = len(small.encoder.lattice.space)
+    console = Console(width=110)
+    show(rows, f"{experts} experts, {configurations:,} configurations each, one thread", console)
+    show({"full": blown_up}, f"{many} experts", console)
+    quickest = min(rows, key=lambda arm: rows[arm]["ms_p50"])
+    result: dict[str, Any] = {
+        **rows["full"],
+        "experts": experts,
+        "configurations": configurations,
+        "includes": "encoding of the observation, tensors, decisions of all layers",
+        "arms": rows,
+        "quickest": quickest,
+        "large": {**blown_up, "experts": many},
+        "target_ms": TARGET_MS,
+        "target_large_ms": TARGET_LARGE_MS,
+        "met": rows["full"]["ms_p50"] <= TARGET_MS and blown_up["ms_p50"] <= TARGET_LARGE_MS,
+        "least_of_all_arms": quickest == "full",
+    }
+    click.echo(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

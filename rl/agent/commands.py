@@ -1,0 +1,100 @@
+"""``smoe explain``: one decision of the learnt policy, expert by expert."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from autoscaler.contract import Configuration
+from rl.agent.explain import ExpertReasons
+from rl.agent.explain import explain as reasons_of
+from rl.agent.windows import fresh, logged
+from rl.workload_paper import PAPER_WORKLOADS
+from traces.options import json_option, seed_option
+from traces.trace import PATTERNS
+
+
+@click.command()
+@click.option("--log", type=click.Path(path_type=Path, exists=True, file_okay=False), default=None,
+              help="A controller's log folder: explain a stored decision.")  # fmt: skip
+@click.option(
+    "--at", "at_s", type=float, default=None, help="With --log: end of the window, Unix time. [default: last]"
+)
+@click.option("--workload", "name", type=click.Choice(PAPER_WORKLOADS), default="bert-8", show_default=True,
+              help="Without --log: a fresh window of this workload on the modelled cluster.")  # fmt: skip
+@click.option("--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True)
+@click.option("--mean-rps", type=click.FloatRange(0.1, 1e4), default=20.0, show_default=True)
+@click.option("--window", "number", type=click.IntRange(0, 119), default=5, show_default=True, help="Of the episode.")
+@seed_option
+@click.option("--actor", "actor_file", type=click.Path(path_type=Path, dir_okay=False), default=None,
+              help="File of the actor. [default: the published one]")  # fmt: skip
+@click.option("--layer", "layers", type=click.IntRange(min=0), multiple=True, help="Only these layers.")
+@click.option("--top", type=click.IntRange(1, 20), default=3, show_default=True, help="Configurations an expert.")
+@json_option
+def explain(
+    log: Path | None, at_s: float | None, layers: Sequence[int], top: int, as_json: bool, **options: Any
+) -> None:
+    """Show why the learnt policy decides what it decides in one window.
+
+    For each expert: how much the pointer weighed it within its layer, and the configurations with the highest scores
+    among all that Eq. (2) allows, with their probability. The window is a stored one of a controller (--log), or a
+    fresh one of the simulator, played under the policy up to it.
+    """
+    actor_file = options.pop("actor_file")
+    window = logged(log, at_s, actor_file) if log is not None else fresh(actor_file, **options)
+    found = [
+        row for row in reasons_of(window.actor, window.encoder, window.state, top) if not layers or row.layer in layers
+    ]
+    if not found:
+        raise click.UsageError(f"the pipeline has no layer {layers[0]}; it has 0 to {len(window.state.experts) - 1}")
+    about = {**window.about, "arm": window.actor.settings.arm}
+    if as_json:
+        rows = [{**asdict(row), "stored": _plain(window.stored.get(row.function))} for row in found]
+        click.echo(json.dumps({**about, "experts": rows}))
+        return
+    _show(found, about, window.stored)
+
+
+def _plain(stored: Configuration | None) -> dict[str, Any] | None:
+    return None if stored is None else asdict(stored)
+
+
+def _show(found: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Mapping[str, Configuration]) -> None:
+    console = Console()
+    console.print(", ".join(f"{key} {value}" for key, value in about.items()))
+    for layer in sorted({row.layer for row in found}):
+        table = Table("expert", "pointer", "rank", "configuration", "score", "probability", title=f"layer {layer}")
+        for row in (row for row in found if row.layer == layer):
+            for rank, choice in enumerate(row.best):
+                table.add_row(
+                    f"{row.layer}-{row.expert}" if not rank else "",
+                    f"{row.pointer:.3f}" if not rank else "",
+                    str(rank + 1),
+                    _text(choice.configuration) + (" (as it is)" if choice.configuration == row.present else ""),
+                    f"{choice.score:.3f}",
+                    f"{choice.probability:.2g}",
+                    end_section=rank == len(row.best) - 1,
+                )
+        console.print(table)
+    allowed = sum(row.allowed for row in found) / len(found)
+    console.print(f"each choice is among {allowed:,.0f} configurations on average, that is all that Eq. (2) allows")
+    other = [row.function for row in found if stored and stored.get(row.function) != row.chosen.configuration]
+    if stored:
+        same = len(found) - len(other)
+        console.print(f"{same} of {len(found)} wishes are those that were stored when it was decided")
+
+
+def _text(configuration: Configuration) -> str:
+    compute = (
+        f"{configuration.cpu_cores:g} cores" if configuration.cpu_cores else f"{configuration.gpu_share:g} of a GPU"
+    )
+    return (
+        f"{configuration.replicas} × {configuration.memory_mb} MiB, {compute}, concurrency {configuration.concurrency}"
+    )

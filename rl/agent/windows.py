@@ -1,0 +1,129 @@
+"""Which window ``smoe explain`` explains: a stored one of the function logger, or a fresh one of the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from autoscaler.contract import Configuration, ConfigurationSpace
+from autoscaler.decision.limits import LimitSettings
+from autoscaler.logger import read_contexts, read_decisions
+from autoscaler.policies import Making
+from autoscaler.prices import PriceSheet
+from autoscaler.settings import ControllerSettings
+from autoscaler.topology import load_topology
+from rl.agent.actor import SisoActor
+from rl.agent.contract import Batch, State
+from rl.agent.errors import NetworkError
+from rl.agent.export import load
+from rl.agent.policy import LearntPolicy, make, published
+from rl.episodes import Clip, episode_of, work_of
+from rl.experience import Tick, ticks
+from rl.features import Encoder
+
+SLACK_S = 1e-3
+START = Configuration(memory_mb=1024, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)
+"""What the experts of a fresh window begin with."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A state to be explained."""
+
+    actor: SisoActor
+    encoder: Encoder
+    state: State
+    about: Mapping[str, Any]
+    """What the window is, for the title and for JSON."""
+    stored: Mapping[str, Configuration]
+    """Function → what was wished for when it was decided; empty for a fresh window."""
+
+
+def fresh(actor_file: Path | None, name: str, pattern: str, seed: int, mean_rps: float, number: int) -> Window:
+    """Window ``number`` of an episode of the validation set, played under the actor. Raises NetworkError."""
+    actor = load(actor_file or published(name, "provisioned"))
+    clip = Clip(name, pattern, seed, "validation", mean_rps=mean_rps, seconds=30.0 * (number + 2))
+    episode = episode_of(clip, start=work_of(clip).workload.initial(START))
+    if episode.windows_left < number:
+        raise NetworkError(f"the episode has {episode.windows_left} windows; window {number} is not one of them")
+    for _ in range(number):
+        batch = Batch.of(episode.encoder.space, [episode.state()])
+        episode.step(actor.decide(batch)[0].numpy())
+    about = {"workload": name, "pattern": pattern, "seed": seed, "window": number, "simulated": True}
+    return Window(actor, episode.encoder, episode.state(), about, {})
+
+
+def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
+    """The window of a controller's log that ended at ``at_s`` (Unix time; None: the last one).
+
+    The state is made anew from the log by the encoder that decided then. Raises NetworkError, LogError, SettingsError.
+    """
+    contexts = [context for context in read_contexts(folder) if "settings" in context]
+    if not contexts:
+        raise NetworkError(f"{folder} holds no log of a controller; give the folder of windows-*.parquet")
+    stored = list(ticks(folder))
+    wanted = [tick for tick in stored if at_s is None or abs(tick.observation.end_s - at_s) < SLACK_S]
+    if not wanted:
+        ends = f"{stored[0].observation.end_s:.3f} to {stored[-1].observation.end_s:.3f}" if stored else "none"
+        raise NetworkError(f"{folder} has no window that ended at {at_s}; stored are {ends}")
+    last = wanted[-1]
+    making = making_of(contexts[-1])
+    policy = make(making)
+    if not isinstance(policy, LearntPolicy):
+        raise NetworkError(f"{folder} is not of a learnt policy")
+    path = actor_file or Path(
+        str(making.table().get("actor", "") or published(making.topology.pipeline, meter_of(making)))
+    )
+    state = state_at(policy.encoder, stored, last)
+    wishes = {
+        row["function"]: Configuration(**{entry.name: row[f"wish_{entry.name}"] for entry in fields(Configuration)})
+        for row in read_decisions(folder).to_pylist()
+        if abs(row["end_s"] - last.observation.end_s) < SLACK_S
+    }
+    about = {
+        "pipeline": last.observation.pipeline,
+        "end_s": last.observation.end_s,
+        "policy": last.policy,
+        "simulated": False,
+    }
+    return Window(load(path), policy.encoder, state, about, wishes)
+
+
+def meter_of(making: Making) -> str:
+    """Which meter the policy of a log kept low."""
+    return str(making.table().get("meter", "provisioned"))
+
+
+def state_at(encoder: Encoder, stored: list[Tick], last: Tick) -> State:
+    """The state of a stored window, with the history that the policy had then."""
+    memory = None
+    for tick in stored:
+        if tick.observation.stale or tick.observation.requests is None:
+            if tick is last:
+                raise NetworkError("that window's data is stale or incomplete: nothing was decided in it")
+            continue
+        state, memory = encoder.encode(tick.observation, memory)
+        if tick is last:
+            return state
+    raise NetworkError("that window is not among those stored")
+
+
+def making_of(context: Mapping[str, Any]) -> Making:
+    """What the policy of a log was made of: its settings are in the log. Raises SettingsError."""
+    stored = dict(context["settings"])
+    known = {entry.name for entry in fields(ControllerSettings)}
+    paths = ("manifest_dir", "policy_settings", "plan", "prices", "log_dir", "kubeconfig")
+    given: dict[str, Any] = {name: value for name, value in stored.items() if name in known}
+    given |= {name: Path(given[name]) for name in paths if given.get(name) is not None}
+    space = given.get("space", {})
+    given["space"] = ConfigurationSpace(**{name: _tuple(value) for name, value in space.items()})
+    settings = ControllerSettings(**given)
+    limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
+    topology = load_topology(settings.manifest_dir, settings.max_functions)
+    return Making(settings, topology, limits, PriceSheet(**context["prices"]))
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
