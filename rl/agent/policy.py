@@ -36,6 +36,7 @@ NAME = "smoe"
 PUBLISHED = Path(__file__).parents[1] / "policies"
 """Published actors: ``PIPELINE-METER.safetensors`` where a pipeline has its own, else ``smoe-METER.safetensors``."""
 MEAN_TOKENS = 64
+"""Of a request, with a profile."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class MakingSettings:
     """Measured profile of the pipeline (parquet), for the seconds of a call; by default one of this tree that fits."""
     workload: str = ""
     """Or one of the paper's workloads; by default the pipeline's name, where it is one."""
-    mean_tokens: int = MEAN_TOKENS
-    """Tokens of a mean request, with a profile."""
+    mean_tokens: int = 0
+    """Tokens of a mean request; 0: the workload's own, 64 with a profile."""
     cpu_scale: float = 0.0
     """Real cores per configured core, with a profile; 0: where that was measured."""
 
@@ -122,7 +123,7 @@ def make(making: Making) -> Policy:
         NAME,
         (
             ("meter", own.meter, own.meter in METERS, " or ".join(METERS)),
-            ("mean_tokens", own.mean_tokens, own.mean_tokens >= 1, "1 or more"),
+            ("mean_tokens", own.mean_tokens, own.mean_tokens >= 0, "0 or more"),
             ("cpu_scale", own.cpu_scale, own.cpu_scale >= 0, "0 or more"),
             ("workload", own.workload, own.workload in ("", *PAPER_WORKLOADS), ", ".join(PAPER_WORKLOADS)),
             ("profile", own.profile, not (own.profile and own.workload), "left out where workload is given"),
@@ -156,7 +157,7 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
     pipeline, space = making.topology.pipeline, making.limits.space
     name = own.workload or (pipeline if not own.profile and pipeline in PAPER_WORKLOADS else "")
     if name:
-        return calls_of(replace(paper_workload(name), space=space)), False
+        return calls_of(paper_workload(name, mean_tokens=own.mean_tokens or None, space=space)), False
     if own.profile:
         profile = load_profile(Path(own.profile))
         check_pipeline(profile.metadata, pipeline, making.topology.manifest_sha256)
@@ -171,7 +172,7 @@ def _profiled(making: Making, own: MakingSettings, profile: Profile) -> CallTime
     manifest = load_manifest(making.settings.manifest_dir, verify=False)
     costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
     experts = [making.topology.experts(layer) for layer in range(making.topology.layers)]
-    tokens = [max(1.0, own.mean_tokens * manifest.router.top_k / len(layer)) for layer in experts]
+    tokens = [max(1.0, (own.mean_tokens or MEAN_TOKENS) * manifest.router.top_k / len(layer)) for layer in experts]
     called = [(costs[node.id], length) for layer, length in zip(experts, tokens, strict=True) for node in layer]
     return mean_calls(
         fitted_model(profile, costs, own.cpu_scale or None), called, replace(making.limits.space, gpu_shares=())

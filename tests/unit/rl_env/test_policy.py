@@ -26,6 +26,7 @@ from rl.experience import Experience, experiences, ticks
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
 from rl.sim.play import Step, play
 from rl.sim.simulation import Simulation
+from rl.workload_paper import paper_workload
 from tests.unit.rl_env.builders import START, requests, workload
 
 NAMES = ("segments", "experts", "pipeline", "present", "least_memory")
@@ -197,6 +198,16 @@ def test_bad_settings_are_refused_with_a_sentence(
 ) -> None:
     with pytest.raises(SettingsError, match=sentence):
         make_policy(making(tmp_path, text, **more))
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("mean_tokens = 256", 256), ('workload = "gpt2-4"', None)])
+def test_call_times_are_those_of_the_workload_and_its_lengths(
+    exported: Path, tmp_path: Path, text: str, tokens: int | None
+) -> None:
+    policy = make_policy(making(tmp_path, f'actor = "{exported}"\n{text}\n'))
+    assert isinstance(policy, LearntPolicy)
+    expected = calls_of(paper_workload("gpt2-4" if tokens is None else "bert-4", mean_tokens=tokens or None))
+    np.testing.assert_allclose(policy.encoder.calls.seconds, expected.seconds)
 
 
 def test_a_pipeline_s_own_published_actor_goes_before_the_one_for_all(tmp_path: Path) -> None:
