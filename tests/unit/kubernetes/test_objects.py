@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.platform.kubernetes import deployments
@@ -134,6 +134,7 @@ amounts = st.dictionaries(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(texts, texts, texts, amounts, st.integers(0, 99), st.lists(st.sampled_from(["a", "b"]), unique=True))
 def test_a_function_is_read_back_as_it_was_deployed(
     labels: Any, annotations: Any, env: Any, limits: Any, inflight: int, secrets: list[str]
@@ -171,6 +172,7 @@ def test_what_a_live_pod_can_become(changes: dict[str, Any], possible: bool) -> 
     assert objects.only_live_differs(spec("f"), spec("f", **changes)) is possible
 
 
+@settings(max_examples=50, deadline=None)
 @given(amounts, amounts, st.integers(0, 99))
 def test_gateway_and_controller_write_the_same_words(limits: Any, requests: Any, inflight: int) -> None:
     """Neither may undo the other's notes: what one writes the other reads as its own."""

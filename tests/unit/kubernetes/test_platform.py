@@ -15,6 +15,7 @@ from autoscaler.lease import NotLeaderError
 from autoscaler.platform.kubernetes import KubernetesPlatform
 from autoscaler.platform.kubernetes.client import RefusedError
 from tests.doubles.kubernetes.cluster import Node
+from tests.doubles.kubernetes.errors import Refusal
 from tests.doubles.kubernetes.functions import NAMESPACE, put, put_openfaas, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
@@ -262,8 +263,6 @@ def test_conflicts_and_429_are_waited_out(double: Running, platform: KubernetesP
 
 def test_a_partial_success_is_repaired_by_the_next_tick(double: Running, platform: KubernetesPlatform) -> None:
     """The wish is noted, the resize fails: the pod is brought in line later, and nothing claims it was done."""
-    from tests.doubles.kubernetes.errors import Refusal
-
     double.set(refusals={("patch", "pods/resize"): Refusal(500, "InternalError", "etcdserver: request timed out")})
     with pytest.raises(PlatformError):
         platform.apply(F, configuration(), configuration(memory_mb=512))
@@ -272,6 +271,19 @@ def test_a_partial_success_is_repaired_by_the_next_tick(double: Running, platfor
     double.set(refusals={})
     order(platform, configuration(memory_mb=512))
     assert limits(double) == [{"memory": "512Mi", "cpu": "1000m"}]
+
+
+def test_what_a_leader_left_half_done_the_next_one_completes(double: Running, platforms: Platforms) -> None:
+    """The first is killed between its note and the first resize; the second knows nothing but the cluster."""
+    put(double, spec(F), 3)
+    first, second = platforms(), platforms()
+    double.set(refusals={("patch", "pods/resize"): Refusal(503, "ServiceUnavailable", "gone")})
+    with pytest.raises(UnreachableError):
+        first.apply(F, first.configurations()[F], configuration(3, memory_mb=512))
+    double.set(refusals={})
+    assert second.configurations() == {F: configuration(3, memory_mb=512)}
+    second.keep()
+    assert [one["memory"] for one in limits(double)] == ["512Mi"] * 3
 
 
 def test_who_is_not_the_leader_writes_nothing(double: Running, platforms: Platforms) -> None:
