@@ -1,0 +1,365 @@
+"""The learnt policy on the running pipeline beside HPA, KPA, last-window optimum and static: ``python -m
+benchmarks.closed_loop``.
+
+The default pipeline on the embedded gateway under real limits, the same real prompts at the same arrivals of a bursty
+hour, each policy in turns, several repeats. Policies scale experts and are billed for them; segments have what keeps
+them from being the bottleneck. Every play is also simulated on the profile of this machine, and the prediction stands
+beside what was measured. ``learnt_first``: among policies whose P95 is within the SLO in the median of the repeats, the
+learnt one costs least provisioned. The last line is one JSON object: ``cells`` (policy × repeat), ``failed``,
+``learnt_first``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from autoscaler.build import build_controller
+from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport
+from autoscaler.decision.limits import LimitSettings
+from autoscaler.loop import run as run_loop
+from autoscaler.platform.openfaas import OpenFaasPlatform
+from autoscaler.policies import Making, make_policy
+from autoscaler.settings import ControllerSettings
+from benchmarks.fidelity_runs import routing_of
+from moe.reference import WholeModel
+from rl.profile.errors import ProfileError, ProfileMismatchError
+from rl.profile.machine import this_machine
+from rl.profile.pipeline import measured_workload
+from rl.profile.shelf import committed, open_profile
+from rl.sim.play import play
+from rl.sim.requests import Requests
+from rl.sim.simulation import Simulation
+from rl.workload import Workload
+from smoe import lifecycle as service
+from smoe.deployment import DeploymentSettings
+from smoe.gateway_client import GatewayClient
+from smoe.parity import compare_with_whole_model
+from smoe.pipelines import ensure_pipeline
+from smoe.state import read_password
+from traces import catalog, prompts, scale
+from traces.replay import ReplaySettings, replay
+from traces.trace import Trace
+
+LEARNT = "smoe"
+POLICIES = (LEARNT, "hpa", "kpa", "last-window", "static")
+MODULES: Mapping[str, str] = {"last-window": "rl.bound.last_window:make"}
+"""Policies that are not of the controller's package."""
+WITH_PROFILE = (LEARNT, "last-window")
+SPACE = ConfigurationSpace(gpu_shares=())
+START = Configuration(memory_mb=256, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)
+"""Of every expert; ``static`` keeps it."""
+SEGMENT = Configuration(memory_mb=256, cpu_cores=6.0, gpu_share=0.0, replicas=2, concurrency=8)
+MAX_WORDS = 24
+INGRESS_CONCURRENCY = 512
+
+
+@dataclass(frozen=True)
+class Play:
+    """What all policies meet. Seconds are of the clock; ``window_s`` between decisions."""
+
+    trace: Trace
+    texts: tuple[str, ...]
+    slo_s: float
+    window_s: float
+    cpu_scale: float
+    profile: Path
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One play; costs are the experts' in an hour, in the price sheet's currency."""
+
+    p50_ms: float
+    p95_ms: float
+    p95_over_slo: float
+    violations: float
+    """Share of windows with answers whose P95 was over the SLO."""
+    provisioned: float
+    busy: float
+    answered: int
+    failed: int
+    changes: int
+
+
+def settings_of(policy: str, play_: Play, directory: Path, folder: Path) -> ControllerSettings:
+    """The controller of one policy; its own settings lie in ``folder``."""
+    own = None
+    if policy in WITH_PROFILE:
+        own = folder / f"{policy}.toml"
+        own.write_text(f"profile = {json.dumps(str(play_.profile))}\ncpu_scale = {play_.cpu_scale}\n")
+    return ControllerSettings(
+        gateway_url="http://127.0.0.1:1",
+        manifest_dir=directory,
+        policy=MODULES.get(policy, policy),
+        policy_settings=own,
+        interval_s=play_.window_s,
+        slo_s=play_.slo_s,
+        max_replicas=SPACE.replicas_max,
+        scale_segments=False,
+        space=SPACE,
+        cpu_target=0.5,
+        down_stabilisation_s=10 * play_.window_s,
+        period_s=3 * play_.window_s,
+    )
+
+
+def measured(play_: Play, settings: ControllerSettings, client: GatewayClient) -> Outcome:
+    """The policy on the running pipeline, from ``START`` on."""
+    controller, window_s = build_controller(replace(settings, gateway_url=client.url))
+    topology = controller.topology
+    start = {node.function: START if node.kind == "expert" else SEGMENT for node in topology.nodes[1:]}
+    settle(client, OpenFaasPlatform(client.url, topology.pipeline, (settings.user, settings.password or "")), start)
+    reports: list[TickReport] = []
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=run_loop,
+        args=(controller, play_.window_s, stop.wait, reports.append),
+        kwargs={"window_s": window_s},
+        daemon=True,
+    )
+    url = f"{client.url}/function/{topology.pipeline}"
+    sending = ReplaySettings(url=url, slo_s=play_.slo_s, timeout_s=60.0, seed=play_.seed)
+    thread.start()
+    try:
+        result = asyncio.run(replay(play_.trace, list(play_.texts), sending))
+    finally:
+        stop.set()
+        thread.join(30)
+    answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
+    ends = np.array([(one.sent_s or one.scheduled_s) + (one.latency_s or 0.0) for one in answered])
+    latencies = np.array([one.latency_s for one in answered], dtype=np.float64)
+    return outcome(play_, ends, latencies, reports, len(result.records) - len(answered))
+
+
+def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[str, Configuration]) -> None:
+    """Every function as a play begins, with all replicas ready."""
+    present = platform.configurations()
+    for function, configuration in wanted.items():
+        if present[function] != configuration:
+            platform.apply(function, present[function], configuration)
+    client.wait_ready(list(wanted), 60.0)
+    time.sleep(2.0)
+
+
+def simulated(
+    play_: Play, settings: ControllerSettings, workload: Workload, sent_s: np.ndarray, counts: np.ndarray
+) -> Outcome:
+    """The same policy on the simulated pipeline."""
+    limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
+    policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
+    simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(START), seed=play_.seed)
+    until_s = float(np.ceil(play_.trace.duration_s / play_.window_s) * play_.window_s)
+    steps = play(simulation, policy, limits, window_s=play_.window_s, until_s=until_s)
+    windows = [step.window for step in steps]
+    if simulation.requests.arrival_s.size > sum(window.latency_s.size for window in windows):
+        windows.append(simulation.advance(simulation.now_s + 60.0))
+    ends = np.concatenate([sent_s[window.finished] + window.latency_s for window in windows])
+    latencies = np.concatenate([window.latency_s for window in windows])
+    return outcome(play_, ends, latencies, [step.report for step in steps], 0)
+
+
+def outcome(
+    play_: Play, ends_s: np.ndarray, latencies_s: np.ndarray, reports: Sequence[TickReport], failed: int
+) -> Outcome:
+    """Quantiles of all answers; windows are those of the clock in which answers came."""
+    p50_s, p95_s = np.quantile(latencies_s, (0.5, 0.95))
+    numbers = (ends_s // play_.window_s).astype(np.int64)
+    judged = [np.quantile(latencies_s[numbers == number], 0.95) > play_.slo_s for number in np.unique(numbers)]
+    hours, provisioned, busy = 0.0, 0.0, 0.0
+    for report in reports:
+        experts = [node.node for node in report.observation.nodes if node.kind == "expert"]
+        costs = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
+        if all(cost.provisioned is not None and cost.busy is not None for cost in costs):
+            hours += report.observation.window_s / 3600
+            provisioned += sum(cost.provisioned or 0.0 for cost in costs)
+            busy += sum(cost.busy or 0.0 for cost in costs)
+    return Outcome(
+        1000 * float(p50_s),
+        1000 * float(p95_s),
+        float(p95_s / play_.slo_s),
+        float(np.mean(judged)),
+        provisioned / hours,
+        busy / hours,
+        int(latencies_s.size),
+        failed,
+        sum(len(report.applied) for report in reports),
+    )
+
+
+def run_all(
+    policies: Sequence[str],
+    repeats: int,
+    options: Mapping[str, Any],
+    progress: Callable[[str, int], object],
+) -> tuple[list[dict[str, Any]], float]:
+    """(cells, SLO in seconds). Policies take turns within each repeat."""
+    cells: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="smoe-closed-loop-") as name:
+        folder = Path(name)
+        gateway = service.GatewaySettings(folder / "state", port=0, metrics_port=0, cpu_scale=options["cpu_scale"])
+        directory, manifest = ensure_pipeline("minilm", gateway.pipelines)
+        process = service.start_gateway(gateway, detach=False)
+        try:
+            client = GatewayClient.from_state(gateway.state)
+            cores = max(1, round(1 / options["cpu_scale"]))
+            service.deploy_pipeline(
+                client,
+                manifest,
+                DeploymentSettings(
+                    cpu_cores=SEGMENT.cpu_cores, ingress_cpu_cores=cores, ingress_concurrency=INGRESS_CONCURRENCY
+                ),
+            )
+            play_ = prepare(client, directory, manifest.name, options)
+            password = read_password(gateway.state)
+            workload, sent_s, counts = simulation_of(play_, directory)
+            for repeat in range(repeats):
+                for number, policy in enumerate(policies):
+                    progress(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
+                    settings = replace(settings_of(policy, play_, directory, folder), password=password)
+                    real = measured(play_, settings, client)
+                    model = simulated(play_, settings, workload, sent_s, counts) if repeat == 0 else None
+                    cells.append(
+                        {
+                            "policy": policy,
+                            "repeat": repeat,
+                            "measured": asdict(real),
+                            "simulated": None if model is None else asdict(model),
+                        }
+                    )
+        finally:
+            service.stop_process(process)
+    progress("done", repeats * len(policies))
+    return cells, play_.slo_s
+
+
+def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapping[str, Any]) -> Play:
+    """The trace, its texts, and the SLO: a stated factor of a prompt's time through the functions as they start."""
+    folder = catalog.data_folder(options["data"])
+    chosen = prompts.load_prompts(catalog.text_folder(folder), MAX_WORDS)
+    seed = options["seed"]
+    trace = scale.fit(catalog.bursty_hour(folder, "uniform", seed), options["seconds"], options["mean_rps"], seed)
+    texts = tuple(chosen.choose(trace.requests, seed))
+    parity = compare_with_whole_model(client, pipeline, directory, texts[:8])
+    return Play(
+        trace,
+        texts,
+        options["slo_factor"] * parity.unloaded_p50_s,
+        options["window_s"],
+        options["cpu_scale"],
+        options["profile"] or profile_file(directory),
+        seed,
+    )
+
+
+def profile_file(directory: Path) -> Path:
+    """The committed profile of this pipeline and machine. Raises ProfileMismatchError."""
+    for path in committed():
+        with suppress(ProfileError):
+            open_profile(path, directory, this_machine())
+            return path
+    raise ProfileMismatchError("no committed profile is of this pipeline and machine; `smoe profile` makes one")
+
+
+def simulation_of(play_: Play, directory: Path) -> tuple[Workload, np.ndarray, np.ndarray]:
+    """The pipeline on the profile of this machine, and the same requests with the routing that the model gives them."""
+    profile = open_profile(play_.profile, directory, this_machine())
+    counts = routing_of(WholeModel(directory), play_.texts)
+    workload = measured_workload(
+        directory,
+        profile,
+        counts[0],
+        slo_s=play_.slo_s,
+        cpu_scale=play_.cpu_scale,
+        space=SPACE,
+        shared=True,
+        segment_configuration=SEGMENT,
+    )
+    return workload, np.array(play_.trace.arrival_s, dtype=np.float64), counts
+
+
+def first_on_cost(cells: Sequence[Mapping[str, Any]]) -> bool:
+    """The learnt policy keeps the SLO in the median of its repeats and no other that does is cheaper."""
+    costs = {}
+    for policy in dict.fromkeys(cell["policy"] for cell in cells):
+        plays = [cell["measured"] for cell in cells if cell["policy"] == policy]
+        if statistics.median(one["p95_over_slo"] for one in plays) <= 1:
+            costs[policy] = statistics.median(one["provisioned"] for one in plays)
+    return LEARNT in costs and costs[LEARNT] == min(costs.values())
+
+
+def table_of(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
+    """A row a play, measured and simulated."""
+    table = Table(title=f"policies on the running pipeline; SLO: P95 within {1000 * slo_s:.0f} ms")
+    for name in ("policy", "repeat", "P50 ms", "P95/SLO", "windows over", "cost/h", "busy/h", "failed", "simulated"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for cell in cells:
+        real, model = cell["measured"], cell["simulated"]
+        beside = "" if model is None else f"P95/SLO {model['p95_over_slo']:.2f}, {model['provisioned']:.2f}/h"
+        table.add_row(
+            cell["policy"],
+            str(cell["repeat"] + 1),
+            f"{real['p50_ms']:.0f}",
+            f"{real['p95_over_slo']:.2f}",
+            f"{real['violations']:.0%}",
+            f"{real['provisioned']:.3f}",
+            f"{real['busy']:.3f}",
+            str(real["failed"]),
+            beside,
+        )
+    return table
+
+
+@click.command()
+@click.option("--policies", default=",".join(POLICIES), show_default=True)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Of a play.")
+@click.option("--mean-rps", default=3.0, show_default=True, type=click.FloatRange(0.1))
+@click.option("--cpu-scale", default=0.03, show_default=True, type=click.FloatRange(0.001, 10))
+@click.option("--interval", "window_s", default=2.0, show_default=True, type=click.FloatRange(0.5))
+@click.option("--slo-factor", default=3.0, show_default=True, help="SLO over a prompt's time through idle functions.")
+@click.option("--profile", type=click.Path(path_type=Path, exists=True), default=None, help="[default: the one here]")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
+@click.option("--seed", default=0, show_default=True)
+def main(policies: str, repeats: int, **options: Any) -> None:
+    """Play the same clip under each policy on the running pipeline, and simulate it beside."""
+    names = tuple(policies.split(","))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("plays", total=repeats * len(names))
+        cells, slo_s = run_all(
+            names, repeats, options, lambda what, done: bar.update(task, description=what, completed=done)
+        )
+    Console(stderr=True).print(table_of(cells, slo_s))
+    failed = sum(cell["measured"]["failed"] for cell in cells)
+    print(
+        json.dumps(
+            {
+                "learnt_first": first_on_cost(cells),
+                "failed": failed,
+                "slo_ms": 1000 * slo_s,
+                "cores": os.cpu_count(),
+                "cells": cells,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
