@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from autoscaler.contract import NodeKind, Policy, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.plan import Plan, load_plan
+from autoscaler.policy.beside import BesidePolicy
 from autoscaler.policy.demand import Metric
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.keda import KedaPolicy, KedaSettings, Trigger
@@ -77,7 +78,10 @@ Maker = Callable[[Making], Policy]
 
 
 def make_policy(making: Making) -> Policy:
-    """The policy that the settings name. Raises SettingsError."""
+    """The policy that the settings name; where that is for experts only, HPA scales what else may be scaled.
+
+    Raises SettingsError.
+    """
     name = making.settings.policy
     if name in MAKERS:
         if making.settings.policy_settings is not None and name not in WITH_FILE:
@@ -90,7 +94,11 @@ def make_policy(making: Making) -> Policy:
         maker: Maker = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise SettingsError(f"policy is {name!r}, which cannot be loaded: {error}") from error
-    return maker(making)
+    policy = maker(making)
+    others = making.kinds - {"expert"}
+    if name not in ELSEWHERE or not others:
+        return policy
+    return BesidePolicy(policy, HpaPolicy(replace(hpa_settings(making), kinds=others)))
 
 
 def _static(making: Making) -> Policy:

@@ -167,7 +167,7 @@ def exported(tmp_path: Path) -> Path:
 def making(folder: Path, text: str, **more: Any) -> Making:
     own = folder / "smoe.toml"
     own.write_text(text)
-    values: dict[str, Any] = {"policy": "smoe", "slo_s": 0.08, "policy_settings": own, **more}
+    values: dict[str, Any] = {"policy": "smoe", "slo_s": 0.08, "policy_settings": own, "scale_segments": False, **more}
     one, settings = workload(), ControllerSettings("http://127.0.0.1:9", folder, **values)
     validate(settings)
     return Making(settings, one.topology, limits_of(one), one.prices)
@@ -221,3 +221,11 @@ def test_states_of_the_policy_have_the_features_that_networks_are_made_for() -> 
     LearntPolicy(scripted, made_encoder()).propose(observed(), 0.0, None)
     batch = scripted.batches[0]
     assert batch.experts.shape == (1, 12, 4, len(NODE_FEATURES)) and batch.pipeline.shape == (1, len(PIPELINE_FEATURES))
+
+
+def test_segments_are_hpa_s_where_the_controller_scales_them(exported: Path, tmp_path: Path) -> None:
+    policy = make_policy(making(tmp_path, f'actor = "{exported}"\n', scale_segments=True))
+    found = policy.propose(observed(), 0.0, None)
+    kinds = {node.function: node.kind for node in workload().topology.nodes}
+    assert {kinds[function] for function in found.wishes} == {"segment", "expert"}
+    assert all("pointer" in reason for function, reason in found.reasons.items() if kinds[function] == "expert")

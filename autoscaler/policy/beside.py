@@ -1,0 +1,35 @@
+"""Two policies side by side, each for functions of its own: a learnt one for experts, HPA for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autoscaler.contract import Observation, Policy, Proposal
+
+
+@dataclass(frozen=True)
+class BesideMemory:
+    """Both policies' memories."""
+
+    first: object = None
+    second: object = None
+
+
+class BesidePolicy:
+    """The wishes of both. Where both speak of a function, ``first`` is heard; the name is its own."""
+
+    def __init__(self, first: Policy, second: Policy) -> None:
+        self.name = first.name
+        self._first = first
+        self._second = second
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        before = memory if isinstance(memory, BesideMemory) else BesideMemory()
+        first = self._first.propose(observation, now_s, before.first)
+        second = self._second.propose(observation, now_s, before.second)
+        others = {function: wish for function, wish in second.wishes.items() if function not in first.reasons}
+        return Proposal(
+            {**others, **first.wishes},
+            {**second.reasons, **first.reasons},
+            BesideMemory(first.memory, second.memory),
+        )
