@@ -78,18 +78,18 @@ class Recurrence:
     def gates(self, inputs: Tensor, axis: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The inputs' part of the gates [.., 2 d] and [.., d], one pair for each place along ``axis``."""
         gates = functional.linear(inputs, self._cell.weight_ih, self._cell.bias_ih)
-        reset_update, new = torch.split(gates, self._sizes, -1)
+        reset_update, new = torch.split_with_sizes(gates, self._sizes, -1)
         return zip(reset_update.unbind(axis), new.unbind(axis), strict=True)
 
     def step(self, reset_update: Tensor, new: Tensor, hidden: Tensor) -> Tensor:
         """The next hidden state [B, d]."""
-        own, own_new = torch.split(torch.addmm(self._cell.bias_hh, hidden, self._weight), self._sizes, -1)
+        own, own_new = torch.split_with_sizes(torch.addmm(self._cell.bias_hh, hidden, self._weight), self._sizes, -1)
         return _mixed(reset_update + own, new, own_new, hidden)
 
     def spread(self, reset_update: Tensor, new: Tensor, hidden: Tensor) -> Tensor:
         """The next hidden states [B, K, d] of K nodes that start from one hidden state [B, d]."""
         own = torch.addmm(self._cell.bias_hh, hidden, self._weight).unsqueeze(1)
-        own, own_new = torch.split(own, self._sizes, -1)
+        own, own_new = torch.split_with_sizes(own, self._sizes, -1)
         return _mixed(reset_update + own, new, own_new, hidden.unsqueeze(1))
 
 

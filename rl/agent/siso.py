@@ -255,7 +255,7 @@ class JunctionScores(nn.Module):
     def scores(self, prepared: Prepared, queries: Tensor, filters: Sequence[Tensor]) -> Cliques:
         """``queries`` [N, queries] and ``filters`` of N experts, none of them padding."""
         memories, resources, counts, concurrencies = prepared.space.sizes
-        first, second, resource, replicas = torch.split(queries, [self.rank, self.rank, 1, 1], -1)
+        first, second, resource, replicas = torch.split_with_sizes(queries, [self.rank, self.rank, 1, 1], -1)
         worth = torch.cat((resource.expand(-1, resources), replicas.expand(-1, counts)), -1) * filters[1]
         compute = torch.addmm(first @ prepared.compute_keys, worth, prepared.rows.same)
         if self.keep_concurrency:
