@@ -1,4 +1,8 @@
-"""Calls to the API server: bounded tries, named errors, streams of lines."""
+"""Calls to the API server: bounded tries, named errors, streams of lines.
+
+By aiohttp, on the gateway's own event loop: watches and followed logs are streams without end, for each of which the
+official client would need a thread. That client only reads kubeconfig files and service accounts here.
+"""
 
 from __future__ import annotations
 

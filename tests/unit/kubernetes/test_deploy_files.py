@@ -98,12 +98,12 @@ def test_gateway_and_controller_import_only_what_their_image_holds() -> None:
         "(getattr(sys.modules[n], '__file__', None) or '')})"
     )
     imported = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, timeout=100
     )
     from tests.unit.functions.test_container import CLOSURE
 
     closure = subprocess.run(
-        [sys.executable, "-c", CLOSURE, *names], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", CLOSURE, *names], capture_output=True, text=True, check=True, timeout=100
     )
     allowed = {*closure.stdout.split(), "blinker", "cloudpickle"}  # oauthlib and pyarrow take these where they are
     assert {name for name in imported.stdout.split() if name not in allowed and not name.startswith("__")} == set()
@@ -127,6 +127,6 @@ def test_prometheus_takes_the_rules() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=100,
     )
     assert checked.returncode == 0, checked.stderr
