@@ -1,0 +1,219 @@
+"""DDPG over whole windows: the library's algorithm with our update, and a checkpoint without a pickle."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import asdict
+from pathlib import Path
+from pickle import UnpicklingError  # named to be refused; nothing here unpickles
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import DDPG
+from stable_baselines3.common.save_util import load_from_zip_file, save_to_zip_file
+from stable_baselines3.common.utils import polyak_update, update_learning_rate
+from torch import Tensor, nn
+
+from rl.agent.actor import spread, there
+from rl.agent.contract import CONFIGURATION_FEATURES
+from rl.agent.ddpg.buffer import WindowBuffer, WindowSamples
+from rl.agent.ddpg.checkpoint import checked
+from rl.agent.ddpg.policy import PipelineActor, PipelineCritic, PipelinePolicy
+from rl.agent.ddpg.settings import LearnerError, LearnerSettings
+from rl.agent.ddpg.window_critic import WindowCritic
+from rl.agent.lattice import features_of
+from rl.agent.settings import NetworkSettings
+
+STORED = ("num_timesteps", "_n_updates", "_current_progress_remaining", "seed")
+"""Attributes of the library's that a checkpoint holds beside the settings."""
+CLONING = 2**40
+"""Draws of a warm start are numbered from here, so that they are not those of updates."""
+
+
+class PipelineDDPG(DDPG):
+    """``num_timesteps`` counts windows. Windows come in through ``replay_buffer.add``; there is no library environment,
+    since pipelines of unlike sizes learn together."""
+
+    policy: PipelinePolicy
+    replay_buffer: WindowBuffer
+    actor: PipelineActor
+    actor_target: PipelineActor
+    critic: PipelineCritic
+    critic_target: PipelineCritic
+
+    def __init__(
+        self, networks: NetworkSettings, learner: LearnerSettings | None = None, *, seed: int = 0, verbose: int = 0
+    ) -> None:
+        self.networks = networks
+        self.learner = learner or LearnerSettings()
+        super().__init__(
+            PipelinePolicy,
+            None,  # type: ignore[arg-type]
+            learning_rate=self.learner.actor_rate,
+            buffer_size=self.learner.buffer_windows,
+            batch_size=self.learner.batch_windows,
+            tau=self.learner.tau,
+            gamma=self.learner.gamma,
+            replay_buffer_class=WindowBuffer,
+            replay_buffer_kwargs={"seed": seed},
+            policy_kwargs={"networks": networks, "learner": self.learner},
+            verbose=verbose,
+            seed=seed,
+            device="cpu",
+            _init_setup_model=False,
+        )
+        self.n_envs = 1
+        self.observation_space = spaces.Box(-np.inf, np.inf, (networks.node_features,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (len(CONFIGURATION_FEATURES),), np.float32)
+        self._setup_model()
+
+    def learn(self, *args: Any, **kwargs: Any) -> PipelineDDPG:
+        """Raises LearnerError: windows of unlike pipelines are brought by :mod:`rl.train`, which then calls train."""
+        raise LearnerError("this agent has no environment of its own to step; use rl.train (`smoe train`)")
+
+    def progress(self, done: float) -> None:
+        """Say how much of the training is over, 0 to 1; learning rates and exploration follow."""
+        self._current_progress_remaining = 1.0 - min(1.0, max(0.0, done))
+
+    @property
+    def done(self) -> float:
+        return 1.0 - self._current_progress_remaining
+
+    def train(self, gradient_steps: int, batch_size: int = 0) -> None:
+        """``gradient_steps`` updates of the critic and, once it has learnt a little, of the actor and all targets."""
+        settings, losses = self.learner, dict[str, list[float]]()
+        batch_size = batch_size or self.batch_size
+        self.policy.set_training_mode(True)
+        falling = settings.rate_end + (1 - settings.rate_end) * self._current_progress_remaining
+        update_learning_rate(self.actor.optimizer, settings.actor_rate * falling)
+        update_learning_rate(self.critic.optimizer, settings.critic_rate * falling)
+        for _ in range(gradient_steps):
+            self._n_updates += 1
+            samples = self.replay_buffer.sample(batch_size, draw=self._n_updates)
+            found = self._update_critic(samples)
+            if self._n_updates > settings.actor_from:
+                found |= self._update_actor(samples)
+                polyak_update(self.actor.parameters(), self.actor_target.parameters(), settings.tau)
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), settings.tau)
+            for name, value in found.items():
+                losses.setdefault(name, []).append(value)
+        self.policy.set_training_mode(False)
+        for name, values in losses.items():
+            self.logger.record(f"train/{name}", float(np.mean(values)))
+
+    def _update_critic(self, samples: WindowSamples) -> dict[str, float]:
+        loss, named = self.critic.qf0.loss(samples, self._following(samples))
+        self._step(self.critic, loss)
+        return named
+
+    @torch.no_grad()
+    def _following(self, samples: WindowSamples) -> Tensor:
+        """[B] what the targets say of the next window; 0 where nothing follows."""
+        if not self.learner.gamma:
+            return torch.zeros_like(samples.dones)
+        ahead = samples.next_observations
+        decided = self.actor_target.network.decide(ahead)
+        features = features_of(ahead.space, decided)
+        return self.critic_target.qf0.window_value(ahead, features, decided, samples.unit) * (1 - samples.dones)
+
+    def _update_actor(self, samples: WindowSamples) -> dict[str, float]:
+        """One step up the critic; the critic's weights stay out of it."""
+        exact = self.learner.gradient == "counterfactual"
+        loss, found = self._counterfactual(samples) if exact else self._straight_through(samples)
+        cloning = self.cloning
+        if cloning and samples.taught.any():
+            clone = self.clone_loss(samples)
+            loss = loss + cloning * clone
+            found["clone_loss"] = clone.item()
+        self._step(self.actor, loss)
+        return found
+
+    def _straight_through(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
+        """Eq. (14): ∇_a Q at the actor's own decisions, carried back through their expected features."""
+        batch, executed = samples.observations, samples.actions
+        features = self.actor(batch, executed)
+        chosen = features.detach().requires_grad_()
+        value = self.critic.q1_forward(batch, chosen, executed, samples.unit).mean()
+        (slope,) = torch.autograd.grad(value, chosen)
+        return -(features * slope).sum(), {"value": value.item()}
+
+    def _counterfactual(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
+        """The gradient of E[Q] under the softmax itself: decisions are drawn from it, and for every expert
+        ``alternatives`` of its own are compared by what the critic says of the window with that expert alone changed.
+
+        Where Eq. (14) has the slope at one point, this has differences between configurations: Φ is a lattice, and from
+        a safe configuration to the next cheaper one the penalty's corner may lie in between.
+        """
+        batch, executed, critic = samples.observations, samples.actions, self.critic.qf0
+        assert isinstance(critic, WindowCritic)
+        space, mask = batch.space, batch.space.mask
+        scored = self.actor.network.scores(batch, executed)
+        own = np.random.default_rng((self.seed or 0, self._n_updates))
+        generator = torch.Generator().manual_seed(int(own.integers(2**62)))
+        drawn = [spread(scored.sample(1.0, generator), mask) for _ in range(1 + self.learner.alternatives)]
+        others = torch.stack([features_of(space, one) for one in drawn[1:]])
+        values = critic.counterfactuals(batch, features_of(space, drawn[0]), others, samples.unit)
+        better = values - values.mean(0)  # [A, B, n, K]: than the other draws of the same expert
+        logs = torch.stack([spread(scored.log_prob(there(one, mask)), mask) for one in drawn[1:]])
+        loss = -(logs * better * mask).sum((0, 2, 3)).mean() / (self.learner.alternatives - 1)
+        entropy = spread(scored.entropy(), mask).sum() / (len(executed) * mask.sum())
+        named = {"value": values[..., mask].mean().item(), "entropy": entropy.item()}
+        return loss - self.learner.entropy_weight * entropy, named
+
+    @property
+    def cloning(self) -> float:
+        """Weight of the teacher now."""
+        return self.learner.clone_weight * max(0.0, 1 - self.done / self.learner.exploration)
+
+    def clone_loss(self, samples: WindowSamples) -> Tensor:
+        """Mean cross-entropy of the teacher's configurations, over the experts of windows that have a teacher."""
+        batch, taught = samples.observations, samples.taught
+        logs: Tensor = self.actor.network.log_prob(batch, samples.teacher)
+        counted = batch.space.mask & taught[:, None, None]
+        return -(logs * counted).sum() / counted.sum().clamp(min=1)
+
+    def clone(self, gradient_steps: int, batch_size: int = 0) -> float:
+        """Warm start: updates of the actor towards its teacher alone; the last loss. Targets follow at once."""
+        loss = torch.zeros(())
+        self.policy.set_training_mode(True)
+        update_learning_rate(self.actor.optimizer, self.learner.clone_rate)
+        for number in range(gradient_steps):
+            samples = self.replay_buffer.sample(batch_size or self.batch_size, draw=CLONING + number)
+            loss = self.clone_loss(samples)
+            self._step(self.actor, loss)
+        polyak_update(self.actor.parameters(), self.actor_target.parameters(), 1.0)
+        self.policy.set_training_mode(False)
+        self.logger.record("train/clone_loss", loss.item())
+        return loss.item()
+
+    def _step(self, part: PipelineActor | PipelineCritic, loss: Tensor) -> None:
+        optimizer = part.optimizer
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(part.parameters(), self.learner.gradient_norm)
+        optimizer.step()
+
+    def save(self, path: str | Path | io.BytesIO, exclude: object = None, include: object = None) -> None:  # type: ignore[override]
+        """The library's zip: JSON and state dicts, nothing pickled."""
+        data = {"networks": asdict(self.networks), "learner": self.learner.as_json()}
+        data |= {name: getattr(self, name) for name in STORED}
+        save_to_zip_file(path, data=data, params=self.get_parameters(), pytorch_variables={})
+
+    @classmethod
+    def load(cls, path: str | Path | io.BytesIO, *args: Any, **kwargs: Any) -> PipelineDDPG:  # type: ignore[override]
+        """An agent as it was saved, without its windows. Raises LearnerError for any file that :meth:`save` did not
+        write: what a file could hide is looked for before the library opens it."""
+        content = checked(path)
+        try:
+            data, params, _ = load_from_zip_file(content, device="cpu")
+            assert data is not None
+            learner = LearnerSettings.from_json(data["learner"])
+            agent = cls(NetworkSettings(**data["networks"]), learner, seed=int(data["seed"]))
+            agent.set_parameters(params, exact_match=True, device="cpu")
+            for name in STORED:
+                setattr(agent, name, type(getattr(agent, name))(data[name]))
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, UnpicklingError) as error:
+            raise LearnerError(f"checkpoint {path} does not fit this program: {str(error).splitlines()[0]}") from error
+        return agent

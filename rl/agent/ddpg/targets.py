@@ -1,0 +1,46 @@
+"""What the critic learns: returns to a window's end; only the window's last layer looks beyond it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl.agent.ddpg.settings import LearnerSettings
+
+
+def discounts(layers: int, gamma: float) -> Tensor:
+    """[n] float32: 1 between the layers of a window, γ after its last (the sum after Eq. (13) discounts by t)."""
+    found = torch.ones(layers)
+    found[-1] = gamma
+    return found
+
+
+def returns(rewards: Tensor, following: Tensor, gamma: float) -> Tensor:
+    """[B, n] G_i = r_i + G_{i+1}, G_n = r_n + γ · following; ``rewards`` [B, n], ``following`` [B] (0 at an end).
+
+    Example: rewards (-1, -2, -3), following -10, γ = 0.5 gives (-11, -10, -8).
+    """
+    by_layer = discounts(rewards.shape[1], gamma)
+    found = [following]
+    for layer in reversed(range(rewards.shape[1])):
+        found.append(rewards[:, layer] + by_layer[layer] * found[-1])
+    return torch.stack(found[:0:-1], dim=1)
+
+
+def own_returns(rewards: Tensor, penalties: Tensor, following: Tensor, gamma: float) -> Tensor:
+    """[B, n] the same without the other layers' costs: r_i + penalty + γ · following.
+
+    What others cost does not depend on this layer's decision once they are decided, so leaving it out takes its scatter
+    out of the targets and no gradient (a difference reward).
+    """
+    return rewards + (penalties + gamma * following)[:, None]
+
+
+def penalties(p95: Tensor, settings: LearnerSettings) -> Tensor:
+    """The SLO's part of a window's reward; ``p95`` [..] over λ (NaN: nothing was judged, so 0). 0 or less.
+
+    As :func:`rl.reward.penalty` near λ, where its slope is the same; beyond, the excess counts by its logarithm instead
+    of being cut off: a penalty that is the same at 2 λ and at 10 λ has no slope there, and an actor that has once gone
+    too far is only told to save more. ``guard``: part of λ from which on an excess counts.
+    """
+    return -settings.slo_weight * (p95.nan_to_num(0.0) / settings.guard).clamp(min=1.0).log()

@@ -1,0 +1,95 @@
+"""``smoe train``: a policy from traces, in the simulator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rl.agent.settings import ARMS
+from rl.reward import Meter
+from rl.train.run import BEST, Run
+from rl.train.settings import TrainingSettings
+from rl.workload_paper import PAPER_WORKLOADS
+
+DEFAULT = TrainingSettings()
+
+
+@click.command()
+@click.option(
+    "--workload", "workloads", multiple=True, type=click.Choice(PAPER_WORKLOADS), help="Repeatable. [default: all]"
+)
+@click.option(
+    "--traces", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of the public traces."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Clips, networks, exploration.")
+@click.option("--arm", type=click.Choice(ARMS), default="full", show_default=True, help="Networks (docs/agent.md).")
+@click.option("--meter", type=click.Choice(get_args(Meter)), default="provisioned", show_default=True)
+@click.option(
+    "--minutes", type=click.FloatRange(0.1, 1e5), default=40.0, show_default=True, help="Of one core; then it stops."
+)
+@click.option(
+    "--windows", type=click.IntRange(1), default=DEFAULT.windows, show_default=True, help="Planned, for schedules."
+)
+@click.option("--warm-start", type=click.IntRange(0), default=DEFAULT.warm_start, show_default=True, help="0: none.")
+@click.option("--curriculum/--no-curriculum", default=True, show_default=True, help="Slow clips first.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="KEY=JSON", help="Any other setting: updates=1, learner.gamma=0.9."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/train"), show_default=True,
+    help="A run that is there goes on.",
+)  # fmt: skip
+def train(workloads: tuple[str, ...], traces: Path | None, minutes: float, out: Path, **options: Any) -> None:
+    """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
+
+    Everything is simulated on the modelled cluster; hours are of the train set, actors are chosen on validation hours.
+    Writes actor.safetensors (for `--policy rl.agent.policy:make`), a checkpoint to go on from, curve.json and learning
+    curves (tensorboard --logdir OUT/tensorboard).
+    """
+    changes = options.pop("changes")
+    settings = changed(replace(DEFAULT, workloads=workloads or PAPER_WORKLOADS, **options), changes)
+    console = Console(stderr=True)
+    run = Run(settings, out, traces)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("windows", total=settings.windows, completed=run.agent.num_timesteps)
+
+        def on_validation(entry: dict[str, Any]) -> None:
+            console.print(line_of(entry))
+
+        run.go(minutes, lambda windows: bar.update(task, advance=windows), on_validation)
+    (out / "curve.json").write_text(json.dumps(run.progress.curve, indent=1))
+    click.echo(
+        f"{out / BEST}: {run.agent.num_timesteps} windows, {run.progress.minutes:.1f} minutes of one core, best score "
+        f"{run.progress.best:.3f}"
+    )
+
+
+def line_of(entry: dict[str, Any]) -> str:
+    """A validation in a line."""
+    return (
+        f"{entry['windows']:6d} windows {entry['minutes']:6.1f} min: cost {entry['cost']:.3f} of the reference, "
+        f"{100 * entry['violated']:.1f} % of windows over λ{', kept' if entry['best'] else ''}"
+    )
+
+
+def changed(settings: TrainingSettings, changes: tuple[str, ...]) -> TrainingSettings:
+    """``KEY=JSON`` put into the settings; a dot goes into a part. Raises TrainingError."""
+    stored = settings.as_json()
+    for change in changes:
+        key, found, text = change.partition("=")
+        part, _, name = key.rpartition(".")
+        where = stored.get(part) if part else stored
+        if not found or not isinstance(where, dict) or name not in where:
+            raise click.BadParameter(f"{change!r} is no KEY=JSON of the settings; keys are {', '.join(sorted(stored))}")
+        try:
+            where[name] = json.loads(text)
+        except json.JSONDecodeError:
+            where[name] = text
+    return TrainingSettings.from_json(stored)

@@ -1,0 +1,44 @@
+"""What made a file: settings, seed, code, traces, versions."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rl.train.settings import TrainingSettings
+from traces import catalog
+from traces.provenance import path_sha256
+
+ROOMS = ("rl", "autoscaler", "traces")
+"""Whose code a training run hangs on."""
+PACKAGES = ("smoe", "torch", "stable-baselines3", "gymnasium", "numpy", "numba")
+DATASETS = ("functions-day", "functions-8h")
+"""Where clips are taken from: the first that is there (:mod:`rl.evaluate.arrivals`)."""
+
+
+def code_sha256() -> str:
+    """Of the Python files of the rooms that training runs through, with their paths."""
+    root = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def traces_sha256(data: Path | None) -> dict[str, str]:
+    """Dataset → hash of the file that clips are taken from; empty where hours are made."""
+    known = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(data))}
+    return next(({name: path_sha256(known[name])} for name in DATASETS if name in known), {})
+
+
+def record(settings: TrainingSettings, data: Path | None) -> dict[str, Any]:
+    """JSON of all that a run is made from."""
+    return {
+        "settings": settings.as_json(),
+        "code_sha256": code_sha256(),
+        "traces_sha256": traces_sha256(data),
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+    }

@@ -1,0 +1,183 @@
+"""A round: some clips of one pipeline side by side, played with exploration, learnt from as windows come in.
+
+Everything that is drawn in a round comes from the run's seed and the round's number, so a run that goes on from a
+checkpoint between two rounds draws what it would have drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.contract import Configuration
+from rl.agent.contract import Batch, State
+from rl.agent.ddpg.algorithm import PipelineDDPG
+from rl.agent.ddpg.buffer import WindowStep
+from rl.agent.ddpg.exploration import decide as decide_by
+from rl.agent.ddpg.exploration import with_random
+from rl.episodes import Clip, Episode, episode_of, training_clips, work_of
+from rl.episodes.clips import SEEDS
+from rl.evaluate.errors import EvaluationError
+from rl.features.lattice import REPLICAS
+from rl.train.kinds import KINDS
+from rl.train.lanes import Actions, Decide, Played, play
+from rl.train.settings import TrainingSettings
+from rl.train.warm_start import Teachers
+from rl.workload_paper import paper_workload
+
+STARTS = (
+    Configuration(512, 0.0, 0.1, 1, 8),
+    Configuration(512, 0.0, 0.2, 1, 8),
+    Configuration(512, 0.0, 0.1, 2, 4),
+    Configuration(512, 4.0, 0.0, 1, 4),
+    Configuration(512, 6.0, 0.0, 2, 4),
+)
+"""What an episode of training begins with, drawn evenly: searching each clip's own takes longer than playing it."""
+
+
+@dataclass
+class Tally:
+    """What a round came to."""
+
+    windows: int = 0
+    reward: float = 0.0
+    cost: float = 0.0
+    """Both summed over windows, in C_ref."""
+    judged: int = 0
+    violated: int = 0
+    clips: list[tuple[Clip, str]] = field(default_factory=list)
+    """Each with the hash of its requests."""
+
+
+class Rounds:
+    """Rounds of one run, on one agent."""
+
+    def __init__(self, settings: TrainingSettings, agent: PipelineDDPG, data: Path | None = None) -> None:
+        self.settings, self.agent, self.data = settings, agent, data
+        self._owed = 0.0
+
+    def play(self, number: int, *, teach: bool, on_window: Callable[[int], object] = lambda windows: None) -> Tally:
+        """Round ``number``; ``teach``: a teacher plays and labels, and nothing is learnt yet."""
+        rng = np.random.default_rng((self.settings.seed, number))
+        episodes, tally = self._open(number, rng)
+        teachers = Teachers(episodes, self.settings.teacher, rng) if teach else None
+        labels: dict[int, Actions] = {}
+        for row in play(episodes, self._exploring(rng) if teachers is None else taught(episodes, teachers, labels)):
+            for played in row:
+                self._take(played, labels.get(played.lane), tally)
+            tally.windows += len(row)
+            on_window(len(row))
+            if not teach:
+                self._learn(len(row))
+        return tally
+
+    def _open(self, number: int, rng: np.random.Generator) -> tuple[list[Episode], Tally]:
+        settings, tally = self.settings, Tally()
+        names = (*settings.workloads, *settings.variants)
+        order = np.random.default_rng((settings.seed, number // len(names))).permutation(len(names))
+        kind = KINDS[names[int(order[number % len(names)])]]
+        clips = training_clips(
+            (kind.paper,),
+            settings.patterns(self.agent.done),
+            seed=int(rng.integers(2**31)),
+            mean_rps=settings.mean_rps,
+            seconds=settings.episode_windows * kind.window_s,
+            window_s=kind.window_s,
+        )
+        episodes: list[Episode] = []
+        while len(episodes) < settings.lanes:
+            clip = next(clips)
+            own = kind.workload(SEEDS[clip.split] + clip.seed)
+            try:
+                work = work_of(clip, self.data, own)
+            except EvaluationError:
+                continue  # no request is left of it at this rate
+            start = work.workload.initial(self._start(work.workload.space.gpu_shares != (), rng))
+            episodes.append(episode_of(clip, settings=settings.reward, start=start, data=self.data, workload=own))
+            tally.clips.append((clip, work.requests.sha256))
+        self.register(episodes[0])
+        return episodes, tally
+
+    @staticmethod
+    def _start(gpu: bool, rng: np.random.Generator) -> Configuration:
+        possible = [start for start in STARTS if gpu or not start.gpu_share]
+        return possible[int(rng.integers(len(possible)))]
+
+    def register_all(self) -> None:
+        """Make every kind's pipeline known, for windows that were stored."""
+        for name in (*self.settings.workloads, *self.settings.variants):
+            kind = KINDS[name]
+            clip = Clip(kind.paper, "slow", 0, seconds=2 * kind.window_s, window_s=kind.window_s)
+            own = kind.workload(0)
+            start = (own or paper_workload(kind.paper)).initial(STARTS[-1])
+            self.register(episode_of(clip, settings=self.settings.reward, start=start, data=self.data, workload=own))
+
+    def register(self, episode: Episode) -> None:
+        """Make an episode's pipeline known to the replay."""
+        self.agent.replay_buffer.register(episode.workload.name, episode.encoder.space, unit_of(episode))
+
+    def _exploring(self, rng: np.random.Generator) -> Decide:
+        """The actor with exploration."""
+
+        def decide(episodes: list[Episode], states: list[State]) -> list[NDArray[np.int16]]:
+            temperature, share = self.agent.learner.explored(self.agent.done)
+            space = episodes[0].encoder.space
+            batch = Batch.of(space, states)
+            decided = decide_by(self.agent.actor.network, batch, temperature, int(rng.integers(2**62)))
+            mask = space.mask.numpy()
+            return [
+                with_random(one, state, space.sizes, mask, share, rng)
+                for one, state in zip(decided, states, strict=True)
+            ]
+
+        return decide
+
+    def _take(self, played: Played, label: Actions | None, tally: Tally) -> None:
+        outcome, slo_s = played.outcome, played.episode.workload.slo_s
+        self.agent.replay_buffer.add(
+            WindowStep(
+                played.episode.workload.name,
+                played.state,
+                outcome.executed,
+                outcome.cost_rewards.astype(np.float32),
+                np.nan if outcome.p95_s is None else outcome.p95_s / slo_s,
+                played.following,
+                label,
+            )
+        )
+        self.agent.num_timesteps += 1
+        tally.reward += float(outcome.reward.sum())
+        tally.cost -= float(outcome.cost_rewards.sum())
+        tally.judged += outcome.p95_s is not None
+        tally.violated += outcome.p95_s is not None and outcome.p95_s > slo_s
+
+    def _learn(self, windows: int) -> None:
+        self.agent.progress(self.agent.num_timesteps / self.settings.windows)
+        self._owed += self.settings.updates * windows
+        if self._owed >= 1:
+            self.agent.train(int(self._owed))
+            self._owed -= int(self._owed)
+
+
+def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Actions]) -> Decide:
+    """What teachers play; ``labels``: lane → the careful plan of the present window, filled in as it goes."""
+    lanes = {id(episode): lane for lane, episode in enumerate(episodes)}
+
+    def decide(going: list[Episode], states: list[State]) -> list[Actions]:
+        played = []
+        for episode, state in zip(going, states, strict=True):
+            labels[lanes[id(episode)]], bold = teachers.plan(episode, state)
+            played.append(bold)
+        return played
+
+    return decide
+
+
+def unit_of(episode: Episode) -> float:
+    """What Σ replicas × price (as features) costs in a window, in C_ref; provisioned cost is in proportion to it."""
+    most, dearest = episode.encoder.lattice.unit_per_s.max(), REPLICAS * episode.window_s
+    return float(most * dearest / episode.reference * episode.settings.cost_weight)

@@ -1,0 +1,186 @@
+"""One training run: warm start, rounds, validation in between; stored so that it can go on where it was.
+
+A checkpoint is written between rounds: ``checkpoint.zip`` (the library's format), ``windows.npz`` (replay) and
+``state.json`` (rounds played, processor time, the best so far). ``run.json`` says what the run is made from; a folder
+with another one is refused. Whatever is drawn hangs on seed and counters, so a run that goes on makes what it would
+have made: only ``--minutes``, a limit of processor time, can cut two runs at different places.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
+
+from rl.agent.contract import Batch, State
+from rl.agent.ddpg.algorithm import PipelineDDPG
+from rl.agent.ddpg.checkpoint import load_windows, save_windows
+from rl.agent.ddpg.exploration import decide as decide_by
+from rl.agent.export import save as export
+from rl.agent.settings import NetworkSettings
+from rl.episodes import Episode
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from rl.train.errors import TrainingError
+from rl.train.lanes import Actions
+from rl.train.record import record
+from rl.train.rounds import Rounds, Tally
+from rl.train.settings import TrainingSettings
+from rl.train.validation import Validation, Validator, by_name
+
+BEST = "actor.safetensors"
+
+
+@dataclass
+class Progress:
+    """Where a run is."""
+
+    rounds: int = 0
+    processor_s: float = 0.0
+    """Of warm start, rounds and updates; validation is beside it, as it makes nothing better."""
+    warm: bool = False
+    validated: int = -1
+    """Windows at the last validation."""
+    best: float | None = None
+    """Score of the best actor."""
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def minutes(self) -> float:
+        return self.processor_s / 60
+
+
+class Run:
+    """A run in the folder ``out``. Raises TrainingError for a folder that holds another run."""
+
+    def __init__(self, settings: TrainingSettings, out: Path, data: Path | None = None) -> None:
+        self.settings, self.out, self.data = settings, out, data
+        out.mkdir(parents=True, exist_ok=True)
+        self.record = record(settings, data)
+        self._claim()
+        self.progress, self.agent = self._begin()
+        self.agent.set_logger(Logger(None, [TensorBoardOutputFormat(str(out / "tensorboard"))]))
+        self.rounds = Rounds(settings, self.agent, data)
+        self.validator = Validator(settings, out / "cache", data)
+
+    def _claim(self) -> None:
+        path = self.out / "run.json"
+        if not path.is_file():
+            path.write_text(json.dumps(self.record, indent=1))
+            return
+        stored = json.loads(path.read_text())
+        changed = [key for key in ("settings", "code_sha256", "traces_sha256") if stored[key] != self.record[key]]
+        if changed:
+            raise TrainingError(
+                f"{self.out} holds a run with other {', '.join(changed)}; it goes on only with the same, so take "
+                f"another --out or remove it"
+            )
+
+    def _begin(self) -> tuple[Progress, PipelineDDPG]:
+        state = self.out / "state.json"
+        if state.is_file():
+            agent = PipelineDDPG.load(self.out / "checkpoint.zip")
+            return Progress(**json.loads(state.read_text())), agent
+        own = self.settings
+        networks = NetworkSettings(
+            len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=own.arm, width=own.width, hidden=own.hidden, rank=own.rank,
+            layers=MOST_LAYERS if own.arm == "ddpg-only" else 0, experts=MOST_EXPERTS if own.arm == "ddpg-only" else 0,
+        )  # fmt: skip
+        return Progress(), PipelineDDPG(networks, own.learner, seed=own.seed)
+
+    def go(
+        self,
+        minutes: float,
+        on_window: Callable[[int], object] = lambda windows: None,
+        on_validation: Callable[[dict[str, Any]], object] = lambda entry: None,
+    ) -> None:
+        """Until the planned windows are played or ``minutes`` of processor time are spent, all in all."""
+        torch.set_num_threads(1)
+        if self.progress.rounds:
+            self._restore_windows()
+        if self.settings.warm_start and not self.progress.warm:
+            self._warm_start(on_window)
+        while self.agent.num_timesteps < self.settings.windows and self.progress.minutes < minutes:
+            if self.agent.num_timesteps - self.progress.validated >= self.settings.validation.every:
+                on_validation(self.validate())
+                self.store()
+            self._timed(lambda: self._round(teach=False, on_window=on_window))
+        if self.progress.validated < self.agent.num_timesteps:
+            on_validation(self.validate())
+        self.store()
+
+    def _warm_start(self, on_window: Callable[[int], object]) -> None:
+        while self.agent.num_timesteps < self.settings.warm_start:
+            self._timed(lambda: self._round(teach=True, on_window=on_window))
+        self._timed(lambda: self.agent.clone(self.settings.clone_updates))
+        self._timed(lambda: self.agent.train(self.settings.learner.actor_from))
+        self.progress.warm = True
+
+    def _round(self, *, teach: bool, on_window: Callable[[int], object]) -> None:
+        tally = self.rounds.play(self.progress.rounds, teach=teach, on_window=on_window)
+        self.progress.rounds += 1
+        self._log(tally)
+
+    def _timed(self, work: Callable[[], object]) -> None:
+        begun_s = time.process_time()
+        work()
+        self.progress.processor_s += time.process_time() - begun_s
+
+    def _log(self, tally: Tally) -> None:
+        logger, windows = self.agent.logger, max(1, tally.windows)
+        logger.record("round/reward", tally.reward / windows)
+        logger.record("round/cost", tally.cost / windows)
+        logger.record("round/violated", tally.violated / max(1, tally.judged))
+        logger.record("round/minutes", self.progress.minutes)
+        logger.dump(self.agent.num_timesteps)
+        with (self.out / "clips.jsonl").open("a") as file:
+            for clip, digest in tally.clips:
+                own = {"workload": clip.workload, "pattern": clip.pattern, "seed": clip.seed, "mean_rps": clip.mean_rps}
+                file.write(json.dumps({"round": self.progress.rounds - 1, **own, "requests_sha256": digest}) + "\n")
+
+    def decide(self, episodes: list[Episode], states: list[State]) -> list[Actions]:
+        """The actor as it is, without noise."""
+        return list(decide_by(self.agent.actor.network, Batch.of(episodes[0].encoder.space, states)))
+
+    def validate(self) -> dict[str, Any]:
+        """Judge the actor, keep it where it is the best so far, and add to the curve."""
+        found: Validation = self.validator.judge(self.decide)
+        score = found.score(self.settings.validation)
+        better = self.progress.best is None or score < self.progress.best
+        if better:
+            self.progress.best = score
+            self._export(found)
+        windows = self.agent.num_timesteps
+        entry = {"windows": windows, "minutes": round(self.progress.minutes, 2), "best": better, **found.as_json()}
+        self.progress.curve.append(entry)
+        self.progress.validated = windows
+        for name, value in by_name(found):
+            self.agent.logger.record(name, value)
+        self.agent.logger.dump(windows)
+        return entry
+
+    def _export(self, found: Validation) -> None:
+        judged = {"windows": self.agent.num_timesteps, "minutes": round(self.progress.minutes, 2), **found.as_json()}
+        export(self.out / BEST, self.agent.actor.network, {**self.record, "validation": judged})
+
+    def store(self) -> None:
+        """Checkpoint between two rounds; the state's file last, so that a half-written one is never gone on from."""
+        self.agent.save(self.out / "checkpoint.part.zip")
+        save_windows(self.out / "windows.part.npz", self.agent.replay_buffer)
+        (self.out / "state.part.json").write_text(json.dumps(vars(self.progress)))
+        for name in ("checkpoint.zip", "windows.npz", "state.json"):
+            stem, _, kind = name.partition(".")
+            (self.out / f"{stem}.part.{kind}").replace(self.out / name)
+
+    def _restore_windows(self) -> None:
+        self.rounds.register_all()
+        load_windows(self.out / "windows.npz", self.agent.replay_buffer)
+
+
+MOST_LAYERS, MOST_EXPERTS = 24, 8
+"""Of the paper's workloads: the flat arm's input has a fixed size."""

@@ -1,0 +1,174 @@
+"""An actor without noise on clips of the validation set.
+
+The best actor of a run is chosen here, so these clips are no test. Costs are the experts' on the meter that is trained
+for; windows are judged as in evaluations: P95 of what was answered in them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from autoscaler.contract import Configuration
+from rl.agent.contract import State
+from rl.bound.bounds import lower_bound
+from rl.bound.loads import windows
+from rl.bound.physics import Physics
+from rl.episodes import WINDOW_S, Clip, Episode, episode_of, training_clips, work_of
+from rl.episodes.clips import work_key
+from rl.train.errors import TrainingError
+from rl.train.lanes import Decide, play
+from rl.train.settings import TrainingSettings, ValidationSettings
+from traces.trace import PATTERNS
+
+QUANTILE = 0.95
+FEWEST_JUDGED = 6
+"""Windows of a clip that have requests, after the warm-up."""
+MOST_TRIED = 40
+START = Configuration(512, 0.0, 0.1, 1, 8)
+"""Of every expert; the first windows are not counted."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One clip under one policy; the windows of the warm-up are not in it."""
+
+    workload: str
+    pattern: str
+    cost: float
+    """Experts', in the price sheet's currency."""
+    reference: float
+    """C_ref of the counted windows."""
+    judged: int
+    violated: int
+    excess: float
+    """Mean of max(P95 / λ - 1, 0) over the judged windows."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Of all clips."""
+
+    clips: tuple[Judged, ...]
+
+    @property
+    def cost(self) -> float:
+        """Mean over clips of cost / C_ref."""
+        return float(np.mean([clip.cost / clip.reference for clip in self.clips]))
+
+    @property
+    def violated(self) -> float:
+        """Share of all judged windows whose P95 is above λ."""
+        return sum(clip.violated for clip in self.clips) / max(1, sum(clip.judged for clip in self.clips))
+
+    @property
+    def excess(self) -> float:
+        return float(np.mean([clip.excess for clip in self.clips]))
+
+    def score(self, settings: ValidationSettings) -> float:
+        """Lower is better: cost, and what windows over λ beyond the allowed share cost."""
+        return self.cost + settings.price * max(0.0, self.violated - settings.violated)
+
+    def as_json(self) -> dict[str, object]:
+        by_workload: dict[str, list[Judged]] = {}
+        for clip in self.clips:
+            by_workload.setdefault(clip.workload, []).append(clip)
+        return {
+            "cost": round(self.cost, 4),
+            "violated": round(self.violated, 4),
+            "excess": round(self.excess, 4),
+            "workloads": {
+                name: {"cost": round(part.cost, 4), "violated": round(part.violated, 4)}
+                for name, part in ((name, Validation(tuple(some))) for name, some in by_workload.items())
+            },
+            "clips": [asdict(clip) for clip in self.clips],
+        }
+
+
+class Validator:
+    """The clips of a run; starts and bounds are searched once and kept in ``cache``."""
+
+    def __init__(self, settings: TrainingSettings, cache: Path, data: Path | None = None) -> None:
+        self.settings, self.cache, self.data = settings, cache, data
+        self.clips = {
+            name: [clip for pattern in PATTERNS for clip in self._choose(name, pattern)] for name in settings.workloads
+        }
+
+    def _choose(self, name: str, pattern: str) -> list[Clip]:
+        """Clips of a pattern with enough windows to be judged: a bursty hour may hold its requests in two of them."""
+        own = self.settings.validation
+        drawn = training_clips(
+            (name,), (pattern,), seed=len(name), split="validation", seconds=own.seconds,
+            mean_rps=(own.mean_rps, own.mean_rps),
+        )  # fmt: skip
+        found: list[Clip] = []
+        for clip in itertools.islice(drawn, MOST_TRIED):
+            work = work_of(clip, self.data)
+            busy = np.unique(work.requests.arrival_s // clip.window_s)
+            if (busy >= own.warm_up).sum() >= min(FEWEST_JUDGED, work.seconds // clip.window_s - own.warm_up):
+                found.append(clip)
+            if len(found) == own.seeds:
+                return found
+        raise TrainingError(f"validation: {MOST_TRIED} {pattern} clips of {name} have fewer than {own.seeds} to judge")
+
+    def judge(self, decide: Decide, profiled: bool = False) -> Validation:
+        """All clips, those of a pipeline side by side. ``profiled``: from the start that profiling the first windows
+        finds, as in evaluations (its search takes seconds a clip); else from ``START``."""
+        found = []
+        for clips in self.clips.values():
+            episodes = [self._episode(clip, profiled) for clip in clips]
+            costs, p95s = [0.0] * len(clips), [list[float]() for _ in clips]
+            for number, row in enumerate(play(episodes, decide), start=2):  # the first window is the start's
+                for played in row if number > self.settings.validation.warm_up else []:
+                    costs[played.lane] += float(getattr(played.outcome, self.settings.meter).sum())
+                    p95_s = played.outcome.window.quantile_s(QUANTILE)
+                    p95s[played.lane] += [] if p95_s is None else [p95_s]
+            for clip, episode, cost, p95 in zip(clips, episodes, costs, p95s, strict=True):
+                over = np.array(p95) / episode.workload.slo_s - 1
+                excess = float(np.maximum(over, 0).mean()) if over.size else 0.0
+                counted = episode.windows - self.settings.validation.warm_up
+                reference, over_slo = episode.reference * counted, int((over > 0).sum())
+                found.append(Judged(clip.workload, clip.pattern, cost, reference, over.size, over_slo, excess))
+        return Validation(tuple(found))
+
+    def _episode(self, clip: Clip, profiled: bool) -> Episode:
+        start = None if profiled else work_of(clip, self.data).workload.initial(START)
+        return episode_of(clip, settings=self.settings.reward, start=start, cache=self.cache, data=self.data)
+
+    def bound(self, clip: Clip) -> float:
+        """Sum of the counted windows' lower bounds (:func:`rl.bound.bounds.lower_bound`); seconds, then kept."""
+        work = work_of(clip, self.data)
+        warm_up, meter = self.settings.validation.warm_up, self.settings.meter
+        path = self.cache / f"bound-{meter}-{warm_up}-{work_key(work)}.json"
+        if path.is_file():
+            return float(json.loads(path.read_text()))
+        physics = Physics(work.workload, work.requests.most_tokens)
+        loads = list(windows(physics, work.requests, WINDOW_S, work.seconds))[warm_up:]
+        found = sum(lower_bound(load, meter, work.seed).cost for load in loads)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found))
+        return found
+
+
+def holding(episodes: Sequence[Episode], states: Sequence[State]) -> list[np.ndarray]:
+    """The policy that never changes anything: what a clip starts with, found by profiling its first windows."""
+    return [state.present for state in states]
+
+
+def by_name(validation: Validation) -> Iterator[tuple[str, float]]:
+    """Scalars for the learning curves."""
+    yield "validation/cost", validation.cost
+    yield "validation/violated", validation.violated
+    yield "validation/excess", validation.excess
+    patterns: Mapping[str, list[Judged]] = {
+        pattern: [clip for clip in validation.clips if clip.pattern == pattern] for pattern in PATTERNS
+    }
+    for pattern, clips in patterns.items():
+        part = Validation(tuple(clips))
+        yield f"validation/{pattern}/cost", part.cost
+        yield f"validation/{pattern}/violated", part.violated

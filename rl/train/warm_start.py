@@ -1,0 +1,50 @@
+"""Warm start: a teacher plays, each window it meets is labelled with its plan, and the actor clones that.
+
+The teacher that plays is more or less careful from episode to episode, so that the critic sees windows on both sides
+of λ; the label is always the careful one's. Off with ``warm_start = 0``: then the actor starts from nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl.agent.contract import State
+from rl.episodes import Episode
+from rl.train.lanes import Actions
+from rl.train.teacher import PLANS, Teacher, TeacherSettings
+
+BOLDEST = 2.5
+"""Most that a playing teacher lets experts take, as a multiple of what the careful one does."""
+SCATTERED = 0.25
+"""Share of episodes in which each layer gets a resource at random: the critic has to see what no teacher does."""
+
+
+class Teachers:
+    """Of a round: for each episode a teacher, whose plan is the label, and how boldly its plans are played."""
+
+    def __init__(self, episodes: list[Episode], settings: TeacherSettings, rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._teachers = {id(one): Teacher(one.workload, one.requests, settings) for one in episodes}
+        self._boldness = {id(one): None if rng.random() < SCATTERED else rng.uniform(1, BOLDEST) for one in episodes}
+
+    def plan(self, episode: Episode, state: State) -> tuple[Actions, Actions]:
+        """[n, K, 4] each: the careful plan for the coming window, and what is played."""
+        boldness = self._boldness[id(episode)]
+        careful, bold = self._teachers[id(episode)].plan(episode.observation, boldness or 1.0)
+        played = on_lattice(bold, episode, state) if boldness is not None else self._scattered(episode, state)
+        return on_lattice(careful, episode, state), played
+
+    def _scattered(self, episode: Episode, state: State) -> Actions:
+        lattice = episode.encoder.lattice
+        found, (_, resources, counts, _) = state.present.copy(), lattice.sizes
+        found[..., 1] = self._rng.integers(resources, size=(len(found), 1))
+        found[..., 2] = np.minimum(self._rng.geometric(0.6, size=(len(found), 1)), counts) - 1
+        return lattice.within(found, state.least_memory)
+
+
+def on_lattice(wishes: PLANS, episode: Episode, state: State) -> Actions:
+    """[n, K, 4] made to satisfy Eq. (2); what is in force where there is no plan."""
+    if not wishes:
+        return state.present
+    lattice = episode.encoder.lattice
+    return lattice.within(lattice.actions(wishes), state.least_memory)
