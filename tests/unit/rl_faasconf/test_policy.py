@@ -17,15 +17,16 @@ from autoscaler.decision.limits import memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
-from rl.evaluate.named import NAMED
-from rl.evaluate.policies import limits_of
+from rl.evaluate.grid import Grid, Group
+from rl.evaluate.named import NAMED, Named, learnt_file
+from rl.evaluate.policies import limits_of, policy_of
 from rl.faasconf.actions import OUTPUTS
 from rl.faasconf.agent import Agent, load, save
 from rl.faasconf.features import FEATURES
 from rl.faasconf.networks import Actor
-from rl.faasconf.policy import FaasconfPolicy, Pipeline
+from rl.faasconf.policy import WEIGHTS, FaasconfPolicy, Pipeline
 from rl.workload import Workload
-from rl.workload_paper import paper_workload
+from rl.workload_paper import PAPER_WORKLOADS, paper_workload
 from tests.unit.rl_faasconf.conftest import Observe, node_of
 
 
@@ -143,3 +144,27 @@ def test_the_controller_makes_it_from_a_settings_file(small: Workload, tmp_path:
         make_policy(replace(making, settings=replace(given_settings, slo_s=None)))
     with pytest.raises(SettingsError, match="no weights of t; train"):
         make_policy(replace(making, settings=replace(given_settings, policy_settings=None)))
+
+
+@pytest.mark.parametrize("name", [name for name in PAPER_WORKLOADS if not name.startswith("b2b")])
+def test_workloads_of_the_paper_have_weights_of_their_family(name: str) -> None:
+    grid = Grid((name,), ("slow",), (0,), ("faasconf",), (0,))
+    assert policy_of("faasconf", paper_workload(name), grid, Group(name, "slow", 0, 0)).name == "faasconf"
+    path = learnt_file("faasconf", name)
+    assert path is not None
+    about = load(path)[1]
+    assert about["workload"].partition("-")[0] == name.partition("-")[0]
+    assert about["validation"]["judged_windows"] > 0
+
+
+def test_weights_of_the_same_name_come_before_the_familys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMED, "faasconf", Named("m:make", tmp_path))
+    assert learnt_file("faasconf", "bert-8") is None and learnt_file("hpa", "bert-8") is None
+    for name in ("bert-4", "bert-6"):
+        (tmp_path / f"{name}.safetensors").touch()
+    found = [learnt_file("faasconf", name) for name in ("bert-6", "bert-8", "gpt2-4")]
+    assert [path.stem if path else None for path in found] == ["bert-6", "bert-4", None]
+
+
+def test_weights_are_small() -> None:
+    assert sum(path.stat().st_size for path in WEIGHTS.iterdir()) < 300_000
