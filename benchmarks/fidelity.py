@@ -5,8 +5,8 @@ limits, while a script scales functions up and resizes them in place; then the s
 routing the model gives them, and the same script run in the simulator on the profile of this machine. Both are driven
 by the controller's own loop and billed by its own meters. Patterns, loads and configurations are not those that the
 profile was fitted on. Every cell is measured several times: ``*_err`` are the worst over ``cells`` of the relative
-error against the mean of a cell's runs (cost: provisioned; busy: the paper's meter), ``*_repeat`` of the runs' own
-distance from that mean, which no model can go below. The last line is one JSON object.
+error against the mean of a cell's runs (cost: provisioned), ``*_repeat`` of the runs' own distance from that mean,
+which no model can go below. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ MAX_WORDS = 24
 INGRESS = Configuration(MEMORY_MB, 1.0, 0.0, 1, 10)
 """As deployed; in the simulator it costs what it costs and serves nothing."""
 FRONT_CALLS = 40
-METRICS = {"p50_ms": "p50", "p95_ms": "p95", "provisioned": "cost", "busy": "busy"}
-"""Fields of an outcome, and what their errors are called. ``busy`` is the paper's meter of the cost."""
+METRICS = {"p50_ms": "p50", "p95_ms": "p95", "provisioned": "cost"}
+"""Fields of an outcome, and what their errors are called."""
 
 CELLS = (
     Cell("slow", 2.0, 0.35, 2, 0.55),
@@ -159,7 +159,7 @@ def compare(records: Sequence[Record], ours: Sequence[Outcome]) -> dict[str, Any
     row: dict[str, Any] = {"cell": asdict(records[0].cell), "failed": sum(record.measured.failed for record in records)}
     row["host_cores"] = round(float(np.mean([record.host_cores for record in records])), 3)
     for name, short in METRICS.items():
-        theirs = np.array([getattr(record.measured, name) for record in records], dtype=np.float64)
+        theirs = np.array([getattr(record.measured, name) for record in records])
         mean, own = float(theirs.mean()), float(np.mean([getattr(one, name) for one in ours]))
         row[name] = {"measured": theirs.round(4).tolist(), "simulated": round(own, 4)}
         row[f"{short}_err"] = round(abs(own / mean - 1), 4)
@@ -183,11 +183,11 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
 def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """For people."""
     table = Table(title="the running pipeline and its simulation")
-    for name in ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "busy/h", "sim", "cores", "failed"):
+    for name in ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "cores", "failed"):
         table.add_column(name, justify="left" if name == "cell" else "right")
     for row in rows:
         figures = []
-        for name, digits in zip(METRICS, (0, 0, 3, 3), strict=True):
+        for name, digits in zip(METRICS, (0, 0, 3), strict=True):
             runs = " ".join(f"{value:.{digits}f}" for value in row[name]["measured"])
             figures += [runs, f"{row[name]['simulated']:.{digits}f}"]
         cell = Cell(**row["cell"])
