@@ -21,7 +21,7 @@ class LearnerSettings:
     batch_windows: int = 16
     """Windows of an update, all of one pipeline."""
     buffer_windows: int = 6_000
-    actor_rate: float = 2e-4
+    actor_rate: float = 5e-5
     critic_rate: float = 1e-3
     rate_end: float = 0.1
     """Both rates fall linearly to this share of themselves."""
@@ -49,7 +49,7 @@ class LearnerSettings:
     """Part of λ from which on an excess counts: keeps the share of windows over λ itself small."""
     clone_rate: float = 1e-3
     """Of the actor while it clones its teacher and nothing else."""
-    clone_weight: float = 0.2
+    clone_weight: float = 1.0
     """Of the teacher's cross-entropy beside the policy gradient, at the start; falls to 0 with exploration."""
     gradient_norm: float = 1.0
     """Longest gradient of either network."""
@@ -59,7 +59,7 @@ class LearnerSettings:
     """Share of experts that get any valid configuration instead."""
     exploration: float = 0.6
     """Part of the planned windows in which both fall."""
-    actor_from: int = 600
+    actor_from: int = 2000
     """Updates of the critic alone before the actor's first: an actor that follows a critic which has not seen cheap
     decisions fail goes there."""
 
