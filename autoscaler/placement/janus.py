@@ -28,8 +28,9 @@ from autoscaler.placement.search import place_layers
 
 Objective = Literal["tokens-first", "coactivation", "tokens"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-EFFORT = 50_000
-"""Exchanges the local search looks at for each layer (and group of nodes)."""
+EFFORT = 12
+"""How often the local search looks at all exchanges of the fullest node, for each layer (and group of nodes). Large
+layouts gain up to some hundred, small ones end at the optimum of Eq. (2) with some thousand."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def place(
     ``tokens`` [layers, experts] float64 and ``together`` [layers, experts, experts] float32, symmetric with a zero
     diagonal (:mod:`autoscaler.placement.activations`; None only for ``tokens``), are sums over a window.
     ``slack``: tokens of the fullest node may exceed the mean by this part for the sake of co-activation. ``effort`` 0
-    is the greedy alone. ``previous``: like nodes are renamed so that least is moved. Raises PlacementError,
-    InfeasibleError.
+    leaves the search on co-activation out. ``previous``: like nodes are renamed so that least is moved. Raises
+    PlacementError, InfeasibleError.
     """
     tokens, pairs = _checked(tokens, together, nodes, expert_groups, objective)
     if slack < 0 or effort < 0:
@@ -88,22 +89,24 @@ class _Search:
     slack: float
     effort: int
 
-    def run(self, tokens: Floats, together: Singles | None, nodes: Nodes) -> Placement:
+    def run(self, tokens: Floats, together: Singles | None, nodes: Nodes, least: Floats | None = None) -> Placement:
+        """``least`` [layers]: tokens that some node has in any case; the mean node's where not given."""
         layers, experts = tokens.shape
         held = np.empty((layers, nodes.count, nodes.slots), dtype=np.int32)
         counts = np.empty((layers, experts), dtype=np.int32)
         pairs = np.zeros((1, 0, 0), dtype=np.float32) if together is None else together
         by_tokens = self.objective != "coactivation"
-        place_layers(tokens, pairs, together is not None, by_tokens, self.slack, self.effort, held, counts)
+        mean = tokens.sum(axis=1) / nodes.count if least is None else least
+        place_layers(tokens, pairs, together is not None, by_tokens, mean * (1 + self.slack), self.effort, held, counts)
         return Placement(held, counts)
 
     def grouped(self, tokens: Floats, together: Singles | None, nodes: Nodes, expert_groups: int) -> Placement:
         """Expert groups to node groups (as if they were experts, one replica each), then each by itself."""
         layers, experts = tokens.shape
-        members, per_node_group = experts // expert_groups, expert_groups // nodes.groups
-        by_group = tokens.reshape(layers, expert_groups, members).sum(axis=2)
+        size, per_node_group = experts // expert_groups, expert_groups // nodes.groups
+        by_group = tokens.reshape(layers, expert_groups, size).sum(axis=2)
         spread = _Search("tokens", 0.0, self.effort).run(by_group, None, Nodes(nodes.groups, per_node_group))
-        chosen = np.sort(spread.held, axis=2)[..., None] * members + np.arange(members)
+        chosen = np.sort(spread.held, axis=2)[..., None] * size + np.arange(size)
         chosen = chosen.reshape(layers, nodes.groups, -1)  # [layers, node groups, experts of a node group]
         rows = np.arange(layers)[:, None]
         local = tokens[rows[..., None], chosen].reshape(layers * nodes.groups, -1)
@@ -113,7 +116,9 @@ class _Search:
                 together[rows[..., None], chosen[:, g, :, None], chosen[:, g, None, :]] for g in range(nodes.groups)
             ]
             pairs = np.stack(blocks, axis=1).reshape(layers * nodes.groups, local.shape[1], local.shape[1])
-        inner = self.run(local, pairs, Nodes(nodes.count // nodes.groups, nodes.slots))
+        members = nodes.count // nodes.groups
+        fullest = local.sum(axis=1).reshape(layers, nodes.groups).max(axis=1) / members
+        inner = self.run(local, pairs, Nodes(members, nodes.slots), np.repeat(fullest, nodes.groups))
         flat = inner.held.reshape(layers, nodes.groups, -1)
         held = np.where(flat < 0, -1, np.take_along_axis(chosen, np.maximum(flat, 0), axis=2))
         counts = np.empty((layers, experts), dtype=np.int32)
@@ -148,6 +153,6 @@ def _checked(
         found = None if together is None else together.shape
         raise PlacementError(f"together must be [layers, experts, experts] = {(*tokens.shape, experts)}, got {found}")
     pairs = np.ascontiguousarray(together, dtype=np.float32)
-    if pairs[:, range(experts), range(experts)].any() or (pairs != pairs.transpose(0, 2, 1)).any():
-        raise PlacementError("together must be symmetric with a zero diagonal")
+    if pairs[:, range(experts), range(experts)].any():
+        raise PlacementError("together must be symmetric with a zero diagonal, and an expert counts with itself")
     return np.ascontiguousarray(tokens, dtype=np.float64), pairs

@@ -18,6 +18,8 @@ KICKS = 3
 """Exchanges at random between two descents."""
 RELATIVE = 1e-9
 """Improvements smaller than this part of the load count as none (rounding)."""
+EVENING = 64
+"""Scans that evening out tokens has at least; it seldom needs any."""
 LEVEL = 1.002
 """Tokens are level enough when the fullest node is at most this many times the mean."""
 compiled = njit(cache=True, nogil=True, error_model="numpy")
@@ -359,15 +361,15 @@ def even_tokens(state, tokens, counts, goal, budget):  # type: ignore[no-untyped
 
 
 @compiled
-def place_layers(tokens, together, with_pairs, by_tokens, slack, budget, held, counts):  # type: ignore[no-untyped-def]
+def place_layers(tokens, together, with_pairs, by_tokens, allowed, scans, held, counts):  # type: ignore[no-untyped-def]
     """Fill ``held`` [layers, nodes, slots] and ``counts`` [layers, experts].
 
     ``with_pairs``: search on co-activation, ``together`` [layers, experts, experts] float32 ([1, 0, 0] without).
-    ``by_tokens``: start from evened-out tokens; then no node may have more than EPLB's fullest, or than the mean times
-    1 + ``slack``, unless evening out ended above that.
+    ``by_tokens``: start from evened-out tokens; then no node may have more than EPLB's fullest or than ``allowed``
+    [layers], unless evening out ended above that. ``scans``: looks at all exchanges of the fullest node.
     """
     layers, nodes, slots = held.shape
-    experts = tokens.shape[1]
+    experts, look = tokens.shape[1], nodes * slots * slots
     nothing, empty = np.zeros((0, 0), dtype=np.float32), np.full((nodes, slots), -1, dtype=np.int32)
     state = State(
         np.empty((nodes, slots), dtype=np.int32),
@@ -382,8 +384,8 @@ def place_layers(tokens, together, with_pairs, by_tokens, slack, budget, held, c
         if by_tokens:
             goal = LEVEL * tokens[layer].sum() / nodes
             if with_pairs:
-                goal = max(goal, peer_load(tokens[layer], nodes, slots), goal / LEVEL * (1 + slack))
-            even_tokens(state, tokens[layer], counts[layer], goal, budget)
+                goal = max(peer_load(tokens[layer], nodes, slots), allowed[layer])
+            even_tokens(state, tokens[layer], counts[layer], goal, max(scans, EVENING) * look)
             held[layer] = state.held
             cap = max(state.tokens.max(), goal) * (1 + RELATIVE)
             _fill(state, held[layer], tokens[layer] / counts[layer], pair)
@@ -391,5 +393,5 @@ def place_layers(tokens, together, with_pairs, by_tokens, slack, budget, held, c
             _fill(state, empty, tokens[layer], pair)
             greedy(state, counts[layer], tokens[layer] / counts[layer], pair, False)
         if with_pairs:
-            iterate(state, tokens[layer] / counts[layer], pair, False, cap, budget)
+            iterate(state, tokens[layer] / counts[layer], pair, False, cap, scans * look)
         held[layer] = state.held

@@ -46,7 +46,7 @@ def test_every_instance_that_fits_gets_a_layout_within_all_limits(shape: tuple[i
     nodes, spare, experts, seed = shape
     slots = -(-experts // nodes) + spare - 1
     known = made(2, experts, seed)
-    placed = place(known.tokens, known.together, Nodes(nodes, slots), objective=objective, effort=3000)  # type: ignore[arg-type]
+    placed = place(known.tokens, known.together, Nodes(nodes, slots), objective=objective, effort=20)  # type: ignore[arg-type]
     check(placed.held, experts)
     assert np.array_equal(copies(placed.held, experts).sum(axis=1), placed.counts)
     assert placed.counts.max() <= nodes
@@ -58,7 +58,7 @@ def test_search_is_within_two_percent_of_the_optimum_of_eq_2(seed: int) -> None:
     rng = np.random.default_rng(seed)
     nodes = Nodes(int(rng.integers(2, 4)), int(rng.integers(3, 4)))
     known = made(1, int(rng.integers(4, nodes.count * nodes.slots + 1)), seed)
-    placed = place(known.tokens, known.together, nodes, objective="coactivation")
+    placed = place(known.tokens, known.together, nodes, objective="coactivation", effort=2000)
     best = brute_force(placed, known.together[0], nodes)
     assert coactivation_load(placed.held, known.together).max() <= 1.02 * best
     assert least_pairs(placed.counts[0], known.together[0], nodes.count, nodes.slots) == pytest.approx(best)
@@ -70,7 +70,7 @@ def test_search_starts_from_algorithm_2_and_only_improves_it(known: Known) -> No
         coactivation_load(
             place(stats.tokens, stats.together, nodes, objective="coactivation", effort=effort).held, stats.together
         ).max(axis=1)
-        for effort in (0, 2_000, 50_000)
+        for effort in (0, 12, 400)
     ]
     assert (loads[1] <= loads[0]).all()
     assert (loads[2] <= loads[1]).all()
@@ -104,7 +104,7 @@ def test_no_worse_than_eplb_on_tokens(known: Known, experts: int, nodes: Nodes) 
 @pytest.mark.parametrize(("experts", "nodes"), [(32, Nodes(8, 5)), (16, Nodes(4, 6))])
 def test_better_than_eplb_on_coactivation(known: Known, experts: int, nodes: Nodes) -> None:
     stats = known(8, experts, k=2, tokens=2000)
-    held = place(stats.tokens, stats.together, nodes).held, balanced(stats.tokens, nodes.count, nodes.slots)
+    held = place(stats.tokens, stats.together, nodes, effort=100).held, balanced(stats.tokens, nodes.count, nodes.slots)
     ours, theirs = (coactivation_load(part, stats.together).max(axis=1).mean() for part in held)
     assert ours < theirs
 
