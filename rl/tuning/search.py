@@ -33,7 +33,7 @@ MISSES = 1e15
 class SearchSettings:
     """How a search is done."""
 
-    trials: int = 120
+    trials: int = 300
     """At most."""
     least_trials: int = 40
     """A search that has converged goes on until so many are done."""
