@@ -96,7 +96,7 @@ class Node:
             noise = self.pipeline.noise(self.info, replica.configuration)
             self.catch_up(replica)
             draw = kernel.draw(self.pipeline.seed, kernel.SERVICE, self.number, call.request)
-            call.left_s = alone_s * noise[int(draw * len(noise))]
+            call.left_s = alone_s * (noise[int(draw * len(noise))] * self.pipeline.pass_factor(call.request))
             replica.calls.append(call)
             self.schedule(replica)
 
@@ -271,6 +271,10 @@ class PipelineModel:
         for moment_s, function, target in orders:
             yield self.clock.timeout(moment_s - self.clock.now)
             by_function[function].order(target)
+
+    def pass_factor(self, request: int) -> float:
+        """How many times their seconds all calls of a request take."""
+        return 1.0
 
     def seconds(self, info: NodeInfo, configuration: Configuration, tokens: int) -> float:
         """Of a call alone, as long as no limit stops it."""

@@ -46,7 +46,7 @@ class Lifecycle:
         return (self.cold_start_gpu_s if gpu else self.cold_start_s) + weights_bytes / self.load_bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Host:
     """One machine that the ingress and all replicas share, and the ingress as a server of its own.
 
@@ -65,6 +65,8 @@ class Host:
     """... and for the answer."""
     token_s: float = 0.0
     """On top for each token sent or received."""
+    noise: Noise = field(default_factory=Noise.none)
+    """Scatter of a whole pass beyond that of its calls: all calls of a request take so many times their seconds."""
 
 
 @dataclass(frozen=True, eq=False)

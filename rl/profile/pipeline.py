@@ -10,7 +10,9 @@ from scipy.optimize import nnls
 
 from autoscaler.contract import Configuration, ConfigurationSpace
 from moe.manifest import Manifest, load
+from rl.latency.contract import Noise
 from rl.profile.errors import ProfileError
+from rl.profile.fit import factors
 from rl.profile.model import fitted_model, lifecycle
 from rl.profile.storage import Profile
 from rl.workload import SEGMENT, Host, TokenLengths, Workload, manifest_cost, pipeline_workload
@@ -59,7 +61,8 @@ def host_of(profile: Profile, manifest: Manifest) -> Host:
 
     Least squares without negative parts over the profile's passes. A request's beginning and answer count as one more
     call, and a call and its reply as equal: passes differ too little in their number of calls to tell more. Raises
-    ProfileError where no passes were measured.
+    ProfileError where no passes were measured. The scatter of passes is that of the profile's; that of their calls,
+    which it holds, too, is small beside it.
     """
     rows = [(row.cpu_s_per_call, row.node_calls, row.tokens) for row in profile.of("pass")]
     known = [(cpu_s, calls, tokens) for cpu_s, calls, tokens in rows if cpu_s is not None and calls is not None]
@@ -77,6 +80,7 @@ def host_of(profile: Profile, manifest: Manifest) -> Host:
         receive_s=float(call_s) / 2,
         answer_s=float(call_s) / 2,
         token_s=float(token_s) / 2,
+        noise=Noise.from_samples(factors(profile.of("pass"))),
     )
 
 

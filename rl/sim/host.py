@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rl.sim.draws import ATOMS, PASS, draw
 from rl.sim.fleet import Fleet
 from rl.sim.histograms import Cells
 from rl.sim.host_kernel import Meters, Passes, Replicas, Rules, run_host
 from rl.sim.replicas import Calls, Floats, Ints
 from rl.sim.requests import Requests
-from rl.sim.tables import ResourceTables
+from rl.sim.tables import ResourceTables, atoms_of
 from rl.workload import Host
 
 
@@ -18,9 +19,11 @@ class SharedMachine:
     """Requests on their way, calls that wait, and what the ingress has in line."""
 
     def __init__(
-        self, host: Host, requests: Requests, keys: NDArray[np.uint64], stages: list[Ints], source: Ints
+        self, host: Host, requests: Requests, keys: NDArray[np.uint64], stages: list[Ints], source: Ints, seed: int
     ) -> None:
         """``stages``: the nodes of each, numbered without gaps; ``keys`` and ``source`` are by node."""
+        draws = np.array([draw(seed, PASS, 0, request) for request in range(requests.arrival_s.size)])
+        self._slow = atoms_of(host.noise)[(draws * ATOMS).astype(np.int64)]
         count, size = keys.size, max(1, requests.arrival_s.size)
         self._host, self._requests, self._keys, self._source = host, requests, keys, source
         self._stages = np.array([(nodes[0], nodes[-1] + 1) for nodes in stages])
@@ -60,8 +63,8 @@ class SharedMachine:
     ) -> Calls:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order."""
         rules = Rules(
-            self._host.cores, self._ingress_s, self._keys, self._stages, reached, self._requests.counts, self._source,
-            tables.work, tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise,
+            self._host.cores, self._ingress_s, self._keys, self._stages, reached, self._requests.counts, self._slow,
+            self._source, tables.work, tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise,
         )  # fmt: skip
         room = np.zeros((self._keys.size, fleet.clock.shape[2]), dtype=np.int64)
         replicas = Replicas(fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, room)

@@ -57,6 +57,7 @@ END, CONTROL, INGRESS, ARRIVAL = -1, -2, -3, -4
 class Rules(NamedTuple):
     """What stays as it is: cores of the machine, the ingress's CPU seconds, stages, requests, and resource tables.
 
+    ``slow [requests]``: how many times their seconds a request's calls take.
     ``stages [stages, 2]``: first node of a stage and the one after its last; ``counts [rows, requests]``:
     tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress.
     """
@@ -67,6 +68,7 @@ class Rules(NamedTuple):
     stages: Ints
     reached: Floats
     counts: Tokens
+    slow: Floats
     source: Ints
     work: Floats
     pace: Floats
@@ -240,7 +242,7 @@ def dispatch(
             running[0, active], running[1, active] = node, r
             active += 1
         factor = rules.noise[row, draw_bits(rules.keys[node], request) >> ATOM_SHIFT]
-        value = clock[VIRTUAL, r] + rules.work[row, tokens[request]] * factor
+        value = clock[VIRTUAL, r] + rules.work[row, tokens[request]] * (factor * rules.slow[request])
         insert(ends, calls, r * slots, slots - 1, slot[HEAD, r], size, value, request)
         slot[ACTIVE, r] = size + 1
     return active

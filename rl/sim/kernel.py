@@ -194,6 +194,23 @@ def run_node(
             peak = max(peak, flight)
             come += 1
             next_s = arrived[queue[np.uint32(come)]] if come < size else FAR
+            if done_s >= FAR and taken == come - 1:
+                # Nobody else is here: a call that ends before anything else happens needs no place among others.
+                r = choose(active, room, count)
+                request, kind = queue[np.uint32(taken)], np.uint32(row[np.uint32(max(r, 0))])
+                if r >= 0 and bucket[kind, REFILL] >= 1:
+                    alone_s = work[kind, length] * noise[kind, draw_bits(key, request) >> ATOM_SHIFT]
+                    left_s = now_s + alone_s * stretch[kind, np.uint32(1)]
+                    if left_s < min(min(next_s, control_s), end_s):
+                        span_s = left_s - now_s
+                        served_s += span_s
+                        busy_s += span_s
+                        latency_s += span_s
+                        ended += 1
+                        flight -= length
+                        histogram[bucket_of(cells, bounds, span_s)] += 1
+                        gather[request] = max(gather[request], left_s)
+                        taken = come
         while taken < come:
             r = choose(active, room, count)
             if r < 0:

@@ -121,7 +121,7 @@ class Simulation:
         self._host = None
         if workload.host is not None:
             nodes = [stage.nodes for stage in self._stages]
-            self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source)
+            self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
         self._left = self._gather[0] if self._host is None else self._host.left_s
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._marks = np.zeros(size, dtype=np.uint8)

@@ -14,7 +14,9 @@ import simpy
 
 from autoscaler.contract import Configuration
 from benchmarks.simulator_oracle import Node, PipelineModel, Replica
+from rl.sim.draws import PASS, draw
 from rl.sim.requests import Requests
+from rl.sim.tables import atoms_of
 from rl.workload import Workload
 
 
@@ -66,6 +68,10 @@ class HostModel(PipelineModel):
         """CPU seconds left of cold starts."""
         self.until = 0.0
         self.version = 0
+
+    def pass_factor(self, request: int) -> float:
+        atoms = atoms_of(self.host.noise)
+        return float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
 
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         host, counts = self.host, self.requests.counts[:, request]

@@ -99,7 +99,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
         alone_use=generator.uniform(0.3, 1.0),
     )
     start_s, send_s, receive_s, answer_s = generator.uniform(1e-4, 3e-3, 4)
-    host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, token_s=1e-5)
+    host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, 1e-5, Noise.lognormal(0.2))
     found = workload((3, 2), model, hop_s=0.0, host=host)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
     requests = draw_requests(found, arrivals, seed=seed)
@@ -122,7 +122,9 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
 
 
 def test_how_time_is_cut_into_windows_changes_nothing() -> None:
-    found = workload((3, 2), Limited(scatter=Noise.lognormal(0.5)), hop_s=0.0, host=Host(1.5, *[0.001] * 4))
+    found = workload(
+        (3, 2), Limited(scatter=Noise.lognormal(0.5)), hop_s=0.0, host=Host(1.5, 0.001, 0.001, 0.001, 0.001)
+    )
     requests = draw_requests(found, poisson(20, 300, 5), seed=5)
     start = initial(found, configuration(2, cpu_cores=0.4))
     whole, _ = play(Simulation(found, requests, start), [400.0])
