@@ -18,7 +18,7 @@ from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
 from autoscaler.loop import run, short
 from autoscaler.platform.shadow import ShadowPlatform
-from autoscaler.settings import PLATFORMS, POLICY_NAMES, ControllerSettings, is_policy, validate
+from autoscaler.settings import PLATFORMS, SHORT_NAMES, ControllerSettings, is_policy, validate
 from autoscaler.topology import load_topology
 
 SHOWN = 8
@@ -44,13 +44,13 @@ SHOWN = 8
     show_default=True,
     metavar="NAME",
     callback=lambda _context, _option, name: _policy(name),
-    help=f"{', '.join(POLICY_NAMES)}, or MODULE:MAKER (docs/policies.md).",
+    help=f"{', '.join(SHORT_NAMES)}, or MODULE:MAKER (docs/policies.md).",
 )
 @click.option(
     "--policy-settings",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=None,
-    help="kpa, keda, elasticmoe: their settings (TOML).",
+    help="kpa, keda, elasticmoe, smoe: their settings (TOML).",
 )
 @click.option(
     "--plan",
@@ -265,7 +265,7 @@ def _seconds(text: str) -> float:
 
 def _policy(name: str) -> str:
     if not is_policy(name):
-        raise click.BadParameter(f"{name!r} is none of {', '.join(POLICY_NAMES)}, and not of the form MODULE:MAKER")
+        raise click.BadParameter(f"{name!r} is none of {', '.join(SHORT_NAMES)}, and not of the form MODULE:MAKER")
     return name
 
 

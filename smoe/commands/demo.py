@@ -20,7 +20,7 @@ import click
 from rich.console import Console
 
 from autoscaler.build import build_controller
-from autoscaler.contract import TickReport
+from autoscaler.contract import ConfigurationSpace, TickReport
 from autoscaler.loop import run as run_controller
 from autoscaler.settings import ControllerSettings
 from moe.manifest import Manifest
@@ -51,7 +51,7 @@ class RunSettings:
     pipeline: str
     state: Path
     out: Path
-    policy: Literal["static", "hpa"]
+    policy: Literal["smoe", "hpa", "static"]
     seconds: float
     mean_rps: float
     cpu_scale: float
@@ -69,7 +69,13 @@ class RunSettings:
 @click.argument("pipeline", default="minilm")
 @state_option
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
-@click.option("--policy", type=click.Choice(["hpa", "static"]), default="hpa", show_default=True)
+@click.option(
+    "--policy",
+    type=click.Choice(["smoe", "hpa", "static"]),
+    default="smoe",
+    show_default=True,
+    help="smoe: the learnt policy sizes experts, HPA segments.",
+)
 @click.option(
     "--seconds", type=click.FloatRange(10, 86400), default=120.0, show_default=True, help="Length of the play."
 )
@@ -170,6 +176,8 @@ def _play(
             manifest_dir=directory,
             password=read_password(settings.state),
             policy=settings.policy,
+            policy_settings=_own_settings(settings),
+            space=ConfigurationSpace(gpu_shares=()),
             interval_s=settings.interval_s,
             slo_s=slo_s,
             log_dir=settings.out / "log",
@@ -205,6 +213,16 @@ def _play(
         finally:
             stop.set()
             work.join(30)
+
+
+def _own_settings(settings: RunSettings) -> Path | None:
+    """The learnt policy has to know what a configured core is here."""
+    if settings.policy != "smoe":
+        return None
+    path = settings.out / "policy.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"cpu_scale = {settings.cpu_scale}\n")
+    return path
 
 
 async def _replay(

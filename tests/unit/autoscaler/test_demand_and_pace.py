@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.policy.demand import by_average_value, by_resource
@@ -55,6 +55,7 @@ def test_replicas_by_a_number_for_each_replica(total: float, present: int, wante
     assert by_average_value(total, 5.0, present, 0.1) == wanted
 
 
+@settings(deadline=None)
 @given(st.floats(0, 50), st.integers(1, 20), st.data())
 def test_demand_never_turns_the_direction_of_the_metric(utilisation: float, present: int, data: st.DataObject) -> None:
     ready = data.draw(st.integers(1, present))
@@ -133,6 +134,7 @@ def test_what_held_it_back_is_told() -> None:
     assert limit(30, 6, history, 10.0, replace(PACE, up_percent=1000))[2] == "bounds are 1 to 8"
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0.1, 100), st.integers(0, 60)), min_size=1, max_size=30),
     st.integers(1, 8),
