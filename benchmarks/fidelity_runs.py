@@ -191,7 +191,7 @@ def measure(
     thread.start()
     try:
         replayed_s, result = player.play(trace, texts)
-        stop.wait(max(0.0, begun_s + seconds + 0.5 - time.time()))
+        stop.wait(max(0.0, begun_s + seconds + 2.0 - time.time()))
     finally:
         stop.set()
         thread.join(30)
