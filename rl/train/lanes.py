@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rl.agent.contract import Space, State
+from rl.agent.contract import State
 from rl.episodes import Episode, Outcome
 
 Actions = NDArray[np.int16]
@@ -37,8 +37,3 @@ def play(episodes: Sequence[Episode], decide: Decide) -> Iterator[list[Played]]:
             outcome = episodes[lane].step(action)
             row.append(Played(lane, episodes[lane], state, outcome, episodes[lane].state()))
         yield row
-
-
-def space_of(episodes: Sequence[Episode]) -> Space:
-    """Φ of the pipeline that all of them are of."""
-    return episodes[0].encoder.space

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rl.evaluate.arrivals import DATASETS
 from rl.train.settings import TrainingSettings
 from traces import catalog
 from traces.provenance import path_sha256
@@ -15,8 +16,6 @@ from traces.provenance import path_sha256
 ROOMS = ("rl", "autoscaler", "traces")
 """Whose code a training run hangs on."""
 PACKAGES = ("smoe", "torch", "stable-baselines3", "gymnasium", "numpy", "numba")
-DATASETS = ("functions-day", "functions-8h")
-"""Where clips are taken from: the first that is there (:mod:`rl.evaluate.arrivals`)."""
 
 
 def code_sha256() -> str:

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
-from rl.agent.contract import Batch, State
+from rl.agent.contract import Batch, Space, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import WindowStep
 from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.ddpg.exploration import with_random
 from rl.episodes import Clip, Episode, episode_of, training_clips, work_of
-from rl.episodes.clips import SEEDS
+from rl.episodes.clips import SEEDS, steady_cost
 from rl.evaluate.errors import EvaluationError
+from rl.evaluate.policies import limits_of
+from rl.features import Encoder, calls_of
 from rl.features.lattice import REPLICAS
-from rl.train.kinds import KINDS
+from rl.reward import RewardSettings
+from rl.train.kinds import KINDS, Kind
 from rl.train.lanes import Actions, Decide, Played, play
 from rl.train.settings import TrainingSettings
 from rl.train.warm_start import Teachers
@@ -62,6 +66,7 @@ class Rounds:
 
     def play(self, number: int, *, teach: bool, on_window: Callable[[int], object] = lambda windows: None) -> Tally:
         """Round ``number``; ``teach``: a teacher plays and labels, and nothing is learnt yet."""
+        self._owed = 0.0  # of this round alone, so that a run that goes on does the same
         rng = np.random.default_rng((self.settings.seed, number))
         episodes, tally = self._open(number, rng)
         teachers = Teachers(episodes, self.settings.teacher, rng) if teach else None
@@ -88,7 +93,7 @@ class Rounds:
             seconds=settings.episode_windows * kind.window_s,
             window_s=kind.window_s,
         )
-        episodes: list[Episode] = []
+        reference, episodes = self.register(kind), list[Episode]()
         while len(episodes) < settings.lanes:
             clip = next(clips)
             own = kind.workload(SEEDS[clip.split] + clip.seed)
@@ -98,8 +103,8 @@ class Rounds:
                 continue  # no request is left of it at this rate
             start = work.workload.initial(self._start(work.workload.space.gpu_shares != (), rng))
             episodes.append(episode_of(clip, settings=settings.reward, start=start, data=self.data, workload=own))
+            episodes[-1].reference = reference
             tally.clips.append((clip, work.requests.sha256))
-        self.register(episodes[0])
         return episodes, tally
 
     @staticmethod
@@ -107,18 +112,11 @@ class Rounds:
         possible = [start for start in STARTS if gpu or not start.gpu_share]
         return possible[int(rng.integers(len(possible)))]
 
-    def register_all(self) -> None:
-        """Make every kind's pipeline known, for windows that were stored."""
-        for name in (*self.settings.workloads, *self.settings.variants):
-            kind = KINDS[name]
-            clip = Clip(kind.paper, "slow", 0, seconds=2 * kind.window_s, window_s=kind.window_s)
-            own = kind.workload(0)
-            start = (own or paper_workload(kind.paper)).initial(STARTS[-1])
-            self.register(episode_of(clip, settings=self.settings.reward, start=start, data=self.data, workload=own))
-
-    def register(self, episode: Episode) -> None:
-        """Make an episode's pipeline known to the replay."""
-        self.agent.replay_buffer.register(episode.workload.name, episode.encoder.space, unit_of(episode))
+    def register(self, kind: Kind) -> float:
+        """Make a kind's pipeline known to the replay; returns its C_ref, the same for all its clips."""
+        space, reference, unit = known(kind, self.settings.reward)
+        self.agent.replay_buffer.register(kind.name, space, unit)
+        return reference
 
     def _exploring(self, rng: np.random.Generator) -> Decide:
         """The actor with exploration."""
@@ -177,7 +175,12 @@ def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Action
     return decide
 
 
-def unit_of(episode: Episode) -> float:
-    """What Σ replicas × price (as features) costs in a window, in C_ref; provisioned cost is in proportion to it."""
-    most, dearest = episode.encoder.lattice.unit_per_s.max(), REPLICAS * episode.window_s
-    return float(most * dearest / episode.reference * episode.settings.cost_weight)
+@lru_cache(maxsize=32)
+def known(kind: Kind, reward: RewardSettings) -> tuple[Space, float, float]:
+    """Φ of a kind, its C_ref, and what Σ replicas × price (as features) costs in a window, in C_ref."""
+    workload = kind.workload(0) or paper_workload(kind.paper)
+    limits = limits_of(workload)
+    encoder = Encoder(workload.topology, limits, workload.prices, workload.slo_s, calls_of(workload))
+    reference = steady_cost(workload, reward.meter, kind.window_s)
+    dearest = float(encoder.lattice.unit_per_s.max()) * REPLICAS * kind.window_s
+    return encoder.space, reference, dearest / reference * reward.cost_weight

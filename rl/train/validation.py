@@ -169,6 +169,8 @@ def by_name(validation: Validation) -> Iterator[tuple[str, float]]:
         pattern: [clip for clip in validation.clips if clip.pattern == pattern] for pattern in PATTERNS
     }
     for pattern, clips in patterns.items():
+        if not clips:
+            continue
         part = Validation(tuple(clips))
         yield f"validation/{pattern}/cost", part.cost
         yield f"validation/{pattern}/violated", part.violated
