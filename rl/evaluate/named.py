@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoscaler.settings import POLICY_NAMES, is_policy
+from autoscaler.settings import SHORT_NAMES, is_policy
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ NAMED: Mapping[str, Named] = {
     "last-window": Named("rl.bound.last_window:make"),
     "faasconf": Named("rl.faasconf.policy:make", Path(__file__).parents[1] / "faasconf" / "weights"),
 }
-NAMES = (*POLICY_NAMES, *NAMED)
+NAMES = (*SHORT_NAMES, *NAMED)
 
 
 def is_known(policy: str) -> bool:
