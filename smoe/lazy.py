@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-EXTRA = frozenset(("numba", "optuna", "torch_geometric", "gymnasium", "stable_baselines3"))
+EXTRA = frozenset(("optuna", "torch_geometric", "gymnasium", "stable_baselines3", "tensorboard"))
 """Modules of the optional dependencies ``rl``."""
 
 

@@ -25,8 +25,8 @@ def test_every_command_has_a_help_page_worth_reading(name: str) -> None:
 
 
 def test_a_missing_optional_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    group = LazyGroup(lazy={"simulate": LazyCommand("numba", "nothing", "-")})
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    group = LazyGroup(lazy={"simulate": LazyCommand("optuna", "nothing", "-")})
     result = CliRunner().invoke(group, ["simulate"])
     assert result.exit_code == 2
-    assert "smoe simulate needs numba" in result.output and "smoe[rl]" in result.output
+    assert "smoe simulate needs optuna" in result.output and "smoe[rl]" in result.output
