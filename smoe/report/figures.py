@@ -252,6 +252,7 @@ def actions(run: Run) -> bytes:
             f"{len(rows)} of {len(counts)} functions that were changed (those with most changes)",
             fontsize=9,
             loc="left",
+            pad=22,  # above the legend
         )
     _legend(axes)
     return _png(figure)
