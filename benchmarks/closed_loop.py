@@ -11,13 +11,11 @@ learnt one costs least provisioned. The last line is one JSON object: ``cells`` 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -37,7 +35,7 @@ from autoscaler.loop import run as run_loop
 from autoscaler.platform.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
-from benchmarks.fidelity_runs import routing_of
+from benchmarks.fidelity_runs import Player, routing_of, settle
 from moe.reference import WholeModel
 from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.machine import this_machine
@@ -54,7 +52,6 @@ from smoe.parity import compare_with_whole_model
 from smoe.pipelines import ensure_pipeline
 from smoe.state import read_password
 from traces import catalog, prompts, scale
-from traces.replay import ReplaySettings, replay
 from traces.trace import Trace
 
 LEARNT = "smoe"
@@ -135,28 +132,17 @@ def measured(play_: Play, settings: ControllerSettings, client: GatewayClient) -
         kwargs={"window_s": window_s},
         daemon=True,
     )
-    url = f"{client.url}/function/{topology.pipeline}"
-    sending = ReplaySettings(url=url, slo_s=play_.slo_s, timeout_s=60.0, seed=play_.seed)
-    thread.start()
-    try:
-        result = asyncio.run(replay(play_.trace, list(play_.texts), sending))
-    finally:
-        stop.set()
-        thread.join(30)
+    with Player(f"{client.url}/function/{topology.pipeline}") as player:
+        thread.start()
+        try:
+            _, result = player.play(play_.trace, play_.texts)
+        finally:
+            stop.set()
+            thread.join(30)
     answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
     ends = np.array([(one.sent_s or one.scheduled_s) + (one.latency_s or 0.0) for one in answered])
     latencies = np.array([one.latency_s for one in answered], dtype=np.float64)
     return outcome(play_, ends, latencies, reports, len(result.records) - len(answered))
-
-
-def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[str, Configuration]) -> None:
-    """Every function as a play begins, with all replicas ready."""
-    present = platform.configurations()
-    for function, configuration in wanted.items():
-        if present[function] != configuration:
-            platform.apply(function, present[function], configuration)
-    client.wait_ready(list(wanted), 60.0)
-    time.sleep(2.0)
 
 
 def simulated(

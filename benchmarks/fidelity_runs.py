@@ -170,7 +170,7 @@ def measure(
     """The cell on the running pipeline."""
     auth = ("admin", read_password(state))
     platform = OpenFaasPlatform(client.url, topology.pipeline, auth)
-    _settle(client, platform, steps(cell, topology, seconds)[0][1])
+    settle(client, platform, steps(cell, topology, seconds)[0][1])
     begun_s, used_s = time.time(), _host_cpu_s()
     controller = Controller(
         topology,
@@ -242,8 +242,8 @@ def _replayed(trace: Trace, texts: list[str], url: str) -> tuple[float, ReplayRe
     return begun_s, asyncio.run(replay(trace, texts, ReplaySettings(url=url, timeout_s=60.0, seed=SEED)))
 
 
-def _settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[str, Configuration]) -> None:
-    """Every function as the cell begins, with all replicas ready."""
+def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[str, Configuration]) -> None:
+    """Every function as a play begins, with all replicas ready."""
     present = platform.configurations()
     for function, configuration in wanted.items():
         if present[function] != configuration:
