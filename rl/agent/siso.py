@@ -43,6 +43,8 @@ class Scored(Protocol):
 
     def log_prob(self, actions: Tensor) -> Tensor: ...
 
+    def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor: ...
+
     def entropy(self) -> Tensor: ...
 
     def top(self, count: int) -> tuple[Tensor, Tensor]: ...
@@ -108,6 +110,11 @@ class Cliques:
     def log_prob(self, actions: Tensor) -> Tensor:
         """[N]: log of the softmax at ``actions`` [N, 4]."""
         return self.score(actions) - self.log_partition()
+
+    def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
+        """[N]: of the softmax against ``weights`` [A, N], which add up to 1 over A, at ``actions`` [A, N, 4]."""
+        scores = torch.stack([self.score(one) for one in actions])
+        return self.log_partition() - (weights * scores).sum(0)
 
     def log_partition(self) -> Tensor:
         """[N]: log of the sum of exp(g) over all of Φ."""

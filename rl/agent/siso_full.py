@@ -138,6 +138,12 @@ class Joint:
         estimated = among[:, 0] - among.logsumexp(-1)
         return exact + estimated - estimated.detach()
 
+    def cross_entropy(self, actions: Tensor, weights: Tensor) -> Tensor:
+        """[N]: of the softmax over these and the candidates against ``weights`` [A, N] at ``actions`` [A, N, 4]; its
+        gradient is near that over all of Φ, its value is not."""
+        among = self.prepared.score(self.states, torch.cat((actions.transpose(0, 1), self._even()), 1))
+        return among.logsumexp(-1) - (weights.T * among[:, : len(actions)]).sum(-1)
+
     def entropy(self) -> Tensor:
         """[N]: of the softmax over Φ, in nats. No gradient."""
         found = []

@@ -7,10 +7,11 @@ and decision code. Never here: the test set, and any copy of the controller's co
 from __future__ import annotations
 
 from rl.episodes.clips import Clip, Work, episode_of, paper_cost, start_of, steady_cost, training_clips, work_of
-from rl.episodes.episode import WINDOW_S, Episode, Outcome
+from rl.episodes.episode import WINDOW_S, Branch, Episode, Outcome
 
 __all__ = [
     "WINDOW_S",
+    "Branch",
     "Clip",
     "Episode",
     "Outcome",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.actuator.actuator import apply
-from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.contract import Configuration, Decision, Observation, Proposal
 from autoscaler.decision.limits import LimitState, decide
 from autoscaler.prices import total_cost
 from autoscaler.state.features import complete
@@ -64,6 +64,18 @@ class Outcome:
         rewards = self.cost_rewards.copy()
         rewards[-1] += self.penalty
         return rewards
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """The coming window under actions that are not taken; n, K and costs as in :class:`Outcome`."""
+
+    executed: NDArray[np.int16]
+    """[n, K, 4] configurations that the decision limits would have let through."""
+    cost_rewards: Floats
+    """[n] ``-cost_weight · C_i / C_ref`` on the meter that counts."""
+    p95_s: float | None
+    """As in :class:`Outcome`."""
 
 
 class Episode:
@@ -122,6 +134,28 @@ class Episode:
         self.begin()
         return self.end()
 
+    def branch(self, actions: NDArray[np.integer]) -> Branch:
+        """What :meth:`step` would come to, from a copy of the simulation; the episode stays where it is. It costs a
+        window's simulation, without the state that would follow. Raises ValueError as :meth:`step` does."""
+        if not self.windows_left:
+            raise ValueError(f"the episode has ended after {self.windows} windows")
+        fork = self._simulation.fork()
+        platform = SimulatedPlatform(fork)
+        apply(platform, self._decided(self.encoder.lattice.configurations(actions)), wait=lambda pause_s: None)
+        window = fork.advance(fork.now_s + self.window_s)
+        answered = self._answered.copy()
+        answered[window.finished] = True
+        functions, lattice = platform.configurations(), self.encoder.lattice
+        seconds = fork.meter[:, BUSY_S]
+        costs = np.zeros(len(lattice.functions))
+        for layer, names in enumerate(lattice.functions):
+            for name in names:
+                busy_s = float(seconds[fork.index[name]])
+                there_s = busy_s if self.settings.meter == "busy" else functions[name].replicas * self.window_s
+                costs[layer] += there_s * self.workload.prices.unit_per_s(functions[name])
+        rewards = cost_rewards(costs, self.reference, self.settings)
+        return Branch(lattice.actions(functions), rewards, self._p95_s(window, answered)[0])
+
     def begin(self) -> None:
         """Open the coming window, for deciding layer by layer. Raises ValueError once the episode has ended."""
         if not self.windows_left:
@@ -177,28 +211,35 @@ class Episode:
 
     def _order(self, wishes: Mapping[str, Configuration]) -> None:
         """What the controller does with a proposal."""
-        topology, now_s = self.workload.topology, self._simulation.now_s
-        decisions = decide(
-            topology,
+        result = apply(self._platform, self._decided(wishes), wait=lambda pause_s: None)
+        self._limit_state = self._limit_state.after(result.applied, self._simulation.now_s)
+
+    def _decided(self, wishes: Mapping[str, Configuration]) -> tuple[Decision, ...]:
+        """What the decision limits make of ``wishes``."""
+        return decide(
+            self.workload.topology,
             self.observation,
             Proposal(wishes, dict.fromkeys(wishes, REASON)),
             self.present,
-            now_s,
+            self._simulation.now_s,
             self._limit_state,
             self.limits,
             self.workload.prices,
         )
-        result = apply(self._platform, decisions, wait=lambda pause_s: None)
-        self._limit_state = self._limit_state.after(result.applied, now_s)
+
+    def _p95_s(self, window: Window, answered: NDArray[np.bool_]) -> tuple[float | None, int]:
+        """P95 of those answered and overdue, and how many are overdue; ``answered`` [requests] at the window's end."""
+        arrivals = self.requests.arrival_s
+        arrived = int(np.searchsorted(arrivals, window.end_s, side="left"))
+        ages_s = window.end_s - arrivals[:arrived][~answered[:arrived]]
+        overdue_s = ages_s[ages_s > self.workload.slo_s]
+        judged_s = np.concatenate([window.latency_s, overdue_s])
+        return float(np.quantile(judged_s, QUANTILE)) if judged_s.size else None, int(overdue_s.size)
 
     def _judge(self, window: Window) -> Outcome:
-        arrivals, slo_s = self.requests.arrival_s, self.workload.slo_s
+        slo_s = self.workload.slo_s
         self._answered[window.finished] = True
-        arrived = int(np.searchsorted(arrivals, window.end_s, side="left"))
-        ages_s = window.end_s - arrivals[:arrived][~self._answered[:arrived]]
-        overdue_s = ages_s[ages_s > slo_s]
-        judged_s = np.concatenate([window.latency_s, overdue_s])
-        p95_s = float(np.quantile(judged_s, QUANTILE)) if judged_s.size else None
+        p95_s, overdue = self._p95_s(window, self._answered)
         costs = self.layer_costs(self.observation)
         return Outcome(
             busy=costs["busy"],
@@ -207,7 +248,7 @@ class Episode:
             penalty=penalty(p95_s, slo_s, self.settings),
             p95_s=p95_s,
             finished=int(window.finished.size),
-            overdue=int(overdue_s.size),
+            overdue=overdue,
             executed=self._state.present,
             window=window,
             done=not self.windows_left,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -136,6 +137,19 @@ class Simulation:
     def stages(self) -> int:
         """Segments and layers in turn: stage 2i is segment i, stage 2i + 1 the experts of layer i."""
         return len(self._stages)
+
+    def fork(self) -> Simulation:
+        """A simulation in the same state that goes its own way from here on, on one thread, with the same draws: what
+        the coming window would be under other orders. Raises SimulationError while a window is open."""
+        if self._stage < len(self._stages):
+            raise SimulationError("a simulation cannot be forked while its window is open")
+        never_change = (self.workload, self.requests, self.tables, self.nodes, self.index, self._keys, self._source)
+        memo: dict[int, object] = {id(one): one for one in never_change}
+        memo[id(self._pool)] = None
+        fork = copy.deepcopy(self, memo)
+        fork._gather = fork._gather[:1]
+        fork._left = fork._gather[0] if fork._host is None else fork._host.left_s
+        return fork
 
     def order(self, function: str, target: Configuration) -> None:
         """Configure ``function`` anew, beginning at the start of the window that is open, else now.

@@ -6,12 +6,13 @@ checkpoint between two rounds draws what it would have drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
@@ -20,7 +21,8 @@ from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import WindowStep
 from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.ddpg.exploration import with_random
-from rl.episodes import Clip, Episode, episode_of, training_clips, work_of
+from rl.agent.ddpg.moves import SCOPES, mixed, moves
+from rl.episodes import Branch, Clip, Episode, Outcome, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, steady_cost
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.policies import limits_of
@@ -28,7 +30,7 @@ from rl.features import Encoder, calls_of
 from rl.features.lattice import REPLICAS
 from rl.reward import RewardSettings
 from rl.train.kinds import KINDS, Kind
-from rl.train.lanes import Actions, Decide, Played, play
+from rl.train.lanes import Actions, Decide, Played, Vary, play
 from rl.train.settings import TrainingSettings
 from rl.train.warm_start import Teachers
 from rl.workload_paper import paper_workload
@@ -41,6 +43,8 @@ STARTS = (
     Configuration(512, 6.0, 0.0, 2, 4),
 )
 """What an episode of training begins with, drawn evenly: searching each clip's own takes longer than playing it."""
+MOVED = 0.3
+"""Share of the layers that change in a branch that is not of the whole window."""
 
 
 @dataclass
@@ -71,7 +75,8 @@ class Rounds:
         episodes, tally = self._open(number, rng)
         teachers = Teachers(episodes, self.settings.teacher, rng) if teach else None
         labels: dict[int, Actions] = {}
-        for row in play(episodes, self._exploring(rng) if teachers is None else taught(episodes, teachers, labels)):
+        decide = self._exploring(rng) if teachers is None else taught(episodes, teachers, labels)
+        for row in play(episodes, decide, self._varying(episodes[0].encoder.space, rng)):
             for played in row:
                 self._take(played, labels.get(played.lane), tally)
             tally.windows += len(row)
@@ -134,19 +139,36 @@ class Rounds:
 
         return decide
 
+    def _varying(self, space: Space, rng: np.random.Generator) -> Vary:
+        """Changes of what is played, of some layers each: by experts, layers or all together in turn."""
+
+        def vary(states: list[State], actions: Sequence[Actions]) -> list[list[Actions]]:
+            batch, base = Batch.of(space, states), torch.from_numpy(np.stack(actions)).long()
+            draw, found = torch.Generator().manual_seed(int(rng.integers(2**62))), []
+            for number in range(self.settings.branches):
+                scope = SCOPES[number % len(SCOPES)]
+                moved = moves(batch, base, scope, 1, draw)
+                found.append((moved if scope == "window" else mixed(base, moved, MOVED, draw))[0])
+            return [[one[lane].numpy().astype(np.int16) for one in found] for lane in range(len(states))]
+
+        return vary
+
     def _take(self, played: Played, label: Actions | None, tally: Tally) -> None:
-        outcome, slo_s = played.outcome, played.episode.workload.slo_s
-        self.agent.replay_buffer.add(
-            WindowStep(
-                played.episode.workload.name,
-                played.state,
-                outcome.executed,
-                outcome.cost_rewards.astype(np.float32),
-                np.nan if outcome.p95_s is None else outcome.p95_s / slo_s,
-                played.following,
-                label,
+        outcome, slo_s, name = played.outcome, played.episode.workload.slo_s, played.episode.workload.name
+        results: list[tuple[Outcome | Branch, State | None]] = [(outcome, played.following)]
+        for one, following in results + [(branch, None) for branch in played.branches]:
+            self.agent.replay_buffer.add(
+                WindowStep(
+                    name,
+                    played.state,
+                    one.executed,
+                    one.cost_rewards.astype(np.float32),
+                    np.nan if one.p95_s is None else one.p95_s / slo_s,
+                    following,
+                    label,
+                    one is outcome,
+                )
             )
-        )
         self.agent.num_timesteps += 1
         tally.reward += float(outcome.reward.sum())
         tally.cost -= float(outcome.cost_rewards.sum())

@@ -51,6 +51,8 @@ class TrainingSettings:
     mean_rps: tuple[float, float] = (5.0, 40.0)
     updates: float = 0.5
     """Of the networks, for each window."""
+    branches: int = 3
+    """Changed decisions of each window that are simulated beside the one that is played, for the critic."""
     warm_start: int = 1200
     """Windows that a teacher plays at first, and that the actor then clones; 0: no warm start."""
     clone_updates: int = 800
@@ -75,6 +77,7 @@ class TrainingSettings:
             ("episode_windows", self.episode_windows, self.episode_windows >= 2, "2 or more"),
             ("mean_rps", self.mean_rps, 0 < self.mean_rps[0] <= self.mean_rps[-1], "lowest and highest, above 0"),
             ("updates", self.updates, self.updates >= 0, "0 or more"),
+            ("branches", self.branches, self.branches >= 0, "0 or more"),
             ("warm_start", self.warm_start, self.warm_start >= 0, "0 or more"),
             ("clone_updates", self.clone_updates, self.clone_updates >= 0, "0 or more"),
         )

@@ -17,12 +17,14 @@ from stable_baselines3.common.utils import polyak_update, update_learning_rate
 from torch import Tensor, nn
 
 from rl.agent.actor import spread, there
-from rl.agent.contract import CONFIGURATION_FEATURES
+from rl.agent.contract import CONFIGURATION_FEATURES, Batch
 from rl.agent.ddpg.buffer import WindowBuffer, WindowSamples
 from rl.agent.ddpg.checkpoint import checked
+from rl.agent.ddpg.moves import SCOPES, Scope, moves
 from rl.agent.ddpg.policy import PipelineActor, PipelineCritic, PipelinePolicy
 from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.ddpg.window_critic import WindowCritic
+from rl.agent.encoder import padded
 from rl.agent.lattice import features_of
 from rl.agent.settings import NetworkSettings
 
@@ -30,6 +32,10 @@ STORED = ("num_timesteps", "_n_updates", "_current_progress_remaining", "seed")
 """Attributes of the library's that a checkpoint holds beside the settings."""
 CLONING = 2**40
 """Draws of a warm start are numbered from here, so that they are not those of updates."""
+EAGERNESS = 0.5
+"""η over what the best of the changes gains on average."""
+LEAST_GAIN = 2e-4
+"""η at least, in C_ref: smaller gains are the critic's noise."""
 
 
 class PipelineDDPG(DDPG):
@@ -93,7 +99,7 @@ class PipelineDDPG(DDPG):
             self._n_updates += 1
             samples = self.replay_buffer.sample(batch_size, draw=self._n_updates)
             found = self._update_critic(samples)
-            if self._n_updates > settings.actor_from:
+            if self._n_updates > settings.actor_from and self._n_updates % settings.policy_delay == 0:
                 found |= self._update_actor(samples)
                 polyak_update(self.actor.parameters(), self.actor_target.parameters(), settings.tau)
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), settings.tau)
@@ -120,8 +126,8 @@ class PipelineDDPG(DDPG):
 
     def _update_actor(self, samples: WindowSamples) -> dict[str, float]:
         """One step up the critic; the critic's weights stay out of it."""
-        exact = self.learner.gradient == "counterfactual"
-        loss, found = self._counterfactual(samples) if exact else self._straight_through(samples)
+        stepwise = self.learner.gradient == "improvement"
+        loss, found = self._improved(samples) if stepwise else self._straight_through(samples)
         cloning = self.cloning
         if cloning and samples.taught.any():
             clone = self.clone_loss(samples)
@@ -139,28 +145,35 @@ class PipelineDDPG(DDPG):
         (slope,) = torch.autograd.grad(value, chosen)
         return -(features * slope).sum(), {"value": value.item()}
 
-    def _counterfactual(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
-        """The gradient of E[Q] under the softmax itself: decisions are drawn from it, and for every expert
-        ``alternatives`` of its own are compared by what the critic says of the window with that expert alone changed.
+    def _improved(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
+        """Cross-entropy towards what the critic holds for better than the actor's own decisions.
 
         Where Eq. (14) has the slope at one point, this has differences between configurations: Φ is a lattice, and from
-        a safe configuration to the next cheaper one the penalty's corner may lie in between.
+        a safe configuration to the next cheaper one the penalty's corner may lie in between. For every expert, every
+        layer and the window, ``alternatives`` are compared with the decisions that the actor would take, and each
+        counts by exp(Q / η), with η in proportion to what the best of them gains: the regularised improvement step of
+        MPO (Abdolmaleki et al. 2018) with proposals in place of the policy's own samples.
         """
-        batch, executed, critic = samples.observations, samples.actions, self.critic.qf0
+        batch, executed, critic = samples.observations, samples.actions, self.critic_target.qf0
         assert isinstance(critic, WindowCritic)
         space, mask = batch.space, batch.space.mask
         scored = self.actor.network.scores(batch, executed)
-        own = np.random.default_rng((self.seed or 0, self._n_updates))
-        generator = torch.Generator().manual_seed(int(own.integers(2**62)))
-        drawn = [spread(scored.sample(1.0, generator), mask) for _ in range(1 + self.learner.alternatives)]
-        others = torch.stack([features_of(space, one) for one in drawn[1:]])
-        values = critic.counterfactuals(batch, features_of(space, drawn[0]), others, samples.unit)
-        better = values - values.mean(0)  # [A, B, n, K]: than the other draws of the same expert
-        logs = torch.stack([spread(scored.log_prob(there(one, mask)), mask) for one in drawn[1:]])
-        loss = -(logs * better * mask).sum((0, 2, 3)).mean() / (self.learner.alternatives - 1)
-        entropy = spread(scored.entropy(), mask).sum() / (len(executed) * mask.sum())
-        named = {"value": values[..., mask].mean().item(), "entropy": entropy.item()}
-        return loss - self.learner.entropy_weight * entropy, named
+        draw = torch.Generator().manual_seed(
+            int(np.random.default_rng((self.seed or 0, self._n_updates)).integers(2**62))
+        )
+        base = spread(scored.best(), mask)
+        own, losses, found = features_of(space, base), list[Tensor](), dict[str, float]()
+        with torch.no_grad():
+            known = critic.known(batch)
+        for scope in SCOPES:
+            tried = torch.cat((base[None], moves(batch, base, scope, self.learner.alternatives, draw)))
+            values = _judged(critic, scope, batch, known, own, features_of(space, tried), samples.unit)
+            weights, found[f"gain_{scope}"] = _improving(values, mask if scope == "expert" else None)
+            rows = padded(mask)
+            wanted = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
+            losses.append(scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), wanted).mean())
+            found["value"] = values[0].mean().item()
+        return torch.stack(losses).mean(), found
 
     @property
     def cloning(self) -> float:
@@ -217,3 +230,24 @@ class PipelineDDPG(DDPG):
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, UnpicklingError) as error:
             raise LearnerError(f"checkpoint {path} does not fit this program: {str(error).splitlines()[0]}") from error
         return agent
+
+
+def _judged(
+    critic: WindowCritic, scope: Scope, batch: Batch, known: Tensor, own: Tensor, tried: Tensor, unit: float
+) -> Tensor:
+    """[A, B, n or 1, K or 1] what ``critic`` says of ``tried`` [A, B, n, K, C] in a scope."""
+    if scope == "expert":
+        return critic.of_experts(batch, known, own, tried, unit)
+    if scope == "layer":
+        return critic.of_layers(batch, known, own, tried, unit).unsqueeze(-1)
+    return critic.of_windows(batch, known, tried, unit)[..., None, None]
+
+
+def _improving(values: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
+    """Weights [A, B, ..] that add up to 1 over A, and the mean gain of the best; ``values`` [A, B, n, K], the actor's
+    own first."""
+    gain = (values - values[:1]).amax(0, keepdim=True)
+    there = torch.ones_like(gain) if mask is None else mask.expand_as(gain)
+    typical = (gain * there).sum((-1, -2), keepdim=True) / there.sum((-1, -2), keepdim=True)
+    weights = (values / (EAGERNESS * typical).clamp(min=LEAST_GAIN)).softmax(0)
+    return weights, float(typical.mean())

@@ -37,6 +37,8 @@ class WindowStep:
     """The next window's state; None where the episode really ended, so that nothing is expected after it."""
     teacher: NDArray[np.int16] | None = None
     """[n, K, 4] what a teacher would have done, where one was asked."""
+    played: bool = True
+    """False: a branch, simulated beside what was played; what follows it is not known."""
 
 
 class WindowSamples(NamedTuple):
@@ -59,6 +61,8 @@ class WindowSamples(NamedTuple):
     """[B, n, K, 4] int64; the executed where there was no teacher."""
     taught: Tensor
     """[B] bool."""
+    played: Tensor
+    """[B] bool: False for branches, whose next observation is the state itself."""
 
 
 class WindowBuffer(ReplayBuffer):
@@ -151,6 +155,7 @@ class WindowBuffer(ReplayBuffer):
             self.units[pipeline],
             _tensor(taught).long(),
             torch.tensor([step.teacher is not None for step in steps]),
+            torch.tensor([step.played for step in steps]),
         )
 
 

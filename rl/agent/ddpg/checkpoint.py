@@ -98,6 +98,7 @@ def save_windows(path: Path, buffer: WindowBuffer) -> None:
         arrays[f"{pipeline}/executed"] = np.stack([step.executed for step in ring])
         arrays[f"{pipeline}/rewards"] = np.stack([step.rewards for step in ring])
         arrays[f"{pipeline}/p95"] = np.array([step.p95 for step in ring])
+        arrays[f"{pipeline}/played"] = np.array([step.played for step in ring])
         arrays[f"{pipeline}/taught"] = np.array([step.teacher is not None for step in ring])
         arrays[f"{pipeline}/teacher"] = np.stack(
             [step.executed if step.teacher is None else step.teacher for step in ring]
@@ -124,7 +125,7 @@ def load_windows(path: Path, buffer: WindowBuffer) -> None:
         raise LearnerError(f"windows in {path} cannot be read: {error}") from error
 
 
-KEYS = (*PARTS, "links", "executed", "rewards", "p95", "taught", "teacher")
+KEYS = (*PARTS, "links", "executed", "rewards", "p95", "taught", "teacher", "played")
 
 
 def _steps(pipeline: str, arrays: dict[str, np.ndarray[Any, Any]]) -> list[WindowStep]:
@@ -139,6 +140,7 @@ def _steps(pipeline: str, arrays: dict[str, np.ndarray[Any, Any]]) -> list[Windo
             float(arrays["p95"][number]),
             None if there < 0 else states[there],
             arrays["teacher"][number] if arrays["taught"][number] else None,
+            bool(arrays["played"][number]),
         )
         for number, (here, there) in enumerate(arrays["links"])
     ]

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 Credit = Literal["own", "return"]
 Judge = Literal["window", "layer"]
-Gradient = Literal["counterfactual", "straight-through"]
+Gradient = Literal["improvement", "straight-through"]
 
 
 class LearnerError(ValueError):
@@ -20,12 +20,13 @@ class LearnerSettings:
 
     batch_windows: int = 16
     """Windows of an update, all of one pipeline."""
-    buffer_windows: int = 6_000
-    actor_rate: float = 5e-5
+    buffer_windows: int = 40_000
+    """Branches included."""
+    actor_rate: float = 2e-4
     critic_rate: float = 1e-3
     rate_end: float = 0.1
     """Both rates fall linearly to this share of themselves."""
-    gamma: float = 0.5
+    gamma: float = 0.0
     """Discount between windows; inside a window it is 1. Windows touch each other by backlog and cold starts only."""
     tau: float = 0.01
     """Part of the networks that goes into their targets at each update."""
@@ -37,29 +38,30 @@ class LearnerSettings:
     (a difference reward); ``return``: the plain return of Eq. (13)."""
     slo_weight: float = 15.0
     """Of an excess over λ (:func:`rl.agent.ddpg.targets.penalties`)."""
-    gradient: Gradient = "counterfactual"
-    """How the actor climbs the critic: by exact differences between configurations of one expert, with the window
-    critic, or Eq. (14) with straight-through features."""
-    alternatives: int = 4
-    """Configurations of every expert that an update compares."""
-    entropy_weight: float = 0.0
+    gradient: Gradient = "improvement"
+    """How the actor climbs the critic: towards the better of some changes of an expert, a layer or the whole window,
+    with the window critic, or Eq. (14) with straight-through features."""
+    alternatives: int = 6
+    """Changes of each scope that an update compares."""
+    policy_delay: int = 2
+    """Updates of the critic for one of the actor."""
     busy_meter: bool = False
     """Whether cost counts while replicas work only, so that it is not known from the decisions alone."""
     guard: float = 0.97
     """Part of λ from which on an excess counts: keeps the share of windows over λ itself small."""
     clone_rate: float = 1e-3
     """Of the actor while it clones its teacher and nothing else."""
-    clone_weight: float = 1.0
+    clone_weight: float = 0.1
     """Of the teacher's cross-entropy beside the policy gradient, at the start; falls to 0 with exploration."""
     gradient_norm: float = 1.0
     """Longest gradient of either network."""
-    temperature: tuple[float, float] = (1.0, 0.05)
+    temperature: tuple[float, float] = (0.3, 0.05)
     """Of the softmax that training decisions are drawn from: at the start, and once exploration is over."""
     random_share: tuple[float, float] = (0.03, 0.0)
     """Share of experts that get any valid configuration instead."""
     exploration: float = 0.6
     """Part of the planned windows in which both fall."""
-    actor_from: int = 2000
+    actor_from: int = 1000
     """Updates of the critic alone before the actor's first: an actor that follows a critic which has not seen cheap
     decisions fail goes there."""
 
@@ -75,14 +77,14 @@ class LearnerSettings:
             ("tau", 0 < self.tau <= 1, "above 0, at most 1"),
             ("credit", self.credit in get_args(Credit), "own or return"),
             ("judge", self.judge in get_args(Judge), "window or layer"),
-            ("gradient", self.gradient in get_args(Gradient), "counterfactual or straight-through"),
+            ("gradient", self.gradient in get_args(Gradient), "improvement or straight-through"),
             (
                 "gradient",
-                self.gradient != "counterfactual" or self.judge == "window",
+                self.gradient != "improvement" or self.judge == "window",
                 "straight-through for judge layer",
             ),
-            ("alternatives", self.alternatives >= 2, "2 or more"),
-            ("entropy_weight", self.entropy_weight >= 0, "0 or more"),
+            ("alternatives", self.alternatives >= 1, "1 or more"),
+            ("policy_delay", self.policy_delay >= 1, "1 or more"),
             ("slo_weight", self.slo_weight > 0, "above 0"),
             ("guard", 0 < self.guard <= 1, "above 0, at most 1"),
             ("clone_weight", self.clone_weight >= 0, "0 or more"),

@@ -3,17 +3,19 @@
 A window's return is its cost, its SLO penalty, and γ times what follows. The cost is known from the decisions
 (provisioned: exactly; busy: times the part of the window that replicas work, which is learnt). The penalty is a known
 function of the P95; so what is learnt is the *distribution* of P95 / λ, as quantiles by the pinball loss, and how
-likely any request comes.
-Every window teaches that, whether it kept the SLO or not, where the penalty by itself is 0 for most windows and says
-nothing of how near they were. The mean penalty over the quantiles is smooth in the decisions although the penalty has
-a corner.
+likely any request comes. Every window teaches that, whether it kept the SLO or not. The mean penalty over the quantiles
+is smooth in the decisions although the penalty has a corner.
 
-The network follows the pass: a layer takes as long as its slowest expert (largest over experts), a request as long as
-all layers (mean over layers, as times are in λ / n).
+The network follows the pass, in logarithms of times. A call takes a mean call's time on its resource, times what is
+learnt from load and configuration; a layer as long as its slowest expert (a soft maximum), times what is learnt; a
+request as long as its layers and segments together, times what is learnt, by quantile. Before it has learnt anything it
+says so how long a pass takes when nothing waits. What the next state tells of each expert's and each layer's latency
+is learnt too: a window then teaches hundreds of numbers and not one.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,19 +25,51 @@ from torch.nn import functional
 from rl.agent.contract import CONFIGURATION_FEATURES, Batch
 from rl.agent.critic import PRODUCTS, with_products
 from rl.agent.ddpg.buffer import WindowSamples
+from rl.agent.ddpg.seen import NODE, PIPELINE, check_features
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.ddpg.targets import penalties
 from rl.agent.encoder import Encoder
-from rl.agent.lattice import PRICE, REPLICAS, features_of
+from rl.agent.lattice import CONCURRENCY, PRICE, REPLICAS, features_of
 from rl.agent.pointer import masked_max, masked_mean
 from rl.agent.settings import NetworkSettings
 
-QUANTILES = 12
+QUANTILES = 16
 CALL_TIME = CONFIGURATION_FEATURES.index("call_time")
-LONGEST = 20.0
-"""Of a mean call, in λ / n."""
+LOG_CALL = math.log(100)
+"""A feature of 1 is a call of 100 λ / n."""
+LOADS = ("requests_per_s", "load_mean_5", "load_peak_5")
+"""Of an expert: calls at once that a replica of a mean resource would have in service."""
+PHYSICAL = 6 + 2 * len(LOADS)
+SHARP = 0.25
+"""Of the soft maximum over a layer's experts, in logarithms."""
+SHORTEST, LONGEST = -6.0, 6.0
+"""Logarithms of times, in λ / n or λ."""
 FASTEST_P95, SLOWEST_P95 = 0.05, 20.0
 """P95 over λ is learnt between these."""
+BETA = 0.2
+"""Where the loss of a latency's logarithm turns from squares to straight."""
+
+
+@dataclass(frozen=True, eq=False)
+class Experts:
+    """Experts with decisions; leading axes as of the decisions' features."""
+
+    hidden: Tensor
+    """[.., n, K, h], 0 or more."""
+    p95: Tensor
+    """[.., n, K] logarithm of a call's P95, waiting included, in λ / n."""
+    mean: Tensor
+    """[.., n, K] of its mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layers:
+    """Layers of experts."""
+
+    hidden: Tensor
+    """[.., n, h]."""
+    barrier: Tensor
+    """[.., n] logarithm of the P95 from scatter to last gather, in λ / n."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,22 +77,21 @@ class Prediction:
     """Of B windows."""
 
     p95: Tensor
-    """[B, QUANTILES] logarithm of P95 over λ where requests are judged, rising."""
+    """[.., QUANTILES] logarithm of P95 over λ where requests are judged, rising."""
     judged: Tensor
-    """[B] logit of that any request is."""
-    busy: Tensor
-    """[B, n] part of the window that replicas work, 0 to 1."""
+    """[..] logit of that any request is."""
     future: Tensor
-    """[B] what follows the window, discounted."""
+    """[..] what follows the window, discounted."""
 
 
 class WindowCritic(nn.Module):
-    """Q(s, a_1 … a_n) of a window."""
+    """Q(s, a_1 … a_n) of a window. Raises NetworkError for states of other features than ``rl.features``."""
 
     levels: Tensor
 
     def __init__(self, networks: NetworkSettings, learner: LearnerSettings) -> None:
         super().__init__()
+        check_features(networks)
         self.learner = learner
         width, hidden = networks.width, networks.hidden
         flat = networks.arm == "ddpg-only"
@@ -66,24 +99,25 @@ class WindowCritic(nn.Module):
         shared = networks.pipeline_features + (0 if self.encoder.pointer is None else width)
         self.of_expert = nn.Linear(width, hidden)
         self.of_shared = nn.Linear(shared, hidden, bias=False)
-        self.of_configuration = nn.Linear(networks.configuration_features + PRODUCTS + 1, hidden, bias=False)
+        self.of_configuration = nn.Linear(networks.configuration_features + PRODUCTS + PHYSICAL, hidden, bias=False)
         self.each = nn.Linear(hidden, hidden)
+        self.latency = _zeroed(hidden, 2)
         self.layer = nn.Sequential(nn.Linear(2 * hidden, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.barrier = _zeroed(hidden, 1)
         self.busy = nn.Linear(hidden, 1)
         self.whole = nn.Sequential(
-            nn.Linear(2 * hidden + networks.pipeline_features, hidden), nn.ReLU(), nn.Linear(hidden, QUANTILES + 2)
+            nn.Linear(2 * hidden + networks.pipeline_features + 1, hidden), nn.ReLU(), nn.Linear(hidden, QUANTILES + 2)
         )
         levels = (torch.arange(QUANTILES) + 0.5) / QUANTILES
         self.register_buffer("levels", levels, persistent=False)
 
-    def forward(self, batch: Batch, features: Tensor) -> Prediction:
+    def forward(self, batch: Batch, features: Tensor) -> tuple[Prediction, Layers, Experts]:
         """``features`` [B, n, K, C] of every layer's decisions."""
-        mask = batch.space.mask
-        each = self._each(self._known(batch), features)
-        layers = self.layer(torch.cat((masked_mean(each, mask), masked_max(each, mask)), -1))  # [B, n, h]
-        return self._predicted(layers.mean(1), layers.amax(1), batch.pipeline, self.busy(layers).squeeze(-1).sigmoid())
+        experts = self._experts(batch, self.known(batch), features)
+        layers = self._layers(experts, batch.space.mask)
+        return self._window(layers, batch.pipeline), layers, experts
 
-    def _known(self, batch: Batch) -> Tensor:
+    def known(self, batch: Batch) -> Tensor:
         """[B, n, K, h]: of the experts, what does not hang on decisions."""
         encoded = self.encoder(batch)
         pipeline = batch.pipeline.unsqueeze(1).expand(-1, len(batch.space.mask), -1)
@@ -91,60 +125,102 @@ class WindowCritic(nn.Module):
         known: Tensor = self.of_expert(encoded.experts) + self.of_shared(shared).unsqueeze(2)
         return known
 
-    def _each(self, known: Tensor, features: Tensor) -> Tensor:
-        """[B, n, K, h] of experts with their decisions."""
-        each: Tensor = self.each((known + self.of_configuration(_seen(features))).relu())
-        return each.relu()
+    def _experts(self, batch: Batch, known: Tensor, features: Tensor) -> Experts:
+        """``features`` [.., B, n, K, C]."""
+        seen = torch.cat((with_products(features), _physical(batch, features)), -1)
+        hidden = self.each((known + self.of_configuration(seen)).relu()).relu()
+        off_p95, off_mean = self.latency(hidden).unbind(-1)
+        call = features[..., CALL_TIME] * LOG_CALL
+        return Experts(hidden, _bounded(call + off_p95), _bounded(call + off_mean))
 
-    def _predicted(self, mean: Tensor, largest: Tensor, pipeline: Tensor, busy: Tensor) -> Prediction:
-        """Of layers pooled to ``mean`` and ``largest`` [.., h]."""
-        found = self.whole(torch.cat((mean, largest, pipeline), -1))
-        steps = functional.softplus(found[..., 1:QUANTILES]) / QUANTILES
-        p95 = torch.cat((found[..., :1], found[..., :1] + steps.cumsum(-1)), -1)
-        return Prediction(p95, found[..., -2], busy, found[..., -1])
+    def _layers(self, experts: Experts, mask: Tensor) -> Layers:
+        pooled = torch.cat((masked_mean(experts.hidden, mask), masked_max(experts.hidden, mask)), -1)
+        return self._pooled(pooled, _weight(experts.p95).mul(mask).sum(-1))
+
+    def _pooled(self, pooled: Tensor, weight: Tensor) -> Layers:
+        """``pooled`` [.., 2 h] mean and largest over a layer's experts, ``weight`` [..] the sum of theirs."""
+        hidden = self.layer(pooled)
+        slowest = SHARP * weight.clamp(min=1e-12).log()
+        return Layers(hidden, _bounded(slowest + self.barrier(hidden).squeeze(-1)))
+
+    def _window(self, layers: Layers, pipeline: Tensor) -> Prediction:
+        hidden, barrier = layers.hidden, layers.barrier.exp()
+        return self._predicted(hidden.mean(-2), hidden.amax(-2), barrier.mean(-1), pipeline)
+
+    def _predicted(self, mean: Tensor, largest: Tensor, barriers: Tensor, pipeline: Tensor) -> Prediction:
+        """Of layers pooled to ``mean`` and ``largest`` [.., h]; ``barriers`` [..] all of them together, in λ."""
+        segments = PIPELINE.log("segments", pipeline).exp() * PIPELINE.known("segments", pipeline)
+        total = (barriers + segments).log().unsqueeze(-1)
+        found = self.whole(torch.cat((mean, largest, pipeline.expand(*mean.shape[:-1], -1), total), -1))
+        steps = functional.softplus(found[..., 1:QUANTILES] - 2.0) * 2 / QUANTILES
+        first = total + found[..., :1]
+        return Prediction(torch.cat((first, first + steps.cumsum(-1)), -1), found[..., -2], found[..., -1])
 
     def value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
         """[B] Q of a window; all decisions are in ``features``."""
-        found = self(batch, features)
-        total: Tensor = self.costs(batch, features, found, unit).sum(-1) + self.punished(found) + found.future
+        found, layers, _ = self(batch, features)
+        total: Tensor = self.costs(batch, features, layers, unit).sum(-1) + self.punished(found) + found.future
         return total
 
     @torch.no_grad()
-    def counterfactuals(self, batch: Batch, features: Tensor, others: Tensor, unit: float) -> Tensor:
+    def of_experts(self, batch: Batch, known: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B, n, K]: Q of the window with one expert's configuration replaced, all others as in ``features``.
 
-        ``others`` [A, B, n, K, C]: A alternatives of every expert. Each is the critic's exact value, at the price of
-        pooling anew: an expert leaves its layer's mean and maximum, its layer the pipeline's. Padding is meaningless.
+        ``known``: of :meth:`known`; ``others`` [A, B, n, K, C]: A alternatives of every expert. Each is the critic's
+        exact value, at the price of pooling anew: an expert leaves its layer's mean and maximum, its layer the
+        pipeline's. Padding is meaningless.
         Cost counts as provisioned.
         """
-        mask, known = batch.space.mask, self._known(batch)
-        each = self._each(known, features)
-        count = mask.sum(-1)[:, None, None]
-        mean, beside = masked_mean(each, mask).unsqueeze(2), _largest_beside(each.masked_fill(~mask[..., None], 0.0))
-        layers = self.layer(torch.cat((masked_mean(each, mask), masked_max(each, mask)), -1))  # [B, n, h]
-        layers_mean, layers_beside = layers.mean(1)[:, None, None], _largest_beside(layers.unsqueeze(1)).squeeze(1)
-        price, found = features[..., REPLICAS] * features[..., PRICE], []
-        known_cost = (price * mask).sum((-1, -2))[:, None, None]
-        pipeline = batch.pipeline[:, None, None].expand(-1, *mask.shape, -1)
+        mask = batch.space.mask
+        experts = self._experts(batch, known, features)
+        each, weight = experts.hidden, _weight(experts.p95) * mask
+        mean, count = masked_mean(each, mask).unsqueeze(2), mask.sum(-1)[:, None, None]
+        beside = _largest_beside(each.masked_fill(~mask[..., None], 0.0))
+        weight_beside = weight.sum(-1, keepdim=True) - weight
+        pooled, price, found = _Beside.of(self._layers(experts, mask)), _price(features), []
+        pipeline = batch.pipeline[:, None, None]
         for other in others:
-            own = self._each(known, other)
-            pooled = torch.cat((mean + (own - each) / count, torch.maximum(beside, own)), -1)
-            layer = self.layer(pooled)  # [B, n, K, h]: the expert's layer with it replaced
-            whole = layers_mean + (layer - layers.unsqueeze(2)) / len(mask)
-            largest = torch.maximum(layers_beside.unsqueeze(2), layer)
-            one = self._predicted(whole, largest, pipeline, torch.ones(()))
-            cost = known_cost + other[..., REPLICAS] * other[..., PRICE] - price
+            own = self._experts(batch, known, other)
+            at = torch.cat((mean + (own.hidden - each) / count, torch.maximum(beside, own.hidden)), -1)
+            layer = self._pooled(at, weight_beside + _weight(own.p95))  # of the expert's layer with it replaced
+            one = self._predicted(*pooled.with_one(layer, expand=True), pipeline)
+            cost = (price * mask).sum((-1, -2))[:, None, None] + _price(other) - price
             found.append(self.punished(one) + one.future - unit * cost)
         return torch.stack(found)
 
+    @torch.no_grad()
+    def of_layers(self, batch: Batch, known: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
+        """[A, B, n]: the same with all experts of one layer replaced by those in ``others`` [A, B, n, K, C]."""
+        mask = batch.space.mask
+        pooled = _Beside.of(self._layers(self._experts(batch, known, features), mask))
+        price, found = (_price(features) * mask).sum(-1), []
+        for other in others:
+            layer = self._layers(self._experts(batch, known, other), mask)
+            one = self._predicted(*pooled.with_one(layer, expand=False), batch.pipeline[:, None])
+            cost = price.sum(-1, keepdim=True) + (_price(other) * mask).sum(-1) - price
+            found.append(self.punished(one) + one.future - unit * cost)
+        return torch.stack(found)
+
+    @torch.no_grad()
+    def of_windows(self, batch: Batch, known: Tensor, others: Tensor, unit: float) -> Tensor:
+        """[A, B]: the same with all experts replaced."""
+        mask, found = batch.space.mask, []
+        for other in others:
+            one = self._window(self._layers(self._experts(batch, known, other), mask), batch.pipeline)
+            found.append(self.punished(one) + one.future - unit * (_price(other) * mask).sum((-1, -2)))
+        return torch.stack(found)
+
     def window_value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
-        """[B] the same: what a window is worth under decisions that are about to be taken."""
+        """[B] the same as :meth:`value`: what a window is worth under decisions that are about to be taken."""
         return self.value(batch, features, executed, unit)
 
-    def costs(self, batch: Batch, features: Tensor, found: Prediction, unit: float) -> Tensor:
+    def costs(self, batch: Batch, features: Tensor, layers: Layers, unit: float) -> Tensor:
         """[B, n] minus what each layer costs, in C_ref."""
-        known = (features[..., REPLICAS] * features[..., PRICE] * batch.space.mask).sum(-1)
-        return -unit * (known * found.busy if self.learner.busy_meter else known)
+        known = (_price(features) * batch.space.mask).sum(-1)
+        if not self.learner.busy_meter:
+            return -unit * known
+        busy: Tensor = self.busy(layers.hidden).squeeze(-1).sigmoid()
+        return -unit * known * busy
 
     def punished(self, found: Prediction) -> Tensor:
         """[..] mean penalty over what the P95 may be."""
@@ -155,22 +231,110 @@ class WindowCritic(nn.Module):
         """Of predictions against what came; ``following`` [B]: the next window's value, 0 where nothing follows."""
         batch = samples.observations
         features = features_of(batch.space, samples.actions)
-        found = self(batch, features)
+        found, layers, experts = self(batch, features)
         judged = ~samples.p95.isnan()
         seen = samples.p95.nan_to_num(1.0).clamp(FASTEST_P95, SLOWEST_P95).log()
         pinball = _pinball(seen[:, None] - found.p95, self.levels).mean(-1)
         parts = {
-            "p95": (pinball * judged).sum() / judged.sum().clamp(min=1),
+            "p95": _mean(pinball, judged),
             "judged": functional.binary_cross_entropy_with_logits(found.judged, judged.float()),
-            "future": functional.mse_loss(found.future, self.learner.gamma * following),
+            "future": _mean((found.future - self.learner.gamma * following).square(), samples.played),
+            **self._latencies(samples, layers, experts),
         }
         if self.learner.busy_meter:
-            parts["cost"] = functional.mse_loss(
-                self.costs(batch, features, found, samples.unit).sum(-1), samples.rewards.sum(-1)
-            )
-        off = ((found.p95.mean(-1) - seen).abs() * judged).sum() / judged.sum().clamp(min=1)
+            off_cost = self.costs(batch, features, layers, samples.unit).sum(-1) - samples.rewards.sum(-1)
+            parts["cost"] = off_cost.square().mean()
+        off = _mean((found.p95.mean(-1) - seen).abs(), judged)
         named = {f"critic_{name}": float(part.detach()) for name, part in parts.items()}
         return torch.stack(list(parts.values())).sum(), named | {"critic_p95_off": float(off.detach())}
+
+    def _latencies(self, samples: WindowSamples, layers: Layers, experts: Experts) -> dict[str, Tensor]:
+        """Losses of experts and layers against what the next state tells of the window."""
+        ahead, found = samples.next_observations.experts, {}
+        barrier = layers.barrier.unsqueeze(-1).expand_as(experts.p95)
+        for name, value in (("latency_p95", experts.p95), ("latency_mean", experts.mean), ("barrier_p95", barrier)):
+            there = samples.observations.space.mask * NODE.known(name, ahead) * samples.played[:, None, None]
+            loss = functional.smooth_l1_loss(value, NODE.log(name, ahead), reduction="none", beta=BETA)
+            found[name] = _mean(loss, there)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """Layers pooled to what a window's prediction needs, each left out in turn."""
+
+    layers: Layers
+    mean: Tensor
+    """[B, h] over layers."""
+    largest: Tensor
+    """[B, n, h] of the other layers."""
+    barriers: Tensor
+    """[B] all of them together, in λ."""
+
+    @classmethod
+    def of(cls, layers: Layers) -> _Beside:
+        largest = _largest_beside(layers.hidden)
+        return cls(layers, layers.hidden.mean(1), largest, layers.barrier.exp().mean(1))
+
+    def with_one(self, layer: Layers, *, expand: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, largest and barriers with each layer replaced by ``layer``'s, [B, n] or with ``expand`` [B, n, K]."""
+        count = self.layers.hidden.shape[1]
+        mean, barriers = self.mean[:, None], self.barriers[:, None]
+        hidden, barrier, largest = self.layers.hidden, self.layers.barrier, self.largest
+        if expand:
+            mean, barriers = mean.unsqueeze(2), barriers.unsqueeze(2)
+            hidden, barrier, largest = hidden.unsqueeze(2), barrier.unsqueeze(2), largest.unsqueeze(2)
+        return (
+            mean + (layer.hidden - hidden) / count,
+            torch.maximum(largest, layer.hidden),
+            (barriers + (layer.barrier.exp() - barrier.exp()) / count).clamp(min=1e-9),
+        )
+
+
+def _physical(batch: Batch, features: Tensor) -> Tensor:
+    """[.., PHYSICAL]: time of a call, replicas, slots, what changes, and how loaded a replica would be, by now and as
+    in the last windows."""
+    call = features[..., CALL_TIME] * LOG_CALL
+    mean = (batch.space.resource_memory[0, :, CALL_TIME] * LOG_CALL).mean()
+    replicas = (features[..., REPLICAS] * 8).log()
+    present = features_of(batch.space, batch.present)
+    parts = [
+        call / 5,
+        call.clamp(max=3.0).exp() / 20,
+        replicas,
+        replicas + (features[..., CONCURRENCY] * 10).log(),
+        ((present[..., CALL_TIME] - features[..., CALL_TIME]).abs() > 1e-6).float(),
+        replicas - (present[..., REPLICAS] * 8).log(),
+    ]
+    for name in LOADS:
+        load, known = NODE.log(name, batch.experts) + call - mean - replicas, NODE.known(name, batch.experts)
+        parts += [load / 5 * known, load.clamp(-9.0, 1.4).exp() / 2 * known]
+    return torch.stack([part.expand_as(call) for part in parts], -1)
+
+
+def _price(features: Tensor) -> Tensor:
+    return features[..., REPLICAS] * features[..., PRICE]
+
+
+def _weight(logs: Tensor) -> Tensor:
+    """What an expert adds to its layer's soft maximum."""
+    return (logs / SHARP).exp()
+
+
+def _bounded(logs: Tensor) -> Tensor:
+    return logs.clamp(SHORTEST, LONGEST)
+
+
+def _mean(losses: Tensor, there: Tensor) -> Tensor:
+    return (losses * there).sum() / there.sum().clamp(min=1)
+
+
+def _zeroed(inputs: int, outputs: int) -> nn.Linear:
+    """A linear part that says 0 until it has learnt."""
+    found = nn.Linear(inputs, outputs)
+    nn.init.zeros_(found.weight)
+    nn.init.zeros_(found.bias)
+    return found
 
 
 def _largest_beside(values: Tensor) -> Tensor:
@@ -179,12 +343,6 @@ def _largest_beside(values: Tensor) -> Tensor:
         return torch.zeros_like(values)
     first, second = values.topk(2, -2).values.unbind(-2)
     return torch.where(values == first.unsqueeze(-2), second.unsqueeze(-2), first.unsqueeze(-2))
-
-
-def _seen(features: Tensor) -> Tensor:
-    """[.., C + 4]: beside the products, the mean call's time itself, in λ / n (the feature is its logarithm)."""
-    seconds = (100.0 ** features[..., CALL_TIME : CALL_TIME + 1]).clamp(max=LONGEST)
-    return torch.cat((with_products(features), seconds), -1)
 
 
 def _pinball(off: Tensor, levels: Tensor) -> Tensor:

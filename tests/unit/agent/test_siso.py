@@ -69,6 +69,15 @@ def test_the_log_of_a_probability_has_the_gradient_of_the_whole_softmax() -> Non
     assert gradients[1].abs().max() > 0.01
 
 
+def test_the_cross_entropy_is_that_of_the_whole_softmax() -> None:
+    found, _, least, _ = scored(make_space())
+    actions, g = brute_force(found, least)
+    best = g.topk(3).indices.T  # [3, N]
+    weights = torch.rand(3, ROWS).softmax(0)
+    wanted = -(weights * g.log_softmax(-1).gather(1, best.T).T).sum(0)
+    assert torch.allclose(found.cross_entropy(actions[best], weights), wanted, atol=1e-4)
+
+
 def test_entropy_is_that_of_the_whole_softmax() -> None:
     found, _, least, _ = scored(make_space())
     _, g = brute_force(found, least)

@@ -44,6 +44,16 @@ def test_probabilities_and_entropy_are_those_of_the_whole_softmax() -> None:
     assert torch.allclose(found.entropy(), torch.distributions.Categorical(logits=g).entropy(), atol=1e-4)
 
 
+def test_the_cross_entropy_pulls_where_that_of_the_whole_softmax_does() -> None:
+    found, actions, g, states = scored(make_space())
+    best = g.topk(3).indices.T
+    weights = torch.rand(3, ROWS).softmax(0)
+    exact = -(weights * g.log_softmax(-1).gather(1, best.T).T).sum()
+    own = found.cross_entropy(actions[best], weights).sum()
+    gradients = [torch.autograd.grad(value, states, retain_graph=True)[0].flatten() for value in (own, exact)]
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.9
+
+
 def test_samples_come_as_often_as_the_softmax_says() -> None:
     found, actions, g, _ = scored(make_space(memories=3, cores=(1.0,), shares=(0.5,), replicas=2, concurrencies=2))
     generator, draws = torch.Generator().manual_seed(3), 3000

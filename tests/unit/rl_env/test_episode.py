@@ -132,6 +132,27 @@ def test_requests_that_wait_beyond_lambda_count_with_their_age() -> None:
         assert found.p95_s == pytest.approx(np.quantile([*found.window.latency_s, *late], 0.95))
 
 
+@pytest.mark.parametrize("meter", METERS)
+@pytest.mark.parametrize("host", [None, Host(cores=4.0, start_s=1e-4, send_s=1e-5, receive_s=1e-5, answer_s=1e-4)])
+def test_a_branch_is_what_the_step_would_be_and_leaves_no_trace(meter: str, host: Host | None) -> None:
+    own = workload() if host is None else replace(workload(), host=host, hop_s=0.0, latency=Roofline(noise_cv=0.0))
+    one, other = (
+        Episode(own, requests(120.0), own.initial(START), reference=1.0, seconds=120.0, settings=RewardSettings(meter))
+        for _ in range(2)
+    )
+    rng = np.random.default_rng(7)
+    while one.windows_left:
+        actions = drawn(one.encoder.lattice, one.state(), rng)
+        one.branch(drawn(one.encoder.lattice, one.state(), rng))
+        branch, outcome, wanted = one.branch(actions), one.step(actions), other.step(actions)
+        np.testing.assert_array_equal(branch.executed, outcome.executed)
+        np.testing.assert_allclose(branch.cost_rewards, outcome.cost_rewards, rtol=1e-9)
+        assert branch.p95_s == outcome.p95_s == wanted.p95_s
+        np.testing.assert_array_equal(outcome.reward, wanted.reward)
+    with pytest.raises(ValueError, match="has ended"):
+        one.branch(one.state().present)
+
+
 def test_an_episode_ends_and_refuses_to_go_on() -> None:
     one = episode(60.0)
     assert one.windows_left == 1 and not one.outcome.done

@@ -35,8 +35,9 @@ def learnt(learner: LearnerSettings, windows: int, seed: int = 0) -> PipelineDDP
     episodes = [world.TinyEpisode(windows // 8, np.random.default_rng((seed, lane))) for lane in range(8)]
     for row in play(episodes, explore):
         for played in row:
-            loads = played.state.experts[:, 0, 0].astype(np.float64)
-            agent.replay_buffer.add(world.window(loads, played.outcome.executed, played.following))
+            agent.replay_buffer.add(
+                world.window(world.loads_of(played.state), played.outcome.executed, played.following)
+            )
             agent.num_timesteps += 1
         agent.progress(agent.num_timesteps / windows)
         agent.train(4)

@@ -18,28 +18,45 @@ def batch_of(count: int) -> Batch:
     return Batch.of(world.space(), [world.state_of(rng.choice(world.LOADS, 2)) for _ in range(count)])
 
 
-def test_counterfactuals_are_the_critics_own_values_with_one_expert_changed() -> None:
+def test_values_of_a_change_are_the_critics_own_of_the_window_with_it() -> None:
     torch.manual_seed(0)
     critic, batch = WindowCritic(world.networks(), LearnerSettings()), batch_of(5)
+    for part in (critic.latency, critic.barrier):
+        torch.nn.init.normal_(part.weight, std=0.3)
     draw = torch.Generator().manual_seed(1)
     shape = (5, 2, 1)
     sizes = torch.tensor([2, 3, 3, 2])
     actions, other = ((torch.rand(*shape, 4, generator=draw) * sizes).long() for _ in range(2))
     features, others = features_of(batch.space, actions), features_of(batch.space, other)
-    found = critic.counterfactuals(batch, features, others[None], world.UNIT)[0]
-    for expert in range(2):
+    known = critic.known(batch)
+    by_expert = critic.of_experts(batch, known, features, others[None], world.UNIT)[0]
+    by_layer = critic.of_layers(batch, known, features, others[None], world.UNIT)[0]
+    for layer in range(2):
         changed = features.clone()
-        changed[:, expert, 0] = others[:, expert, 0]
+        changed[:, layer] = others[:, layer]
         wanted = critic.value(batch, changed, actions, world.UNIT)
-        assert torch.allclose(found[:, expert, 0], wanted, atol=1e-5)
+        assert torch.allclose(by_expert[:, layer, 0], wanted, atol=1e-4)
+        assert torch.allclose(by_layer[:, layer], wanted, atol=1e-4)
+    together = critic.of_windows(batch, known, others[None], world.UNIT)[0]
+    assert torch.allclose(together, critic.value(batch, others, other, world.UNIT), atol=1e-4)
+
+
+def test_before_it_has_learnt_a_pass_takes_as_long_as_its_calls() -> None:
+    critic, batch = WindowCritic(world.networks(), LearnerSettings()), batch_of(3)
+    actions = torch.zeros(3, 2, 1, 4, dtype=torch.long)
+    actions[:, 0, 0, 1], actions[:, 1, 0, 1] = 0, 2
+    _, layers, experts = critic(batch, features_of(batch.space, actions))
+    seconds = torch.tensor([world.SECONDS[0], world.SECONDS[2]])
+    assert torch.allclose(experts.p95.exp()[..., 0], seconds.float().expand(3, 2), rtol=1e-4)
+    assert torch.allclose(layers.barrier.exp(), seconds.float().expand(3, 2), rtol=1e-4)
 
 
 def test_known_costs_are_exact_and_quantiles_rise() -> None:
     critic, buffer = WindowCritic(world.networks(), LearnerSettings()), filled(9)
     samples = buffer.stack(world.NAME, buffer.rings[world.NAME])
     features = features_of(samples.observations.space, samples.actions)
-    found = critic(samples.observations, features)
-    costs = critic.costs(samples.observations, features, found, samples.unit)
+    found, layers, _ = critic(samples.observations, features)
+    costs = critic.costs(samples.observations, features, layers, samples.unit)
     assert torch.allclose(costs, samples.rewards)
     assert (found.p95.diff(dim=-1) > 0).all()
 

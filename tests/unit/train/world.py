@@ -16,12 +16,16 @@ import torch
 from rl.agent.contract import CONFIGURATION_FEATURES, Space, State
 from rl.agent.ddpg.buffer import WindowStep
 from rl.agent.settings import NetworkSettings
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from rl.features.lattice import scaled_log
 
 SECONDS = np.array([2.0, 1.0, 0.4])
 PRICE = np.array([0.2, 0.4, 1.0])
 REPLICAS = np.array([1, 2, 4])
 LOADS = np.array([0.2, 0.6, 1.0])
-NODE, PIPELINE = 3, 2
+NODE, PIPELINE = len(NODE_FEATURES), len(PIPELINE_FEATURES)
+AT = {one.name: at for at, one in enumerate(NODE_FEATURES)}
+PIPELINE_AT = {one.name: at for at, one in enumerate(PIPELINE_FEATURES)}
 NAME = "tiny"
 UNIT = 8.0
 """Cost of Σ replicas × price as features, where replicas are / 8."""
@@ -49,12 +53,16 @@ def networks(**changes: object) -> NetworkSettings:
 
 def state_of(loads: np.ndarray) -> State:
     """Of two experts with ``loads [2]``."""
-    experts = np.zeros((2, 1, NODE), dtype=np.float32)
-    experts[:, 0, 0], experts[:, 0, 1] = loads, np.log(loads)
+    experts, pipeline = np.zeros((2, 1, NODE), dtype=np.float32), np.zeros(PIPELINE, dtype=np.float32)
+    for name in ("requests_per_s", "load_mean_5", "load_peak_5"):
+        scale = NODE_FEATURES[AT[name]]
+        experts[:, 0, AT[name]] = scaled_log(loads, scale.low, scale.high)
+    experts[..., [AT["latency_unknown"], AT["barrier_unknown"]]] = 1.0
+    pipeline[PIPELINE_AT["load_peak_5"]], pipeline[PIPELINE_AT["segments_unknown"]] = loads.max(), 1.0
     return State(
         segments=np.zeros((3, NODE), dtype=np.float32),
         experts=experts,
-        pipeline=np.array([1.0, loads.max()], dtype=np.float32),
+        pipeline=pipeline,
         present=np.zeros((2, 1, 4), dtype=np.int16),
         least_memory=np.full((2, 1, 3), 1, dtype=np.int16),
     )
@@ -100,6 +108,13 @@ class TinyEpisode:
         self.windows_left -= 1
         self._next()
         return found
+
+
+def loads_of(state: State) -> np.ndarray:
+    """[2] back from a state."""
+    scale = NODE_FEATURES[AT["requests_per_s"]]
+    encoded = state.experts[:, 0, AT["requests_per_s"]].astype(np.float64)
+    return np.asarray(scale.low * (scale.high / scale.low) ** ((encoded + 1) / 2))
 
 
 def window(loads: np.ndarray, actions: np.ndarray, following: State | None = None) -> WindowStep:

@@ -1,0 +1,54 @@
+"""Changes of decisions: inside Φ, lawful, and of the scope they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.agent.contract import Batch
+from rl.agent.ddpg.moves import SCOPES, Scope, mixed, moves
+from tests.unit.train import world
+
+
+def batch_of(least: np.ndarray) -> Batch:
+    """Two layers of three experts, with ``least`` [2, 3, P] as Eq. (2)."""
+    space = replace(world.space(), mask=torch.ones(2, 3, dtype=torch.bool))
+    batch = Batch.of(world.space(), [world.state_of(world.LOADS[:2])] * 4)
+    return replace(batch, space=space, least_memory=torch.from_numpy(least).expand(4, 2, 3, 3))
+
+
+@given(st.integers(0, 2**31), st.sampled_from(SCOPES))
+def test_changes_stay_inside_phi_and_satisfy_eq_2(seed: int, scope: Scope) -> None:
+    rng = np.random.default_rng(seed)
+    batch = batch_of(np.sort(rng.integers(0, 3, (2, 3, 3)))[..., ::-1].copy())
+    replicas = (batch.least_memory < 2).float().argmax(-1)  # the first count that a memory is enough for
+    base = torch.stack((torch.ones_like(replicas), *(torch.zeros_like(replicas),) * 3), -1)
+    base[..., 2] = replicas
+    found = moves(batch, base, scope, 5, torch.Generator().manual_seed(seed))
+    assert (found >= 0).all() and (found < torch.tensor(batch.space.sizes)).all()
+    least = batch.least_memory.expand(5, -1, -1, -1, -1).gather(-1, found[..., 2:3]).squeeze(-1)
+    assert ((found[..., 0] >= least) | (found == base).all(-1)).all()
+
+
+@pytest.mark.parametrize(("scope", "alike"), [("layer", (3,)), ("window", (2, 3))])
+def test_experts_of_a_scope_move_together(scope: Scope, alike: tuple[int, ...]) -> None:
+    batch = batch_of(np.zeros((2, 3, 3), dtype=np.int64))
+    base = torch.zeros(4, 2, 3, 4, dtype=torch.long)
+    found = moves(batch, base, scope, 50, torch.Generator().manual_seed(0))
+    changed = (found != base).any(-1)  # [A, B, n, K]
+    assert changed.any() and (changed.amax(3) == changed.amin(3)).all()
+    together = found[changed.all(-1).all(-1)]
+    assert (together.amax(alike[0] - 1) == together.amin(alike[0] - 1)).all()
+
+
+def test_a_mixture_takes_whole_layers() -> None:
+    base, moved = torch.zeros(4, 2, 3, 4), torch.ones(60, 4, 2, 3, 4)
+    found = mixed(base, moved, 0.3, torch.Generator().manual_seed(1))
+    by_layer = found.mean((-1, -2))
+    assert ((by_layer == 0) | (by_layer == 1)).all()
+    assert 0.2 < by_layer.mean() < 0.4
