@@ -18,6 +18,7 @@ from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
 from autoscaler.settings import ControllerSettings, validate
 from autoscaler.topology import load_topology
+from autoscaler.view import View
 
 PROMETHEUS_WINDOW_S = 30.0
 
@@ -59,6 +60,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         limits,
         prices,
         logger=logger,
+        view=View(topology, settings.slo_s, prices.currency, settings.view_dir),
         dry_run=settings.dry_run,
         window_s=window_s,
     )

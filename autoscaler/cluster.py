@@ -8,10 +8,10 @@ import socket
 import threading
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from autoscaler.lease import Elector, LeaseSettings
-from autoscaler.platform.kubernetes import Condition, KubernetesClient, KubernetesPlatform, connect
+from autoscaler.platform.kubernetes import Condition, GpuSettings, KubernetesClient, KubernetesPlatform, connect
 from autoscaler.platform.kubernetes.metrics import PlatformMetrics
 from autoscaler.settings import ControllerSettings
 
@@ -35,14 +35,16 @@ class ClusterSide:
             self._elector = Elector(store, lease)
             guard = self._elector.guard
         client = KubernetesClient(api, settings.kubernetes_namespace, guard=guard)
-        self.platform = KubernetesPlatform(client, pipeline, gpu_memory_mb=settings.gpu_memory_mb)
-        self.registry = CollectorRegistry()
-        self.registry.register(PlatformMetrics(self.conditions, client.calls, self.leads))
+        gpu = GpuSettings(settings.gpu_memory_mb, settings.gpu_host_ipc)
+        self.platform = KubernetesPlatform(client, pipeline, gpu=gpu)
+        self._metrics = PlatformMetrics(self.conditions, client.calls, self.leads)
 
-    def start(self, stop: threading.Event, metrics_port: int) -> None:
-        """Stand for the lease, and serve metrics where a port is given. Raises OSError."""
-        if metrics_port:
-            start_http_server(metrics_port, registry=self.registry)
+    def register(self, registry: CollectorRegistry) -> None:
+        """Let a registry tell what this side counts."""
+        registry.register(self._metrics)
+
+    def start(self, stop: threading.Event) -> None:
+        """Stand for the lease."""
         if self._elector is not None:
             self._thread = threading.Thread(target=self._elector.run, args=(stop,), name="lease", daemon=True)
             self._thread.start()

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from prometheus_client import CollectorRegistry
 
 from autoscaler.build import build_controller, build_platform
 from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
-from autoscaler.loop import run, short
+from autoscaler.exposition import ControllerMetrics, Exposition
+from autoscaler.loop import Controller, run, short
 from autoscaler.platform.shadow import ShadowPlatform
 from autoscaler.settings import PLATFORMS, SHORT_NAMES, ControllerSettings, is_policy, validate
 from autoscaler.topology import load_topology
@@ -107,9 +109,14 @@ SHOWN = 8
 )
 @click.option("--kubernetes-namespace", default="openfaas-fn", show_default=True, help="kubernetes: of the functions.")
 @click.option("--gpu-memory-mb", type=click.IntRange(min=1), default=None, help="kubernetes: MiB of a GPU.")
+@click.option("--gpu-host-ipc", is_flag=True, help="kubernetes: the node's IPC namespace for GPUs (GKE's MPS).")
 @click.option("--lease", default=None, metavar="NAME", help="kubernetes: of several controllers, its holder acts.")
 @click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), default=0, show_default=True, help="kubernetes; 0 = none."
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default=True,
+    help="Of /metrics and /view, on all addresses; 0 = none.",
 )
 @click.option(
     "--fallback",
@@ -147,6 +154,7 @@ def autoscale(
         interval_s=_seconds(interval),
         slo_s=None if slo_ms is None else slo_ms / 1000,
         log_dir=log_dir or state / "log",
+        view_dir=None if gateway_url else state / "view",
         scale_segments=not experts_only,
         **options,
     )
@@ -161,6 +169,7 @@ def autoscale(
     platform = build_platform(settings, pipeline) if cluster is None else cluster.platform
     shadow = ShadowPlatform(platform) if settings.shadow else None
     controller, window_s = build_controller(settings, shadow or platform)
+    metrics = ControllerMetrics(pipeline, settings.slo_s)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -169,6 +178,7 @@ def autoscale(
     def on_tick(report: TickReport) -> None:
         nonlocal done
         done += 1
+        metrics.add(report)
         costs = None if shadow is None else shadow.costs(report.observation.window_s, controller.prices)
         conditions = () if cluster is None else cluster.conditions()
         click.echo(json.dumps(summary(report, costs, conditions)) if as_json else line(report, costs, conditions))
@@ -180,14 +190,33 @@ def autoscale(
     def wait(wait_s: float) -> bool:
         return stop.wait(wait_s) if cluster is None else cluster.wait(stop, wait_s)
 
+    exposition = _expose(settings.metrics_port, metrics, cluster, controller) if settings.metrics_port else None
     if cluster is not None:
-        cluster.start(stop, settings.metrics_port)
+        cluster.start(stop)
     try:
         run(controller, settings.interval_s, wait, on_tick, window_s=window_s)
     finally:
         stop.set()
         if cluster is not None:
             cluster.close()
+        if exposition is not None:
+            exposition.close()
+
+
+def _expose(port: int, metrics: ControllerMetrics, cluster: ClusterSide | None, controller: Controller) -> Exposition:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    if cluster is not None:
+        cluster.register(registry)
+
+    def view() -> bytes:
+        if controller.view is None:
+            return b"{}"
+        if cluster is None:
+            return controller.view.document()
+        return controller.view.document(leads=cluster.leads(), conditions=cluster.conditions())
+
+    return Exposition(port, registry, view)
 
 
 Costs = tuple[float, float] | None

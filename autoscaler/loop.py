@@ -24,6 +24,7 @@ from autoscaler.errors import LogError, PlatformError
 from autoscaler.logger import FunctionLogger
 from autoscaler.prices import PriceSheet, total_cost
 from autoscaler.state.features import complete
+from autoscaler.view import View
 
 log = logging.getLogger("smoe.autoscaler")
 
@@ -41,6 +42,7 @@ class Controller:
         prices: PriceSheet,
         *,
         logger: FunctionLogger | None = None,
+        view: View | None = None,
         dry_run: bool = False,
         window_s: float = 5.0,
         wait: Callable[[float], object] = time.sleep,
@@ -53,6 +55,7 @@ class Controller:
         self._platform = platform
         self._limits = limits
         self._logger = logger
+        self.view = view
         self._dry_run = dry_run
         self._wait = wait
         self._memory: object = None
@@ -128,11 +131,12 @@ class Controller:
             level = logging.INFO if decision.changes or (decision.limits_hit and decision.valid) else logging.DEBUG
             if log.isEnabledFor(level):
                 log.log(level, "%s", describe(decision, report))
-        if self._logger is not None:
-            try:
-                self._logger.add(report)
-            except LogError as error:
-                log.error("%s", error)
+        for keeper in (self._logger, self.view):
+            if keeper is not None:
+                try:
+                    keeper.add(report)
+                except LogError as error:
+                    log.error("%s", error)
 
 
 def describe(decision: Decision, report: TickReport) -> str:

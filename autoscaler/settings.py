@@ -49,6 +49,8 @@ class ControllerSettings:
     log_dir: Path | None = None
     """Folder of the function logger; None writes nothing."""
     windows_per_file: int = 12
+    view_dir: Path | None = None
+    """Folder of the document that the gateway's page shows; None writes none."""
     dry_run: bool = False
     """Decide and record, change nothing."""
     shadow: bool = False
@@ -61,6 +63,8 @@ class ControllerSettings:
     """``kubernetes``: where the functions and the lease are."""
     gpu_memory_mb: int | None = None
     """``kubernetes``: MiB of a GPU, of which a share may pin its part; None sets no limit."""
+    gpu_host_ipc: bool = False
+    """``kubernetes``: functions that get a GPU get the node's IPC namespace too, as GKE's MPS wants."""
     lease: str | None = None
     """``kubernetes``: name of the Lease that one of several controllers holds; None elects nobody."""
     metrics_port: int = 0

@@ -18,10 +18,12 @@ from gateway.contract import Backend, GatewayError
 from gateway.forwarding import Forwarder
 from gateway.front import FrontDoor
 from gateway.metrics import GatewayMetrics
+from gateway.page import Page
 from gateway.scaling import ScaleFromZero
 from gateway.settings import Credentials, GatewaySettings
 from gateway.store import FunctionStore, NoStore
 from gateway.system import SystemApi, gateway_error
+from gateway.views import Views
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class Gateway:
         front = FrontDoor(
             self.forwarder, self.queue, buffer_bytes=settings.buffer_bytes, max_body_bytes=settings.max_body_bytes
         )
-        self._routes = [*self.system.routes(), Route("/", _to_ui, methods=["GET"])]
+        page = Page(Views(settings.state / "view", settings.controllers))
+        self._routes = [*self.system.routes(), *page.routes(), Route("/", _to_ui, methods=["GET"])]
         self._metrics_routes = [
             Route("/metrics", self._metrics_text, methods=["GET"]),
             Route("/healthz", _ok, methods=["GET"]),

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
@@ -56,12 +57,22 @@ class _Duration(click.ParamType[float]):
 @click.option("--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="Images forked from the parent.")
 @click.option("--preload", multiple=True, metavar="MODULE", help="Modules the warm parent imports.")
 @click.option("--pipelines-dir", type=click.Path(path_type=Path), default=None, help="Folder of pipelines by name.")
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Nodes played on this machine; the first is home.")
+@click.option("--standbys", type=click.IntRange(0, 1000), default=2, show_default=True, help="Prepared workers kept.")
 @click.option("--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", show_default=True)
 @click.option("--scale-from-zero/--no-scale-from-zero", default=True, envvar="scale_from_zero", show_default=True)
 @click.option("--upstream-timeout", type=_Duration(), default="60s", envvar="upstream_timeout", show_default=True)
 @click.option("--read-timeout", type=_Duration(), default="60s", envvar="read_timeout", show_default=True)
 @click.option(
     "--max-body-mb", type=click.IntRange(1, 65536), default=256, show_default=True, help="MiB a call may send."
+)
+@click.option(
+    "--controller",
+    "controllers",
+    multiple=True,
+    metavar="URL",
+    callback=lambda _context, _option, urls: tuple(map(_address, urls)),
+    help="Controllers whose view /ui/ shows (http://HOST:METRICS-PORT); on one machine the state folder has it.",
 )
 @click.option("--async-queue", type=click.IntRange(1), default=1000, show_default=True, help="Asynchronous calls held.")
 def main(
@@ -95,6 +106,13 @@ def main(
                 runner.run(serve(settings, cluster if backend == "kubernetes" else None))
             except BackendError as error:
                 raise click.ClickException(str(error)) from error
+
+
+def _address(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
+        raise click.BadParameter(f"{url!r} is not of the form http://HOST:PORT", param_hint="--controller")
+    return url
 
 
 def _image_table(images: tuple[str, ...]) -> dict[str, str]:
@@ -169,6 +187,8 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
         inject_env=environment,
         cpu_scale=settings.cpu_scale,
         host=settings.host,
+        nodes=settings.nodes,
+        standbys=settings.standbys,
     )
 
 

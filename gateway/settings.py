@@ -44,6 +44,12 @@ class GatewaySettings:
     images: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     pipelines_dir: Path | None = None
+    controllers: tuple[str, ...] = ()
+    """Addresses of controllers whose views the page shows, beside those of the state folder."""
+    nodes: tuple[str, ...] = ()
+    """Nodes played on this machine, each with a memory folder of its own."""
+    standbys: int = 2
+    """Prepared workers kept for each pipeline."""
     keeps_functions: bool = True
     """The state folder holds what was deployed; not so where the backend does, as a cluster."""
 

@@ -45,6 +45,9 @@ class DeploymentSettings:
     memory_share: float = 0.9
     """alpha of Eq. (2): the part of the limit that may be used."""
     write_timeout_s: int = 30
+    weights_from: str | None = None
+    """Address under which functions find the pipeline's folder (``s3://bucket/pipelines``); None: in their image or
+    a volume."""
     address_template: str = "http://{function}.openfaas-fn:8080"
     """How the ingress finds functions where no replica feed is offered: plain service names in a cluster."""
     extra_environment: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +107,7 @@ def _base(
     manifest: Manifest, name: str, nodes: str, concurrency: int, memory_mib: int, settings: DeploymentSettings
 ) -> dict[str, Any]:
     environment = {
-        "smoe_pipeline": manifest.name,
+        "smoe_pipeline": manifest.name if not settings.weights_from else f"{settings.weights_from}/{manifest.name}",
         "smoe_nodes": nodes,
         "max_inflight": str(concurrency),
         "write_timeout": f"{settings.write_timeout_s}s",

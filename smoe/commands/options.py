@@ -68,6 +68,13 @@ def deployment_options(command: Command) -> Command:
                 help="Calls in flight per replica of an expert.",
             ),
             click.option(
+                "--weights-from",
+                default=None,
+                metavar="ADDRESS",
+                callback=lambda _context, _option, address: address and address.rstrip("/"),
+                help="Where functions fetch the pipeline's folder from, as s3://bucket/pipelines. [default: their own]",
+            ),
+            click.option(
                 "--ingress-replicas",
                 type=click.IntRange(1, 64),
                 default=defaults.ingress_replicas,

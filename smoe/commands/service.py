@@ -195,12 +195,54 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
 @click.command()
 @_PIPELINE
 @state_option
-@click.option("--gateway", "gateway_url", default="http://127.0.0.1:8080", show_default=True)
+@click.option(
+    "--target",
+    type=click.Choice(("openfaas", "kubernetes")),
+    default="openfaas",
+    show_default=True,
+    help="A stack file for faas-cli, or manifests for kubectl.",
+)
+@click.option("--gateway", "gateway_url", default="http://127.0.0.1:8080", show_default=True, help="openfaas: address.")
+@click.option("--namespace", default="openfaas-fn", show_default=True, help="kubernetes: of the functions.")
+@click.option("--feed-url", default=None, help="kubernetes: a gateway's /system/replicas as functions reach it.")
+@click.option("--feed-secret", default=None, help="kubernetes: secret beside the functions with the key feed-token.")
+@click.option("--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines.")
+@click.option("--weights-cache", default=None, metavar="PATH", help="kubernetes: folder of every node for weights.")
+@click.option("--run-as-user", type=click.IntRange(min=0), default=None, help="kubernetes: user id of all functions.")
 @deployment_options
-def stack(pipeline: str, state: Path, gateway_url: str, **options: Any) -> None:
-    """Print the stack file of PIPELINE (preset or folder) for `faas-cli deploy -f`."""
+def stack(
+    pipeline: str,
+    state: Path,
+    target: str,
+    gateway_url: str,
+    namespace: str,
+    feed_url: str | None,
+    feed_secret: str | None,
+    pipelines_claim: str | None,
+    weights_cache: str | None,
+    run_as_user: int | None,
+    **options: Any,
+) -> None:
+    """Print PIPELINE (preset or folder) as a stack file for `faas-cli deploy -f`, or as manifests for `kubectl`."""
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
-    click.echo(render_stack(manifest, DeploymentSettings(**options), gateway_url), nl=False)
+    if target == "openfaas":
+        click.echo(render_stack(manifest, DeploymentSettings(**options), gateway_url), nl=False)
+        return
+    from gateway.backends.kubernetes import KubernetesSettings
+    from smoe.cluster_stack import render_manifests
+
+    if (feed_url is None) != (feed_secret is None):
+        raise click.UsageError("--feed-url and --feed-secret go together: the feed takes a token")
+    cluster = KubernetesSettings(
+        namespace=namespace,
+        feed_url=feed_url,
+        feed_secret=feed_secret,
+        pipelines_claim=pipelines_claim,
+        weights_cache=weights_cache,
+        run_as_user=run_as_user,
+    )
+    settings = DeploymentSettings(**options, address_template=f"http://{{function}}.{namespace}:8080")
+    click.echo(render_manifests(manifest, settings, cluster), nl=False)
 
 
 def _deploy_with_progress(

@@ -6,6 +6,7 @@ which change to make; deploying and deleting functions; reading secrets.
 
 from autoscaler.platform.kubernetes.client import KubernetesClient, connect
 from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind
+from autoscaler.platform.kubernetes.deployments import GpuSettings
 from autoscaler.platform.kubernetes.platform import KubernetesPlatform
 
-__all__ = ["Condition", "ConditionKind", "KubernetesClient", "KubernetesPlatform", "connect"]
+__all__ = ["Condition", "ConditionKind", "GpuSettings", "KubernetesClient", "KubernetesPlatform", "connect"]

@@ -56,6 +56,15 @@ class Live:
         return {**{k: v for k, v in self.limits.items() if k in RESIZED}, **self.requests}
 
 
+@dataclass(frozen=True)
+class GpuSettings:
+    """How functions share GPUs here: ``memory_mb`` MiB of a GPU, None sets no memory limits; ``host_ipc``: a function
+    with a GPU gets its node's IPC namespace, as GKE's MPS wants."""
+
+    memory_mb: int | None = None
+    host_ipc: bool = False
+
+
 def container_of(document: Object, name: str) -> Object | None:
     """The function's container: the one of its name, else the first."""
     spec = document["spec"]["template"]["spec"] if "template" in document["spec"] else document["spec"]
@@ -168,7 +177,7 @@ def live_patch(live: Live) -> Object:
     return {"metadata": {"annotations": {LIVE: live.text()}}}
 
 
-def template_patch(deployment: Object, live: Live, gpu_memory_mb: int | None, *, move: bool = False) -> Object:
+def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bool = False) -> Object:
     """Strategic merge patch that makes ``live`` the template: a roll-out, new replicas before old ones go.
 
     ``move``: also where the template says ``live`` already, so that replicas are placed anew; once for each ``live``.
@@ -184,8 +193,10 @@ def template_patch(deployment: Object, live: Live, gpu_memory_mb: int | None, *,
             gone = {k: v for k, v in gone.items() if k not in live.limits}
         changes[kind] = {**gone, **amounts}
     environment = {entry["name"] for entry in present.get("env") or ()}
-    env = _gpu_environment(live, environment, gpu_memory_mb)
+    env = _gpu_environment(live, environment, gpu.memory_mb)
     template: Object = {"spec": {"containers": [{"name": present["name"], "resources": changes}]}}
+    if gpu.host_ipc:
+        template["spec"]["hostIPC"] = True if GPU in live.limits else None
     annotations = {MOVED: live.text()} if move else {}
     if takes_live_settings(deployment):
         annotations[POD_SETTINGS] = live.settings()

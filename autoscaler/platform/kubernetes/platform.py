@@ -38,12 +38,12 @@ class KubernetesPlatform:
         client: KubernetesClient,
         pipeline: str,
         *,
-        gpu_memory_mb: int | None = None,
+        gpu: d.GpuSettings | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._pipeline = pipeline
-        self._gpu_memory_mb = gpu_memory_mb
+        self._gpu = gpu or d.GpuSettings()
         self._clock = clock
         self._version: tuple[int, int] | None = None
         self._deployments: dict[str, Object] = {}
@@ -158,7 +158,7 @@ class KubernetesPlatform:
             raise
 
     def _roll_out(self, function: str, live: d.Live, *, move: bool = False) -> None:
-        patch = d.template_patch(self._deployments[function], live, self._gpu_memory_mb, move=move)
+        patch = d.template_patch(self._deployments[function], live, self._gpu, move=move)
         self._patch(function, patch)
 
     def _scale(self, function: str, replicas: int) -> None:

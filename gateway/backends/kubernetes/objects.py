@@ -35,6 +35,7 @@ LIVE = "smoe.live"
 SECRETS_FOLDER = "/var/openfaas/secrets"
 FEED_FOLDER = "/var/openfaas/feed"
 PIPELINES_FOLDER = "/var/smoe/pipelines"
+CACHE_FOLDER = "/var/smoe/cache"
 GPU = "nvidia.com/gpu"
 GPU_TENTHS = 10
 MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -97,9 +98,9 @@ def deployment(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: f
     }
 
 
-def service(spec: FunctionSpec, owner: Object, settings: KubernetesSettings) -> Object:
-    """The Service of a function; it goes with its Deployment, ``owner``."""
-    return {
+def service(spec: FunctionSpec, owner: Object | None, settings: KubernetesSettings) -> Object:
+    """The Service of a function; it goes with its Deployment, ``owner``, where that is there already."""
+    document: Object = {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {
@@ -107,16 +108,6 @@ def service(spec: FunctionSpec, owner: Object, settings: KubernetesSettings) -> 
             "namespace": settings.namespace,
             "labels": {FUNCTION_LABEL: spec.name},
             "annotations": {"prometheus.io.scrape": "false"},
-            "ownerReferences": [
-                {
-                    "apiVersion": "apps/v1",
-                    "kind": "Deployment",
-                    "name": spec.name,
-                    "uid": owner["metadata"]["uid"],
-                    "controller": True,
-                    "blockOwnerDeletion": False,
-                }
-            ],
         },
         "spec": {
             "type": "ClusterIP",
@@ -124,6 +115,18 @@ def service(spec: FunctionSpec, owner: Object, settings: KubernetesSettings) -> 
             "ports": [{"name": "http", "port": settings.function_port, "protocol": "TCP", "targetPort": "http"}],
         },
     }
+    if owner is not None:
+        document["metadata"]["ownerReferences"] = [
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "name": spec.name,
+                "uid": owner["metadata"]["uid"],
+                "controller": True,
+                "blockOwnerDeletion": False,
+            }
+        ]
+    return document
 
 
 def metadata(spec: FunctionSpec) -> dict[str, dict[str, str]]:
@@ -197,14 +200,18 @@ def leftovers(document: Object, wanted: Object) -> Object | None:
         if entry["name"] in ours and entry["name"] not in known
     ]
     resources = {kind: gone for kind, gone in resources.items() if gone}
-    if not resources and not env:
+    alone = "hostIPC" in document["spec"]["template"]["spec"] and "hostIPC" not in wanted["spec"]["template"]["spec"]
+    if not resources and not env and not alone:
         return None
     container: Object = {"name": name}
     if resources:
         container["resources"] = resources
     if env:
         container["env"] = env
-    return {"spec": {"template": {"spec": {"containers": [container]}}}}
+    pod: Object = {"containers": [container]}
+    if alone:
+        pod["hostIPC"] = None
+    return {"spec": {"template": {"spec": pod}}}
 
 
 def _labels(spec: FunctionSpec) -> dict[str, str]:
@@ -243,6 +250,8 @@ def _pod(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozens
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": _grace_s(spec),
     }
+    if settings.gpu_host_ipc and GPU in spec.limits:
+        pod["hostIPC"] = True
     if mounts:
         container["volumeMounts"] = mounts
         pod["volumes"] = volumes
@@ -264,6 +273,8 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[dict[
         environment |= {"smoe_feed_url": settings.feed_url, "smoe_feed_token_file": f"{FEED_FOLDER}/feed-token"}
     if settings.pipelines_claim and "smoe_pipeline" in spec.env_vars:
         environment["smoe_pipelines_dir"] = PIPELINES_FOLDER
+    if settings.weights_cache and "smoe_pipeline" in spec.env_vars:
+        environment["smoe_weights_cache"] = CACHE_FOLDER
     environment |= spec.env_vars
     if spec.env_process.strip():
         environment["fprocess"] = spec.env_process.strip()
@@ -303,6 +314,9 @@ def _volumes(
     if settings.pipelines_claim and "smoe_pipeline" in spec.env_vars:
         claim = {"claimName": settings.pipelines_claim, "readOnly": True}
         mount("pipelines", PIPELINES_FOLDER, {"persistentVolumeClaim": claim})
+    if settings.weights_cache and "smoe_pipeline" in spec.env_vars:
+        folder = {"path": settings.weights_cache, "type": "Directory"}
+        mount("weights-cache", CACHE_FOLDER, {"hostPath": folder}, read_only=False)
     return volumes, mounts
 
 

@@ -22,6 +22,8 @@ _NAMES = {
     "feed_url": "feed_url",
     "feed_secret": "feed_secret",
     "pipelines_claim": "pipelines_claim",
+    "weights_cache": "weights_cache",
+    "gpu_host_ipc": "gpu_host_ipc",
 }
 """Flag → setting."""
 
@@ -45,6 +47,10 @@ _OPTIONS = (
     click.option("--feed-url", default=None, help="This gateway's /system/replicas as functions reach it."),
     click.option("--feed-secret", default=None, help="Secret beside the functions with the key feed-token."),
     click.option("--pipelines-claim", default=None, help="Volume claim with the folder of pipelines."),
+    click.option(
+        "--weights-cache", default=None, metavar="PATH", help="Folder of every node for weights from object stores."
+    ),
+    click.option("--gpu-host-ipc", is_flag=True, help="Functions with a GPU get the node's IPC namespace (GKE's MPS)."),
 )
 
 
@@ -60,4 +66,6 @@ def take_kubernetes_options(options: dict[str, Any]) -> KubernetesSettings:
     settings = KubernetesSettings(**{name: options.pop(flag) for flag, name in _NAMES.items()})
     if (settings.feed_url is None) != (settings.feed_secret is None):
         raise click.UsageError("--feed-url and --feed-secret go together: the feed takes a token")
+    if settings.weights_cache is not None and not settings.weights_cache.startswith("/"):
+        raise click.UsageError(f"--weights-cache is {settings.weights_cache!r}; it takes an absolute path of the nodes")
     return settings

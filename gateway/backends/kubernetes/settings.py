@@ -30,6 +30,10 @@ class KubernetesSettings:
     """Secret in the functions' namespace with the key ``feed-token``; needed where ``feed_url`` is given."""
     pipelines_claim: str | None = None
     """Persistent volume claim with the folder of pipelines, mounted read-only where ``smoe_pipeline`` is set."""
+    weights_cache: str | None = None
+    """Folder of every node that keeps weights fetched from object stores, mounted where ``smoe_pipeline`` is set."""
+    gpu_host_ipc: bool = False
+    """Whether functions with a GPU share the node's IPC namespace, as GKE's MPS wants."""
     request_timeout_s: float = 10.0
     tries: int = 4
     """Tries of a call that the API server did not answer, or answered 409, 429 or 5xx."""

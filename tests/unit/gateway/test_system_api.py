@@ -279,7 +279,9 @@ async def test_what_needs_no_password(running: Running, method: str, target: str
         ("DELETE", "/system/namespace/openfaas-fn", 405),
         ("POST", "/system/info", 405),
         ("PATCH", "/system/functions", 405),
-        ("GET", "/ui/", 404),
+        ("GET", "/ui/none.js", 404),
+        ("POST", "/ui/", 405),
+        ("POST", "/system/view", 405),
     ],
 )
 async def test_what_this_gateway_does_not_have(running: Running, method: str, target: str, status: int) -> None:
@@ -295,7 +297,10 @@ SYSTEM_PATHS = [
     "/system/namespaces",
     "/system/replicas",
     "/system/targets",
+    "/system/view",
+    "/ui",
     "/ui/",
+    "/ui/page.js",
     "/system//functions",
     "/%73ystem/functions",
 ]

@@ -72,7 +72,7 @@ def test_with_a_lease_nothing_is_written_before_it_is_held(double: Running, kube
     found.keep()
     assert not found.leads() and writes(double) == []
     stop = threading.Event()
-    found.start(stop, 0)
+    found.start(stop)
     assert found.wait(stop, 0.0) is False and found.leads()
     found.keep()
     assert "patch deployments" in writes(double)
@@ -88,7 +88,7 @@ def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     put_openfaas(double, F)
     found = side(kubeconfig, lease="controller", **watching)
     stop = threading.Event()
-    found.start(stop, 0)
+    found.start(stop)
     assert found.wait(stop, 0.0) is False
     found.platform.configurations()
     found.keep()
@@ -115,7 +115,9 @@ def test_metrics_tell_conditions_calls_and_leadership(double: Running, kubeconfi
     found = side(kubeconfig)
     double.do(lambda: double.cluster.lose_node("node-1"))
     found.platform.configurations()
-    text = prometheus_client.generate_latest(found.registry).decode()
+    registry = prometheus_client.CollectorRegistry()
+    found.register(registry)
+    text = prometheus_client.generate_latest(registry).decode()
     assert f'smoe_controller_conditions{{condition="node lost",function="{F}"}} 1.0' in text
     assert 'smoe_controller_api_calls_total{code="200",resource="pods",verb="GET"} 1.0' in text
     assert "smoe_controller_leader 1.0" in text

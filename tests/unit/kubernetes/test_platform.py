@@ -12,7 +12,7 @@ from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Configuration, Decision
 from autoscaler.errors import PlatformError, UnreachableError
 from autoscaler.lease import NotLeaderError
-from autoscaler.platform.kubernetes import KubernetesPlatform
+from autoscaler.platform.kubernetes import GpuSettings, KubernetesPlatform
 from autoscaler.platform.kubernetes.client import RefusedError
 from tests.doubles.kubernetes.cluster import Node
 from tests.doubles.kubernetes.errors import Refusal
@@ -92,7 +92,7 @@ def test_requests_keep_the_class_of_service(double: Running, platforms: Platform
 
 def test_a_gpu_share_is_rolled_out_behind_replicas_that_go_on_serving(double: Running, platforms: Platforms) -> None:
     put(double, spec(F))
-    platform = platforms(gpu_memory_mb=81920)
+    platform = platforms(gpu=GpuSettings(81920))
     before = names(double)
     double.set(hold_starts=True)
     order(platform, GPU)

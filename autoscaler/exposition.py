@@ -1,0 +1,97 @@
+"""What a controller tells of itself over HTTP: ``/metrics`` for Prometheus, and ``/view``, its last window.
+
+Without a password, as metrics are; ``deploy/`` lets only Prometheus and the gateway reach the port.
+"""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from autoscaler.contract import TickReport
+from autoscaler.view import result_of
+
+SLO = "smoe_controller_slo_seconds"
+COST = "smoe_controller_cost_per_hour"
+DECISION = "smoe_controller_decision_seconds"
+LAST_TICK = "smoe_controller_last_tick_timestamp_seconds"
+DECISIONS = "smoe_controller_decisions_total"
+HOUR_S = 3600.0
+EVERYWHERE = "0.0.0.0"  # noqa: S104  (Prometheus comes from elsewhere)
+
+
+class ControllerMetrics:
+    """A collector of the controller's own numbers; label ``pipeline`` everywhere."""
+
+    def __init__(self, pipeline: str, slo_s: float | None) -> None:
+        self._pipeline = pipeline
+        self._slo_s = slo_s
+        self._last: TickReport | None = None
+        self._results: Counter[str] = Counter()
+
+    def add(self, report: TickReport) -> None:
+        """Take in one tick."""
+        self._results.update(result_of(one, report) for one in report.decisions)
+        self._last = report
+
+    def collect(self) -> Iterator[Metric]:
+        slo = GaugeMetricFamily(SLO, "Target of the P95 latency", labels=["pipeline"])
+        if self._slo_s is not None:
+            slo.add_metric([self._pipeline], self._slo_s)
+        cost = GaugeMetricFamily(COST, "Cost of an hour as the last window was", labels=["pipeline", "meter"])
+        decision = GaugeMetricFamily(DECISION, "Seconds that the last decision took", labels=["pipeline"])
+        tick = GaugeMetricFamily(LAST_TICK, "Unix time of the last window's end", labels=["pipeline"])
+        if self._last is not None:
+            seen = self._last.observation
+            for meter, value in (("busy", self._last.cost.busy), ("provisioned", self._last.cost.provisioned)):
+                if value is not None:
+                    cost.add_metric([self._pipeline, meter], value * HOUR_S / seen.window_s)
+            decision.add_metric([self._pipeline], self._last.decision_s)
+            tick.add_metric([self._pipeline], seen.end_s)
+        made = CounterMetricFamily(DECISIONS, "Decisions by what became of them", labels=["pipeline", "result"])
+        for result, count in sorted(self._results.items()):
+            made.add_metric([self._pipeline, result], count)
+        yield from (slo, cost, decision, tick, made)
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Scrapes are not worth a line."""
+
+
+class Exposition:
+    """The server; ``view`` gives the document of ``/view``. Raises OSError where the port is taken."""
+
+    def __init__(
+        self, port: int, registry: CollectorRegistry, view: Callable[[], bytes], host: str = EVERYWHERE
+    ) -> None:
+        metrics = make_wsgi_app(registry)
+
+        def app(environ: dict[str, object], start_response: Callable[..., object]) -> object:
+            if environ.get("PATH_INFO") != "/view":
+                return metrics(environ, start_response)
+            start_response("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+            return [view()]
+
+        self._server = make_server(host, port, app, server_class=_Server, handler_class=_Quiet)  # type: ignore[arg-type]
+        self.port = int(self._server.server_port)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="exposition", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5.0)

@@ -1,0 +1,150 @@
+"""What a controller saw and did last, as one JSON document: the gateway's page shows it, programs may read it.
+
+On one machine the document is a file of the state folder (``STATE/view/PIPELINE.json``), in a cluster it is served
+beside the controller's metrics (``autoscaler.exposition``). Its keys are listed in ``docs/kubernetes.md``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from autoscaler.contract import Decision, NodeObservation, TickReport, Topology
+from autoscaler.errors import LogError
+
+HISTORY = 240
+"""Windows kept."""
+DECISIONS = 60
+"""Changes kept, and decisions that were held back by a limit."""
+HOUR_S = 3600.0
+
+
+class View:
+    """The last window, the windows before it in short, and the last decisions with their reasons."""
+
+    def __init__(self, topology: Topology, slo_s: float | None, currency: str, folder: Path | None = None) -> None:
+        """``folder`` None keeps the document in memory only."""
+        self._topology = topology
+        self._slo_s = slo_s
+        self._currency = currency
+        self._path = None if folder is None else folder / f"{topology.pipeline}.json"
+        self._history: deque[dict[str, float | None]] = deque(maxlen=HISTORY)
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS)
+        self._document: dict[str, Any] | None = None
+
+    def add(self, report: TickReport) -> None:
+        """Take in one tick. Raises LogError where the file cannot be written."""
+        seen = report.observation
+        cost = {
+            "busy_per_hour": _per_hour(report.cost.busy, seen.window_s),
+            "provisioned_per_hour": _per_hour(report.cost.provisioned, seen.window_s),
+        }
+        self._history.append(
+            {
+                "end_s": seen.end_s,
+                "p95_s": seen.latency_p95_s,
+                "requests_per_s": seen.requests_per_s,
+                "provisioned_per_hour": cost["provisioned_per_hour"],
+            }
+        )
+        self._decisions.extend(
+            _decision(one, report) for one in report.decisions if one.changes or (one.valid and one.limits_hit)
+        )
+        self._document = {
+            "version": 1,
+            "pipeline": self._topology.pipeline,
+            "layers": self._topology.layers,
+            "policy": report.policy,
+            "dry_run": report.dry_run,
+            "end_s": seen.end_s,
+            "window_s": seen.window_s,
+            "slo_s": self._slo_s,
+            "currency": self._currency,
+            "latency_p50_s": seen.latency_p50_s,
+            "latency_p95_s": seen.latency_p95_s,
+            "latency_p99_s": seen.latency_p99_s,
+            "requests_per_s": seen.requests_per_s,
+            "tokens_per_s": seen.tokens_per_s,
+            "in_flight": seen.in_flight,
+            "failed": seen.failed,
+            "cost": cost,
+            "stale": seen.stale,
+            "problems": [*seen.problems, *(f"{name}: change failed, {why}" for name, why in report.failures.items())],
+            "nodes": [_node(node) for node in seen.nodes],
+            "history": list(self._history),
+            "decisions": list(self._decisions),
+        }
+        if self._path is not None:
+            self._write(self._path)
+
+    def document(self, *, leads: bool = True, conditions: Iterable[object] = ()) -> bytes:
+        """The document as JSON. ``leads``: whether this controller acts; ``conditions``: what stands in its way."""
+        found = {} if self._document is None else self._document
+        more = {"leads": leads, "conditions": [str(one) for one in conditions]}
+        return orjson.dumps({"pipeline": self._topology.pipeline, **found, **more})
+
+    def _write(self, path: Path) -> None:
+        part = path.with_suffix(f".{os.getpid()}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part.write_bytes(self.document())
+            part.replace(path)
+        except OSError as error:
+            raise LogError(f"the view {path} was not written: {error}") from error
+
+
+def result_of(decision: Decision, report: TickReport) -> str:
+    """What became of a decision: applied, failed, held, dry run, or kept where nothing was to do."""
+    if not decision.valid:
+        return "held"
+    if decision.function in report.failures:
+        return "failed"
+    if not decision.changes:
+        return "kept"
+    if report.dry_run:
+        return "dry run"
+    return "applied" if decision.function in report.applied else "failed"
+
+
+def _decision(decision: Decision, report: TickReport) -> dict[str, Any]:
+    return {
+        "time_s": report.observation.end_s,
+        "function": decision.function,
+        "node": decision.node,
+        "present": asdict(decision.present),
+        "wish": asdict(decision.wish),
+        "target": asdict(decision.target),
+        "reason": decision.reason,
+        "limits_hit": list(decision.limits_hit),
+        "result": result_of(decision, report),
+    }
+
+
+def _node(node: NodeObservation) -> dict[str, Any]:
+    return {
+        "node": node.node,
+        "function": node.function,
+        "kind": node.kind,
+        "layer": node.layer,
+        "expert": node.expert,
+        "configuration": None if node.configuration is None else asdict(node.configuration),
+        "ready_replicas": node.ready_replicas,
+        "tokens_per_s": node.tokens_per_s,
+        "token_share": node.token_share,
+        "requests_per_s": node.requests_per_s,
+        "latency_p95_s": node.latency_p95_s,
+        "cpu_utilisation": node.cpu_utilisation,
+        "concurrency_utilisation": node.concurrency_utilisation,
+        "in_flight": node.in_flight,
+        "waiting": node.waiting,
+    }
+
+
+def _per_hour(cost: float | None, window_s: float) -> float | None:
+    return None if cost is None or window_s <= 0 else cost * HOUR_S / window_s

@@ -1,0 +1,106 @@
+"""What controllers saw last, for the page: documents of files in the state folder, and of controllers asked by HTTP.
+
+The gateway hands the documents on as they are; what they say of pipelines is the page's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 2.0
+FRESH_S = 1.0
+"""However many pages look on, controllers are asked once in this time."""
+MAX_BYTES = 32 * 1024 * 1024
+
+
+class Views:
+    """``folder`` holds one JSON file a pipeline; ``controllers`` are addresses ``http://HOST:PORT``, of which every one
+    that HOST stands for is asked for ``/view``."""
+
+    def __init__(self, folder: Path, controllers: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._controllers = tuple(controllers)
+        self._last: list[Any] = []
+        self._read_s = float("-inf")
+        self._reading = asyncio.Lock()
+
+    async def read(self) -> list[Any]:
+        """One document a pipeline: that of the controller who leads, else the youngest. Never raises."""
+        async with self._reading:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._read_s >= FRESH_S:
+                asked = [self._ask_all(controller) for controller in self._controllers]
+                found = [one for answers in await asyncio.gather(*asked) for one in answers]
+                self._last = _chosen([*self._files(), *found])
+                self._read_s = now_s
+            return self._last
+
+    def _files(self) -> list[Any]:
+        found = []
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                if path.stat().st_size <= MAX_BYTES:
+                    found.append(orjson.loads(path.read_bytes()))
+            except (OSError, ValueError) as error:
+                log.warning("the view %s could not be read: %s", path.name, error)
+        return found
+
+    async def _ask_all(self, controller: str) -> list[Any]:
+        parts = urlsplit(controller)
+        port = parts.port or 80
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                loop = asyncio.get_running_loop()
+                resolved = await loop.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+        except (OSError, TimeoutError) as error:
+            log.info("controllers at %s are not found: %s", controller, error)
+            return []
+        hosts = sorted({str(entry[4][0]) for entry in resolved})
+        answers = await asyncio.gather(*(_ask(host, port) for host in hosts))
+        return [one for one in answers if one is not None]
+
+
+async def _ask(host: str, port: int) -> Any:
+    import aiohttp
+
+    address = f"[{host}]" if ":" in host else host
+    try:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=False) as session,
+            session.get(f"http://{address}:{port}/view") as reply,
+        ):
+            if reply.status != 200:
+                return None
+            data = await reply.content.read(MAX_BYTES + 1)
+            while not reply.content.at_eof() and len(data) <= MAX_BYTES:
+                data += await reply.content.read(MAX_BYTES + 1)
+            return orjson.loads(data)
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+        log.info("the controller at %s:%d was not heard: %s", host, port, type(error).__name__)
+        return None
+
+
+def _chosen(documents: Iterable[Any]) -> list[Any]:
+    best: dict[str, Any] = {}
+    for one in documents:
+        if isinstance(one, dict) and isinstance(one.get("pipeline"), str):
+            known = best.get(one["pipeline"])
+            if known is None or _rank(one) > _rank(known):
+                best[one["pipeline"]] = one
+    return [best[name] for name in sorted(best)]
+
+
+def _rank(document: dict[str, Any]) -> tuple[bool, float]:
+    end_s = document.get("end_s")
+    return document.get("leads") is True, float(end_s) if isinstance(end_s, int | float) else 0.0

@@ -1,0 +1,104 @@
+"""The document of the last window, the controller's own metrics, and the port that serves both."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import requests
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from autoscaler.contract import Cost, Decision, TickReport
+from autoscaler.errors import LogError
+from autoscaler.exposition import ControllerMetrics, Exposition
+from autoscaler.view import DECISIONS, HISTORY, View, result_of
+from tests.unit.autoscaler.builders import configuration, observation, topology
+
+MORE = Decision("m-expert-0-0", "expert-0-0", configuration(), configuration(3), configuration(2), "busy", ("step",))
+SAME = Decision("m-segment-0", "segment-0", configuration(), configuration(), configuration(), "calm")
+
+
+def report(*decisions: Decision, end_s: float = 100.0, **changes: object) -> TickReport:
+    seen = replace(observation(), start_s=end_s - 5.0, end_s=end_s, latency_p95_s=0.2)
+    found = TickReport(seen, decisions, ("m-expert-0-0",), cost=Cost(0.01, 0.02), policy="hpa")
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def view(folder: Path | None = None) -> View:
+    return View(topology(), 0.5, "USD", folder)
+
+
+def test_the_document_has_the_window_the_slo_costs_an_hour_and_what_was_decided_and_why() -> None:
+    found = view()
+    found.add(report(MORE, SAME))
+    document = json.loads(found.document())
+    assert (document["pipeline"], document["slo_s"], document["latency_p95_s"]) == ("m", 0.5, 0.2)
+    assert document["cost"] == {"busy_per_hour": pytest.approx(7.2), "provisioned_per_hour": pytest.approx(14.4)}
+    (decision,) = document["decisions"]
+    assert (decision["function"], decision["reason"], decision["limits_hit"]) == ("m-expert-0-0", "busy", ["step"])
+    assert (decision["present"]["replicas"], decision["wish"]["replicas"], decision["target"]["replicas"]) == (1, 3, 2)
+    assert {node["node"] for node in document["nodes"]} == {node.node for node in observation().nodes}
+
+
+def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
+    found = view()
+    for i in range(HISTORY + 10):
+        found.add(report(MORE, end_s=100.0 + i))
+    document = json.loads(found.document())
+    assert len(document["history"]) == HISTORY and len(document["decisions"]) == DECISIONS
+    assert document["history"][-1]["end_s"] == document["decisions"][-1]["time_s"] == 100.0 + HISTORY + 9
+
+
+def test_the_file_is_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+    found = view(tmp_path / "view")
+    found.add(report(MORE))
+    assert json.loads((tmp_path / "view" / "m.json").read_text())["policy"] == "hpa"
+    assert [path.name for path in (tmp_path / "view").iterdir()] == ["m.json"]
+
+
+def test_a_view_that_cannot_be_written_is_a_named_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match=r"m\.json was not written"):
+        view(tmp_path / "file").add(report())
+
+
+@pytest.mark.parametrize(
+    ("decision", "changes", "expected"),
+    [
+        (SAME, {}, "kept"),
+        (MORE, {}, "applied"),
+        (MORE, {"applied": ()}, "failed"),
+        (MORE, {"failures": {"m-expert-0-0": "quota"}}, "failed"),
+        (MORE, {"dry_run": True, "applied": ()}, "dry run"),
+        (replace(SAME, valid=False), {}, "held"),
+    ],
+)
+def test_what_became_of_a_decision(decision: Decision, changes: dict[str, object], expected: str) -> None:
+    assert result_of(decision, report(decision, **changes)) == expected
+
+
+def test_metrics_and_view_are_served_side_by_side() -> None:
+    found, metrics, registry = view(), ControllerMetrics("m", 0.5), CollectorRegistry()
+    registry.register(metrics)
+    for keeper in (found, metrics):
+        keeper.add(report(MORE, SAME))
+    served = Exposition(0, registry, lambda: found.document(leads=False), "127.0.0.1")
+    try:
+        url = f"http://127.0.0.1:{served.port}"
+        text = requests.get(f"{url}/metrics", timeout=5).text
+        document = requests.get(f"{url}/view", timeout=5).json()
+    finally:
+        served.close()
+    samples = {
+        (one.name, *(one.labels[key] for key in ("pipeline", "meter", "result") if key in one.labels)): one.value
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+    assert samples["smoe_controller_slo_seconds", "m"] == 0.5
+    assert samples["smoe_controller_cost_per_hour", "m", "provisioned"] == pytest.approx(14.4)
+    assert samples["smoe_controller_decisions_total", "m", "applied"] == 1
+    assert samples["smoe_controller_last_tick_timestamp_seconds", "m"] == 100.0
+    assert document["leads"] is False and document["pipeline"] == "m"

@@ -1,0 +1,120 @@
+"""Manifests against the published schemas of Kubernetes: those of ``deploy/`` and those that ``smoe stack`` prints."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gateway.backends.kubernetes import KubernetesSettings, objects
+from moe.manifest import load
+from smoe.commands import service
+from smoe.deployment import DeploymentSettings, function_deployments
+from tests.unit.autoscaler.manifests import write_pipeline
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+VERSIONS = ("1.30", "1.36")
+"""The oldest that the gateway takes, and the one whose answers were recorded."""
+FOREIGN = ("openfaas/gpu-profile.yaml",)
+"""Objects of others' definitions, which Kubernetes has no schema of."""
+
+
+def files() -> list[Path]:
+    found = [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("kubernetes/*.yaml"), *DEPLOY.glob("components/*/*.yaml")]
+    found += DEPLOY.glob("gpu/mps-*.yaml")
+    return [path for path in found if path.name != "kustomization.yaml"]
+
+
+def objects_of(text: str) -> list[dict[str, Any]]:
+    return [one for one in yaml.safe_load_all(text) if one is not None]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_every_manifest_is_as_kubernetes_schemas_say(path: Path, version: str) -> None:
+    for document in objects_of(path.read_text()):
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_a_field_that_does_not_exist_is_found() -> None:
+    """So that the test above cannot pass for want of looking."""
+    document = objects_of((DEPLOY / "kubernetes" / "gateway.yaml").read_text())[0]
+    document["spec"]["template"]["spec"]["containers"][0]["arguments"] = []
+    with pytest.raises(kubernetes_validate.ValidationError, match="arguments"):
+        kubernetes_validate.validate(document, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("path", FOREIGN)
+def test_objects_of_others_have_a_kind_and_a_name(path: str) -> None:
+    for document in objects_of((DEPLOY / path).read_text()):
+        assert document["apiVersion"] and document["kind"] and document["metadata"]["name"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_kustomize_builds_it_and_what_comes_out_is_valid(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY, tmp_path / "deploy")
+    file = tmp_path / "deploy" / "kustomization.yaml"
+    both = "components: [components/weights-cache, components/gpu]"
+    file.write_text(file.read_text().replace("components: []", both))
+    built = subprocess.run(
+        ["kubectl", "kustomize", str(tmp_path / "deploy")], capture_output=True, text=True, check=True, timeout=60
+    )
+    found = objects_of(built.stdout)
+    for document in found:
+        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+    maps = {one["metadata"]["name"].rpartition("-")[0]: set(one["data"]) for one in found if one["kind"] == "ConfigMap"}
+    assert maps == {"smoe-prometheus": {"prometheus.yml", "rules.yaml"}, "smoe-dashboard": {"smoe.json"}}
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small pipeline's folder without weights, which are not read here."""
+    folder = write_pipeline(tmp_path / "m")
+    found = load(folder, verify=False)
+    monkeypatch.setattr(service, "ensure_pipeline", lambda name, pipelines: (folder, found))
+    return folder
+
+
+def stacked(*arguments: str) -> str:
+    done = CliRunner().invoke(service.stack, ["m", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_pipeline_as_manifests_is_valid_and_what_the_gateway_would_have_written(pipeline: Path) -> None:
+    weights = ("--weights-from=s3://bucket/p/", "--weights-cache=/var/lib/smoe")
+    found = objects_of(stacked("--target=kubernetes", "--namespace=fns", "--run-as-user=12000", *weights))
+    manifest = load(pipeline, verify=False)
+    for document in found[:4]:  # ingress and a segment; the others differ in names and numbers
+        kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
+    deployments = {one["metadata"]["name"]: one for one in found if one["kind"] == "Deployment"}
+    assert deployments.keys() == {one["metadata"]["name"] for one in found if one["kind"] == "Service"}
+    assert len(deployments) == len(manifest.nodes) + 1
+    cluster = KubernetesSettings(namespace="fns", weights_cache="/var/lib/smoe", run_as_user=12000)
+    for deployment in deployments.values():
+        spec = objects.spec_of(deployment)
+        assert spec is not None and deployment["metadata"]["namespace"] == "fns"
+        written = objects.deployment(spec, cluster, frozenset())
+        assert deployment == {**written, "spec": {**written["spec"], "replicas": 1}}
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        variables = {one["name"]: one["value"] for one in container["env"]}
+        assert variables["smoe_pipeline"] == f"s3://bucket/p/{manifest.name}"
+        assert variables["smoe_weights_cache"] == objects.CACHE_FOLDER
+
+
+def test_the_stack_file_for_faas_cli_is_what_it_was(pipeline: Path) -> None:
+    found = yaml.safe_load(stacked())
+    wanted = function_deployments(load(pipeline, verify=False), DeploymentSettings())
+    assert list(found["functions"]) == [one["service"] for one in wanted]
+
+
+def test_a_feed_without_its_token_is_refused(pipeline: Path) -> None:
+    assert (
+        "go together" in CliRunner().invoke(service.stack, ["m", "--target=kubernetes", "--feed-url=http://g"]).output
+    )

@@ -1,0 +1,288 @@
+"""Prometheus' settings, rules, alerts and the Grafana board against what is exported, on a real Prometheus too."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from autoscaler.contract import Cost, Decision, TickReport
+from autoscaler.exposition import ControllerMetrics
+from autoscaler.platform.kubernetes.conditions import Condition
+from autoscaler.platform.kubernetes.metrics import PlatformMetrics
+from functions.shared.dispatch import CallRecord
+from functions.shared.instruments import IngressInstruments
+from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
+from gateway.metrics import GatewayMetrics
+from tests.unit.autoscaler.builders import configuration, observation
+from tests.unit.autoscaler.servers import serve
+from tests.unit.autoscaler.test_prometheus import _poll, prometheus
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+RULES = DEPLOY / "prometheus" / "rules.yaml"
+SETTINGS = DEPLOY / "prometheus" / "prometheus.yml"
+BOARD = json.loads((DEPLOY / "grafana" / "smoe.json").read_text())
+CADVISOR = {"container_cpu_usage_seconds_total", "container_memory_working_set_bytes"}
+"""Kubernetes' own; the rest has to be exported by this project."""
+WORDS = [
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "topk",
+    "rate",
+    "increase",
+    "by",
+    "on",
+    "vector",
+    "time",
+    "absent",
+    "or",
+    "and",
+    "without",
+    "histogram_quantile",
+    "label_replace",
+    "offset",
+]
+EXPERT = "m-expert-0-0"
+
+
+class Backend:
+    """Three functions with limits, each with one replica."""
+
+    def list(self, namespace: str | None = None) -> list[FunctionState]:
+        limits = {"cpu": "500m", "memory": "64Mi"}
+        names = ("m", "m-segment-0", EXPERT)
+        specs = [FunctionSpec(name, "image", env_vars={"max_inflight": "4"}, limits=limits) for name in names]
+        return [FunctionState(one, 1, (Replica(f"{one.name}-1", "127.0.0.1:1", "ready"),), 1, 0.0) for one in specs]
+
+    def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
+        return {f"{name}-1": Usage(None, 2.0**20, 3)}
+
+    def start_seconds(self) -> list[float]:
+        return [0.05]
+
+
+class Live:
+    """The exporters of an installation at work: each scrape finds more than the one before."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._gateway = GatewayMetrics(Backend(), 1.0)  # type: ignore[arg-type]
+        self._ingress = IngressInstruments("m", ["segment-0", "expert-0-0"], 1, lambda: self._seconds)
+        self._controller = ControllerMetrics("m", 0.5)
+        self._registry = CollectorRegistry()
+        self._registry.register(self._controller)
+        conditions = (Condition(EXPERT, "deferred", "p", "no room"),)
+        self._calls = {("LIST", "pods", 200): 1}
+        self._registry.register(PlatformMetrics(lambda: conditions, self._calls, lambda: True))
+
+    def gateway(self) -> bytes:
+        key = f"{EXPERT}.openfaas-fn"
+        self._gateway.begin(key)
+        self._gateway.end(key, 200, 0.1)
+        self._gateway.repeated(key, "connect")
+        return self._gateway.text()
+
+    def ingress(self) -> bytes:
+        self._seconds += 1.0
+        for status in ("200", "503"):
+            for node in self._ingress.nodes.values():
+                record = CallRecord()
+                record.status, record.repeats = status, ["busy"]
+                node.begin(3, self._seconds)
+                node.end(3, self._seconds, self._seconds + 0.2, record)
+            self._ingress.finished(int(status), 0.3, 20)
+        self._ingress.barriers[0].observe(0.1)
+        return self._ingress.text()
+
+    def controller(self) -> bytes:
+        more = Decision(EXPERT, "expert-0-0", configuration(), configuration(2), configuration(2), "busy")
+        seen = replace(observation(), end_s=time.time(), start_s=time.time() - 5)
+        self._controller.add(TickReport(seen, (more,), (EXPERT,), cost=Cost(0.01, 0.02)))
+        self._calls["LIST", "pods", 200] += 1
+        return generate_latest(self._registry)
+
+    def cadvisor(self) -> bytes:
+        self._seconds += 0.5
+        registry = CollectorRegistry()
+        seconds = self._seconds
+
+        class Containers:
+            def collect(self) -> Iterator[Metric]:
+                labels = ["namespace", "pod", "container"]
+                cpu = CounterMetricFamily("container_cpu_usage_seconds_total", "", labels=labels)
+                memory = GaugeMetricFamily("container_memory_working_set_bytes", "", labels=labels)
+                for name in ("m", "m-segment-0", EXPERT):
+                    for container in (name, "POD", ""):
+                        cpu.add_metric(["openfaas-fn", f"{name}-1", container], seconds)
+                        memory.add_metric(["openfaas-fn", f"{name}-1", container], 2.0**24)
+                memory.add_metric(["kube-system", "dns-1", "dns"], 1.0)
+                yield from (cpu, memory)
+
+        registry.register(Containers())  # type: ignore[arg-type]
+        return generate_latest(registry)
+
+
+def exported() -> set[str]:
+    """Names of all samples that gateway, ingress and controller really expose, once everything has happened once."""
+    live = Live()
+    text = b"".join((live.gateway(), live.ingress(), live.controller())).decode()
+    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if line and not line.startswith("#")}
+
+
+def names_in(expression: str) -> set[str]:
+    """Metrics of an expression: what is neither label, text, duration, function nor number."""
+    bare = re.sub(r'"(\\.|[^"\\])*"', "", expression)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(by|on|without|ignoring)\s*\([^)]*\)", " ", bare)
+    return set(re.findall(r"[a-zA-Z_:][\w:]*", bare)) - set(WORDS)
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[tuple[str, str]]:
+    """(title, expression) of everything that the board asks for."""
+    return [(panel["title"], target["expr"]) for panel in BOARD["panels"] for target in panel["targets"]]
+
+
+def test_everything_that_a_panel_rule_or_alert_asks_for_is_exported_or_recorded() -> None:
+    recorded = {rule["record"] for rule in rules() if "record" in rule}
+    known = exported() | recorded | CADVISOR
+    asked = {rule.get("alert") or rule["record"]: names_in(rule["expr"]) for rule in rules()}
+    asked |= {title: names_in(expression) for title, expression in panels()}
+    assert all(asked.values())
+    assert {what: names - known for what, names in asked.items() if names - known} == {}
+    assert set().union(*(names_in(rule["expr"]) for rule in rules() if "record" in rule)) == CADVISOR
+
+
+def test_names_are_found_in_an_expression() -> None:
+    found = names_in('topk(3, sum by (a, le) (rate(x_bucket{y="z"}[5m]))) / on (b) max(w{c=~"d|e"}) or vector(0) > 1e3')
+    assert found - {"e3"} == {"x_bucket", "w"}
+
+
+def test_recorded_names_are_those_that_the_controller_reads() -> None:
+    assert {rule["record"] for rule in rules() if "record" in rule} == {
+        "smoe_replica_cpu_seconds_total",
+        "smoe_replica_memory_bytes",
+    }
+
+
+def test_the_board_is_one_that_grafana_takes() -> None:
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+    for panel in BOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+    assert [one["name"] for one in BOARD["templating"]["list"]] == ["datasource", "pipeline"]
+    used = {name for _, expression in panels() for name in re.findall(r"\$(\w+)", expression) if not name.isdigit()}
+    assert used == {"pipeline", "__rate_interval"}
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in BOARD["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_takes_the_rules() -> None:
+    checked = subprocess.run(
+        ["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+SEEN_IN_A_CLUSTER = {
+    "gateway": {"__meta_kubernetes_pod_label_app": "gateway", "__meta_kubernetes_pod_container_port_name": "metrics"},
+    "ingress": {
+        "__meta_kubernetes_pod_label_smoe_metrics": "true",
+        "__meta_kubernetes_pod_container_port_name": "http",
+        "__meta_kubernetes_pod_label_faas_function": "m",
+        "__meta_kubernetes_pod_name": "m-1",
+    },
+    "controller": {
+        "__meta_kubernetes_pod_label_app": "smoe-controller",
+        "__meta_kubernetes_pod_container_port_name": "metrics",
+    },
+    "cadvisor": {},
+}
+"""Labels that Kubernetes' service discovery gives to the targets of each job; nothing else of it is left out below."""
+
+
+def settings_for(addresses: Mapping[str, str], rules_file: Path) -> str:
+    """``prometheus.yml`` with the cluster's service discovery replaced by what it finds; Debian's build has none."""
+    document = yaml.safe_load(SETTINGS.read_text())
+    document["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
+    document["rule_files"] = [str(rules_file)]
+    assert [job["job_name"] for job in document["scrape_configs"]] == list(SEEN_IN_A_CLUSTER)
+    for job in document["scrape_configs"]:
+        name = job["job_name"]
+        found = job.pop("kubernetes_sd_configs")
+        assert len(found) == 1 and found[0]["role"] == ("node" if name == "cadvisor" else "pod")
+        stranger = dict.fromkeys(SEEN_IN_A_CLUSTER[name], "other")
+        job["static_configs"] = [{"targets": [addresses[name]], "labels": SEEN_IN_A_CLUSTER[name]}]
+        if stranger:  # a pod that the relabelling must leave out
+            job["static_configs"].append({"targets": ["127.0.0.1:9"], "labels": stranger})
+        for key in ("scheme", "tls_config", "authorization"):
+            job.pop(key, None)
+    text: str = yaml.safe_dump(document, sort_keys=False)
+    return text
+
+
+@pytest.mark.prometheus
+@pytest.mark.slow
+def test_every_panel_shows_something_and_recorded_numbers_are_right_on_a_real_prometheus(tmp_path: Path) -> None:
+    live = Live()
+    pages: dict[str, Callable[[], bytes]] = {name: getattr(live, name) for name in SEEN_IN_A_CLUSTER}
+    fast = yaml.safe_load(RULES.read_text())
+    for group in fast["groups"]:
+        group.pop("interval", None)
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(fast))
+    with ExitStack() as stack:
+        addresses = {
+            name: stack.enter_context(serve(lambda *_, page=page: (200, page()))).address
+            for name, page in pages.items()
+        }
+        url = stack.enter_context(prometheus(tmp_path, settings_for(addresses, tmp_path / "rules.yaml")))
+
+        def ask(expression: str) -> list[dict[str, Any]]:
+            reply = requests.get(f"{url}/api/v1/query", params={"query": expression}, timeout=5).json()
+            assert reply["status"] == "success", (expression, reply)
+            return list(reply["data"]["result"])
+
+        def empty() -> list[str]:
+            asked = [(t, e.replace("$pipeline", "m").replace("$__rate_interval", "10s")) for t, e in panels()]
+            return [title for title, expression in asked if not ask(expression)]
+
+        _poll(lambda: not empty(), 40)
+        assert empty() == []
+        targets = requests.get(f"{url}/api/v1/targets?state=active", timeout=5).json()["data"]["activeTargets"]
+        assert sorted(one["labels"]["job"] for one in targets) == sorted(SEEN_IN_A_CLUSTER)
+        memory = {one["metric"]["function_name"]: float(one["value"][1]) for one in ask("smoe_replica_memory_bytes")}
+        assert memory == dict.fromkeys(("m.openfaas-fn", "m-segment-0.openfaas-fn", f"{EXPERT}.openfaas-fn"), 2.0**24)
+        (matrix,) = ask(
+            next(e for t, e in panels() if t.startswith("Replicas wanted, layers")).replace("$pipeline", "m")
+        )
+        assert matrix["metric"] == {"layer": "0", "expert": "0"}
