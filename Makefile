@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup run test test-fast test-cluster lint format type imports bench clean
+.PHONY: help setup run test test-fast test-cluster lint format type imports bench notebooks clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -51,6 +51,9 @@ test-cluster: setup  ## the Kubernetes suite on a real cluster: make test-cluste
 
 bench: setup  ## the benchmarks that end within minutes, one after the other
 	for name in parity pipeline cold_start gateway faults simulator bound decision aebs placement; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+notebooks: setup  ## run all notebooks again from the stored results (about a minute)
+	$(BIN)/python -m notebooks.execute
 
 clean:  ## remove what a run leaves behind (not the virtual environment)
 	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,122 @@
+"""Run the notebooks headless: ``python -m notebooks.execute`` writes their outputs, ``--check`` compares them.
+
+Each runs in a kernel of its own. What hangs on the machine is left out of what is stored (times, versions), so running
+again changes nothing. A check compares text exactly and pictures by their pixels, as libraries of other machines may
+round a pixel otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib.font_manager  # noqa: F401  (makes its cache, whose making would be an output of the first notebook)
+import nbformat as untyped
+import numpy as np
+from jupyter_client.manager import KernelManager
+from matplotlib.image import imread
+from nbclient import NotebookClient
+
+nbformat: Any = untyped
+HERE = Path(__file__).parent
+LIMIT_S = 120
+PIXEL = 2.0 / 255
+"""Mean difference of two pictures that counts as none."""
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+PNG = "image/png"
+
+
+def run(path: Path) -> Any:
+    """The notebook with the outputs of a fresh run. Raises nbclient's CellExecutionError."""
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        cell.metadata = nbformat.from_dict({})
+    with _kernel() as manager:
+        client = NotebookClient(
+            notebook, km=manager, timeout=LIMIT_S, record_timing=False, resources={"metadata": {"path": str(HERE)}}
+        )
+        client.execute(cleanup_kc=True)
+    notebook.metadata = nbformat.from_dict(METADATA)
+    return notebook
+
+
+def differences(stored: Any, fresh: Any) -> list[str]:
+    """What a reader of the stored notebook would see otherwise than in the fresh one."""
+    found = []
+    for number, (one, other) in enumerate(zip(stored.cells, fresh.cells, strict=True)):
+        if one.cell_type != "code":
+            continue
+        if [_told(output) for output in one.outputs] != [_told(output) for output in other.outputs]:
+            found.append(f"the text below cell {number}")
+        elif not all(map(_alike, _pictures(one), _pictures(other))):
+            found.append(f"the picture below cell {number}")
+    return found
+
+
+@contextmanager
+def _kernel() -> Iterator[KernelManager]:
+    """A kernel's manager: sockets in a folder of its own instead of the network, nobody's settings."""
+    with tempfile.TemporaryDirectory(prefix="nb") as folder:
+        connection = Path(folder) / "k"
+        manager = KernelManager(
+            kernel_name="python3", transport="ipc", connection_file=str(connection), ip=str(connection)
+        )
+        given = {"IPYTHONDIR": folder, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+        before = {name: os.environ.get(name) for name in given}
+        os.environ.update(given)
+        try:
+            yield manager
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _told(output: Any) -> dict[str, Any]:
+    """An output without its picture's bytes."""
+    plain = dict(output)
+    if "data" in plain:
+        plain["data"] = {kind: "" if kind == PNG else text for kind, text in plain["data"].items()}
+    return plain
+
+
+def _pictures(cell: Any) -> list[str]:
+    return [output.data[PNG] for output in cell.outputs if PNG in output.get("data", {})]
+
+
+def _alike(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    pixels = [imread(io.BytesIO(base64.b64decode(text))) for text in (one, other)]
+    return pixels[0].shape == pixels[1].shape and float(np.abs(pixels[0] - pixels[1]).mean()) <= PIXEL
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--check", is_flag=True, help="Compare with what is stored, and write nothing.")
+def main(names: Sequence[str], check: bool) -> None:
+    """Run NAMES (figure-07 …), or all notebooks of this folder."""
+    stale = False
+    for path in [HERE / f"{name}.ipynb" for name in names] or sorted(HERE.glob("*.ipynb")):
+        stored, fresh = nbformat.read(path, as_version=4), run(path)
+        found = differences(stored, fresh)
+        stale |= bool(found)
+        click.echo(f"{path.name}: {', '.join(found) or 'as stored'}")
+        if not check:
+            nbformat.write(fresh, path)
+    sys.exit(1 if check and stale else 0)
+
+
+if __name__ == "__main__":
+    main()
