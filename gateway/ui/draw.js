@@ -21,9 +21,10 @@ function svg(tag, attributes, words) {
   return made;
 }
 
-function round(value) {
-  const size = 10 ** Math.floor(Math.log10(value));
-  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((m) => m * size).find((m) => m >= value);
+// The round step of an axis from 0 that has at most five of them up to `most`.
+function stepOf(most) {
+  const size = 10 ** Math.floor(Math.log10(most / 5));
+  return [1, 2, 2.5, 5, 10].map((m) => m * size).find((m) => m * 5 >= most * 0.999);
 }
 
 // Points are [Date, number | null]; a gap breaks the line. `target` is drawn dashed, points above it are marked.
@@ -35,12 +36,13 @@ export function lineChart(box, points, write, target) {
     box.replaceChildren(root);
     return;
   }
-  const most = round(Math.max(...known.map(([, v]) => v), target ?? 0, 1e-9) * 1.05);
+  const highest = Math.max(...known.map(([, v]) => v), target ?? 0, 1e-9) * 1.03;
+  const step = stepOf(highest), most = step * Math.ceil(highest / step - 1e-9);
   const first = +points[0][0], last = Math.max(+points[points.length - 1][0], first + 1);
   const x = (t) => left + (width - left - right) * (+t - first) / (last - first), y = (v) => height - bottom - (height - bottom - top) * v / most;
-  for (const part of [0, 0.25, 0.5, 0.75, 1]) {
-    root.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(most * part), y2: y(most * part) }));
-    root.append(svg("text", { x: left - 8, y: y(most * part) + 4, "text-anchor": "end" }, part ? write(most * part) : "0"));
+  for (let i = 0; i * step <= most * 1.001; i++) {
+    root.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(i * step), y2: y(i * step) }));
+    root.append(svg("text", { x: left - 8, y: y(i * step) + 4, "text-anchor": "end" }, i ? write(i * step) : "0"));
   }
   const clock = (t) => new Date(t).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
   root.append(svg("text", { x: left, y: height - 4 }, clock(first)), svg("text", { x: width - right, y: height - 4, "text-anchor": "end" }, clock(last)));
@@ -95,6 +97,12 @@ function cell(node, words, late, point) {
   return made;
 }
 
+function small(words) {
+  const made = document.createElement("small");
+  made.textContent = words;
+  return made;
+}
+
 function segmentCell(node, late, point) {
   const made = cell(node, `×${node.replicas ?? "–"}`, late, point);
   made.classList.add("segment");
@@ -103,6 +111,7 @@ function segmentCell(node, late, point) {
 
 function expertCell(node, found, write, most, late, point) {
   const made = cell(node, found == null ? "–" : write(found), late, point);
+  if (node.replicas > 1) made.append(small(`×${node.replicas}`));
   if (found != null) [made.style.background, made.style.color] = colour(most > 0 ? found / most : 0);
   return made;
 }

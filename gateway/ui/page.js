@@ -9,13 +9,13 @@ const MEASURES = {
   cpu: { title: "CPU use", unit: (v) => percent(v), of: (n) => n.cpu_utilisation, most: 1 },
   slots: { title: "slots in use", unit: (v) => percent(v), of: (n) => n.concurrency_utilisation, most: 1 },
 };
-const page = { views: [], functions: [], chosen: new URLSearchParams(location.search).get("pipeline"), measure: "tokens" };
+const page = { views: [], functions: [], chosen: new URLSearchParams(location.search).get("pipeline"), measure: null };
 const at = (id) => document.getElementById(id);
 
 const number = (v) => v == null ? "–" : v >= 10000 ? `${(v / 1000).toFixed(v >= 1e5 ? 0 : 1)}k` : v >= 100 || Number.isInteger(v) ? v.toFixed(0) : v >= 10 ? v.toFixed(1) : v.toFixed(2);
 const seconds = (v) => v == null ? "–" : v >= 10 ? `${v.toFixed(1)} s` : v >= 1 ? `${v.toFixed(2)} s` : `${(v * 1000).toFixed(v < 0.01 ? 1 : 0)} ms`;
 const percent = (v) => v == null ? "–" : `${(v * 100).toFixed(0)}%`;
-const money = (v, currency) => v == null ? "–" : `${currency === "USD" ? "$" : ""}${v.toFixed(v < 10 ? 3 : 2)}${currency === "USD" ? "" : ` ${currency ?? ""}`}`;
+const money = (v, currency) => v == null ? "–" : `${currency === "USD" ? "$" : ""}${v.toFixed(v < 0.1 ? 4 : 2)}${currency === "USD" ? "" : ` ${currency ?? ""}`}`;
 const text = (id, value) => { at(id).textContent = value; };
 const withUnit = (id, value, unit) => { const small = document.createElement("small"); small.textContent = ` ${unit}`; at(id).replaceChildren(value, small); };
 
@@ -80,6 +80,7 @@ function showState(view) {
   state.textContent = words; state.className = `tag ${kind}`;
   text("policy", view ? `policy ${view.policy}` : "");
   const notes = [...(view?.problems ?? []), ...(view?.conditions ?? [])];
+  if (!view && !page.error) notes.push("No controller reports to this gateway: windows, cost and decisions are not known. Start one with smoe autoscale.");
   at("notice").hidden = !notes.length;
   text("notice", notes.slice(0, 4).join("\n") + (notes.length > 4 ? `\nand ${notes.length - 4} more` : ""));
 }
@@ -109,8 +110,8 @@ function showCharts(view) {
 }
 
 function showHeat(nodes, view) {
-  const measure = MEASURES[page.measure];
-  at("measures").replaceChildren(...Object.entries(MEASURES).map(([key, one]) => button(one.title, key === page.measure, () => { page.measure = key; show(); })));
+  const chosen = page.measure ?? (view ? "tokens" : "replicas"), measure = MEASURES[chosen];
+  at("measures").replaceChildren(...Object.entries(MEASURES).map(([key, one]) => button(one.title, key === chosen, () => { page.measure = key; show(); })));
   const experts = nodes.filter((n) => n.kind === "expert"), values = experts.map(measure.of).filter((v) => v != null);
   const most = Math.max(measure.most ?? 0, ...values, 0), slo = view?.slo_s;
   text("low", "0"); text("high", values.length ? measure.unit(most) : "–");

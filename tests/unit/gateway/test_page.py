@@ -1,0 +1,177 @@
+"""The page at ``/ui/``: who may see it, what it is given, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import struct
+import time
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.page import TYPES
+from gateway.views import Views
+from tests.unit.autoscaler.servers import serve
+from tests.unit.gateway.gateways import Running, Starter
+from tests.unit.gateway.view_document import document
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+
+@pytest.mark.parametrize("name", TYPES)
+async def test_every_file_is_served_to_those_who_know_the_password(running: Running, name: str) -> None:
+    assert (await running.call("GET", f"/ui/{name}")).status == 401
+    answer = await running.system("GET", f"/ui/{name}")
+    assert (answer.status, answer.headers["content-type"]) == (200, TYPES[name])
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_the_page_runs_nothing_from_elsewhere_and_nothing_inline(running: Running) -> None:
+    answer = await running.system("GET", "/ui/")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    assert not re.search(r"<script[^>]*>[^<]|<style|\son\w+=|style=", answer.text)
+    for name in ("page.js", "draw.js"):
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(",
+            (await running.system("GET", f"/ui/{name}")).text,
+        )
+
+
+async def test_root_and_a_missing_slash_lead_to_the_page(running: Running) -> None:
+    assert (await running.call("GET", "/")).headers["location"] == "/ui/"
+    assert (await running.system("GET", "/ui")).headers["location"] == "/ui/"
+
+
+async def test_nothing_of_the_page_can_be_written(running: Running) -> None:
+    for target in ("/ui/", "/ui/page.js", "/system/view"):
+        for method in ("POST", "PUT", "DELETE"):
+            assert (await running.system(method, target)).status == 405
+
+
+async def test_the_view_is_that_of_the_state_folder(start: Starter, tmp_path: Path) -> None:
+    async with start() as running:
+        assert (await running.system("GET", "/system/view")).json() == {"views": []}
+    folder = tmp_path / "state" / "view"
+    folder.mkdir()
+    (folder / "minilm.json").write_text(json.dumps(document(100.0)))
+    (folder / "broken.json").write_text("{")
+    (folder / "list.json").write_text("[]")
+    async with start() as running:
+        assert (await running.system("GET", "/system/view")).json() == {"views": [document(100.0)]}
+
+
+async def test_of_several_controllers_the_one_that_leads_is_shown_and_the_silent_are_left_out(tmp_path: Path) -> None:
+    def reply(**more: Any) -> Any:
+        return lambda *_: (200, json.dumps(document(**more)).encode())
+
+    with serve(reply(end_s=200.0, leads=False)) as standby, serve(reply(end_s=100.0)) as leader:
+        urls = [standby.url, leader.url, "http://127.0.0.1:9", "http://no-such-host.invalid:1"]
+        (found,) = await Views(tmp_path, urls).read()
+    assert (found["leads"], found["end_s"]) == (True, 100.0)
+
+
+async def test_controllers_are_asked_once_however_many_look_on(tmp_path: Path) -> None:
+    with serve(lambda *_: (200, json.dumps(document(1.0)).encode())) as controller:
+        views = Views(tmp_path, [controller.url])
+        answers = await asyncio.gather(*(views.read() for _ in range(20)))
+    assert len(controller.seen) == 1 and all(len(one) == 1 for one in answers)
+
+
+@pytest.mark.parametrize("status", [404, 500])
+async def test_a_controller_that_answers_an_error_has_no_view(tmp_path: Path, status: int) -> None:
+    with serve(lambda *_: (status, b"{}")) as controller:
+        assert await Views(tmp_path, [controller.url]).read() == []
+
+
+async def browse(running: Running, folder: Path, size: str = "1440,1500") -> tuple[str, Path]:
+    """The page's DOM and picture, as a browser has them after some seconds; the password is in the address."""
+    assert CHROMIUM is not None
+    user, password = running.credentials.user, running.credentials.password
+    url = f"http://{user}:{password}@{running.address}/ui/"
+    common = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    common += [f"--user-data-dir={folder / 'profile'}", f"--window-size={size}", "--virtual-time-budget=6000"]
+    picture = folder / "page.png"
+    found = ""
+    for more in (["--dump-dom"], [f"--screenshot={picture}"]):
+        process = await asyncio.create_subprocess_exec(
+            *common, *more, url, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        )
+        async with asyncio.timeout(100):
+            out, _ = await process.communicate()
+        found = found or out.decode()
+    return found, picture
+
+
+def cells(dom: str, identity: str) -> list[list[str]]:
+    """Text of a table's rows."""
+    body = dom.partition(f'id="{identity}"')[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    return [[unescape(re.sub("<[^>]+>", "", one)) for one in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows]
+
+
+def shown(dom: str, identity: str) -> str:
+    found = re.search(rf'<(\w+)[^>]*id="{identity}"[^>]*>(.*?)</\1>', dom, re.DOTALL)
+    assert found is not None, identity
+    return unescape(re.sub("<[^>]+>", "", found[2]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions(
+    start: Starter, tmp_path: Path
+) -> None:
+    seen = document(time.time(), problems=["<b>target 10.0.0.1:8080</b> could not be scraped"])
+    folder = tmp_path / "state" / "view"
+    folder.mkdir(parents=True)
+    (folder / "minilm.json").write_text(json.dumps(seen))
+    async with start() as running:
+        for one in seen["nodes"]:
+            labels = {"smoe.pipeline": "minilm", "smoe.nodes": one["node"]}
+            replicas = one["configuration"]["replicas"]
+            limits = {"memory": "256Mi", "cpu": "1500m"}
+            await running.deploy(one["function"], replicas, labels=labels, limits=limits)
+        dom, picture = await browse(running, tmp_path)
+    assert (shown(dom, "pipeline"), shown(dom, "state"), shown(dom, "policy")) == ("minilm", "live", "policy hpa")
+    assert shown(dom, "slo").startswith("of 120 ms")
+    assert shown(dom, "cost").startswith("$2.")
+    experts = re.findall(r'data-node="(expert-\d+-\d+)" style="background: rgb', dom)
+    assert len(set(experts)) == 24
+    assert len(re.findall(r'data-node="segment-\d+"', dom)) == 7
+    decisions = cells(dom, "decisions")
+    assert decisions[0][1:4] == [
+        "minilm-expert-5-0",
+        "replicas 2 → 4",
+        "concurrency 1.31 over target 0.7",
+    ]
+    assert [row[5] for row in decisions] == ["applied", "failed", "applied", "applied"]
+    configuration = {row[0]: row for row in cells(dom, "configuration")}
+    assert len(configuration) == len(seen["nodes"])
+    assert configuration["minilm-expert-0-0"][4:6] == ["256 MiB", "1.50 cores"]
+    assert shown(dom, "notice") == "<b>target 10.0.0.1:8080</b> could not be scraped"
+    assert 'class="line"' in dom and 'class="slo"' in dom and 'class="over"' in dom
+    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    assert (width, height) == (1440, 1500) and picture.stat().st_size > 50_000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+async def test_without_a_controller_a_browser_still_shows_what_is_deployed(start: Starter, tmp_path: Path) -> None:
+    async with start() as running:
+        for name in ("segment-0", "expert-0-0", "expert-0-1", "segment-1"):
+            await running.deploy(f"p-{name}", labels={"smoe.pipeline": "p", "smoe.nodes": name})
+        dom, _ = await browse(running, tmp_path, "900,900")
+    assert (shown(dom, "pipeline"), shown(dom, "state")) == ("p", "no controller")
+    assert sorted(row[0] for row in cells(dom, "configuration")) == [
+        "p-expert-0-0",
+        "p-expert-0-1",
+        "p-segment-0",
+        "p-segment-1",
+    ]
