@@ -14,9 +14,9 @@ from moe.grouping import group
 from moe.manifest import Manifest, load
 
 
-def build(settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:
-    """Raises SettingsError or ManifestError with a sentence."""
-    manifest = load(settings.pipeline_dir, verify=False, trusted=True)
+def build(settings: FunctionSettings, loop: asyncio.AbstractEventLoop, manifest: Manifest | None = None) -> Application:
+    """``manifest``: the pipeline's, where it has been read already. Raises SettingsError or ManifestError."""
+    manifest = manifest or load(settings.pipeline_dir, verify=False, trusted=True)
     if settings.is_ingress:
         return Ingress(manifest, settings, loop)
     only_experts = all(node_id.startswith("expert-") for node_id in settings.nodes)

@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping
 import torch
 import uvloop
 
-from functions import applications
+from functions import applications, rehearsal
 from functions.ingress.handler import Ingress
 from functions.shared.live import follow
 from functions.shared.server import FunctionServer, ServerSettings
 from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
 from moe.errors import MoeError
+from moe.manifest import Manifest
 
 log = logging.getLogger("functions.worker")
 
@@ -33,17 +34,42 @@ def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[]
 
     ``ready`` is called once the weights are mapped and the server accepts; SettingsError or MoeError come before that.
     """
+    with _runner() as runner:
+        runner.run(_serve(from_environment(environ), listener, ready))
+
+
+def prepare(environ: Mapping[str, str]) -> Callable[[Mapping[str, str], socket.socket, Callable[[], None]], None]:
+    """What can be done before the function is known, for a standby of this pipeline; returns the rest of :func:`main`.
+
+    The event loop, the manifest, and one call of the smallest expert, so that the memory which is first touched by
+    attaching and computing is there. Weights stay mapped by nobody. Raises SettingsError or MoeError.
+    """
+    runner = _runner()
+    loop = runner.get_loop()
+    settings = from_environment(environ)
+    known = rehearsal.read_manifest(settings.pipeline_dir)
+    rehearsal.rehearse(settings, known.manifest, loop)
+
+    def rest(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
+        settings = from_environment(environ)
+        with runner:
+            runner.run(_serve(settings, listener, ready, known.if_still_of(settings.pipeline_dir)))
+
+    return rest
+
+
+def _runner() -> asyncio.Runner:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would not survive a fork
-    settings = from_environment(environ)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, listener, ready))
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-async def _serve(settings: FunctionSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(
+    settings: FunctionSettings, listener: socket.socket, ready: Callable[[], None], manifest: Manifest | None = None
+) -> None:
     loop = asyncio.get_running_loop()
-    application = applications.build(settings, loop)
+    application = applications.build(settings, loop, manifest)
     if isinstance(application, Ingress):
         application.follow(applications.resolver_for(settings, application.manifest))
     server = FunctionServer(application, ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s))

@@ -25,6 +25,7 @@ from gateway.contract import (
     InvalidSpecError,
     LogLine,
     NotFoundError,
+    Replica,
     Usage,
 )
 from gateway.inputs import flag, moment, named, read_json, read_object, secret_value, whole
@@ -275,13 +276,17 @@ class SystemApi:
         functions = {
             state.spec.key: {
                 "max_inflight": state.max_inflight,
-                "replicas": [
-                    {"id": replica.id, "address": replica.address, "state": replica.state} for replica in state.replicas
-                ],
+                "replicas": [_replica(replica) for replica in state.replicas],
             }
             for state in self._backend.list()
         }
         return {"version": self._backend.version(), "functions": functions}
+
+
+def _replica(replica: Replica) -> dict[str, str]:
+    """A replica in the feed; ``node`` where the backend has any."""
+    entry = {"id": replica.id, "address": replica.address, "state": replica.state}
+    return {**entry, "node": replica.node} if replica.node else entry
 
 
 async def gateway_error(request: Request, error: Exception) -> Response:

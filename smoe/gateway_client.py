@@ -39,6 +39,11 @@ class GatewayClient:
         found: list[dict[str, Any]] = self._call("GET", "/system/functions").json()
         return found
 
+    def replicas(self) -> dict[str, list[dict[str, Any]]]:
+        """The replica feed as it is now: function → replicas with ``id``, ``address``, ``state``, maybe ``node``."""
+        found = self._call("GET", "/system/replicas").json()["functions"]
+        return {key.rsplit(".", 1)[0]: function["replicas"] for key, function in found.items()}
+
     def info(self) -> dict[str, Any]:
         """GatewayInfo."""
         found: dict[str, Any] = self._call("GET", "/system/info").json()

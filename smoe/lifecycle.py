@@ -33,6 +33,10 @@ class GatewaySettings:
     metrics_port: int = 8082
     cpu_scale: float = 1.0
     """Real cores per configured core, so that a cluster's configurations can be played on a small machine."""
+    nodes: tuple[str, ...] = ()
+    """Nodes played on this machine, each with a weights manager; the first is where functions start."""
+    standbys: int = 2
+    """Prepared workers kept for each pipeline."""
     pipelines_dir: Path | None = None
     """Where functions find pipelines by name; default ``STATE/pipelines``."""
 
@@ -54,7 +58,10 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--cpu-scale", str(settings.cpu_scale)),
         *("--image", "smoe/function=functions.worker:main"),
         *("--preload", "functions.worker"),
+        *("--image", "smoe/memory=functions.memory.manager:main"),
         *("--pipelines-dir", str(settings.pipelines.resolve())),
+        *("--standbys", str(settings.standbys)),
+        *(part for node in settings.nodes for part in ("--node", node)),
     ]
 
 

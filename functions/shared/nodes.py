@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from pathlib import Path
 
 from functions.shared.node_host import NodeHost
 from functions.shared.settings import FunctionSettings, SettingsError
 from moe.manifest import Manifest
 from moe.runtime import load_node
+
+log = logging.getLogger(__name__)
 
 
 def node_application(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> NodeHost:
@@ -16,5 +20,20 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
     for node_id in settings.nodes:
         if node_id not in known:
             raise SettingsError(f"smoe_nodes names {node_id!r}, which pipeline {manifest.name} does not have")
-    programs = {node_id: load_node(settings.pipeline_dir, manifest, node_id) for node_id in settings.nodes}
+    programs = {
+        node_id: load_node(weights_folder(settings, manifest, node_id), manifest, node_id) for node_id in settings.nodes
+    }
     return NodeHost(programs, loop)
+
+
+def weights_folder(settings: FunctionSettings, manifest: Manifest, node_id: str) -> Path:
+    """Where a node's weights are mapped from: the memory of this replica's node, or the pipeline's folder.
+
+    The folder serves as well where the node's manager does not hold the weights (yet): slower, never wrong.
+    """
+    if settings.weights_dir is not None:
+        held = settings.weights_dir / manifest.name
+        if (held / manifest.node(node_id).weights.file).is_file():
+            return held
+        log.warning("%s is not in the memory of this node; it is mapped from the pipeline's folder", node_id)
+    return settings.pipeline_dir

@@ -36,6 +36,8 @@ class FunctionSettings:
     """Time a request may take when it does not say (``smoe_timeout``)."""
     queue_limit: int = 1000
     """Calls that may wait at the ingress for a slot of one function (``smoe_queue_limit``)."""
+    weights_dir: Path | None = None
+    """Memory folder of this replica's node: weights are mapped from there where they are (``smoe_weights_dir``)."""
     max_passes: int = 0
     """Passes of the ingress at once; requests beyond are packed together (``smoe_max_passes``; 0: no limit)."""
 
@@ -84,6 +86,7 @@ def from_environment(environ: Mapping[str, str]) -> FunctionSettings:
         timeout_s=duration_s("smoe_timeout", environ.get("smoe_timeout", "60s")),
         queue_limit=_whole(environ, "smoe_queue_limit", 1000),
         max_passes=_whole(environ, "smoe_max_passes", 0),
+        weights_dir=Path(environ["smoe_weights_dir"]) if environ.get("smoe_weights_dir") else None,
     )
 
 

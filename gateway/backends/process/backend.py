@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway.backends.process import secret_mount
+from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.launcher import Launcher
 from gateway.backends.process.logs import FunctionLog
+from gateway.backends.process.placement import NodeFolders, check_nodes, memory_root
 from gateway.backends.process.probes import probe
 from gateway.backends.process.programs import Prepared, prepare
 from gateway.backends.process.secret_files import SecretFiles
@@ -44,7 +46,12 @@ class ProcessBackend:
         self._settings = settings
         self._functions: dict[str, ManagedFunction] = {}
         self._secrets = SecretFiles(settings.state)
-        self._launcher = Launcher(settings)
+        self._nodes: NodeFolders | None = None
+        if settings.nodes:
+            check_nodes(settings.nodes)
+            settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._nodes = NodeFolders(settings.nodes, settings.memory_root or memory_root(settings.state))
+        self._launcher = Launcher(settings, (self._nodes.folder,) if self._nodes else ())
         self._start_seconds: list[float] = []
         self._version = 0
         self._change = asyncio.Event()
@@ -55,6 +62,8 @@ class ProcessBackend:
             settings=settings,
             launcher=self._launcher,
             starts=asyncio.Semaphore(settings.concurrent_starts),
+            exchanges=Exchanges(settings.exchanges),
+            node_environment=self._node_environment,
             start_seconds=self._start_seconds,
             changed=self._changed,
             spawn=self._spawn,
@@ -77,6 +86,8 @@ class ProcessBackend:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._launcher.close()
+        if self._nodes is not None:
+            self._nodes.close()
         self._changed()
 
     def info(self) -> BackendInfo:
@@ -182,6 +193,11 @@ class ProcessBackend:
         prepared = prepare(spec, self._settings, folder, self._live_settings(spec))
         self._secrets.mount(spec)
         return prepared
+
+    def _node_environment(self, node: str) -> dict[str, str]:
+        if self._nodes is None or not node:
+            return {}
+        return {"smoe_node": node, "smoe_weights_dir": str(self._nodes.of(node))}
 
     def _live_settings(self, spec: FunctionSpec) -> Path:
         return (self._settings.state / "live" / f"{spec.key}.json").resolve()

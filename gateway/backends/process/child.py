@@ -1,7 +1,9 @@
 """What a forked process does: wait as a blank until it is told what to become, then run the image's entry.
 
 An entry is ``function(environ, listener, ready)``: it serves on ``listener``, calls ``ready()`` once it can, and
-returns after SIGTERM when everything in flight is answered.
+returns after SIGTERM when everything in flight is answered. A blank may be told to prepare first and is a standby then:
+the entry's module may offer ``prepare(environ)``, which does ahead what does not depend on the function (an event loop,
+the pipeline's description, memory that would be touched first under load) and returns the rest of the entry.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from gateway.backends.process import channel, kernel, secret_mount
+
+Entry = Callable[[Mapping[str, str], socket.socket, Callable[[], None]], None]
 
 _RESET_SIGNALS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT)
 
@@ -73,10 +77,17 @@ def _highest_descriptor() -> int:
 
 def _become(line: socket.socket) -> int:
     """Wait for the assignment, turn into that replica, run its entry. Returns the exit code."""
+    entry: Entry | None = None
     try:
-        message, (listener_descriptor, log_descriptor) = channel.receive(line)
+        message, descriptors = channel.receive(line)
+        while "prepare" in message:
+            entry = _prepare(message["prepare"])
+            kernel.name_process("smoe-standby")
+            channel.send(line, {"event": "prepared"})
+            message, descriptors = channel.receive(line)
     except channel.ChannelClosedError:
         return 0
+    listener_descriptor, log_descriptor = descriptors
     os.dup2(log_descriptor, 1)
     os.dup2(log_descriptor, 2)
     os.close(log_descriptor)
@@ -87,8 +98,10 @@ def _become(line: socket.socket) -> int:
     kernel.name_process(message["name"])
     if message["secrets"]:
         _show_secrets(message["secrets"])
-    module, _, attribute = message["entry"].partition(":")
-    entry = getattr(importlib.import_module(module), attribute)
+    if entry is None:
+        module, _, attribute = message["entry"].partition(":")
+        entry = getattr(importlib.import_module(module), attribute)
+        assert entry is not None
 
     def ready() -> None:
         gc.freeze()
@@ -99,6 +112,19 @@ def _become(line: socket.socket) -> int:
     listener = socket.socket(fileno=listener_descriptor)
     entry(environ, listener, ready)
     return 0
+
+
+def _prepare(message: channel.Message) -> Entry | None:
+    """What the entry's module does ahead; None where it offers nothing or fails: it starts as from a blank then."""
+    offered = getattr(importlib.import_module(message["entry"].partition(":")[0]), "prepare", None)
+    if offered is None:
+        return None
+    try:
+        prepared: Entry = offered(message["environ"])
+    except Exception:
+        traceback.print_exc()
+        return None
+    return prepared
 
 
 def _show_secrets(folder: str) -> None:

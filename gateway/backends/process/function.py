@@ -9,14 +9,15 @@ import logging
 import signal
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.backends.process.backoff import Backoff
-from gateway.backends.process.launcher import Ended, Launcher
+from gateway.backends.process.exchanges import Exchanges
+from gateway.backends.process.launcher import Ended, Launcher, Program
 from gateway.backends.process.logs import FunctionLog
-from gateway.backends.process.plan import Seen, plan
+from gateway.backends.process.plan import Seen, plan, spread
 from gateway.backends.process.programs import Prepared
 from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
@@ -36,6 +37,7 @@ class Record:
     generation: int
     order: int
     started_at_s: float
+    node: str = ""
     state: ReplicaState = "starting"
     slot: str = ""
     pid: int | None = None
@@ -64,6 +66,9 @@ class Context:
     settings: ProcessSettings
     launcher: Launcher
     starts: asyncio.Semaphore
+    exchanges: Exchanges
+    node_environment: Callable[[str], Mapping[str, str]]
+    """What replicas on a node are told besides their function's environment."""
     start_seconds: list[float]
     changed: Callable[[], None]
     spawn: Callable[..., object]
@@ -99,7 +104,7 @@ class ManagedFunction:
     def state(self) -> FunctionState:
         """A picture of now."""
         replicas = tuple(
-            Replica(record.id, record.address, record.state, record.pid, record.started_at_s)
+            Replica(record.id, record.address, record.state, record.pid, record.started_at_s, record.node)
             for record in self.replicas.values()
         )
         return FunctionState(
@@ -149,10 +154,19 @@ class ManagedFunction:
 
     def reconcile(self) -> None:
         """Take the next step towards the desired state. Called after every change."""
-        seen = [Seen(record.id, record.state, record.generation, record.order) for record in self.replicas.values()]
-        step = plan(seen, self.desired, self.generation)
+        seen = [
+            Seen(record.id, record.state, record.generation, record.order, record.node)
+            for record in self.replicas.values()
+        ]
+        places = self.prepared.places
+        step = plan(seen, self.desired, self.generation, None if places is None else spread(places, self.desired))
         for replica_id in step.stop:
             self._drain(self.replicas[replica_id])
+        if not step.exchanging:
+            if not any(record.draining() for record in self.replicas.values()):
+                self._context.exchanges.done(self.spec.key)
+        elif not self._context.exchanges.begin(self.spec.key, self.reconcile):
+            return
         if not step.start:
             return
         wait_s = self._backoff.wait_s(self._loop.time())
@@ -160,8 +174,8 @@ class ManagedFunction:
             if self._timer is None:
                 self._timer = self._loop.call_later(wait_s, self._on_timer)
             return
-        for _ in range(step.start):
-            record = Record(uuid.uuid4().hex[:12], self.generation, next(_orders), time.time())
+        for node in step.nodes:
+            record = Record(uuid.uuid4().hex[:12], self.generation, next(_orders), time.time(), node)
             self.replicas[record.id] = record
             self._context.spawn(self._start(record))
         self._context.changed()
@@ -175,6 +189,7 @@ class ManagedFunction:
     async def end(self) -> None:
         """Drain everything and wait until it is gone."""
         self.desired = 0
+        self._context.exchanges.done(self.spec.key)
         if self._timer is not None:
             self._timer.cancel()
         records = list(self.replicas.values())
@@ -194,6 +209,10 @@ class ManagedFunction:
         temporary.write_text(json.dumps({"max_inflight": self.prepared.max_inflight}))
         temporary.replace(self._live_settings)
 
+    def _program(self, node: str) -> Program:
+        program = self.prepared.program
+        return replace(program, environ={**program.environ, **self._context.node_environment(node)})
+
     async def _start(self, record: Record) -> None:
         """Launch one replica and wait until it is ready, has ended, or took too long."""
         settings = self._context.settings
@@ -205,7 +224,7 @@ class ManagedFunction:
             limits = self.prepared.limits
             try:
                 record.slot, record.pid, record.address = await self._context.launcher.launch(
-                    self.prepared.program,
+                    self._program(record.node),
                     limits,
                     on_line=lambda text: self.lines.add(record.id, text),
                     on_ready=lambda: self._on_ready(record, began_s),

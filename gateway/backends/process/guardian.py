@@ -1,8 +1,9 @@
 """The guardian: a small process that ends whatever the gateway and the warm parent could not end themselves.
 
 It is forked from the warm parent before anything is imported, reads one pipe whose writing end only the parent holds,
-and knows from it the process groups (``+PID``, ``-PID``) and the cgroups (``@PATH``) in use. When the pipe ends — the
-parent is gone, and the parent never outlives the gateway — it kills them, removes the cgroups and ends.
+and knows from it the process groups (``+PID``, ``-PID``), the cgroups (``@PATH``) and the nodes' memory folder
+(``#PATH``) in use. When the pipe ends — the parent is gone, and the parent never outlives the gateway — it kills them,
+removes the cgroups and ends; the memory folder goes only when the gateway is gone too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-from gateway.backends.process import kernel
+from gateway.backends.process import kernel, placement
 
 _IGNORED = (
     signal.SIGTERM,
@@ -33,26 +34,31 @@ def watch(reading_end: int) -> None:
     kernel.name_process("smoe-guardian")
     groups: set[int] = set()
     cgroups: list[Path] = []
+    folders: list[Path] = []
     rest = b""
     while chunk := os.read(reading_end, 65536):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            _note(line.decode(), groups, cgroups)
+            _note(line.decode(), groups, cgroups, folders)
     for group in groups:
         kernel.kill_group(group)
     deadline = time.monotonic() + 5.0
     while cgroups and time.monotonic() < deadline:
         cgroups = [path for path in cgroups if not empty_cgroup(path)]
         time.sleep(0.02)
+    for folder in folders:
+        placement.remove_if_abandoned(folder)
 
 
-def _note(line: str, groups: set[int], cgroups: list[Path]) -> None:
+def _note(line: str, groups: set[int], cgroups: list[Path], folders: list[Path]) -> None:
     if line.startswith("+"):
         groups.add(int(line[1:]))
     elif line.startswith("-"):
         groups.discard(int(line[1:]))
     elif line.startswith("@"):
         cgroups.append(Path(line[1:]))
+    elif line.startswith("#"):
+        folders.append(Path(line[1:]))
 
 
 def empty_cgroup(path: Path) -> bool:

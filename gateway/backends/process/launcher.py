@@ -1,4 +1,4 @@
-"""Starts and ends replica processes: the warm parent's life, the pool of blanks, cgroups, readiness, exits.
+"""Starts and ends replica processes: the warm parent's life, blanks and standbys, cgroups, readiness, exits.
 
 Knows slots, not functions. A slot is one process from fork to end, with its cgroup; its name is never used twice.
 """
@@ -13,6 +13,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from gateway.backends.process import channel
 from gateway.backends.process.backoff import Backoff
@@ -21,13 +22,17 @@ from gateway.backends.process.cgroups import Cgroups, Measured, NoCgroups
 from gateway.backends.process.logs import LineReader
 from gateway.backends.process.quantities import Limits
 from gateway.backends.process.settings import ProcessSettings
-from gateway.backends.process.warm import Exit, Forked, WarmParent, become
+from gateway.backends.process.standbys import Standbys, own_bytes
+from gateway.backends.process.warm import Exit, Forked, WarmParent, become, prepare
 from gateway.contract import BackendError
 
 log = logging.getLogger(__name__)
 
 WATCHDOG_MODULE = "gateway.backends.watchdog"
 _BACKLOG = 512
+_PREPARE_TIMEOUT_S = 60.0
+_QUIET_S = 1.0
+"""Standbys are prepared once nothing was started for this long."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Program:
     environ: Mapping[str, str]
     secrets: str = ""
     """Folder to show at /var/openfaas/secrets; empty where there is nothing to show."""
+    group: str = ""
+    """Programs of one group may be started from the same standbys; empty: from blanks only."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,7 @@ class Ended:
 class _Slot:
     forked: Forked
     on_ready: Callable[[], None] | None = None
+    on_prepared: asyncio.Future[None] | None = None
     on_end: Callable[[Ended], None] | None = None
     reader: LineReader | None = None
 
@@ -68,8 +76,10 @@ class _Slot:
 class Launcher:
     """All processes of one gateway."""
 
-    def __init__(self, settings: ProcessSettings) -> None:
+    def __init__(self, settings: ProcessSettings, memory: tuple[Path, ...] = ()) -> None:
+        """``memory``: folders that go with the gateway, however it ends."""
         self._settings = settings
+        self._memory = memory
         self._parent: WarmParent | None = None
         self._available = asyncio.Event()
         self._generation = 0
@@ -77,6 +87,8 @@ class Launcher:
         self._launching = 0
         self._slots: dict[str, _Slot] = {}
         self._blanks: deque[str] = deque()
+        self.standbys = Standbys(settings.standbys, settings.standby_bytes, self._prepare, self._discard)
+        self._started_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._refill_task: asyncio.Task[None] | None = None
         self._closing = False
@@ -114,17 +126,18 @@ class Launcher:
         on_ready: Callable[[], None],
         on_end: Callable[[Ended], None],
     ) -> tuple[str, int, str]:
-        """Turn a blank into a replica; returns slot, pid and ``host:port``. Raises BackendError.
+        """Turn a standby or a blank into a replica; returns slot, pid and ``host:port``. Raises BackendError.
 
         After it returned, ``on_end`` is called exactly once. ``on_ready`` at most once, before that.
         """
         await self._available.wait()
         self._launching += 1
         try:
-            slot = await self._take_blank()
+            slot = self._take_standby(program) or await self._take_blank()
             return self._assign(slot, program, limits, on_line, on_ready, on_end)
         finally:
             self._launching -= 1
+            self._started_s = asyncio.get_running_loop().time()
             self._refill()
 
     def signal(self, slot: str, number: int, *, group: bool = False) -> None:
@@ -171,9 +184,11 @@ class Launcher:
             os.close(writing)
         held.reader = LineReader(reading, on_line)
         held.on_ready, held.on_end = on_ready, on_end
-        line = held.forked.line
-        asyncio.get_running_loop().add_reader(line.fileno(), self._line_readable, slot)
+        self._listen(slot)
         return slot, held.forked.pid, f"{host}:{port}"
+
+    def _listen(self, slot: str) -> None:
+        asyncio.get_running_loop().add_reader(self._slots[slot].forked.line.fileno(), self._line_readable, slot)
 
     def _line_readable(self, slot: str) -> None:
         held = self._slots.get(slot)
@@ -186,9 +201,33 @@ class Launcher:
         except channel.ChannelError:
             asyncio.get_running_loop().remove_reader(held.forked.line.fileno())
             return
-        if message.get("event") == "ready" and held.on_ready is not None:
+        event = message.get("event")
+        if event == "prepared" and held.on_prepared is not None and not held.on_prepared.done():
+            held.on_prepared.set_result(None)
+        elif event == "ready" and held.on_ready is not None:
             on_ready, held.on_ready = held.on_ready, None
             on_ready()
+
+    def _take_standby(self, program: Program) -> str | None:
+        slot = self.standbys.take(program.group, program.entry, program.environ)
+        return slot if slot in self._slots else None
+
+    async def _prepare(self, entry: str, environ: Mapping[str, str]) -> tuple[str, int]:
+        """A new standby: its slot and own memory. Raises BackendError."""
+        slot = await self._fork()
+        held = self._slots[slot]
+        self.cgroups.set_cpu(slot, self._settings.standby_cores)
+        held.on_prepared = asyncio.get_running_loop().create_future()
+        try:
+            prepare(held.forked, {"entry": entry, "environ": dict(environ)})
+            self._listen(slot)
+            await asyncio.wait_for(held.on_prepared, _PREPARE_TIMEOUT_S)
+        except (channel.ChannelError, OSError, TimeoutError, asyncio.CancelledError) as error:
+            self._discard(slot)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise BackendError(f"a forked process did not get prepared: {type(error).__name__} {error}") from error
+        return slot, own_bytes(held.forked.pid)
 
     async def _take_blank(self) -> str:
         while self._blanks:
@@ -217,13 +256,16 @@ class Launcher:
         self._refill_task = self._spawn(self._refill_pool())
 
     async def _refill_pool(self) -> None:
-        """Fork blanks up to the number wished, while nobody waits for a real start."""
+        """Fork blanks up to the number wished, then prepare standbys, while nobody waits for a real start."""
         while not self._launching and len(self._blanks) < self._settings.blanks and self._available.is_set():
             try:
                 self._blanks.append(await self._fork())
             except BackendError as error:
                 log.warning("no blank could be forked: %s", error)
                 return
+        while (quiet_s := self._started_s + _QUIET_S - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(quiet_s)
+        await self.standbys.fill(lambda: not self._launching and self._available.is_set())
 
     def _discard(self, slot: str) -> None:
         """End a blank that cannot be used; its exit is reported and cleaned up as always."""
@@ -241,6 +283,9 @@ class Launcher:
             return
         with contextlib.suppress(ValueError):
             self._blanks.remove(slot)
+        self.standbys.forget(slot)
+        if held.on_prepared is not None and not held.on_prepared.done():
+            held.on_prepared.set_exception(BackendError("it ended"))
         asyncio.get_running_loop().remove_reader(held.forked.line.fileno())
         held.forked.line.close()
         if held.reader is not None:
@@ -271,7 +316,7 @@ class Launcher:
             )
         modules = [entry.partition(":")[0] for entry in settings.images.values()]
         preload = tuple(dict.fromkeys([*settings.preload, *modules, WATCHDOG_MODULE]))
-        parent = WarmParent(settings.python, preload, self.cgroups.folders, self._on_exit, self._on_lost)
+        parent = WarmParent(settings.python, preload, self.cgroups.folders, self._memory, self._on_exit, self._on_lost)
         self._parent = parent
         try:
             await parent.start(settings.parent_timeout_s)

@@ -25,9 +25,10 @@ _GUARDIAN_PATIENCE_S = 6.0
 class WarmParent:
     """State of the parent process: the control socket, the guardian, and the processes by slot."""
 
-    def __init__(self, control: socket.socket, cgroups: list[str]) -> None:
+    def __init__(self, control: socket.socket, cgroups: list[str], memory: list[str]) -> None:
         self._control = control
         self._cgroups = cgroups
+        self._memory = memory
         self._slots: dict[int, str] = {}
         self._pids: dict[str, int] = {}
         self._stopping = False
@@ -146,6 +147,8 @@ class WarmParent:
         os.set_blocking(self._guardian_pipe, False)
         for path in self._cgroups:
             self._tell_guardian(f"@{path}")
+        for path in self._memory:
+            self._tell_guardian(f"#{path}")
         for pid in self._slots:
             self._tell_guardian(f"+{pid}")
 
@@ -184,12 +187,13 @@ def main() -> None:
     parser.add_argument("--gateway-pid", type=int, required=True)
     parser.add_argument("--preload", action="append", default=[])
     parser.add_argument("--cgroup", action="append", default=[])
+    parser.add_argument("--memory", action="append", default=[])
     arguments = parser.parse_args()
     kernel.die_with_parent(arguments.gateway_pid, signal.SIGTERM)
     kernel.name_process("smoe-parent")
     control = socket.socket(fileno=arguments.control)
     os.set_inheritable(arguments.control, False)
-    parent = WarmParent(control, arguments.cgroup)
+    parent = WarmParent(control, arguments.cgroup, arguments.memory)
     parent.prepare()
     try:
         _preload(arguments.preload)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.backends.process.launcher import WATCHDOG_MODULE, Program
-from gateway.backends.process.quantities import Limits, duration_s, limits_of, whole_number
+from gateway.backends.process.placement import placement_of
+from gateway.backends.process.quantities import GPU_RESOURCES, Limits, duration_s, limits_of, whole_number
 from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import FunctionSpec, InvalidSpecError
 
@@ -16,6 +18,7 @@ MAX_ENVIRONMENT_BYTES = 96 * 1024
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _LIVE_KEYS = ("max_inflight",)
 _RESERVED = ("port",)
+PIPELINE_LABEL = "smoe.pipeline"
 
 
 @dataclass(frozen=True)
@@ -27,10 +30,15 @@ class Prepared:
     max_inflight: int
     write_timeout_s: float
     secrets: frozenset[str]
+    places: Mapping[str, int] | None
+    """Proportions of replicas by node; None where no nodes are played."""
+    gpus: str
+    """GPU share asked for, as text; it is fixed when a process starts."""
 
     def needs_new_processes(self, other: Prepared) -> bool:
         """Whether going from ``self`` to ``other`` takes new processes, not only limits and live settings."""
-        return _fixed(self.program) != _fixed(other.program) or self.secrets != other.secrets
+        same = (self.secrets, self.gpus) == (other.secrets, other.gpus)
+        return not same or _fixed(self.program) != _fixed(other.program)
 
 
 def _fixed(program: Program) -> tuple[str, dict[str, str]]:
@@ -66,12 +74,20 @@ def prepare(spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_s
     )
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
     return Prepared(
-        Program(entry, spec.name, environ, str(secrets) if spec.secrets else ""),
+        Program(entry, spec.name, environ, str(secrets) if spec.secrets else "", _group(spec, entry)),
         limits_of(spec, gpus_of_machine(settings.proc_root)),
         whole_number(spec.env_vars, "max_inflight", 0),
         write_timeout_s,
         frozenset(spec.secrets),
+        placement_of(spec, settings.nodes),
+        ",".join(f"{name}={spec.limits[name]}" for name in GPU_RESOURCES if name in spec.limits),
     )
+
+
+def _group(spec: FunctionSpec, entry: str) -> str:
+    """Functions of one group may take each other's standbys: one pipeline and one entry. Empty: no standbys."""
+    pipeline = spec.labels.get(PIPELINE_LABEL, "")
+    return f"{entry} {pipeline}" if pipeline else ""
 
 
 def image_name(image: str) -> str:

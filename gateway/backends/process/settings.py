@@ -42,6 +42,18 @@ class ProcessSettings:
     """CFS period; a throttled replica waits at most about this long."""
     blanks: int = 4
     """Idle forked processes kept ready to become replicas."""
+    standbys: int = 2
+    """Prepared workers kept for each pipeline that starts replicas: they lack only function and weights."""
+    standby_bytes: int = 1 << 30
+    """Own memory that all standbys together may use; those of the pipeline least recently started go first."""
+    standby_cores: float = 0.25
+    """CPU limit of a blank while it prepares, so that preparing does not slow what serves."""
+    nodes: tuple[str, ...] = ()
+    """Nodes played on this machine, each with a memory folder of its own; the first takes what names none."""
+    memory_root: Path | None = None
+    """Where the nodes' memory folders go; None: shared memory where it is there, else ``state``."""
+    exchanges: int = 3
+    """Functions that may have more replicas than wished at once because old ones wait for new ones; bounds memory."""
     concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))
     """Replicas starting at once; more only makes each of them slower."""
     host: str = "127.0.0.1"

@@ -55,12 +55,14 @@ class WarmParent:
         python: str,
         preload: tuple[str, ...],
         cgroups: tuple[Path, ...],
+        memory: tuple[Path, ...],
         on_exit: Callable[[str, Exit], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._command = [python, "-m", "gateway.backends.process.parent", "--gateway-pid", str(os.getpid())]
         self._command += [f"--preload={module}" for module in preload]
         self._command += [f"--cgroup={folder}" for folder in cgroups]
+        self._command += [f"--memory={folder}" for folder in memory]
         self._on_exit = on_exit
         self._on_lost = on_lost
         self._process: subprocess.Popen[bytes] | None = None
@@ -197,8 +199,13 @@ class WarmParent:
             self._control = None
 
 
+def prepare(forked: Forked, message: channel.Message) -> None:
+    """Have a blank do ahead what needs no function: it becomes a standby and says so. Raises ChannelError."""
+    channel.send(forked.line, {"prepare": message})
+
+
 def become(forked: Forked, message: channel.Message, listener: socket.socket, log_descriptor: int) -> None:
-    """Turn a blank into a replica. Raises ChannelError where it is gone or the environment is too large."""
+    """Turn a blank or a standby into a replica. Raises ChannelError: it is gone, or the environment is too large."""
     channel.send(forked.line, message, (listener.fileno(), log_descriptor))
 
 

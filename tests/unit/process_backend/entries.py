@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import mmap
 import os
@@ -17,6 +18,21 @@ Ready = Callable[[], None]
 
 def echo(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
     """Answers each request with environment, path, process id; ``/slow`` takes ``slow_s``, ``/eat`` memory."""
+    asyncio.run(_serve(dict(environ), listener, ready))
+
+
+def prepared(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
+    """As ``echo``, saying for which function the process was prepared before it knew its own."""
+    _serve_prepared("", environ, listener, ready)
+
+
+def prepare(environ: Mapping[str, str]) -> Callable[[Mapping[str, str], socket.socket, Ready], None]:
+    """What standbys of these entries do ahead: remember for whom."""
+    return functools.partial(_serve_prepared, environ["OPENFAAS_NAME"])
+
+
+def _serve_prepared(name: str, environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
+    os.environ["prepared_for"] = name
     asyncio.run(_serve(dict(environ), listener, ready))
 
 

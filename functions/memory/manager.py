@@ -1,0 +1,242 @@
+"""The weights manager of one node: an image like any other, ``functions.memory.manager:main``.
+
+    POST /hold     {"name", "bytes", "sha256", "peer": "HOST:PORT" | null}   have this region, from a peer or from disk
+    POST /release  {"names": [...]}                                          give regions back
+    GET  /held                                                               what is here and coming, measured rates
+    POST /bytes/NAME  with x-smoe-offset                                     a piece of a region, for other managers
+
+Every path takes the bearer token of the replica feed. A region that is coming already is waited for, not fetched twice.
+Environment: ``smoe_weights_dir`` (the node's memory folder), ``smoe_pipelines_dir`` (disk), ``smoe_node``,
+``smoe_memory_bytes``, ``smoe_link_bytes_per_s``, ``smoe_disk_bytes_per_s`` (0: no limit), ``smoe_feed_token_file``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from functions.memory.regions import MemoryRoomError, Region, RegionError, Regions, SourceError, check_name
+from functions.memory.sources import OFFSET, PIECE, Line, from_disk, from_peer
+from functions.shared.messages import Reply, Request, error_reply
+from functions.shared.server import FunctionServer, ServerSettings
+from functions.shared.settings import SettingsError, duration_s
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ManagerSettings:
+    """What a manager is made from."""
+
+    node: str
+    folder: Path
+    pipelines: Path
+    token: str
+    memory_bytes: int = 0
+    link_bytes_per_s: float = 0.0
+    disk_bytes_per_s: float = 0.0
+    drain_s: float = 30.0
+
+
+def from_environment(environ: Mapping[str, str]) -> ManagerSettings:
+    """Read and check. Raises SettingsError."""
+    missing = [
+        key for key in ("smoe_weights_dir", "smoe_pipelines_dir", "smoe_feed_token_file") if not environ.get(key)
+    ]
+    if missing:
+        raise SettingsError(f"{missing[0]} is not set; a weights manager runs on a node (gateway option --node)")
+    return ManagerSettings(
+        node=environ.get("smoe_node", ""),
+        folder=Path(environ["smoe_weights_dir"]),
+        pipelines=Path(environ["smoe_pipelines_dir"]),
+        token=Path(environ["smoe_feed_token_file"]).read_text().strip(),
+        memory_bytes=int(_number(environ, "smoe_memory_bytes")),
+        link_bytes_per_s=_number(environ, "smoe_link_bytes_per_s"),
+        disk_bytes_per_s=_number(environ, "smoe_disk_bytes_per_s"),
+        drain_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
+    )
+
+
+def _number(environ: Mapping[str, str], key: str) -> float:
+    text = environ.get(key, "").strip() or "0"
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise SettingsError(f"{key} is {text[:40]!r}; it takes a number of 0 or more, 0 for no limit")
+    return value
+
+
+class Manager:
+    """The application. One region at a time comes over each source's line; requests are answered meanwhile."""
+
+    def __init__(self, settings: ManagerSettings, loop: asyncio.AbstractEventLoop) -> None:
+        self._settings = settings
+        self._loop = loop
+        self.regions = Regions(settings.folder, settings.memory_bytes)
+        self._in = Line(settings.link_bytes_per_s)
+        self._out = Line(settings.link_bytes_per_s)
+        self._disk = Line(settings.disk_bytes_per_s)
+        self._coming: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._disk_reads: dict[str, int] = {}
+
+    def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._settings.token}".encode()):
+            answer(error_reply(401, "token", "a weights manager takes the token of the replica feed", platform=False))
+            return
+        task = self._loop.create_task(self._answer(request, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def metrics(self) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        """Stop what is coming; what has come stays and is gone on with."""
+        for task in [*self._coming.values(), *self._tasks]:
+            task.cancel()
+
+    async def _answer(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        try:
+            answer(await self._serve(request))
+        except RegionError as error:
+            answer(error_reply(409, "region", str(error), platform=False))
+        except SourceError as error:
+            answer(error_reply(502, "source", str(error), platform=False))
+        except (KeyError, TypeError, ValueError) as error:
+            answer(error_reply(400, "bad_request", f"not what this path takes: {error!r}", platform=False))
+        except Exception:
+            log.exception("%s failed", request.path)
+            answer(error_reply(500, "internal", "the weights manager failed; its log says why", platform=True))
+
+    async def _serve(self, request: Request) -> Reply:
+        path = request.path
+        if path == "/held":
+            return _json(self.held())
+        if path == "/hold":
+            asked = json.loads(request.body)
+            region = Region(check_name(str(asked["name"])), int(asked["bytes"]), str(asked["sha256"]))
+            return _json(await self.hold(region, str(asked["peer"]) if asked.get("peer") else None))
+        if path == "/release":
+            names = [check_name(str(name)) for name in json.loads(request.body)["names"]]
+            return _json({"freed": sum(self._release(name) for name in names)})
+        if path.startswith("/bytes/"):
+            return await self._bytes(path.removeprefix("/bytes/"), int(request.headers.get(OFFSET, "0")))
+        return error_reply(404, "not_found", f"there is no {path[:80]}", platform=False)
+
+    def held(self) -> dict[str, Any]:
+        """What this node has, and what its lines carried so far."""
+        return {
+            "node": self._settings.node,
+            "held": self.regions.held(),
+            "unfinished": self.regions.unfinished(),
+            "memory_bytes": self._settings.memory_bytes,
+            "rates": {
+                "link": self._in.measured or self._settings.link_bytes_per_s or None,
+                "disk": self._disk.measured or self._settings.disk_bytes_per_s or None,
+            },
+            "disk_reads": self._disk_reads,
+        }
+
+    async def hold(self, region: Region, peer: str | None) -> dict[str, Any]:
+        """Have ``region`` whole. Raises RegionError, SourceError."""
+        if self.regions.held().get(region.name) == region.nbytes:
+            return {"source": "reuse", "copied": 0, "resumed_at": region.nbytes, "seconds": 0.0}
+        task = self._coming.get(region.name)
+        if task is None:
+            task = self._loop.create_task(self._fetch(region, peer))
+            self._coming[region.name] = task
+            task.add_done_callback(lambda _: self._coming.pop(region.name, None))
+        return await asyncio.shield(task)
+
+    async def _fetch(self, region: Region, peer: str | None) -> dict[str, Any]:
+        began_s = time.monotonic()
+        filling = self.regions.fill(region)
+        line = self._in if peer else self._disk
+        try:
+            if filling.offset < region.nbytes:
+                async with aclosing(self._source(region, peer, filling.offset)) as pieces:
+                    async for piece in pieces:
+                        filling.append(piece)
+            filling.finish()
+        finally:
+            filling.close()
+        seconds = time.monotonic() - began_s
+        copied = region.nbytes - filling.resumed_at
+        line.note(copied, seconds)
+        if not peer:
+            self._disk_reads[region.name] = self._disk_reads.get(region.name, 0) + 1
+        log.info("%s: %d bytes from %s in %.3f s", region.name, copied, peer or "disk", seconds)
+        source = "peer" if peer else "disk"
+        return {"source": source, "copied": copied, "resumed_at": filling.resumed_at, "seconds": seconds}
+
+    def _source(self, region: Region, peer: str | None, offset: int) -> AsyncGenerator[bytes]:
+        if peer is None:
+            return from_disk(self._settings.pipelines / region.name, offset, self._disk)
+        return from_peer(peer, region.name, offset, region.nbytes, self._settings.token, self._in)
+
+    def _release(self, name: str) -> int:
+        if name in self._coming:
+            raise RegionError(f"{name} is coming at this moment")
+        return self.regions.release(name)
+
+    async def _bytes(self, name: str, offset: int) -> Reply:
+        path = self.regions.path(name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError as error:
+            raise RegionError(f"{name[:80]} is not held on node {self._settings.node}") from error
+        try:
+            piece = os.pread(descriptor, PIECE, offset)
+        finally:
+            os.close(descriptor)
+        await self._out.carry(len(piece))
+        return Reply(200, (piece,), "application/octet-stream")
+
+
+def _json(found: dict[str, Any]) -> Reply:
+    return Reply(200, (json.dumps(found).encode(),))
+
+
+def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
+    """Manage the node's memory until SIGTERM. Raises SettingsError."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    settings = from_environment(environ)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, listener, ready))
+
+
+async def _serve(settings: ManagerSettings, listener: socket.socket, ready: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    manager = Manager(settings, loop)
+    server = FunctionServer(manager, ServerSettings(settle_s=0.0, drain_s=settings.drain_s))
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    await server.start(listener)
+    ready()
+    await stop.wait()
+    await server.drain()
+    manager.close()
+    await asyncio.sleep(0)
+
+
+__all__ = ["Manager", "ManagerSettings", "MemoryRoomError", "from_environment", "main"]

@@ -1,0 +1,82 @@
+"""What a standby does before it knows its function: read the pipeline's manifest and go through one call.
+
+A forked process shares its parent's memory until it writes; the first call of anything writes in many places. A
+rehearsed one has done that before it is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from functions.shared import wire
+from functions.shared.client import request_head
+from functions.shared.messages import REQUEST_ID
+from functions.shared.nodes import node_application
+from functions.shared.server import FunctionServer, ServerSettings
+from functions.shared.settings import FunctionSettings
+from moe.manifest import MANIFEST_FILE, Manifest, Node, load
+from moe.runtime import DTYPES
+
+REHEARSAL_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class KnownManifest:
+    """A manifest and the file it was read from."""
+
+    manifest: Manifest
+    path: Path
+    seen: tuple[int, int, int]
+    """Inode, time of change in ns, bytes."""
+
+    def if_still_of(self, directory: Path) -> Manifest | None:
+        """The manifest, unless the folder is another one or its manifest has changed since."""
+        path = directory / MANIFEST_FILE
+        return self.manifest if path == self.path and _signature(path) == self.seen else None
+
+
+def read_manifest(directory: Path) -> KnownManifest:
+    """Raises ManifestError."""
+    path = directory / MANIFEST_FILE
+    seen = _signature(path)
+    return KnownManifest(load(directory, verify=False, trusted=True), path, seen)
+
+
+def rehearse(settings: FunctionSettings, manifest: Manifest, loop: asyncio.AbstractEventLoop) -> None:
+    """Host the smallest expert on a socket, answer one call of one token, and let go of it again."""
+    node = min((node for node in manifest.nodes if node.kind == "expert"), key=lambda node: node.parameter_bytes)
+    loop.run_until_complete(_rehearse(settings, manifest, node))
+
+
+async def _rehearse(settings: FunctionSettings, manifest: Manifest, node: Node) -> None:
+    loop = asyncio.get_running_loop()
+    application = node_application(manifest, _of_node(settings, node), loop)
+    server = FunctionServer(application, ServerSettings(settle_s=0.0, drain_s=1.0))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        await server.start(listener)
+        x = torch.zeros((1, int(manifest.architecture["hidden_size"])), dtype=DTYPES[manifest.dtype])
+        parts = wire.encode({"x": x})
+        port = listener.getsockname()[1]
+        length = sum(len(part) for part in parts)
+        head = request_head("/", f"127.0.0.1:{port}", wire.CONTENT_TYPE, length, [(REQUEST_ID, "rehearsal")])
+        async with asyncio.timeout(REHEARSAL_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.writelines([head, *parts])
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+        await server.drain()
+    application.close()
+
+
+def _of_node(settings: FunctionSettings, node: Node) -> FunctionSettings:
+    return FunctionSettings(settings.pipeline_dir, (node.id,), weights_dir=settings.weights_dir)
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size

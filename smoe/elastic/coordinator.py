@@ -1,0 +1,280 @@
+"""From where a pipeline's replicas are to where they are to be: weights first, then the switchover, then release.
+
+Nothing is taken away before its successor serves: until the gateway has every new replica ready, old replicas keep
+their weights and their traffic. A move is journalled; :meth:`Coordinator.resume` finishes one that was broken off, and
+one that cannot be finished is taken back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from functions.memory.plan import MovePlan, Step, plan_move
+from functions.memory.regions import Region, RegionError
+from moe.manifest import Manifest
+from smoe.elastic.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
+from smoe.elastic.errors import ManagerGoneError, MoveError, SourceLostError
+from smoe.elastic.journal import Entry, Journal
+from smoe.elastic.managers import PLACEMENT, Managers
+from smoe.errors import SmoeError
+from smoe.gateway_client import GatewayClient
+
+log = logging.getLogger(__name__)
+
+ORDERS_AT_ONCE = 8
+LOOK_S = 0.02
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a move took. Seconds from its beginning."""
+
+    plan: MovePlan
+    copied_s: float
+    """All weights were there."""
+    ready_s: float
+    """Every function had its replicas where they were to be."""
+    settled_s: float
+    """The last old worker was gone."""
+    released_bytes: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """How moves are made; the benchmark's ablations switch parts off."""
+
+    peers: bool = True
+    """Copy from other nodes before reading from disk."""
+    switch_timeout_s: float = 120.0
+    orders_at_once: int = ORDERS_AT_ONCE
+
+
+class Coordinator:
+    """Moves one pipeline. Not for use from several threads at once."""
+
+    def __init__(
+        self, connect: Callable[[], GatewayClient], manifest: Manifest, state: Path, options: Options | None = None
+    ) -> None:
+        """``connect`` makes a client; each thread that gives orders has one of its own."""
+        self._connect = connect
+        self._local = threading.local()
+        self._manifest = manifest
+        self._state = state
+        self._options = options or Options()
+        self._journal = Journal(state)
+        self._token = (state / "secrets" / "feed-token").read_text().strip()
+
+    def plan(self, target: Places) -> MovePlan:
+        """What reaching ``target`` would move; functions it does not name stay. Raises MoveError, RegionError."""
+        found = deployed(self._client, self._manifest.name)
+        return self._plan(found, self._whole(found, target))
+
+    def move(self, target: Places) -> Moved:
+        """Reach ``target`` and return when the last old worker is gone. Raises MoveError once it was taken back."""
+        found = deployed(self._client, self._manifest.name)
+        before = self._known_places(found)
+        return self._move(found, before, self._whole(found, target))
+
+    def resume(self) -> Moved | None:
+        """Finish a move that was broken off; None where there is none. Raises MoveError as :meth:`move` does."""
+        entry = self._journal.read(self._manifest.name)
+        if entry is None:
+            return None
+        log.info("a move of %s was broken off while %s; it goes on", entry.pipeline, entry.phase)
+        return self._move(deployed(self._client, self._manifest.name), entry.before, entry.target)
+
+    def roll_back(self) -> Moved | None:
+        """Take back a move that was broken off; None where there is none."""
+        entry = self._journal.read(self._manifest.name)
+        if entry is None:
+            return None
+        return self._move(deployed(self._client, self._manifest.name), entry.before, entry.before)
+
+    def _move(self, found: Deployed, before: Places, target: Places) -> Moved:
+        began_s = time.monotonic()
+        plan = self._plan(found, target)
+        self._journal.write(Entry(self._manifest.name, "copying", before, target))
+        try:
+            self._copy(plan)
+            copied_s = time.monotonic() - began_s
+            self._journal.write(Entry(self._manifest.name, "switching", before, target))
+            self._order(found, target)
+            ready_s = self._wait(target, settled=False) - began_s
+            settled_s = self._wait(target, settled=True) - began_s
+        except (SmoeError, RegionError) as error:
+            self._take_back(found, before, plan, error)
+        self._journal.write(Entry(self._manifest.name, "releasing", before, target))
+        released = self._release(plan.release)
+        self._journal.clear(self._manifest.name)
+        return Moved(plan, copied_s, ready_s, settled_s, released)
+
+    # weights
+
+    def _plan(self, found: Deployed, target: Places) -> MovePlan:
+        managers = self._managers
+        sizes = {region.name: region.nbytes for region in self._regions(found).values()}
+        nodes = {}
+        for node in managers.nodes():
+            try:
+                memory = managers.memory(node)
+            except ManagerGoneError as error:
+                log.warning("%s; the plan does without it", error)
+                continue
+            # Regions of other pipelines are none of this move's business.
+            nodes[node] = replace(memory, held=memory.held & sizes.keys())
+        wanted = regions_by_node(self._manifest, found, target)
+        return plan_move(nodes, wanted, sizes, peers=self._options.peers)
+
+    def _copy(self, plan: MovePlan) -> None:
+        """Take the plan's steps, each node its own one after the other. The first failure ends the move."""
+        found = self._regions(deployed(self._client, self._manifest.name))
+        there = {(step.node, step.region): threading.Event() for step in plan.steps}
+        by_node: dict[str, list[Step]] = {}
+        for step in plan.steps:
+            if step.source == "reuse":
+                there[step.node, step.region].set()
+            else:
+                by_node.setdefault(step.node, []).append(step)
+        broken = threading.Event()
+
+        def bring(steps: list[Step]) -> None:
+            try:
+                for step in steps:
+                    self._bring(step, found[step.region], there, broken)
+            except BaseException:
+                broken.set()
+                raise
+
+        if not by_node:
+            return
+        with ThreadPoolExecutor(len(by_node)) as pool:
+            for done in [pool.submit(bring, steps) for steps in by_node.values()]:
+                done.result()
+
+    def _bring(
+        self, step: Step, region: Region, there: Mapping[tuple[str, str], threading.Event], broken: threading.Event
+    ) -> None:
+        """One step. A peer that is lost is replaced by the disk; a manager that restarts goes on where it stopped."""
+        ready = there.get((step.peer, step.region))
+        while ready is not None and not ready.wait(0.2):
+            if broken.is_set():
+                raise MoveError(f"{step.region} was to come from node {step.peer}, which did not get it")
+        try:
+            self._managers.hold(step.node, region, step.peer or None)
+        except SourceLostError as error:
+            if not step.peer:
+                raise
+            log.warning("%s; it is read from disk instead", error)
+            self._managers.hold(step.node, region, None)
+        there[step.node, step.region].set()
+
+    def _release(self, release: Mapping[str, Iterable[str]]) -> int:
+        """Give back what is no longer wanted; a node that is gone has given everything back already."""
+        freed = 0
+        for node, names in release.items():
+            try:
+                freed += self._managers.release(node, list(names))
+            except ManagerGoneError as error:
+                log.warning("%s: nothing to be released there", error)
+        return freed
+
+    # replicas
+
+    def _order(self, found: Deployed, target: Places) -> None:
+        """Tell the gateway, many functions at once; those that are as wished already are left alone."""
+        now = self._known_places(found)
+        changed = [name for name in target if dict(target[name]) != now[name]]
+
+        def one(name: str) -> None:
+            wished = {node: count for node, count in target[name].items() if count}
+            deployment = found.deployments[name]
+            text = ",".join(f"{node}={count}" for node, count in sorted(wished.items()))
+            if deployment.get("annotations", {}).get(PLACEMENT) != text:
+                annotations = {**deployment.get("annotations", {}), PLACEMENT: text}
+                self._client.deploy({**deployment, "annotations": annotations})
+            self._client.scale(name, sum(wished.values()))
+
+        with ThreadPoolExecutor(self._options.orders_at_once) as pool:
+            for done in [pool.submit(one, name) for name in changed]:
+                done.result()
+
+    def _wait(self, target: Places, *, settled: bool) -> float:
+        """Monotonic time at which all replicas were ready where wished (and, settled, no others there). MoveError."""
+        end_s = time.monotonic() + self._options.switch_timeout_s
+        while True:
+            feed = self._client.replicas()
+            late = [name for name, wished in target.items() if not _reached(feed.get(name, []), wished, settled)]
+            if not late:
+                return time.monotonic()
+            if time.monotonic() > end_s:
+                raise MoveError(
+                    f"{len(late)} functions did not get their replicas within {self._options.switch_timeout_s:.0f} s: "
+                    f"{', '.join(sorted(late)[:5])}"
+                )
+            time.sleep(LOOK_S)
+
+    def _take_back(self, found: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
+        """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""
+        log.warning("the move is taken back: %s", error)
+        self._order(deployed(self._client, self._manifest.name), before)
+        brought: dict[str, list[str]] = {}
+        for step in plan.steps:
+            if step.source != "reuse":
+                brought.setdefault(step.node, []).append(step.region)
+        needed = regions_by_node(self._manifest, found, before)
+        self._wait(before, settled=True)
+        self._release({node: [n for n in names if n not in needed.get(node, ())] for node, names in brought.items()})
+        self._journal.clear(self._manifest.name)
+        raise MoveError(f"the move was taken back: {error}") from error
+
+    # what there is
+
+    @property
+    def _client(self) -> GatewayClient:
+        if not hasattr(self._local, "client"):
+            self._local.client = self._connect()
+        client: GatewayClient = self._local.client
+        return client
+
+    @property
+    def _managers(self) -> Managers:
+        if not hasattr(self._local, "managers"):
+            self._local.managers = Managers(self._client, self._token)
+        managers: Managers = self._local.managers
+        return managers
+
+    def _regions(self, found: Deployed) -> dict[str, Region]:
+        return {
+            region.name: region
+            for deployment in found.deployments.values()
+            for region in regions_of(self._manifest, deployment)
+        }
+
+    def _known_places(self, found: Deployed) -> dict[str, dict[str, int]]:
+        return places_now(self._client, found.deployments)
+
+    def _whole(self, found: Deployed, target: Places) -> dict[str, dict[str, int]]:
+        """``target`` with the functions that it leaves out as they are. Raises MoveError for functions not there."""
+        unknown = sorted(set(target) - set(found.deployments))
+        if unknown:
+            raise MoveError(f"{unknown[0]} is no function of pipeline {self._manifest.name}")
+        return {name: dict(target.get(name, now)) for name, now in self._known_places(found).items()}
+
+
+def _reached(replicas: list[dict[str, Any]], wished: Mapping[str, int], settled: bool) -> bool:
+    ready: dict[str, int] = {}
+    for one in replicas:
+        if one["state"] == "ready":
+            ready[one["node"]] = ready.get(one["node"], 0) + 1
+        elif settled:
+            return False
+    return all(ready.get(node, 0) >= count for node, count in wished.items()) and (
+        not settled or sum(ready.values()) == sum(wished.values())
+    )

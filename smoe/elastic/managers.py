@@ -1,0 +1,150 @@
+"""The weights managers of a gateway's nodes: deploying them, finding them, talking to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from functions.memory.plan import NodeMemory
+from functions.memory.regions import Region
+from moe.manifest import Manifest
+from smoe import __version__
+from smoe.elastic.errors import ManagerGoneError, MoveError, SourceLostError
+from smoe.gateway_client import GatewayClient
+
+IMAGE = f"smoe/memory:{__version__}"
+LABEL = "smoe.memory"
+"""Of a manager's function: the node whose memory it manages."""
+PLACEMENT = "smoe.placement"
+CALL_TIMEOUT_S = 15.0
+HOLD_TIMEOUT_S = 600.0
+RETRY_S = 0.1
+UNMEASURED_BYTES_PER_S = 1e9
+"""Taken for a line that has no limit and has carried nothing yet."""
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a node is played with; 0 is no limit."""
+
+    memory_bytes: int = 0
+    link_bytes_per_s: float = 0.0
+    disk_bytes_per_s: float = 0.0
+
+
+def function_name(node: str) -> str:
+    return f"weights-{node}"
+
+
+def deploy_managers(
+    client: GatewayClient, nodes: Mapping[str, NodeSettings], pipelines: Path | None = None, timeout_s: float = 60.0
+) -> None:
+    """A weights manager on every node; returns when all answer. ``pipelines``: another folder for disk reads."""
+    for node, settings in nodes.items():
+        environment = {
+            "smoe_memory_bytes": str(settings.memory_bytes),
+            "smoe_link_bytes_per_s": f"{settings.link_bytes_per_s:g}",
+            "smoe_disk_bytes_per_s": f"{settings.disk_bytes_per_s:g}",
+        }
+        if pipelines is not None:
+            environment["smoe_pipelines_dir"] = str(pipelines.resolve())
+        client.deploy(
+            {
+                "service": function_name(node),
+                "image": IMAGE,
+                "envVars": environment,
+                "labels": {LABEL: node, "com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"},
+                "annotations": {PLACEMENT: f"{node}=1"},
+            }
+        )
+    client.wait_ready([function_name(node) for node in nodes], timeout_s)
+
+
+def load(managers: Managers, manifest: Manifest, node: str) -> None:
+    """Every region of a pipeline on one node, from disk: what a pipeline starts from. Raises MoveError."""
+    for file in dict.fromkeys(one.weights.file for one in manifest.nodes):
+        found = manifest.files[file]
+        managers.hold(node, Region(f"{manifest.name}/{file}", found.bytes, found.sha256), None)
+
+
+class Managers:
+    """Managers by node. Their addresses change when they are started again, so the feed is asked anew each time."""
+
+    def __init__(self, client: GatewayClient, token: str, patience_s: float = 10.0) -> None:
+        """``patience_s``: how long a manager that does not answer is waited for; the gateway starts it again."""
+        self._client = client
+        self._token = token
+        self._patience_s = patience_s
+        self._session = requests.Session()
+        self._session.trust_env = False
+
+    def nodes(self) -> list[str]:
+        """Nodes that have a manager. Raises MoveError where there is none."""
+        found = [f["labels"][LABEL] for f in self._client.functions() if LABEL in f.get("labels", {})]
+        if not found:
+            raise MoveError("no weights manager is deployed; start the gateway with nodes (smoe up --node a --node b)")
+        return found
+
+    def held(self, node: str) -> dict[str, Any]:
+        """The node's own account (``functions.memory.manager``). Raises ManagerGoneError."""
+        return self._call(node, "/held", {}, CALL_TIMEOUT_S)
+
+    def memory(self, node: str) -> NodeMemory:
+        """The node as the planner sees it. Raises ManagerGoneError."""
+        found = self.held(node)
+        rates = {name: rate or UNMEASURED_BYTES_PER_S for name, rate in found["rates"].items()}
+        return NodeMemory(
+            frozenset(found["held"]), rates["link"], rates["disk"], found["memory_bytes"], found["unfinished"]
+        )
+
+    def hold(self, node: str, region: Region, peer: str | None) -> dict[str, Any]:
+        """Have a region on a node, from the node ``peer`` or from disk. Raises ManagerGoneError, SourceLostError."""
+        body = {"name": region.name, "bytes": region.nbytes, "sha256": region.sha256, "peer": None}
+        if peer is not None:
+            address = self._address(peer)
+            if address is None:
+                raise SourceLostError(f"node {peer} has no ready weights manager")
+            body["peer"] = address
+        return self._call(node, "/hold", body, HOLD_TIMEOUT_S)
+
+    def release(self, node: str, names: list[str]) -> int:
+        """Give regions back; returns the bytes. Raises ManagerGoneError."""
+        return int(self._call(node, "/release", {"names": names}, CALL_TIMEOUT_S)["freed"])
+
+    def _call(self, node: str, path: str, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """One call; a manager that cannot be reached or breaks off is tried again until patience ends."""
+        end_s = time.monotonic() + self._patience_s
+        headers = {"Authorization": f"Bearer {self._token}"}
+        while True:
+            why = "has no ready replica"
+            address = self._address(node)
+            if address is not None:
+                try:
+                    reply = self._session.post(
+                        f"http://{address}{path}", json=body, headers=headers, timeout=(2.0, timeout_s)
+                    )
+                except (requests.ConnectionError, requests.Timeout) as error:
+                    why = f"did not answer ({type(error).__name__})"
+                else:
+                    return self._understood(node, path, reply)
+            if time.monotonic() > end_s:
+                raise ManagerGoneError(f"the weights manager of node {node} {why} for {self._patience_s:.0f} s")
+            time.sleep(RETRY_S)
+
+    def _understood(self, node: str, path: str, reply: requests.Response) -> dict[str, Any]:
+        if reply.status_code == 200:
+            found: dict[str, Any] = reply.json()
+            return found
+        text = reply.text[:300]
+        if reply.status_code == 502:
+            raise SourceLostError(f"node {node}: {text}")
+        raise MoveError(f"the weights manager of node {node} answered {reply.status_code} to {path}: {text}")
+
+    def _address(self, node: str) -> str | None:
+        replicas = self._client.replicas().get(function_name(node), [])
+        return next((str(one["address"]) for one in replicas if one["state"] == "ready"), None)
