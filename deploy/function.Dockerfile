@@ -6,6 +6,11 @@
 # Weights: mount the folder of pipelines read-only at /var/smoe/pipelines, or bake one in:
 #
 #   docker build -f deploy/function.Dockerfile --build-arg PIPELINES=.smoe/pipelines -t smoe/function .
+#
+# or let functions fetch theirs from an object store (smoe_pipeline=s3://bucket/pipelines/NAME, smoe_weights_cache): the
+# store's package is named when the image is built:
+#
+#   docker build -f deploy/function.Dockerfile --build-arg STORE_PACKAGES=s3fs -t smoe/function .
 
 # PIP_OPTIONS may name an index with CPU-only builds of torch, which make the image several times smaller.
 
@@ -22,7 +27,8 @@ WORKDIR /home/app
 
 COPY deploy/function-requirements.txt ./requirements.txt
 ARG PIP_OPTIONS=""
-RUN pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt
+ARG STORE_PACKAGES=""
+RUN pip install --no-cache-dir ${PIP_OPTIONS} -r requirements.txt ${STORE_PACKAGES}
 
 COPY moe ./moe
 COPY functions ./functions

@@ -27,9 +27,10 @@ import waitress
 from functions import applications
 from functions.ingress.handler import Ingress
 from functions.shared.live import follow
-from functions.shared.messages import CALL_ID, REQUEST_ID, Reply, Request, error_reply
+from functions.shared.messages import CALL_ID, REQUEST_ID, Application, Reply, Request, error_reply
 from functions.shared.server import FunctionServer, ServerSettings, set_deadline
 from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
+from functions.shared.starting import Starting, become_ready
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.app")
@@ -42,18 +43,26 @@ ANSWER_TIMEOUT_S = 3600.0
 class FunctionApp(flask.Flask):
     """Flask's side of one function. ``close`` ends the loop behind it."""
 
-    def __init__(self, settings: FunctionSettings) -> None:
-        """Build the application and start its loop. Raises SettingsError or MoeError."""
+    def __init__(self, settings: FunctionSettings, *, later: bool = False) -> None:
+        """Start the loop and build the application. Raises SettingsError or MoeError.
+
+        ``later``: serve at once, unready, and become ready when files are there and proved; nothing is raised then.
+        """
         super().__init__("functions", static_folder=None)
         self.function_settings = settings
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="function-loop", daemon=True)
         self._thread.start()
         try:
-            self.server: FunctionServer = asyncio.run_coroutine_threadsafe(self._build(), self._loop).result()
+            self.server: FunctionServer = asyncio.run_coroutine_threadsafe(self._build(later), self._loop).result()
         except BaseException:
             self._stop_loop()
             raise
+        self._starting = (
+            asyncio.run_coroutine_threadsafe(become_ready(self.server, settings, self._application), self._loop)
+            if later
+            else None
+        )
         self._following: Future[None] | None = None
         if settings.live_settings is not None and settings.live_period_s:
             following = follow(settings.live_settings, settings.live_period_s, self.reload)
@@ -65,8 +74,9 @@ class FunctionApp(flask.Flask):
 
     def close(self) -> None:
         """Close the application and its loop."""
-        if self._following is not None:
-            self._following.cancel()
+        for task in (self._following, self._starting):
+            if task is not None:
+                task.cancel()
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
             self._stop_loop()
@@ -84,12 +94,19 @@ class FunctionApp(flask.Flask):
         """Refuse nothing, answer ``/_/ready`` with 503, and return once nothing is in flight or time is up."""
         asyncio.run_coroutine_threadsafe(self.server.drain(), self._loop).result()
 
-    async def _build(self) -> FunctionServer:
-        settings, loop = self.function_settings, asyncio.get_running_loop()
-        application = applications.build(settings, loop)
+    async def _build(self, later: bool) -> FunctionServer:
+        settings = self.function_settings
+        application = Starting(lambda: self.server) if later else self._application(settings)
+        server = FunctionServer(application, ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s))
+        server.ready = not later
+        return server
+
+    def _application(self, settings: FunctionSettings) -> Application:
+        """On the loop."""
+        application = applications.build(settings, self._loop)
         if isinstance(application, Ingress):
             application.follow(applications.resolver_for(settings, application.manifest))
-        return FunctionServer(application, ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s))
+        return application
 
     async def _close(self) -> None:
         self.server.application.close()
@@ -174,7 +191,9 @@ def main() -> int:
     """Run from the environment: ``smoe_upstream_port`` (5000) behind the watchdog, ``smoe_threads`` (32)."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
-        app = create_app(os.environ)
+        torch.set_num_threads(1)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        app = FunctionApp(from_environment(os.environ, later=True), later=True)
         host = os.environ.get("smoe_host", "127.0.0.1")
         port, threads = (
             int(os.environ.get(key, default))

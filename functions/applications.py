@@ -10,12 +10,16 @@ from functions.segment import handler as segment
 from functions.shared.messages import Application
 from functions.shared.resolvers import FeedResolver, Resolver, TemplateResolver
 from functions.shared.settings import FunctionSettings, SettingsError
+from functions.shared.weights import provide
 from moe.grouping import group
 from moe.manifest import Manifest, load
 
 
 def build(settings: FunctionSettings, loop: asyncio.AbstractEventLoop, manifest: Manifest | None = None) -> Application:
-    """``manifest``: the pipeline's, where it has been read already. Raises SettingsError or ManifestError."""
+    """``manifest``: the pipeline's, where it has been read already. Fetches a pipeline that is elsewhere. Raises
+    SettingsError or ManifestError."""
+    if settings.pipeline_address is not None:
+        settings = provide(settings, prove=False)
     manifest = manifest or load(settings.pipeline_dir, verify=False, trusted=True)
     if settings.is_ingress:
         return Ingress(manifest, settings, loop)

@@ -34,6 +34,7 @@ __all__ = [
     "save",
     "sha256_of",
     "to_json",
+    "verify_files",
 ]
 
 MANIFEST_FILE = "pipeline.json"
@@ -220,7 +221,7 @@ def load(directory: str | Path, verify: bool = True, *, trusted: bool = False) -
         raise ManifestError(f"{path}: is not UTF-8 text (byte {error.start}).") from error
     manifest = from_json(text, where=str(path), trusted=trusted)
     if verify:
-        _verify_files(manifest, Path(directory))
+        verify_files(manifest, Path(directory))
     return manifest
 
 
@@ -397,9 +398,10 @@ def _check_references(manifest: Manifest, where: str) -> None:
         )
 
 
-def _verify_files(manifest: Manifest, directory: Path) -> None:
-    for name, ref in manifest.files.items():
-        path = directory / name
+def verify_files(manifest: Manifest, directory: Path, names: Iterable[str] | None = None) -> None:
+    """Compare size and sha256 of these files (default: all) with the manifest. Raises ManifestError."""
+    for name in manifest.files if names is None else names:
+        ref, path = manifest.files[name], directory / name
         try:
             size = path.stat().st_size
             if size != ref.bytes:

@@ -59,6 +59,8 @@ class FunctionServer:
         self.settings = settings
         self.in_flight = 0
         self.ready = True
+        self.reason = ""
+        """Why it is not ready, in words."""
         self.draining = False
         self.connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
@@ -139,7 +141,8 @@ class FunctionServer:
         if request.path == "/_/ready":
             limit = self.settings.max_inflight
             if self.draining or not self.ready:
-                return Reply(503, (b"draining" if self.draining else b"starting",), "text/plain")
+                words = "draining" if self.draining else self.reason or "starting"
+                return Reply(503, (words.encode(),), "text/plain; charset=utf-8")
             return (
                 Reply(429, (), "text/plain")
                 if limit and self.in_flight >= limit

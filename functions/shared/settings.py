@@ -22,6 +22,10 @@ class FunctionSettings:
 
     pipeline_dir: Path
     nodes: tuple[str, ...]
+    pipeline_address: str | None = None
+    """Where the pipeline's folder is fetched from (``smoe_pipeline`` with ``://``) in place of ``pipeline_dir``."""
+    weights_cache: Path | None = None
+    """Folder that keeps what was fetched, shared by the replicas of a machine (``smoe_weights_cache``)."""
     port: int = 8080
     max_inflight: int = 0
     write_timeout_s: float = 30.0
@@ -54,17 +58,18 @@ def duration_s(key: str, text: str) -> float:
     return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 
 
-def from_environment(environ: Mapping[str, str]) -> FunctionSettings:
-    """Read and check. Raises SettingsError."""
+def from_environment(environ: Mapping[str, str], *, later: bool = False) -> FunctionSettings:
+    """Read and check. ``later``: the pipeline's folder need not be there yet. Raises SettingsError."""
     name = environ.get("smoe_pipeline", "")
     if not name:
         raise SettingsError(
             "smoe_pipeline is not set; it names a pipeline folder, or a pipeline under smoe_pipelines_dir"
         )
     folder = Path(name)
+    address = name if "://" in name else None
     if not folder.is_absolute():
         folder = Path(environ.get("smoe_pipelines_dir", ".")) / folder
-    if not (folder / "pipeline.json").is_file():
+    if address is None and not later and not (folder / "pipeline.json").is_file():
         raise SettingsError(f"smoe_pipeline is {name!r}, but {folder / 'pipeline.json'} does not exist")
     nodes = tuple(node.strip() for node in environ.get("smoe_nodes", "").split(",") if node.strip())
     if not nodes or ("ingress" in nodes and len(nodes) > 1):
@@ -74,6 +79,8 @@ def from_environment(environ: Mapping[str, str]) -> FunctionSettings:
     return FunctionSettings(
         pipeline_dir=folder,
         nodes=nodes,
+        pipeline_address=address,
+        weights_cache=Path(cache) if (cache := environ.get("smoe_weights_cache")) else None,
         port=_whole(environ, "port", 8080),
         max_inflight=_whole(environ, "max_inflight", 0),
         write_timeout_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
