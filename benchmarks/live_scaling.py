@@ -1,12 +1,17 @@
 """A running pipeline scaled up and down, and every worker exchanged, under steady load, without downtime.
 
-The default pipeline on the embedded gateway answers closed-loop clients, who never retry and compare every answer with
-the whole model's. Meanwhile every function goes from one replica to two, all workers are exchanged for new ones, and
-every function goes back to one. ``scale_s``: from the first order until the last function has what was asked for.
-``downtime_s``: time in which some function had no ready replica. ``throughput_ratio``: answers a second from the order
-until the last old worker is gone, over those before.
+The default pipeline on the embedded gateway, on the first of two nodes, answers closed-loop clients who never retry and
+compare every answer with the whole model's. Meanwhile every function gets a second replica on the other node, whose
+memory is empty, and gives it back; gets and gives back one in place; and every worker is exchanged for a new one. Rows
+below the first lack one part after the other, as Table 1 of the ElasticMoE paper has it (cumulative), and three ways to
+scale without any of them follow. Nodes are weights managers with a line of limited bandwidth between them.
 
-    python -m benchmarks.live_scaling [--rounds 3] [--clients 4]
+``scale_s``: from the order until the last function has what was asked for. ``downtime_s``: time in which some function
+had no ready replica. ``throughput_ratio``: answers a second from the order until the last old worker is gone, over
+those before. ``peak_memory_ratio``: peak of a change over the larger of what is in use before and after it, in a round
+of its own, because weighing slows the machine.
+
+    python -m benchmarks.live_scaling [--rounds 3] [--rows full,no-standbys,...]
 """
 
 from __future__ import annotations
@@ -15,168 +20,162 @@ import json
 import os
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.scaling_watch import FeedWatch, Picture, Scales, Weight
-from benchmarks.steady_load import Seen, SteadyLoad
+from benchmarks.live_rows import FORKED, FRESH, PRIVATE, Measured, Setting, Span, gateway, stage
+from benchmarks.scaling_watch import Scales, Weight
 from moe.reference import WholeModel
 from smoe import lifecycle
-from smoe.deployment import DeploymentSettings, function_deployments
+from smoe.deployment import DeploymentSettings
 from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
-from smoe.state import read_gateway
 from traces.prompts import load_prompts
 
 PRESET = "minilm"
 TEXTS = 24
-ORDERS_AT_ONCE = 8
-EVENT_TIMEOUT_S = 300.0
+KEY_CHANGES = ("up", "up in place", "exchange")
 
 
-@dataclass(frozen=True)
-class Span:
-    """One change of the whole pipeline, in seconds of the monotonic clock."""
-
-    name: str
-    before_s: float
-    """Since when nothing was changing."""
-    ordered_s: float
-    ready_s: float
-    """The last function had what was asked for."""
-    settled_s: float
-    """The last old worker was gone."""
+def full(setting: Setting, rounds: int) -> Measured:
+    """Everything: shared memory, peer copies, standbys, mapped weights."""
+    return _rounds(setting, "full", "", _functions(setting), rounds, peers=True, in_place=True)
 
 
-class Orders:
-    """Orders to the gateway for many functions at once, each thread with a connection of its own."""
-
-    def __init__(self, state: Path) -> None:
-        self._state = state
-        self._local = threading.local()
-        self._pool = ThreadPoolExecutor(ORDERS_AT_ONCE)
-
-    def all(self, orders: Iterable[Callable[[GatewayClient], Any]]) -> None:
-        """Give them all; returns when the gateway has taken the last."""
-        for done in [self._pool.submit(self._one, order) for order in orders]:
-            done.result()
-
-    def close(self) -> None:
-        self._pool.shutdown()
-
-    def _one(self, order: Callable[[GatewayClient], Any]) -> None:
-        if not hasattr(self._local, "client"):
-            self._local.client = GatewayClient.from_state(self._state)
-        order(self._local.client)
+def no_shared_allocation(setting: Setting, rounds: int) -> Measured:
+    """Workers copy weights into memory of their own."""
+    return _rounds(setting, "no-shared-allocation", PRIVATE, _functions(setting), rounds, peers=True)
 
 
-class Stage:
-    """The pipeline on its gateway, the watch on its feed, and the changes that are measured."""
+def no_peer_copy(setting: Setting, rounds: int) -> Measured:
+    """And the other node reads all weights from disk."""
+    return _rounds(setting, "no-peer-copy", PRIVATE, _functions(setting), rounds, peers=False)
 
-    def __init__(self, state: Path, deployments: list[dict[str, Any]], watch: FeedWatch, pause_s: float) -> None:
-        self.names = [str(deployment["service"]) for deployment in deployments]
-        self._deployments = deployments
-        self._watch = watch
-        self._pause_s = pause_s
-        self._generation = 0
-        self.orders = Orders(state)
 
-    def scale(self, replicas: int) -> Span:
-        """Every function to so many replicas."""
-        orders = [lambda client, name=name: client.scale(name, replicas) for name in self.names]
-        return self._change(
-            f"to {replicas}", orders, lambda picture: all(len(picture.ready[name]) == replicas for name in self.names)
-        )
+def no_standbys(setting: Setting, rounds: int) -> Measured:
+    """And workers are forked from the warm parent when they are wanted (not a row of the paper's)."""
+    return _rounds(setting, "no-standbys", FORKED, 0, rounds, peers=False)
 
-    def exchange(self) -> Span:
-        """Every worker for a new one."""
-        self._generation += 1
-        for deployment in self._deployments:
-            deployment["envVars"]["smoe_generation"] = str(self._generation)
-        old = self._watch.pictures[-1].ready
-        orders = [lambda client, one=deployment: client.deploy(one) for deployment in self._deployments]
 
-        def exchanged(picture: Picture) -> bool:
-            return all(
-                len(picture.ready[name]) == len(old[name]) and not picture.ready[name] & old[name]
-                for name in self.names
-            )
+def no_pre_initialisation(setting: Setting, rounds: int) -> Measured:
+    """And each worker is a Python of its own that imports everything."""
+    return _rounds(setting, "no-pre-initialisation", FRESH, 0, 1, peers=False)
 
-        return self._change("exchange", orders, exchanged)
 
-    def _change(self, name: str, orders: list[Callable[[GatewayClient], Any]], done: Callable[[Picture], bool]) -> Span:
+def no_zero_copy(setting: Setting, rounds: int) -> Measured:
+    """And weights are nobody's but the worker's: the old ones stop before the new ones start."""
+    return _restart(setting, "no-zero-copy", FORKED, rounds)
+
+
+def cold_restart(setting: Setting, rounds: int) -> Measured:
+    """Baseline: stop, then start with the larger configuration, nothing prepared, nothing shared."""
+    return _restart(setting, "cold-restart", FRESH, 1)
+
+
+def replica(setting: Setting, rounds: int) -> Measured:
+    """Baseline (horizontal): a second whole pipeline on new hardware, nothing prepared."""
+    return _second(setting, "replica", 1)
+
+
+def colocated(setting: Setting, rounds: int) -> Measured:
+    """Baseline: the larger configuration started whole beside the old one, which goes when it is ready."""
+    return _second(setting, "colocated", 2)
+
+
+ROWS: dict[str, Callable[[Setting, int], Measured]] = {
+    "full": full,
+    "no-shared-allocation": no_shared_allocation,
+    "no-peer-copy": no_peer_copy,
+    "no-standbys": no_standbys,
+    "no-pre-initialisation": no_pre_initialisation,
+    "no-zero-copy": no_zero_copy,
+    "cold-restart": cold_restart,
+    "replica": replica,
+    "colocated": colocated,
+}
+
+
+def _functions(setting: Setting) -> int:
+    """As many standbys as the largest change starts: every function one, and the ingress."""
+    return len(setting.manifest.nodes) + 1
+
+
+def _rounds(
+    setting: Setting, name: str, image: str, standbys: int, rounds: int, *, peers: bool, in_place: bool = False
+) -> Measured:
+    measured = Measured()
+    with stage(setting, name, image, standbys, peers=peers, measured=measured) as here:
+        for _ in range(rounds):
+            measured.spans += [here.onto_other_node(), here.home_again()]
+            if in_place:
+                measured.spans += [here.up_in_place(), here.exchange(), here.down_in_place()]
+        if in_place:
+            here.weigh("up in place", here.up_in_place, measured)
+            here.weigh("exchange", here.exchange, measured)
+            here.home_again()
+        here.weigh("up", here.onto_other_node, measured)
+    return measured
+
+
+def _restart(setting: Setting, name: str, image: str, rounds: int) -> Measured:
+    measured = Measured()
+    for number in range(rounds):
+        with stage(setting, f"{name}-{number}", image, 0, peers=False, measured=measured) as here:
+            here.weigh("up", lambda: here.cold_restart(image, 2), measured)
+            measured.spans.append(measured.weights["up"][0])
+            here_spans = measured.spans
+        done = Measured(here_spans, measured.seen, measured.without_ready, measured.weights)
+        if number == rounds - 1:
+            return done
+        measured.spans = []
+    return measured
+
+
+def _second(setting: Setting, name: str, replicas: int) -> Measured:
+    """A second gateway brings up a pipeline from nothing while the first serves."""
+    measured = Measured()
+    with stage(setting, name, "", 0, peers=False, measured=measured) as here:
         before_s = time.monotonic()
-        time.sleep(self._pause_s)
+        time.sleep(setting.pause_s)
+        deployment = DeploymentSettings(f"{FRESH}:1", min_replicas=replicas, ingress_replicas=replicas)
+        first = here.running
+        with Scales([first.pid], first.folders) as alone:
+            time.sleep(0.5)
         ordered_s = time.monotonic()
-        self.orders.all(orders)
-        ready_s = self._watch.until(done, EVENT_TIMEOUT_S)
-        settled_s = self._watch.until(
-            lambda picture: all(picture.alive[name] == len(picture.ready[name]) for name in self.names),
-            EVENT_TIMEOUT_S,
-        )
-        return Span(name, before_s, ordered_s, ready_s, settled_s)
-
-
-def expectations(directory: Path) -> tuple[list[str], torch.Tensor]:
-    """Texts and the whole model's embeddings of them, [texts, d]."""
-    texts = list(load_prompts(None, 24).choose(TEXTS, 0))
-    torch.set_num_threads(1)
-    whole = WholeModel(directory)
-    return texts, torch.cat([whole.embed([text]) for text in texts])
-
-
-def measure(folder: Path, rounds: int, clients: int, pause_s: float) -> dict[str, Any]:
-    """Up, exchange, down, ``rounds`` times with timings, then once more on the scales."""
-    settings = lifecycle.GatewaySettings(folder / "state", port=0, metrics_port=0)
-    directory, manifest = ensure_pipeline(PRESET, settings.pipelines)
-    texts, expected = expectations(directory)
-    process = lifecycle.start_gateway(settings, detach=False)
-    try:
-        client = GatewayClient.from_state(settings.state)
-        deployment = DeploymentSettings()
-        lifecycle.deploy_pipeline(client, manifest, deployment)
-        url = f"{client.url}/function/{manifest.name}"
         with (
-            SteadyLoad(url, texts, expected.numpy(), folder, clients=clients) as load,
-            FeedWatch(client.url, settings.state) as watch,
+            gateway(setting, f"{name}-second", 0, ()) as second,
+            Scales([first.pid, second.pid], first.folders) as both,
         ):
-            stage = Stage(settings.state, function_deployments(manifest, deployment), watch, pause_s)
-            time.sleep(3.0)
-            spans = [span for _ in range(rounds) for span in (stage.scale(2), stage.exchange(), stage.scale(1))]
-            weights = {}
-            pids = [int(read_gateway(settings.state)["pid"])]
-            for name, change in (("to 2", lambda: stage.scale(2)), ("exchange", stage.exchange)):
-                with Scales(pids) as scales:
-                    span = change()
-                    time.sleep(pause_s)
-                weights[name] = (span, scales.weights)
-            stage.orders.close()
-        changes = [told(span, load.seen, watch, stage.names) for span in spans]
-    finally:
-        lifecycle.stop_process(process)
-    memory = {name: weighed(span, found) for name, (span, found) in weights.items()}
-    return summary(changes, memory, clients)
+            client = GatewayClient.from_state(second.state)
+            lifecycle.deploy_pipeline(client, setting.manifest, deployment, timeout_s=600.0)
+            while any(f.get("availableReplicas", 0) < replicas for f in client.functions()):
+                time.sleep(0.1)
+            ready_s = time.monotonic()
+            time.sleep(1.0)
+        span = Span("up", before_s, ordered_s, ready_s, ready_s)
+        measured.spans.append(span)
+        measured.weights["up"] = (span, [*alone.weights, *both.weights])
+    return measured
 
 
-def told(span: Span, seen: Seen, watch: FeedWatch, names: list[str]) -> dict[str, Any]:
+def told(span: Span, measured: Measured) -> dict[str, Any]:
     """One change in numbers; a ratio is None where nothing was answered before it."""
+    seen = measured.seen
     before = seen.per_second(span.before_s, span.ordered_s)
     during = seen.per_second(span.ordered_s, span.settled_s)
     return {
         "change": span.name,
         "scale_s": span.ready_s - span.ordered_s,
         "settled_s": span.settled_s - span.ordered_s,
-        "downtime_s": watch.without_ready_s(names, span.ordered_s, span.settled_s),
+        "downtime_s": measured.without_ready(span),
         "failed": seen.between(span.ordered_s, span.settled_s + 1).failed,
         "per_second_before": before,
         "throughput_ratio": during / before if before else None,
@@ -199,8 +198,9 @@ def weighed(span: Span, found: list[Weight]) -> dict[str, float]:
     }
 
 
-def summary(changes: list[dict[str, Any]], memory: dict[str, dict[str, float]], clients: int) -> dict[str, Any]:
-    """Medians by kind of change, and the worst of what must not happen."""
+def row(measured: Measured) -> dict[str, Any]:
+    """Medians by kind of change, the worst of what must not happen, and memory."""
+    changes = [told(span, measured) for span in measured.spans]
     kinds = {}
     for name in dict.fromkeys(change["change"] for change in changes):
         of_kind = [change for change in changes if change["change"] == name]
@@ -209,37 +209,111 @@ def summary(changes: list[dict[str, Any]], memory: dict[str, dict[str, float]], 
             for key in of_kind[0]
             if key != "change" and (values := [one[key] for one in of_kind if one[key] is not None])
         }
+    memory = {name: weighed(span, found) for name, (span, found) in measured.weights.items()}
     return {
-        "scale_s": kinds["to 2"]["scale_s"],
+        **{key: kinds["up"].get(key) for key in ("scale_s", "throughput_ratio")},
         "downtime_s": round(max(change["downtime_s"] for change in changes), 4),
         "failed": sum(change["failed"] for change in changes),
-        "throughput_ratio": kinds["to 2"].get("throughput_ratio"),
+        "peak_memory_mb": round(memory["up"]["peak_mb"], 1),
         "peak_memory_ratio": round(max(one["ratio"] for one in memory.values()), 4),
+        "copied": measured.copied,
         "changes": kinds,
         "memory": {name: {key: round(value, 3) for key, value in one.items()} for name, one in memory.items()},
-        "clients": clients,
+    }
+
+
+def summary(rows: dict[str, dict[str, Any]], setting: Setting, rounds: int) -> dict[str, Any]:
+    """The last line's object: the figures of the full system at the top, every row below."""
+    result: dict[str, Any] = {}
+    if "full" in rows:
+        found = rows["full"]
+        kinds = found["changes"]
+        result = {
+            "scale_s": max(kinds[name]["scale_s"] for name in ("up", "up in place")),
+            "downtime_s": found["downtime_s"],
+            "failed": found["failed"],
+            "throughput_ratio": min((kinds[name].get("throughput_ratio", 0.0) for name in KEY_CHANGES), default=None),
+            "peak_memory_ratio": found["peak_memory_ratio"],
+        }
+        if "cold-restart" in rows:
+            result["cold_restart_over_full"] = round(rows["cold-restart"]["scale_s"] / result["scale_s"], 1)
+    return {
+        **result,
+        "rows": rows,
+        "functions": len(setting.manifest.nodes) + 1,
+        "weights_mb": round(sum(node.parameter_bytes for node in setting.manifest.nodes) / 1e6, 1),
+        "link_bytes_per_s": setting.link_bytes_per_s,
+        "disk_bytes_per_s": setting.disk_bytes_per_s,
+        "clients": setting.clients,
+        "rate": setting.rate,
+        "rounds": rounds,
         "cores": os.cpu_count(),
     }
 
 
 def show(result: dict[str, Any]) -> None:
-    """A table for people, on stderr."""
-    table = Table("change", *next(iter(result["changes"].values())), title="Live scaling")
-    for name, kind in result["changes"].items():
-        table.add_row(name, *(f"{value:g}" for value in kind.values()))
-    Console(stderr=True).print(table)
+    """Two tables for people, on stderr."""
+    console = Console(stderr=True)
+    table = Table(
+        "row", "scale s", "downtime s", "failed", "throughput", "peak MB", "peak ratio", title="Scale-up, rows"
+    )
+    for name, found in result["rows"].items():
+        table.add_row(
+            name,
+            f"{found['scale_s']:.2f}",
+            f"{found['downtime_s']:.2f}",
+            str(found["failed"]),
+            "–" if found["throughput_ratio"] is None else f"{found['throughput_ratio']:.0%}",
+            f"{found['peak_memory_mb']:.0f}",
+            f"{found['peak_memory_ratio']:.3f}",
+        )
+    console.print(table)
+    if "full" in result["rows"]:
+        kinds = result["rows"]["full"]["changes"]
+        changes = Table("change", "scale s", "settled s", "throughput", "P95 before ms", "P95 during ms", title="Full")
+        keys = ("scale_s", "settled_s", "throughput_ratio", "p95_before_ms", "p95_during_ms")
+        for name, kind in kinds.items():
+            changes.add_row(name, *(f"{kind[key]:.3g}" if key in kind else "–" for key in keys))
+        console.print(changes)
 
 
 @click.command()
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Times each change is made.")
+@click.option("--rows", "chosen", default=",".join(ROWS), show_default=True, help="Rows to play.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Times each quick change is made.")
 @click.option("--clients", default=4, show_default=True, type=click.IntRange(1), help="Closed-loop clients.")
+@click.option("--rate", default=0.0, show_default=True, help="Requests a second at even intervals in place of clients.")
 @click.option("--pause", "pause_s", default=4.0, show_default=True, help="Steady seconds before each change.")
-def main(rounds: int, clients: int, pause_s: float) -> None:
+@click.option("--link", "link", default=1.25e9, show_default=True, help="Bytes a second between nodes (10 Gbit/s).")
+@click.option("--disk", "disk", default=1.25e8, show_default=True, help="Bytes a second of a node's disk.")
+def main(chosen: str, rounds: int, clients: int, rate: float, pause_s: float, link: float, disk: float) -> None:
     """Scale the whole default pipeline up and down and exchange every worker, under steady load."""
-    with tempfile.TemporaryDirectory(prefix="smoe-live-scaling-") as folder:
-        result = measure(Path(folder), rounds, clients, pause_s)
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    unknown = [name for name in names if name not in ROWS]
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r} is no row; rows are {', '.join(ROWS)}", param_hint="--rows")
+    with tempfile.TemporaryDirectory(prefix="smoe-live-scaling-") as name:
+        folder = Path(name)
+        directory, manifest = ensure_pipeline(PRESET, folder / "pipelines")
+        texts, expected = expectations(directory)
+        setting = Setting(folder, directory, manifest, texts, expected.numpy(), clients, rate, pause_s, link, disk)
+        rows: dict[str, dict[str, Any]] = {}
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            task = progress.add_task("rows", total=len(names))
+            for one in names:
+                progress.update(task, description=one)
+                rows[one] = row(ROWS[one](setting, rounds))
+                progress.advance(task)
+    result = summary(rows, setting, rounds)
     show(result)
     print(json.dumps(result))
+
+
+def expectations(directory: Path) -> tuple[list[str], torch.Tensor]:
+    """Texts and the whole model's embeddings of them, [texts, d]."""
+    texts = list(load_prompts(None, 24).choose(TEXTS, 0))
+    torch.set_num_threads(1)
+    whole = WholeModel(directory)
+    return texts, torch.cat([whole.embed([text]) for text in texts])
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ from gateway.store import FunctionStore
 
 METRICS_LABEL = "smoe.metrics"
 FEED_PERIOD_S = 5.0
+FEED_PAUSE_S = 0.02
+"""Changes that come within this time are one snapshot: a change of a whole pipeline is a few, not a few hundred."""
 
 
 class SystemApi:
@@ -107,8 +109,8 @@ class SystemApi:
     async def update_function(self, request: Request) -> Response:
         spec = parse_deployment(await read_json(request, self._max_bytes))
         max_inflight(spec)
-        before = self._backend.get(spec.name, spec.namespace)
         await self._backend.update(spec)
+        before = self._backend.get(spec.name, spec.namespace)
         low, high = scale_bounds(spec)
         wanted = min(max(before.desired_replicas, low), high if high is not None else before.desired_replicas)
         wanted = max(wanted, low) if before.desired_replicas else 0
@@ -270,6 +272,7 @@ class SystemApi:
         while True:
             version = self._backend.version()
             yield json.dumps(self._snapshot(), separators=(",", ":")).encode() + b"\n"
+            await asyncio.sleep(FEED_PAUSE_S)
             await self._backend.wait_change(version, FEED_PERIOD_S)
 
     def _snapshot(self) -> dict[str, Any]:

@@ -5,8 +5,9 @@ Source of paths and statuses: the OpenFaaS gateway's API. Works against any Open
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,13 @@ class GatewayClient:
 
     def replicas(self) -> dict[str, list[dict[str, Any]]]:
         """The replica feed as it is now: function → replicas with ``id``, ``address``, ``state``, maybe ``node``."""
-        found = self._call("GET", "/system/replicas").json()["functions"]
-        return {key.rsplit(".", 1)[0]: function["replicas"] for key, function in found.items()}
+        return _by_name(self._call("GET", "/system/replicas").json())
+
+    def follow_replicas(self) -> Generator[dict[str, list[dict[str, Any]]]]:
+        """As :meth:`replicas`, now and at every change, at least every 5 s, until the gateway ends the stream."""
+        with self._call("GET", "/system/replicas?follow=true", stream=True) as reply:
+            for line in reply.iter_lines(chunk_size=None):
+                yield _by_name(json.loads(line))
 
     def info(self) -> dict[str, Any]:
         """GatewayInfo."""
@@ -128,3 +134,7 @@ class GatewayClient:
                     f"the gateway at {self.url} did not answer {method} {path.split('?', maxsplit=1)[0]} in time"
                 ) from error
         raise AssertionError("unreachable")
+
+
+def _by_name(snapshot: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return {key.rsplit(".", 1)[0]: function["replicas"] for key, function in snapshot["functions"].items()}

@@ -37,6 +37,8 @@ class GatewaySettings:
     """Nodes played on this machine, each with a weights manager; the first is where functions start."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
+    images: tuple[str, ...] = ()
+    """Images besides the ones of this package, ``NAME=MODULE:FUNCTION``."""
     pipelines_dir: Path | None = None
     """Where functions find pipelines by name; default ``STATE/pipelines``."""
 
@@ -61,6 +63,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--image", "smoe/memory=functions.memory.manager:main"),
         *("--pipelines-dir", str(settings.pipelines.resolve())),
         *("--standbys", str(settings.standbys)),
+        *(part for image in settings.images for part in ("--image", image)),
         *(part for node in settings.nodes for part in ("--node", node)),
     ]
 

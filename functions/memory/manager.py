@@ -1,6 +1,6 @@
 """The weights manager of one node: an image like any other, ``functions.memory.manager:main``.
 
-    POST /hold     {"name", "bytes", "sha256", "peer": "HOST:PORT" | null}   have this region, from a peer or from disk
+    POST /hold     {"regions": [{"name", "bytes", "sha256", "peer": "HOST:PORT" | null}]}   have them, one after another
     POST /release  {"names": [...]}                                          give regions back
     GET  /held                                                               what is here and coming, measured rates
     POST /bytes/NAME  with x-smoe-offset                                     a piece of a region, for other managers
@@ -95,6 +95,7 @@ class Manager:
         self._coming: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk_reads: dict[str, int] = {}
+        self._stopping = False
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         given = request.headers.get("authorization", "")
@@ -108,14 +109,25 @@ class Manager:
     def metrics(self) -> bytes:
         return b""
 
+    def stop(self) -> None:
+        """Break off what is coming and say so to those who wait; what has come stays and is gone on with."""
+        self._stopping = True
+        for task in self._coming.values():
+            task.cancel()
+
     def close(self) -> None:
-        """Stop what is coming; what has come stays and is gone on with."""
-        for task in [*self._coming.values(), *self._tasks]:
+        """Let go of everything."""
+        self.stop()
+        for task in self._tasks:
             task.cancel()
 
     async def _answer(self, request: Request, answer: Callable[[Reply], None]) -> None:
         try:
             answer(await self._serve(request))
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            answer(error_reply(503, "stopping", "the weights manager stops; another goes on", platform=True))
         except RegionError as error:
             answer(error_reply(409, "region", str(error), platform=False))
         except SourceError as error:
@@ -131,9 +143,8 @@ class Manager:
         if path == "/held":
             return _json(self.held())
         if path == "/hold":
-            asked = json.loads(request.body)
-            region = Region(check_name(str(asked["name"])), int(asked["bytes"]), str(asked["sha256"]))
-            return _json(await self.hold(region, str(asked["peer"]) if asked.get("peer") else None))
+            asked = [(_region(one), one.get("peer")) for one in json.loads(request.body)["regions"]]
+            return _json({"regions": [await self.hold(region, peer) for region, peer in asked]})
         if path == "/release":
             names = [check_name(str(name)) for name in json.loads(request.body)["names"]]
             return _json({"freed": sum(self._release(name) for name in names)})
@@ -161,6 +172,8 @@ class Manager:
             return {"source": "reuse", "copied": 0, "resumed_at": region.nbytes, "seconds": 0.0}
         task = self._coming.get(region.name)
         if task is None:
+            if self._stopping:
+                raise asyncio.CancelledError
             task = self._loop.create_task(self._fetch(region, peer))
             self._coming[region.name] = task
             task.add_done_callback(lambda _: self._coming.pop(region.name, None))
@@ -211,6 +224,10 @@ class Manager:
         return Reply(200, (piece,), "application/octet-stream")
 
 
+def _region(asked: Mapping[str, Any]) -> Region:
+    return Region(check_name(str(asked["name"])), int(asked["bytes"]), str(asked["sha256"]))
+
+
 def _json(found: dict[str, Any]) -> Reply:
     return Reply(200, (json.dumps(found).encode(),))
 
@@ -234,6 +251,7 @@ async def _serve(settings: ManagerSettings, listener: socket.socket, ready: Call
     await server.start(listener)
     ready()
     await stop.wait()
+    manager.stop()
     await server.drain()
     manager.close()
     await asyncio.sleep(0)

@@ -97,9 +97,9 @@ def plan_move(
             held_at_s.setdefault(region, {})[node] = step.end_s
             moves.append(step)
     release = {
-        node: tuple(sorted(memory.held - target.get(node, frozenset())))
+        node: tuple(sorted(gone))
         for node, memory in nodes.items()
-        if memory.held - target.get(node, frozenset())
+        if (gone := (memory.held | memory.unfinished.keys()) - target.get(node, frozenset()))
     }
     return MovePlan((*reuse, *sorted(moves, key=lambda step: (step.begin_s, step.node))), release)
 

@@ -23,6 +23,7 @@ from smoe.commands.options import (
     state_option,
 )
 from smoe.deployment import DeploymentSettings, render_stack
+from smoe.elastic.managers import NodeSettings, start_nodes
 from smoe.errors import GatewayRefusedError, SmoeError
 from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
@@ -43,6 +44,10 @@ _PIPELINE = click.argument("pipeline", default="minilm")
     show_default=True,
     help="Real cores per configured core.",
 )
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Nodes to play, each with a weights manager.")
+@click.option(
+    "--standbys", type=click.IntRange(0, 1000), default=2, show_default=True, help="Prepared workers kept ready."
+)
 @click.option("--foreground", is_flag=True, help="Stay, and stop everything on Ctrl-C.")
 @deployment_options
 def up(
@@ -52,17 +57,21 @@ def up(
     port: int,
     metrics_port: int,
     cpu_scale: float,
+    nodes: tuple[str, ...],
+    standbys: int,
     foreground: bool,
     **options: Any,
 ) -> None:
     """Start the embedded gateway and deploy PIPELINE on it (a preset such as minilm, or a pipeline folder)."""
-    settings = lifecycle.GatewaySettings(state, host, port, metrics_port, cpu_scale)
+    settings = lifecycle.GatewaySettings(state, host, port, metrics_port, cpu_scale, nodes, standbys)
     directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
     console = Console(stderr=True)
     with console.status("starting the gateway"):
         process = lifecycle.start_gateway(settings, detach=not foreground)
     try:
         client = GatewayClient.from_state(state)
+        if nodes:
+            start_nodes(client, state, manifest, dict.fromkeys(nodes, NodeSettings()))
         _deploy_with_progress(client, manifest, DeploymentSettings(**options), console)
     except BaseException:
         lifecycle.stop_process(process)

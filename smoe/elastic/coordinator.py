@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,14 +23,14 @@ from moe.manifest import Manifest
 from smoe.elastic.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
 from smoe.elastic.errors import ManagerGoneError, MoveError, SourceLostError
 from smoe.elastic.journal import Entry, Journal
-from smoe.elastic.managers import PLACEMENT, Managers
+from smoe.elastic.managers import PLACEMENT, Managers, read_feed_token
 from smoe.errors import SmoeError
 from smoe.gateway_client import GatewayClient
 
 log = logging.getLogger(__name__)
 
 ORDERS_AT_ONCE = 8
-LOOK_S = 0.02
+WAIT_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Coordinator:
         self._state = state
         self._options = options or Options()
         self._journal = Journal(state)
-        self._token = (state / "secrets" / "feed-token").read_text().strip()
+        self._token = read_feed_token(state)
 
     def plan(self, target: Places) -> MovePlan:
         """What reaching ``target`` would move; functions it does not name stay. Raises MoveError, RegionError."""
@@ -128,7 +129,8 @@ class Coordinator:
                 log.warning("%s; the plan does without it", error)
                 continue
             # Regions of other pipelines are none of this move's business.
-            nodes[node] = replace(memory, held=memory.held & sizes.keys())
+            unfinished = {name: there for name, there in memory.unfinished.items() if name in sizes}
+            nodes[node] = replace(memory, held=memory.held & sizes.keys(), unfinished=unfinished)
         wanted = regions_by_node(self._manifest, found, target)
         return plan_move(nodes, wanted, sizes, peers=self._options.peers)
 
@@ -146,8 +148,8 @@ class Coordinator:
 
         def bring(steps: list[Step]) -> None:
             try:
-                for step in steps:
-                    self._bring(step, found[step.region], there, broken)
+                while steps:
+                    steps = self._bring(steps, found, there, broken)
             except BaseException:
                 broken.set()
                 raise
@@ -159,21 +161,34 @@ class Coordinator:
                 done.result()
 
     def _bring(
-        self, step: Step, region: Region, there: Mapping[tuple[str, str], threading.Event], broken: threading.Event
-    ) -> None:
-        """One step. A peer that is lost is replaced by the disk; a manager that restarts goes on where it stopped."""
-        ready = there.get((step.peer, step.region))
-        while ready is not None and not ready.wait(0.2):
+        self,
+        steps: list[Step],
+        found: Mapping[str, Region],
+        there: Mapping[tuple[str, str], threading.Event],
+        broken: threading.Event,
+    ) -> list[Step]:
+        """Take the first steps of a node, as many as need not wait for another node; returns the rest.
+
+        A peer that is lost is replaced by the disk; a manager that starts again goes on where it stopped.
+        """
+        first = _before(steps[0], there)
+        while first is not None and not first.wait(WAIT_S):
             if broken.is_set():
-                raise MoveError(f"{step.region} was to come from node {step.peer}, which did not get it")
+                raise MoveError(f"{steps[0].region} was to come from node {steps[0].peer}, which did not get it")
+        count = 1
+        while count < len(steps) and ((before := _before(steps[count], there)) is None or before.is_set()):
+            count += 1
+        node, taken = steps[0].node, steps[:count]
         try:
-            self._managers.hold(step.node, region, step.peer or None)
+            self._managers.hold(node, [(found[step.region], step.peer or None) for step in taken])
         except SourceLostError as error:
-            if not step.peer:
+            if not any(step.peer for step in taken):
                 raise
-            log.warning("%s; it is read from disk instead", error)
-            self._managers.hold(step.node, region, None)
-        there[step.node, step.region].set()
+            log.warning("%s; what is left is read from disk instead", error)
+            self._managers.hold(node, [(found[step.region], None) for step in taken])
+        for step in taken:
+            there[node, step.region].set()
+        return steps[count:]
 
     def _release(self, release: Mapping[str, Iterable[str]]) -> int:
         """Give back what is no longer wanted; a node that is gone has given everything back already."""
@@ -195,11 +210,12 @@ class Coordinator:
         def one(name: str) -> None:
             wished = {node: count for node, count in target[name].items() if count}
             deployment = found.deployments[name]
-            text = ",".join(f"{node}={count}" for node, count in sorted(wished.items()))
-            if deployment.get("annotations", {}).get(PLACEMENT) != text:
-                annotations = {**deployment.get("annotations", {}), PLACEMENT: text}
-                self._client.deploy({**deployment, "annotations": annotations})
-            self._client.scale(name, sum(wished.values()))
+            annotations = deployment.get("annotations", {})
+            if wished and not _in_proportion(annotations.get(PLACEMENT, ""), wished):
+                text = ",".join(f"{node}={count}" for node, count in sorted(wished.items()))
+                self._client.deploy({**deployment, "annotations": {**annotations, PLACEMENT: text}})
+            else:
+                self._client.scale(name, sum(wished.values()))
 
         with ThreadPoolExecutor(self._options.orders_at_once) as pool:
             for done in [pool.submit(one, name) for name in changed]:
@@ -208,17 +224,18 @@ class Coordinator:
     def _wait(self, target: Places, *, settled: bool) -> float:
         """Monotonic time at which all replicas were ready where wished (and, settled, no others there). MoveError."""
         end_s = time.monotonic() + self._options.switch_timeout_s
-        while True:
-            feed = self._client.replicas()
-            late = [name for name, wished in target.items() if not _reached(feed.get(name, []), wished, settled)]
-            if not late:
-                return time.monotonic()
-            if time.monotonic() > end_s:
-                raise MoveError(
-                    f"{len(late)} functions did not get their replicas within {self._options.switch_timeout_s:.0f} s: "
-                    f"{', '.join(sorted(late)[:5])}"
-                )
-            time.sleep(LOOK_S)
+        late = list(target)
+        with closing(self._client.follow_replicas()) as feed:
+            for replicas in feed:
+                late = [name for name in target if not _reached(replicas.get(name, []), target[name], settled)]
+                if not late:
+                    return time.monotonic()
+                if time.monotonic() > end_s:
+                    break
+        raise MoveError(
+            f"{len(late)} functions did not get their replicas within {self._options.switch_timeout_s:.0f} s: "
+            f"{', '.join(sorted(late)[:5])}"
+        )
 
     def _take_back(self, found: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
         """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""
@@ -266,6 +283,20 @@ class Coordinator:
         if unknown:
             raise MoveError(f"{unknown[0]} is no function of pipeline {self._manifest.name}")
         return {name: dict(target.get(name, now)) for name, now in self._known_places(found).items()}
+
+
+def _before(step: Step, there: Mapping[tuple[str, str], threading.Event]) -> threading.Event | None:
+    """What a step waits for: the region on the node it is copied from, where that has to get it first."""
+    return there.get((step.peer, step.region))
+
+
+def _in_proportion(annotation: str, wished: Mapping[str, int]) -> bool:
+    """Whether scaling alone reaches what is wished: the same nodes in the same proportions are ordered already."""
+    ordered = {node: int(count or 0) for node, _, count in (part.partition("=") for part in annotation.split(","))}
+    total, wanted = sum(ordered.values()), sum(wished.values())
+    return ordered.keys() == wished.keys() and all(
+        ordered[node] * wanted == count * total for node, count in wished.items()
+    )
 
 
 def _reached(replicas: list[dict[str, Any]], wished: Mapping[str, int], settled: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from functions.memory.regions import Region
 from moe.manifest import Manifest
 from smoe import __version__
 from smoe.elastic.errors import ManagerGoneError, MoveError, SourceLostError
+from smoe.errors import StateError
 from smoe.gateway_client import GatewayClient
 
 IMAGE = f"smoe/memory:{__version__}"
@@ -41,18 +42,14 @@ def function_name(node: str) -> str:
     return f"weights-{node}"
 
 
-def deploy_managers(
-    client: GatewayClient, nodes: Mapping[str, NodeSettings], pipelines: Path | None = None, timeout_s: float = 60.0
-) -> None:
-    """A weights manager on every node; returns when all answer. ``pipelines``: another folder for disk reads."""
+def deploy_managers(client: GatewayClient, nodes: Mapping[str, NodeSettings], timeout_s: float = 60.0) -> None:
+    """A weights manager on every node; returns when all answer."""
     for node, settings in nodes.items():
         environment = {
             "smoe_memory_bytes": str(settings.memory_bytes),
             "smoe_link_bytes_per_s": f"{settings.link_bytes_per_s:g}",
             "smoe_disk_bytes_per_s": f"{settings.disk_bytes_per_s:g}",
         }
-        if pipelines is not None:
-            environment["smoe_pipelines_dir"] = str(pipelines.resolve())
         client.deploy(
             {
                 "service": function_name(node),
@@ -67,9 +64,26 @@ def deploy_managers(
 
 def load(managers: Managers, manifest: Manifest, node: str) -> None:
     """Every region of a pipeline on one node, from disk: what a pipeline starts from. Raises MoveError."""
-    for file in dict.fromkeys(one.weights.file for one in manifest.nodes):
-        found = manifest.files[file]
-        managers.hold(node, Region(f"{manifest.name}/{file}", found.bytes, found.sha256), None)
+    files = dict.fromkeys(one.weights.file for one in manifest.nodes)
+    regions = [
+        Region(f"{manifest.name}/{file}", manifest.files[file].bytes, manifest.files[file].sha256) for file in files
+    ]
+    managers.hold(node, [(region, None) for region in regions])
+
+
+def start_nodes(client: GatewayClient, state: Path, manifest: Manifest, nodes: Mapping[str, NodeSettings]) -> None:
+    """Managers on all nodes, and the pipeline's weights in the memory of the first, where functions start."""
+    deploy_managers(client, nodes)
+    load(Managers(client, read_feed_token(state)), manifest, next(iter(nodes)))
+
+
+def read_feed_token(state: Path) -> str:
+    """The token that managers take; raises StateError."""
+    path = state / "secrets" / "feed-token"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        raise StateError(f"{path} is missing: moves are made beside the gateway, on its state folder") from None
 
 
 class Managers:
@@ -102,15 +116,28 @@ class Managers:
             frozenset(found["held"]), rates["link"], rates["disk"], found["memory_bytes"], found["unfinished"]
         )
 
-    def hold(self, node: str, region: Region, peer: str | None) -> dict[str, Any]:
-        """Have a region on a node, from the node ``peer`` or from disk. Raises ManagerGoneError, SourceLostError."""
-        body = {"name": region.name, "bytes": region.nbytes, "sha256": region.sha256, "peer": None}
-        if peer is not None:
+    def hold(self, node: str, wanted: Sequence[tuple[Region, str | None]]) -> list[dict[str, Any]]:
+        """Have regions on a node, each from a node or (None) from disk, one after another.
+
+        What came before a failure stays. Raises ManagerGoneError, SourceLostError, MoveError.
+        """
+        addresses: dict[str, str] = {}
+        for peer in {peer for _, peer in wanted if peer is not None}:
             address = self._address(peer)
             if address is None:
                 raise SourceLostError(f"node {peer} has no ready weights manager")
-            body["peer"] = address
-        return self._call(node, "/hold", body, HOLD_TIMEOUT_S)
+            addresses[peer] = address
+        regions = [
+            {
+                "name": region.name,
+                "bytes": region.nbytes,
+                "sha256": region.sha256,
+                "peer": None if peer is None else addresses[peer],
+            }
+            for region, peer in wanted
+        ]
+        found: list[dict[str, Any]] = self._call(node, "/hold", {"regions": regions}, HOLD_TIMEOUT_S)["regions"]
+        return found
 
     def release(self, node: str, names: list[str]) -> int:
         """Give regions back; returns the bytes. Raises ManagerGoneError."""
@@ -118,7 +145,7 @@ class Managers:
 
     def _call(self, node: str, path: str, body: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         """One call; a manager that cannot be reached or breaks off is tried again until patience ends."""
-        end_s = time.monotonic() + self._patience_s
+        end_s: float | None = None  # patience begins with the first failure: a call that is answered may take long
         headers = {"Authorization": f"Bearer {self._token}"}
         while True:
             why = "has no ready replica"
@@ -131,7 +158,10 @@ class Managers:
                 except (requests.ConnectionError, requests.Timeout) as error:
                     why = f"did not answer ({type(error).__name__})"
                 else:
-                    return self._understood(node, path, reply)
+                    if reply.status_code != 503:
+                        return self._understood(node, path, reply)
+                    why = "stops and has no successor"
+            end_s = end_s or time.monotonic() + self._patience_s
             if time.monotonic() > end_s:
                 raise ManagerGoneError(f"the weights manager of node {node} {why} for {self._patience_s:.0f} s")
             time.sleep(RETRY_S)

@@ -17,6 +17,7 @@ from gateway.backends.process.backoff import Backoff
 from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.launcher import Ended, Launcher, Program
 from gateway.backends.process.logs import FunctionLog
+from gateway.backends.process.placement import PLACEMENT
 from gateway.backends.process.plan import Seen, plan, spread
 from gateway.backends.process.programs import Prepared
 from gateway.backends.process.settings import ProcessSettings
@@ -123,6 +124,8 @@ class ManagedFunction:
         """Live where possible, else a rolling update."""
         before, self.spec, self.prepared = self.prepared, spec, prepared
         self._backoff.reset()
+        if PLACEMENT in spec.annotations and prepared.places is not None and prepared.places != before.places:
+            self.desired = sum(prepared.places.values())
         if before.needs_new_processes(prepared):
             self.generation += 1
             self.lines.say("", "image, environment, process or secrets changed: rolling update")

@@ -19,9 +19,12 @@ from typing import IO
 from gateway.contract import BackendError, FunctionSpec, InvalidSpecError
 
 PLACEMENT = "smoe.placement"
-"""Annotation: replicas by node, such as ``a=2,b=1``; without it all are on the first node."""
+"""Annotation: replicas by node, such as ``a=2,b=1``; without it all are on the first node.
+
+An update that changes it sets the number of replicas too; scaling later keeps the proportions.
+"""
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
-_PREFIX = "smoe-nodes-"
+PREFIX = "smoe-nodes-"
 LOCK = "lock"
 
 
@@ -62,7 +65,7 @@ class NodeFolders:
     def __init__(self, nodes: Iterable[str], root: Path) -> None:
         """Makes the folders; those that a gateway left behind which is gone are removed. Raises OSError."""
         remove_abandoned(root)
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
         self._lock: IO[str] = (self.folder / LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._by_node = {node: self.folder / node for node in nodes}
@@ -97,7 +100,7 @@ def remove_if_abandoned(folder: Path) -> bool:
 def remove_abandoned(root: Path) -> None:
     """Remove what gateways left behind that were killed."""
     with contextlib.suppress(OSError):
-        for folder in root.glob(f"{_PREFIX}*"):
+        for folder in root.glob(f"{PREFIX}*"):
             remove_if_abandoned(folder)
 
 

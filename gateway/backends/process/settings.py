@@ -52,7 +52,7 @@ class ProcessSettings:
     """Nodes played on this machine, each with a memory folder of its own; the first takes what names none."""
     memory_root: Path | None = None
     """Where the nodes' memory folders go; None: shared memory where it is there, else ``state``."""
-    exchanges: int = 3
+    exchanges: int = 6
     """Functions that may have more replicas than wished at once because old ones wait for new ones; bounds memory."""
     concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))
     """Replicas starting at once; more only makes each of them slower."""
