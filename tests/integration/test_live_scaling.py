@@ -1,0 +1,208 @@
+"""Stories of moves on a real gateway with two nodes, while a client asks without a pause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+from click.testing import CliRunner
+
+from moe.manifest import Manifest, load
+from smoe import lifecycle
+from smoe.cli import cli
+from smoe.elastic.coordinator import Coordinator, Options
+from smoe.elastic.errors import MoveError
+from smoe.elastic.journal import Entry, Journal
+from smoe.elastic.managers import Managers, NodeSettings, deploy_managers, read_feed_token, start_nodes
+from smoe.errors import GatewayRefusedError
+from smoe.gateway_client import GatewayClient
+from smoe.state import read_gateway
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+FUNCTION = "minilm-expert-0-0"
+SLOW = NodeSettings(link_bytes_per_s=45e6)
+"""Copying all weights to this node takes two seconds."""
+
+
+@dataclass
+class Running:
+    state: Path
+    client: GatewayClient
+    manifest: Manifest
+    managers: Managers
+
+    def coordinator(self) -> Coordinator:
+        return Coordinator(lambda: GatewayClient.from_state(self.state), self.manifest, self.state, Options(True, 60.0))
+
+    def functions(self) -> list[str]:
+        found = self.client.functions()
+        return [f["name"] for f in found if f["labels"].get("smoe.pipeline") == self.manifest.name]
+
+    def all_at(self, places: dict[str, int]) -> dict[str, dict[str, int]]:
+        return dict.fromkeys(self.functions(), places)
+
+    def new_manager(self, node: str, settings: NodeSettings) -> None:
+        """In place of the one that is there; the node's memory stays."""
+        with suppress(GatewayRefusedError):  # it may be lost
+            self.client.remove(f"weights-{node}")
+        deploy_managers(self.client, {node: settings})
+
+    def nodes_of(self, function: str) -> list[str]:
+        return sorted(one["node"] for one in self.client.replicas()[function])
+
+    @contextmanager
+    def asking(self) -> Iterator[list[int]]:
+        """Statuses of requests that follow each other for as long as the block lasts."""
+        statuses: list[int] = []
+        stop = threading.Event()
+
+        def ask() -> None:
+            session = requests.Session()
+            session.trust_env = False
+            while not stop.is_set() or not statuses:
+                url = f"{self.client.url}/function/{self.manifest.name}"
+                statuses.append(session.post(url, json={"inputs": "a sentence"}, timeout=60).status_code)
+
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(ask)
+            try:
+                yield statuses
+            finally:
+                stop.set()
+                done.result()
+
+    def lose_manager(self, node: str) -> None:
+        """Killed, and never started again."""
+        pid = self.manager_pid(node)
+        self.client.remove(f"weights-{node}")
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def manager_pid(self, node: str) -> int:
+        """Found by the port that the feed names."""
+        address = self.client.replicas()[f"weights-{node}"][0]["address"]
+        port = int(address.rsplit(":", 1)[1])
+        for child in psutil.Process(int(read_gateway(self.state)["pid"])).children(recursive=True):
+            if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in child.net_connections("tcp")):
+                return child.pid
+        raise AssertionError(f"nobody listens on {address}")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, minilm_pipeline: Path) -> Iterator[Running]:
+    state = tmp_path_factory.mktemp("live-scaling") / "state"
+    (state / "pipelines").mkdir(parents=True)
+    (state / "pipelines" / "minilm").symlink_to(minilm_pipeline)
+    settings = lifecycle.GatewaySettings(state, port=0, metrics_port=0, nodes=("a", "b"), standbys=4)
+    process = lifecycle.start_gateway(settings, detach=False)
+    try:
+        manifest = load(minilm_pipeline, verify=False)
+        client = GatewayClient.from_state(state)
+        start_nodes(client, state, manifest, {"a": NodeSettings(), "b": NodeSettings()})
+        lifecycle.deploy_pipeline(client, manifest, lifecycle.DeploymentSettings())
+        yield Running(state, client, manifest, Managers(client, read_feed_token(state)))
+    finally:
+        lifecycle.stop_process(process)
+
+
+@pytest.fixture(autouse=True)
+def at_home(running: Running) -> Iterator[None]:
+    """Every story leaves everything on node a, and node b as fast and as empty as it was."""
+    yield
+    running.new_manager("b", NodeSettings())
+    running.coordinator().move(running.all_at({"a": 1}))
+    assert running.managers.held("b")["held"] == {}
+
+
+def test_the_whole_pipeline_moves_to_another_node_and_no_request_notices(running: Running) -> None:
+    with running.asking() as statuses:
+        moved = running.coordinator().move(running.all_at({"b": 1}))
+    assert set(statuses) == {200}
+    weights = sum(file.bytes for name, file in running.manifest.files.items() if name.startswith("weights/"))
+    assert (moved.plan.nbytes("peer"), moved.plan.nbytes("disk"), moved.released_bytes) == (weights, 0, weights)
+    assert {tuple(running.nodes_of(name)) for name in running.functions()} == {("b",)}
+    assert running.managers.held("a")["held"] == {}
+
+
+def during_the_copy(running: Running, act: Callable[[], object]) -> None:
+    """Wait until some of the weights are on node b and some are not, then act."""
+    some = threading.Event()
+    while not some.wait(0.02):
+        found = running.managers.held("b")
+        if found["unfinished"] and found["held"]:
+            act()
+            return
+
+
+def test_a_manager_killed_in_mid_move_is_started_again_and_goes_on(running: Running) -> None:
+    running.new_manager("b", SLOW)
+    with running.asking() as statuses, ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(running.coordinator().move, running.all_at({"a": 1, "b": 1}))
+        during_the_copy(running, lambda: os.kill(running.manager_pid("b"), signal.SIGKILL))
+        moving.result()
+    assert set(statuses) == {200}
+    assert {tuple(running.nodes_of(name)) for name in running.functions()} == {("a", "b")}
+    assert running.managers.held("b")["disk_reads"] == {}
+
+
+def test_a_node_that_goes_in_mid_move_leaves_everything_as_it_was(running: Running) -> None:
+    running.new_manager("b", SLOW)
+    with running.asking() as statuses, ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(running.coordinator().move, running.all_at({"b": 1}))
+        during_the_copy(running, lambda: running.lose_manager("b"))
+        with pytest.raises(MoveError, match="taken back"):
+            moving.result()
+    assert set(statuses) == {200}
+    assert {tuple(running.nodes_of(name)) for name in running.functions()} == {("a",)}
+    assert Journal(running.state).read(running.manifest.name) is None
+
+
+def test_a_peer_that_goes_in_mid_move_is_replaced_by_the_disk(running: Running) -> None:
+    running.new_manager("b", SLOW)
+    try:
+        with running.asking() as statuses, ThreadPoolExecutor(1) as pool:
+            moving = pool.submit(running.coordinator().move, running.all_at({"a": 1, "b": 1}))
+            during_the_copy(running, lambda: running.lose_manager("a"))
+            moving.result()
+        assert set(statuses) == {200}
+        assert running.managers.held("b")["disk_reads"]
+        assert {tuple(running.nodes_of(name)) for name in running.functions()} == {("a", "b")}
+    finally:
+        deploy_managers(running.client, {"a": NodeSettings()})
+
+
+@pytest.mark.parametrize(("how", "nodes"), [("--resume", ["b"]), ("--roll-back", ["a"])])
+def test_a_move_that_was_broken_off_is_finished_or_taken_back(running: Running, how: str, nodes: list[str]) -> None:
+    """The journal is what a coordinator leaves that was killed between copying and release."""
+    name = running.manifest.name
+    before = running.all_at({"a": 1})
+    Journal(running.state).write(Entry(name, "switching", before, {**before, FUNCTION: {"b": 1}}))
+    arguments = ["migrate", name, how, "--state", str(running.state), "--json"]
+    result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert running.nodes_of(FUNCTION) == nodes
+    assert running.nodes_of("minilm-expert-0-1") == ["a"]
+    assert Journal(running.state).read(name) is None
+
+
+def test_a_dry_run_prints_what_would_move_and_moves_nothing(running: Running) -> None:
+    arguments = ["migrate", "minilm", "--to", "a=1,b=1", "--only", "*-expert-0-*", "--dry-run", "--json"]
+    result = CliRunner().invoke(cli, [*arguments, "--state", str(running.state)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    experts = [node for node in running.manifest.nodes if node.kind == "expert" and node.layer == 0]
+    assert told["nodes"]["b"]["peer"] == len(experts)
+    assert told["peer_bytes"] == sum(running.manifest.files[node.weights.file].bytes for node in experts)
+    assert told["predicted_s"] > 0
+    assert running.nodes_of(FUNCTION) == ["a"]
+    assert running.managers.held("b")["held"] == {}
