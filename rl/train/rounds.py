@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
-from rl.agent.contract import Batch, Space, State
+from rl.agent.contract import Batch, Floats32, Space, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
-from rl.agent.ddpg.buffer import WindowStep
+from rl.agent.ddpg.buffer import BranchStep, WindowStep
 from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.ddpg.exploration import with_random
 from rl.agent.ddpg.moves import SCOPES, mixed, moves
@@ -154,21 +154,10 @@ class Rounds:
         return vary
 
     def _take(self, played: Played, label: Actions | None, tally: Tally) -> None:
-        outcome, slo_s, name = played.outcome, played.episode.workload.slo_s, played.episode.workload.name
-        results: list[tuple[Outcome | Branch, State | None]] = [(outcome, played.following)]
-        for one, following in results + [(branch, None) for branch in played.branches]:
-            self.agent.replay_buffer.add(
-                WindowStep(
-                    name,
-                    played.state,
-                    one.executed,
-                    one.cost_rewards.astype(np.float32),
-                    np.nan if one.p95_s is None else one.p95_s / slo_s,
-                    following,
-                    label,
-                    one is outcome,
-                )
-            )
+        outcome, slo_s = played.outcome, played.episode.workload.slo_s
+        branches = [BranchStep(*_learnt(branch, slo_s)) for branch in played.branches]
+        name, own = played.episode.workload.name, _learnt(outcome, slo_s)
+        self.agent.replay_buffer.add(WindowStep(name, played.state, *own, played.following, label, tuple(branches)))
         self.agent.num_timesteps += 1
         tally.reward += float(outcome.reward.sum())
         tally.cost -= float(outcome.cost_rewards.sum())
@@ -181,6 +170,12 @@ class Rounds:
         if self._owed >= 1:
             self.agent.train(int(self._owed))
             self._owed -= int(self._owed)
+
+
+def _learnt(found: Outcome | Branch, slo_s: float) -> tuple[Actions, Floats32, float]:
+    """What is kept of a window: decisions in force, rewards for cost, P95 over λ."""
+    p95 = np.nan if found.p95_s is None else found.p95_s / slo_s
+    return found.executed, found.cost_rewards.astype(np.float32), p95
 
 
 def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Actions]) -> Decide:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from rl.agent.contract import State
+from rl.agent.ddpg.moves import resources_by_price
 from rl.episodes import Episode
 from rl.train.lanes import Actions
 from rl.train.teacher import PLANS, Teacher, TeacherSettings
@@ -17,6 +18,8 @@ BOLDEST = 2.5
 """Most that a playing teacher lets experts take, as a multiple of what the careful one does."""
 SCATTERED = 0.25
 """Share of episodes in which each layer gets a resource at random: the critic has to see what no teacher does."""
+CHEAP = 0.3
+"""How likely it is then the cheapest, else the next one, and so on."""
 
 
 class Teachers:
@@ -36,8 +39,10 @@ class Teachers:
 
     def _scattered(self, episode: Episode, state: State) -> Actions:
         lattice = episode.encoder.lattice
-        found, (_, resources, counts, _) = state.present.copy(), lattice.sizes
-        found[..., 1] = self._rng.integers(resources, size=(len(found), 1))
+        found, counts = state.present.copy(), lattice.sizes[2]
+        efficient = resources_by_price(episode.encoder.space)[0].numpy()
+        place = np.minimum(self._rng.geometric(CHEAP, size=(len(found), 1)), len(efficient)) - 1
+        found[..., 1] = efficient[place]
         found[..., 2] = np.minimum(self._rng.geometric(0.6, size=(len(found), 1)), counts) - 1
         return lattice.within(found, state.least_memory)
 

@@ -32,10 +32,11 @@ STORED = ("num_timesteps", "_n_updates", "_current_progress_remaining", "seed")
 """Attributes of the library's that a checkpoint holds beside the settings."""
 CLONING = 2**40
 """Draws of a warm start are numbered from here, so that they are not those of updates."""
-EAGERNESS = 0.5
-"""η over what the best of the changes gains on average."""
-LEAST_GAIN = 2e-4
-"""η at least, in C_ref: smaller gains are the critic's noise."""
+EAGERNESS = 0.3
+"""Of changes that gain, each weighs exp(gain / η): η over the best one's gain."""
+LEAST_GAIN = 1e-6
+NOTABLE: dict[Scope, float] = {"expert": 0.004, "layer": 0.02, "window": 0.06}
+"""Gains in C_ref from which on a change counts fully: some hundredths of what a scope costs."""
 
 
 class PipelineDDPG(DDPG):
@@ -146,33 +147,33 @@ class PipelineDDPG(DDPG):
         return -(features * slope).sum(), {"value": value.item()}
 
     def _improved(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
-        """Cross-entropy towards what the critic holds for better than the actor's own decisions.
+        """Cross-entropy towards changes that the critic holds for better than the actor's own decisions.
 
         Where Eq. (14) has the slope at one point, this has differences between configurations: Φ is a lattice, and from
         a safe configuration to the next cheaper one the penalty's corner may lie in between. For every expert, every
-        layer and the window, ``alternatives`` are compared with the decisions that the actor would take, and each
-        counts by exp(Q / η), with η in proportion to what the best of them gains: the regularised improvement step of
-        MPO (Abdolmaleki et al. 2018) with proposals in place of the policy's own samples.
+        layer and the window, ``alternatives`` are compared with the decisions that the actor would take. Only gains
+        pull, the best of them most; what is not improved is left as it is: a pull towards the actor's own decisions
+        wherever no draw was better would keep them for ever, as most draws are not.
         """
         batch, executed, critic = samples.observations, samples.actions, self.critic_target.qf0
         assert isinstance(critic, WindowCritic)
         space, mask = batch.space, batch.space.mask
-        scored = self.actor.network.scores(batch, executed)
-        draw = torch.Generator().manual_seed(
-            int(np.random.default_rng((self.seed or 0, self._n_updates)).integers(2**62))
-        )
+        scored, rows = self.actor.network.scores(batch, executed), padded(mask)
+        own_rng = np.random.default_rng((self.seed or 0, self._n_updates))
+        draw = torch.Generator().manual_seed(int(own_rng.integers(2**62)))
         base = spread(scored.best(), mask)
         own, losses, found = features_of(space, base), list[Tensor](), dict[str, float]()
         with torch.no_grad():
             known = critic.known(batch)
         for scope in SCOPES:
-            tried = torch.cat((base[None], moves(batch, base, scope, self.learner.alternatives, draw)))
-            values = _judged(critic, scope, batch, known, own, features_of(space, tried), samples.unit)
-            weights, found[f"gain_{scope}"] = _improving(values, mask if scope == "expert" else None)
-            rows = padded(mask)
-            wanted = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
-            losses.append(scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), wanted).mean())
-            found["value"] = values[0].mean().item()
+            tried = moves(batch, base, scope, self.learner.alternatives, draw)
+            features = torch.cat((own[None], features_of(space, tried)))
+            values = _judged(critic, scope, batch, known, own, features, samples.unit)
+            weights, strength, gain = _improving(values, NOTABLE[scope])
+            towards = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
+            entropies = scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), towards)
+            losses.append((entropies * there(strength.expand(base.shape[:-1]), rows)).mean())
+            found |= {f"gain_{scope}": gain, "value": values[0].mean().item()}
         return torch.stack(losses).mean(), found
 
     @property
@@ -243,11 +244,15 @@ def _judged(
     return critic.of_windows(batch, known, tried, unit)[..., None, None]
 
 
-def _improving(values: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
-    """Weights [A, B, ..] that add up to 1 over A, and the mean gain of the best; ``values`` [A, B, n, K], the actor's
-    own first."""
-    gain = (values - values[:1]).amax(0, keepdim=True)
-    there = torch.ones_like(gain) if mask is None else mask.expand_as(gain)
-    typical = (gain * there).sum((-1, -2), keepdim=True) / there.sum((-1, -2), keepdim=True)
-    weights = (values / (EAGERNESS * typical).clamp(min=LEAST_GAIN)).softmax(0)
-    return weights, float(typical.mean())
+def _improving(values: Tensor, notable: float) -> tuple[Tensor, Tensor, float]:
+    """Of changes against the actor's own; ``values`` [1 + A, B, ..], its own first.
+
+    Weights [A, B, ..] of those that gain, adding up to 1; how much each place counts [B, ..], 0 to 1: fully from a gain
+    of ``notable`` C_ref on, not at all below a tenth of that, which is the critic's noise; and the mean gain.
+    """
+    gains = values[1:] - values[:1]
+    best = gains.amax(0)
+    weights = (gains / (EAGERNESS * best).clamp(min=LEAST_GAIN)).masked_fill(gains <= 0, -torch.inf)
+    weights = torch.where(best > 0, weights, torch.zeros_like(weights)).softmax(0)
+    strength = torch.where(best < notable / 10, torch.zeros_like(best), (best / notable).clamp(0, 1))
+    return weights, strength, float(best.clamp(min=0).mean())

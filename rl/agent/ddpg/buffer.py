@@ -6,7 +6,7 @@ is drawn from one pipeline; pipelines are drawn in proportion to their windows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,16 @@ from torch import Tensor
 
 from rl.agent.contract import Batch, Floats32, Space, State
 from rl.agent.ddpg.settings import LearnerError
+
+
+@dataclass(frozen=True, eq=False)
+class BranchStep:
+    """The same window under other decisions, simulated beside it; what would follow is not known."""
+
+    executed: NDArray[np.int16]
+    rewards: Floats32
+    p95: float
+    """All as of :class:`WindowStep`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +47,7 @@ class WindowStep:
     """The next window's state; None where the episode really ended, so that nothing is expected after it."""
     teacher: NDArray[np.int16] | None = None
     """[n, K, 4] what a teacher would have done, where one was asked."""
-    played: bool = True
-    """False: a branch, simulated beside what was played; what follows it is not known."""
+    branches: tuple[BranchStep, ...] = ()
 
 
 class WindowSamples(NamedTuple):
@@ -62,7 +71,9 @@ class WindowSamples(NamedTuple):
     taught: Tensor
     """[B] bool."""
     played: Tensor
-    """[B] bool: False for branches, whose next observation is the state itself."""
+    """[B] bool: False for branches, whose next observation is not theirs."""
+    pairs: Tensor
+    """[pairs, 2] int64: rows of a window as it was played and of one of its branches."""
 
 
 class WindowBuffer(ReplayBuffer):
@@ -129,8 +140,9 @@ class WindowBuffer(ReplayBuffer):
         self._rings[pipeline], self._next[pipeline] = steps, at
 
     def sample(self, batch_size: int, env: object = None, draw: int = 0) -> WindowSamples:  # type: ignore[override]
-        """``batch_size`` windows of one pipeline, with repetition. ``draw``: which update asks; the same number, the
-        same windows, so that a resumed run goes on as it would have. Raises LearnerError on an empty buffer.
+        """``batch_size`` windows of one pipeline, with repetition; where they have branches, half as many, each with
+        one of its own. ``draw``: which update asks; the same number, the same windows, so that a resumed run goes on as
+        it would have. Raises LearnerError on an empty buffer.
         """
         rng = np.random.default_rng((self.seed, draw))
         names = [name for name, ring in self._rings.items() if ring]
@@ -139,23 +151,32 @@ class WindowBuffer(ReplayBuffer):
         sizes = np.array([len(self._rings[name]) for name in names], dtype=np.float64)
         name = names[int(rng.choice(len(names), p=sizes / sizes.sum()))]
         ring = self._rings[name]
-        return self.stack(name, [ring[int(at)] for at in rng.integers(len(ring), size=batch_size)])
+        steps = [ring[int(at)] for at in rng.integers(len(ring), size=batch_size)]
+        halves = steps[: max(1, batch_size // 2)]
+        if not all(step.branches for step in halves):
+            return self.stack(name, steps)
+        drawn = [step.branches[int(rng.integers(len(step.branches)))] for step in halves]
+        return self.stack(name, halves, drawn)
 
-    def stack(self, pipeline: str, steps: list[WindowStep]) -> WindowSamples:
-        """Windows of ``pipeline`` as tensors."""
+    def stack(self, pipeline: str, steps: list[WindowStep], branches: Sequence[BranchStep] = ()) -> WindowSamples:
+        """Windows of ``pipeline`` as tensors; ``branches``: of each window one, as further rows, or none."""
         space = self.spaces[pipeline]
-        taught = [step.executed if step.teacher is None else step.teacher for step in steps]
+        every = [*steps, *steps[: len(branches)]]
+        rows: list[WindowStep | BranchStep] = [*steps, *branches]
+        taught = [step.executed if step.teacher is None else step.teacher for step in every]
+        pairs = torch.arange(len(branches))
         return WindowSamples(
-            Batch.of(space, [step.state for step in steps]),
-            _tensor([step.executed for step in steps]).long(),
-            Batch.of(space, [step.following or step.state for step in steps]),
-            torch.tensor([step.following is None for step in steps], dtype=torch.float32),
-            _tensor([step.rewards for step in steps]).float(),
-            torch.tensor([step.p95 for step in steps], dtype=torch.float32),
+            Batch.of(space, [step.state for step in every]),
+            _tensor([row.executed for row in rows]).long(),
+            Batch.of(space, [step.following or step.state for step in every]),
+            torch.tensor([step.following is None for step in every], dtype=torch.float32),
+            _tensor([row.rewards for row in rows]).float(),
+            torch.tensor([row.p95 for row in rows], dtype=torch.float32),
             self.units[pipeline],
             _tensor(taught).long(),
-            torch.tensor([step.teacher is not None for step in steps]),
-            torch.tensor([step.played for step in steps]),
+            torch.tensor([step.teacher is not None for step in every]),
+            torch.tensor([isinstance(row, WindowStep) for row in rows]),
+            torch.stack((pairs, pairs + len(steps)), -1),
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rl.agent.contract import State
-from rl.agent.ddpg.buffer import WindowBuffer, WindowStep
+from rl.agent.ddpg.buffer import BranchStep, WindowBuffer, WindowStep
 from rl.agent.ddpg.settings import LearnerError
 
 ENTRIES = frozenset(
@@ -98,7 +98,12 @@ def save_windows(path: Path, buffer: WindowBuffer) -> None:
         arrays[f"{pipeline}/executed"] = np.stack([step.executed for step in ring])
         arrays[f"{pipeline}/rewards"] = np.stack([step.rewards for step in ring])
         arrays[f"{pipeline}/p95"] = np.array([step.p95 for step in ring])
-        arrays[f"{pipeline}/played"] = np.array([step.played for step in ring])
+        branches = [(at, branch) for at, step in enumerate(ring) for branch in step.branches]
+        arrays[f"{pipeline}/branch_of"] = np.array([at for at, _ in branches], dtype=np.int64)
+        none = [ring[0].executed[:0]], [ring[0].rewards[:0]]
+        arrays[f"{pipeline}/branch_executed"] = np.stack([one.executed for _, one in branches] or none[0])
+        arrays[f"{pipeline}/branch_rewards"] = np.stack([one.rewards for _, one in branches] or none[1])
+        arrays[f"{pipeline}/branch_p95"] = np.array([one.p95 for _, one in branches])
         arrays[f"{pipeline}/taught"] = np.array([step.teacher is not None for step in ring])
         arrays[f"{pipeline}/teacher"] = np.stack(
             [step.executed if step.teacher is None else step.teacher for step in ring]
@@ -125,12 +130,17 @@ def load_windows(path: Path, buffer: WindowBuffer) -> None:
         raise LearnerError(f"windows in {path} cannot be read: {error}") from error
 
 
-KEYS = (*PARTS, "links", "executed", "rewards", "p95", "taught", "teacher", "played")
+BRANCHES = ("branch_of", "branch_executed", "branch_rewards", "branch_p95")
+KEYS = (*PARTS, "links", "executed", "rewards", "p95", "taught", "teacher", *BRANCHES)
 
 
 def _steps(pipeline: str, arrays: dict[str, np.ndarray[Any, Any]]) -> list[WindowStep]:
     count = len(arrays["segments"])
     states = [State(*(arrays[part][number] for part in PARTS)) for number in range(count)]
+    branches: list[list[BranchStep]] = [[] for _ in arrays["links"]]
+    for row, at in enumerate(arrays["branch_of"]):
+        executed, rewards, p95 = (arrays[key][row] for key in BRANCHES[1:])
+        branches[at].append(BranchStep(executed, rewards, float(p95)))
     return [
         WindowStep(
             pipeline,
@@ -140,7 +150,7 @@ def _steps(pipeline: str, arrays: dict[str, np.ndarray[Any, Any]]) -> list[Windo
             float(arrays["p95"][number]),
             None if there < 0 else states[there],
             arrays["teacher"][number] if arrays["taught"][number] else None,
-            bool(arrays["played"][number]),
+            tuple(branches[number]),
         )
         for number, (here, there) in enumerate(arrays["links"])
     ]

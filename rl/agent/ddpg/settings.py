@@ -20,9 +20,8 @@ class LearnerSettings:
 
     batch_windows: int = 16
     """Windows of an update, all of one pipeline."""
-    buffer_windows: int = 40_000
-    """Branches included."""
-    actor_rate: float = 2e-4
+    buffer_windows: int = 12_000
+    actor_rate: float = 4e-4
     critic_rate: float = 1e-3
     rate_end: float = 0.1
     """Both rates fall linearly to this share of themselves."""
@@ -36,7 +35,7 @@ class LearnerSettings:
     credit: Credit = "own"
     """Of the layer critic. ``own``: a layer's return leaves out what the others cost, which is known and not its doing
     (a difference reward); ``return``: the plain return of Eq. (13)."""
-    slo_weight: float = 15.0
+    slo_weight: float = 60.0
     """Of an excess over λ (:func:`rl.agent.ddpg.targets.penalties`)."""
     gradient: Gradient = "improvement"
     """How the actor climbs the critic: towards the better of some changes of an expert, a layer or the whole window,
@@ -47,11 +46,11 @@ class LearnerSettings:
     """Updates of the critic for one of the actor."""
     busy_meter: bool = False
     """Whether cost counts while replicas work only, so that it is not known from the decisions alone."""
-    guard: float = 0.97
+    guard: float = 0.93
     """Part of λ from which on an excess counts: keeps the share of windows over λ itself small."""
     clone_rate: float = 1e-3
     """Of the actor while it clones its teacher and nothing else."""
-    clone_weight: float = 0.1
+    clone_weight: float = 0.0
     """Of the teacher's cross-entropy beside the policy gradient, at the start; falls to 0 with exploration."""
     gradient_norm: float = 1.0
     """Longest gradient of either network."""

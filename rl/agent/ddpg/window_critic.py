@@ -22,19 +22,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl.agent.contract import CONFIGURATION_FEATURES, Batch
+from rl.agent.contract import Batch
 from rl.agent.critic import PRODUCTS, with_products
 from rl.agent.ddpg.buffer import WindowSamples
 from rl.agent.ddpg.seen import NODE, PIPELINE, check_features
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.ddpg.targets import penalties
 from rl.agent.encoder import Encoder
-from rl.agent.lattice import CONCURRENCY, PRICE, REPLICAS, features_of
+from rl.agent.lattice import CALL_TIME, CONCURRENCY, PRICE, REPLICAS, features_of
 from rl.agent.pointer import masked_max, masked_mean
 from rl.agent.settings import NetworkSettings
 
 QUANTILES = 16
-CALL_TIME = CONFIGURATION_FEATURES.index("call_time")
 LOG_CALL = math.log(100)
 """A feature of 1 is a call of 100 λ / n."""
 LOADS = ("requests_per_s", "load_mean_5", "load_peak_5")
@@ -239,6 +238,7 @@ class WindowCritic(nn.Module):
             "p95": _mean(pinball, judged),
             "judged": functional.binary_cross_entropy_with_logits(found.judged, judged.float()),
             "future": _mean((found.future - self.learner.gamma * following).square(), samples.played),
+            "change": self._changes(samples, found.p95.mean(-1), seen, judged),
             **self._latencies(samples, layers, experts),
         }
         if self.learner.busy_meter:
@@ -247,6 +247,14 @@ class WindowCritic(nn.Module):
         off = _mean((found.p95.mean(-1) - seen).abs(), judged)
         named = {f"critic_{name}": float(part.detach()) for name, part in parts.items()}
         return torch.stack(list(parts.values())).sum(), named | {"critic_p95_off": float(off.detach())}
+
+    def _changes(self, samples: WindowSamples, found: Tensor, seen: Tensor, judged: Tensor) -> Tensor:
+        """Loss of what a change of decision does to the logarithm of the P95 of the very same window: all that is not
+        known of the window is in both, so it does not hide the effect, nor stand in for it."""
+        played, branch = samples.pairs.unbind(-1)
+        off = (found[branch] - found[played]) - (seen[branch] - seen[played])
+        loss = functional.smooth_l1_loss(off, torch.zeros_like(off), reduction="none", beta=BETA)
+        return _mean(loss, judged[branch] & judged[played])
 
     def _latencies(self, samples: WindowSamples, layers: Layers, experts: Experts) -> dict[str, Tensor]:
         """Losses of experts and layers against what the next state tells of the window."""

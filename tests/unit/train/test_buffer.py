@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 
-from rl.agent.ddpg.buffer import WindowBuffer, WindowStep
+from rl.agent.ddpg.buffer import BranchStep, WindowBuffer, WindowStep
 from rl.agent.ddpg.checkpoint import load_windows, save_windows
 from rl.agent.ddpg.settings import LearnerError
 from tests.unit.train import world
@@ -114,6 +115,30 @@ def test_windows_come_back_from_their_file(tmp_path: Path) -> None:
         assert torch.equal(first.teacher, second.teacher)
         assert torch.equal(first.next_observations.experts, second.next_observations.experts)
         assert torch.equal(first.dones, second.dones)
+
+
+def branched(windows: int) -> WindowBuffer:
+    """Each window beside two branches whose P95 is the window's times 10 and times 100."""
+    buffer, plain = empty(), filled(windows)
+    for step in plain.rings[world.NAME]:
+        branches = tuple(BranchStep(step.executed, step.rewards, step.p95 * factor) for factor in (10, 100))
+        buffer.add(replace(step, branches=branches))
+    return buffer
+
+
+def test_windows_with_branches_come_in_pairs_of_the_same_state(tmp_path: Path) -> None:
+    buffer, again = branched(9), empty()
+    save_windows(tmp_path / "windows.npz", buffer)
+    load_windows(tmp_path / "windows.npz", again)
+    factors = set()
+    for draw in range(10):
+        samples = again.sample(8, draw=draw)
+        played, branch = samples.pairs.unbind(-1)
+        assert samples.played.tolist() == [True] * 4 + [False] * 4
+        assert torch.equal(samples.observations.experts[played], samples.observations.experts[branch])
+        factors |= {round(float(one)) for one in samples.p95[branch] / samples.p95[played]}
+        assert torch.equal(samples.p95, buffer.sample(8, draw=draw).p95)
+    assert factors == {10, 100}
 
 
 def test_a_file_with_a_pickle_in_it_is_not_opened(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from rl.agent.ddpg.settings import LearnerSettings
 from rl.train.lanes import play
 from tests.unit.train import world
 
-SETTINGS = {"actor_rate": 3e-3, "critic_rate": 3e-3, "actor_from": 300, "gamma": 0.0, "batch_windows": 32}
+SETTINGS = {
+    "slo_weight": 60.0,
+    "actor_rate": 3e-3,
+    "critic_rate": 3e-3,
+    "actor_from": 300,
+    "policy_delay": 1,
+    "batch_windows": 32,
+}
 
 
 def learnt(learner: LearnerSettings, windows: int, seed: int = 0) -> PipelineDDPG:

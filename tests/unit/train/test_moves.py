@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.agent.contract import Batch
-from rl.agent.ddpg.moves import SCOPES, Scope, mixed, moves
+from rl.agent.ddpg.moves import SCOPES, Scope, mixed, moves, resources_by_price
+from rl.agent.lattice import PRICE
 from tests.unit.train import world
 
 
@@ -44,6 +45,15 @@ def test_experts_of_a_scope_move_together(scope: Scope, alike: tuple[int, ...]) 
     assert changed.any() and (changed.amax(3) == changed.amin(3)).all()
     together = found[changed.all(-1).all(-1)]
     assert (together.amax(alike[0] - 1) == together.amin(alike[0] - 1)).all()
+
+
+def test_resources_are_those_that_none_cheaper_is_as_fast_as() -> None:
+    space = world.space()
+    table = space.resource_memory[:, [2, 0, 1, 1]].clone()  # the dearest first; the last as fast as the third, dearer
+    table[:, 3, PRICE] += 0.1
+    efficient, rank = resources_by_price(replace(space, resource_memory=table))
+    assert efficient.tolist() == [1, 2, 0]
+    assert rank.tolist() == [2, 0, 1, 1]
 
 
 def test_a_mixture_takes_whole_layers() -> None:

@@ -38,7 +38,7 @@ def test_own_returns_leave_out_what_other_layers_cost() -> None:
     assert found.tolist() == [[-10.0, -11.0]]
 
 
-@given(excess=st.floats(0, 0.05), weight=st.floats(0.1, 50))
+@given(excess=st.floats(0, 0.01), weight=st.floats(0.1, 50))
 def test_near_the_slo_the_penalty_is_that_of_the_reward(excess: float, weight: float) -> None:
     wanted = penalty((1 + excess) * 0.08, 0.08, RewardSettings(slo_weight=weight))
     found = float(penalties(torch.tensor(1 + excess), LearnerSettings(slo_weight=weight, guard=1.0)))
@@ -51,6 +51,10 @@ def test_a_worse_overload_is_always_punished_more(pair: list[float]) -> None:
     assert high < low
 
 
+def test_a_lost_window_costs_at_most_the_weight_over_k() -> None:
+    assert float(penalties(torch.tensor(1e6), LearnerSettings(slo_weight=45.0))) == pytest.approx(-15.0)
+
+
 def test_a_window_without_requests_has_no_penalty() -> None:
     assert penalties(torch.tensor([math.nan]), LearnerSettings()).tolist() == [0.0]
 
@@ -58,11 +62,13 @@ def test_a_window_without_requests_has_no_penalty() -> None:
 @pytest.mark.parametrize(("credit", "wanted"), [("return", [-7.5, -6.5]), ("own", [-7.0, -6.5])])
 def test_the_layer_critic_learns_cost_penalty_and_what_follows(credit: str, wanted: list[float]) -> None:
     learner = LearnerSettings(
-        judge="layer", gradient="straight-through", credit=credit, gamma=0.5, guard=1.0, slo_weight=2.0
+        judge="layer", gradient="straight-through", credit=credit, gamma=0.5, guard=1.0, slo_weight=6.0
     )  # type: ignore[arg-type]
     buffer = filled(1)
     samples = buffer.stack(world.NAME, buffer.rings[world.NAME])
-    samples = samples._replace(rewards=torch.tensor([[-1.0, -0.5]]), p95=torch.tensor([math.exp(0.5)]))
+    samples = samples._replace(rewards=torch.tensor([[-1.0, -0.5]]), p95=torch.tensor([2 ** (1 / 3)]))
     critic = LayerCritic(world.networks(), learner)
     found = critic.targets(samples, torch.tensor([-10.0]))[0]
-    assert found.tolist() == pytest.approx(wanted)  # costs, then 2 · 0.5 of penalty and 0.5 · 10 of what follows
+    assert found.tolist() == pytest.approx(
+        wanted
+    )  # costs, then 6 · (1 - 1/2) / 3 of penalty and 0.5 · 10 of what follows

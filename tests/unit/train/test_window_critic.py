@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
 from rl.agent.contract import Batch
+from rl.agent.ddpg.buffer import BranchStep
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.ddpg.window_critic import WindowCritic, _largest_beside
 from rl.agent.lattice import features_of
 from tests.unit.train import world
-from tests.unit.train.test_buffer import filled
+from tests.unit.train.test_buffer import empty, filled
 
 
 def batch_of(count: int) -> Batch:
@@ -75,6 +79,31 @@ def test_it_learns_how_long_a_window_takes() -> None:
         optimizer.step()
         off.append(named["critic_p95_off"])
     assert off[-1] < 0.3 * off[0]
+
+
+def test_it_learns_what_a_change_does_where_nothing_else_can_be_known() -> None:
+    """P95 is noise of a window, the same for its branches, times 3 where the first expert has its first resource."""
+    torch.manual_seed(0)
+    rng, buffer = np.random.default_rng(4), empty()
+    for step in filled(60).rings[world.NAME]:
+        noise, branches = float(np.exp(rng.normal())), []
+        for resource in (0, 1):
+            executed = step.executed.copy()
+            executed[0, 0, 1] = resource
+            branches.append(BranchStep(executed, step.rewards, noise * (3.0 if resource == 0 else 1.0)))
+        buffer.add(replace(step, executed=branches[1].executed, p95=noise, branches=tuple(branches)))
+    critic = WindowCritic(world.networks(), LearnerSettings())
+    optimizer = torch.optim.Adam(critic.parameters(), 3e-3)
+    for draw in range(250):
+        loss, _ = critic.loss(buffer.sample(32, draw=draw), torch.zeros(32))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    samples = buffer.sample(64, draw=999)
+    features = features_of(samples.observations.space, samples.actions)
+    first = samples.actions[:, 0, 0, 1] == 0
+    found = critic(samples.observations, features)[0].p95.mean(-1).detach()
+    assert float(found[first].mean() - found[~first].mean()) == pytest.approx(np.log(3), rel=0.25)
 
 
 def test_the_largest_beside_each_leaves_it_out() -> None:
