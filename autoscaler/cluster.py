@@ -44,13 +44,15 @@ class ClusterSide:
         registry.register(self._metrics)
 
     def start(self, stop: threading.Event) -> None:
-        """Stand for the lease."""
+        """Follow the cluster, and stand for the lease."""
+        self.platform.follow()
         if self._elector is not None:
             self._thread = threading.Thread(target=self._elector.run, args=(stop,), name="lease", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Wait until the lease is given back; ``stop`` is set."""
+        """End the watches, and wait until the lease is given back; ``stop`` is set."""
+        self.platform.close()
         if self._thread is not None:
             self._thread.join(timeout=10.0)
 

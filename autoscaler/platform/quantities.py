@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from kubernetes.utils.quantity import parse_quantity as _parse
 
@@ -11,6 +12,7 @@ class QuantityError(ValueError):
     """Not a Kubernetes quantity."""
 
 
+@lru_cache(maxsize=4096)
 def parse_quantity(text: str) -> float:
     """``128Mi`` → bytes, ``500m`` → 0.5. Raises QuantityError."""
     try:

@@ -7,6 +7,7 @@ differ, while the API's JSON does not.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +21,8 @@ from kubernetes import client, config
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 
 Object = dict[str, Any]
+Event = tuple[str, Object]
+"""Of a watch: kind (``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK``) and the object."""
 
 FIELD_MANAGER = "smoe-controller"
 MERGE = "application/merge-patch+json"
@@ -27,6 +30,10 @@ STRATEGIC = "application/strategic-merge-patch+json"
 PAGE = 500
 _REPEATED = (409, 429, 500, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
+
+
+class ExpiredError(PlatformError):
+    """The API server has forgotten the version that a watch was to start from."""
 
 
 class RefusedError(PlatformError):
@@ -72,11 +79,35 @@ def api_client(configuration: client.Configuration) -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
+class Rate:
+    """Client-side limit of calls: ``per_s`` in the long run, ``burst`` at once. ``clock``: seconds that only grow."""
+
+    def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._clock = clock
+        self._left = float(burst)
+        self._seen_s = clock()
+        self._lock = threading.Lock()
+
+    def take(self) -> float:
+        """Take a turn; seconds to wait before the call."""
+        with self._lock:
+            now_s = self._clock()
+            self._left = min(float(self._burst), self._left + (now_s - self._seen_s) * self._per_s) - 1.0
+            self._seen_s = now_s
+            return max(0.0, -self._left / self._per_s)
+
+
+RATE_PER_S = 100.0
+BURST = 200
+
+
 class KubernetesClient:
     """Orders here say what should be, so repeating one is safe.
 
     ``guard`` is called before every write, each try of it: a controller that is no longer the leader raises there.
-    ``calls`` counts answers by (verb, resource, status).
+    ``calls`` counts answers by (verb, resource, status). No more than ``rate`` calls are made.
     """
 
     def __init__(
@@ -87,7 +118,9 @@ class KubernetesClient:
         timeout_s: float = 5.0,
         guard: Callable[[], None] = lambda: None,
         wait: Callable[[float], object] = time.sleep,
+        rate: Rate | None = None,
     ) -> None:
+        self._rate = rate or Rate(RATE_PER_S, BURST)
         self.namespace = namespace
         self.guard = guard
         self.calls: Counter[tuple[str, str, int]] = Counter()
@@ -101,19 +134,22 @@ class KubernetesClient:
         return _number(found.get("major")), _number(found.get("minor"))
 
     def deployments(self, selector: str) -> Iterator[Object]:
-        return self._list(f"/apis/apps/v1/namespaces/{self.namespace}/deployments", "deployments", selector)
+        return self.listed("deployments", selector)
 
     def pods(self, selector: str) -> Iterator[Object]:
-        return self._list(f"/api/v1/namespaces/{self.namespace}/pods", "pods", selector)
+        return self.listed("pods", selector)
 
     def patch_deployment(self, name: str, patch: Object, content_type: str = STRATEGIC) -> Object:
         return self._patch(
             f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}", "deployments", patch, content_type
         )
 
-    def scale(self, name: str, replicas: int) -> None:
+    def scale(self, name: str, replicas: int) -> str | None:
+        """Returns the Deployment's version afterwards, where the answer tells it."""
         path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}/scale"
-        self._patch(path, "deployments/scale", {"spec": {"replicas": replicas}}, MERGE)
+        answer = self._patch(path, "deployments/scale", {"spec": {"replicas": replicas}}, MERGE)
+        version = answer.get("metadata", {}).get("resourceVersion")
+        return None if version is None else str(version)
 
     def resize(self, pod: str, patch: Object) -> Object:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/resize"
@@ -143,15 +179,50 @@ class KubernetesClient:
     def _leases(self) -> str:
         return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
 
-    def _list(self, path: str, resource: str, selector: str) -> Iterator[Object]:
+    def listed(
+        self, resource: str, selector: str, told: Callable[[str], object] = lambda version: None
+    ) -> Iterator[Object]:
+        """All ``deployments`` or ``pods`` that a selector chooses, in pages; ``told`` gets the version of the list."""
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
-            page = self._call("GET", path, resource, query=query)
+            page = self._call("GET", self._path(resource), resource, query=query)
             yield from page.get("items") or ()
             after = page["metadata"].get("continue")
             if not after:
+                told(page["metadata"]["resourceVersion"])
                 return
             query = {**query, "continue": after}
+
+    def watch(
+        self, resource: str, selector: str, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]
+    ) -> Iterator[Event]:
+        """Changes after ``version``, until the API server ends the watch; ``opened`` gets what ends it from here.
+
+        Raises ExpiredError where only a new list helps, UnreachableError and RefusedError.
+        """
+        query = {"watch": "true", "labelSelector": selector, "resourceVersion": version}
+        query |= {"allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        path = self._path(resource)
+        what = f"watch {path}"
+        try:
+            limit = urllib3.Timeout(connect=self._timeout_s, read=seconds + self._timeout_s)
+            with self._open("GET", path, None, query, "application/json", limit, stream=True) as reply:
+                self.calls["WATCH", resource, reply.status] += 1
+                if reply.status >= 300:
+                    raise ExpiredError(what) if reply.status == 410 else _refused(what, reply.status, reply.read())
+                opened(reply.shutdown)
+                for line in _lines(reply):
+                    event = orjson.loads(line)
+                    if event["type"] == "ERROR":
+                        code = int(event["object"].get("code", 500))
+                        raise ExpiredError(what) if code == 410 else _refused(what, code, line)
+                    yield event["type"], event["object"]
+        except (urllib3.exceptions.HTTPError, OSError, client.ApiException, ValueError) as error:
+            raise UnreachableError(f"{what} broke off: {type(error).__name__}") from error
+
+    def _path(self, resource: str) -> str:
+        root = "/apis/apps/v1" if resource == "deployments" else "/api/v1"
+        return f"{root}/namespaces/{self.namespace}/{resource}"
 
     def _patch(self, path: str, resource: str, patch: Object, content_type: str) -> Object:
         query = {"fieldManager": FIELD_MANAGER}
@@ -171,6 +242,9 @@ class KubernetesClient:
     ) -> Object:
         what = f"{method} {path}"
         for left in reversed(range(tries)):
+            turn_s = self._rate.take()
+            if turn_s:
+                self._wait(turn_s)
             if guarded:
                 self.guard()
             try:
@@ -192,6 +266,21 @@ class KubernetesClient:
     def _once(
         self, method: str, path: str, body: Object | None, query: Mapping[str, str] | None, content_type: str
     ) -> tuple[int, bytes]:
+        limit = urllib3.Timeout(total=self._timeout_s)
+        reply = self._open(method, path, body, query, content_type, limit)
+        return reply.status, reply.data
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        query: Mapping[str, str] | None,
+        content_type: str,
+        limit: urllib3.Timeout,
+        *,
+        stream: bool = False,
+    ) -> urllib3.BaseHTTPResponse:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type
@@ -204,10 +293,18 @@ class KubernetesClient:
         )
         verb, url, header, _, _ = request
         data = None if body is None else orjson.dumps(body)
-        reply = self._api.rest_client.pool_manager.request(
-            verb, url, body=data, headers=header, timeout=urllib3.Timeout(total=self._timeout_s)
+        reply: urllib3.BaseHTTPResponse = self._api.rest_client.pool_manager.request(
+            verb, url, body=data, headers=header, timeout=limit, preload_content=not stream
         )
-        return reply.status, reply.data
+        return reply
+
+
+def _lines(reply: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Lines of a stream as they come; a half line at its end is none."""
+    rest = b""
+    while data := reply.read1(1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line for line in lines if line)
 
 
 def _refused(what: str, status: int, data: bytes) -> PlatformError:

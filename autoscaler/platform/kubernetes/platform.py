@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError
 from autoscaler.platform.kubernetes import deployments as d
-from autoscaler.platform.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
+from autoscaler.platform.kubernetes.cache import WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platform.kubernetes.client import MERGE, Event, KubernetesClient, Object, RefusedError
 from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind, conditions_of, leaving
 
 log = logging.getLogger("smoe.autoscaler.kubernetes")
@@ -29,8 +30,9 @@ COMMUNITY = (
 class KubernetesPlatform:
     """:class:`autoscaler.contract.Platform` for the functions of ``pipeline`` (label ``smoe.pipeline``).
 
-    ``configurations`` only reads. ``keep``, once a tick, is the level-triggered part: it brings every replica in line
-    with its function, also new ones, and answers what it finds in the way. ``clock`` gives Unix time.
+    ``configurations`` only reads; with :meth:`follow` from caches that watches keep, where they are whole. ``keep``,
+    once a tick, is the level-triggered part: it brings every replica in line with its function, also new ones, and
+    answers what it finds in the way. ``clock`` gives Unix time.
     """
 
     def __init__(
@@ -54,11 +56,40 @@ class KubernetesPlatform:
         self._held: dict[str, tuple[int, float]] = {}
         """Function over quota → replicas that fitted, and until when no more are asked for."""
         self._refused: dict[str, Condition] = {}
+        self._caches: tuple[WatchCache, WatchCache] | None = None
+        self._known: dict[str, tuple[str, Configuration | None]] = {}
+        """Function → version of its Deployment, and the configuration read from it."""
+        self._settled: dict[str, tuple[str, ...]] = {}
+        """Function → versions of its Deployment and pods, of which nothing had to be done."""
+
+    def follow(self) -> None:
+        """Keep Deployments and pods by watches from now on, instead of listing them at each look."""
+        kinds = (
+            ("deployments", d.FUNCTION_LABEL, trimmed_deployment),
+            ("pods", f"{d.PIPELINE_LABEL}={self._pipeline}", trimmed_pod),
+        )
+        first, second = (
+            WatchCache(_Kind(self._client, resource, selector), trimmed, time.monotonic)
+            for resource, selector, trimmed in kinds
+        )
+        self._caches = first, second
+        for cache in self._caches:
+            cache.start()
+
+    def behind(self) -> bool:
+        """Whether the next look would list, because a watch is not whole now."""
+        return any(cache.objects() is None for cache in self._caches or ())
+
+    def close(self) -> None:
+        """End the watches."""
+        for cache in self._caches or ():
+            cache.close()
+        self._caches = None
 
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
         self._read_all()
-        found = {name: d.configuration_of(document) for name, document in self._deployments.items()}
+        found = {name: self._configuration(name, document) for name, document in self._deployments.items()}
         return {name: configuration for name, configuration in found.items() if configuration is not None}
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
@@ -109,6 +140,13 @@ class KubernetesPlatform:
 
     # inside
 
+    def _configuration(self, name: str, document: Object) -> Configuration | None:
+        version = document["metadata"].get("resourceVersion", "")
+        known = self._known.get(name)
+        if known is None or known[0] != version:
+            known = self._known[name] = version, d.configuration_of(document)
+        return known[1]
+
     @property
     def _resizes(self) -> bool:
         if self._version is None:
@@ -116,13 +154,16 @@ class KubernetesPlatform:
         return self._version >= RESIZE_SINCE
 
     def _read_all(self) -> None:
+        kept, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
         mine = (
             document
-            for document in self._client.deployments(d.FUNCTION_LABEL)
+            for document in (self._client.deployments(d.FUNCTION_LABEL) if kept is None else kept)
             if (document["spec"]["template"]["metadata"].get("labels") or {}).get(d.PIPELINE_LABEL) == self._pipeline
         )
         found = {document["metadata"]["name"]: document for document in mine}
-        self._pods = d.by_function(self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}"))
+        if pods is None:
+            pods = list(self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}"))
+        self._pods = d.by_function(pods)
         self._deployments, self._read = found, True
 
     def _check_quota(self, function: str, target: Configuration) -> None:
@@ -162,16 +203,31 @@ class KubernetesPlatform:
         self._patch(function, patch)
 
     def _scale(self, function: str, replicas: int) -> None:
-        self._client.scale(function, replicas)
-        self._deployments[function]["spec"]["replicas"] = replicas
+        version = self._client.scale(function, replicas)
+        known = self._deployments[function]
+        meta = known["metadata"] if version is None else {**known["metadata"], "resourceVersion": version}
+        self._took_over(function, {**known, "metadata": meta, "spec": {**known["spec"], "replicas": replicas}})
 
     def _patch(self, function: str, patch: Object, content_type: str | None = None) -> None:
         """Patch the Deployment and take over what came of it."""
         more = () if content_type is None else (content_type,)
-        self._deployments[function] = self._client.patch_deployment(function, patch, *more)
+        self._took_over(function, self._client.patch_deployment(function, patch, *more))
+
+    def _took_over(self, function: str, document: Object) -> None:
+        self._deployments[function] = document
+        if self._caches is not None:
+            self._caches[0].put(document)
+
+    def _pod_took_over(self, pods: list[Object], place: int, document: Object) -> None:
+        pods[place] = document
+        if self._caches is not None:
+            self._caches[1].put(document)
 
     def _keep(self, function: str) -> None:
         deployment = self._deployments[function]
+        seen = self._versions(function)
+        if seen == self._settled.get(function):
+            return
         aside = d.set_aside_patch(deployment)
         if aside is not None:
             log.info("function %s: OpenFaaS's own autoscaler is set aside (label %s)", function, d.SCALE_TYPE)
@@ -196,6 +252,12 @@ class KubernetesPlatform:
         else:
             self._settings_in_line(function, live)
         self._refused.pop(function, None)
+        if not obstacles and self._versions(function) == seen:
+            self._settled[function] = seen
+
+    def _versions(self, function: str) -> tuple[str, ...]:
+        documents = (self._deployments[function], *self._pods.get(function, ()))
+        return tuple([document["metadata"].get("resourceVersion", "") for document in documents])
 
     def _moves(self, condition: Condition) -> bool:
         """Whether only other nodes can help: never on this one, or not for a long while."""
@@ -220,7 +282,7 @@ class KubernetesPlatform:
             patch = None if leaving(pod) else d.resize_patch(pod, function, live)
             if patch is not None:
                 try:
-                    pods[i] = self._client.resize(pod["metadata"]["name"], patch)
+                    self._pod_took_over(pods, i, self._client.resize(pod["metadata"]["name"], patch))
                 except FunctionGoneError:
                     continue  # the pod went meanwhile; the next one is brought in line when it is seen
 
@@ -230,7 +292,7 @@ class KubernetesPlatform:
             patch = None if leaving(pod) else d.settings_patch(pod, live)
             if patch is not None:
                 try:
-                    pods[i] = self._client.patch_pod(pod["metadata"]["name"], patch)
+                    self._pod_took_over(pods, i, self._client.patch_pod(pod["metadata"]["name"], patch))
                 except FunctionGoneError:
                     continue
 
@@ -248,6 +310,22 @@ class KubernetesPlatform:
         if self._refused.get(function, condition).message != condition.message or function not in self._refused:
             log.warning("%s", condition)
         self._refused[function] = condition
+
+
+class _Kind:
+    """One kind of objects of the client, as a cache reads it."""
+
+    def __init__(self, client: KubernetesClient, resource: str, selector: str) -> None:
+        self._client = client
+        self._resource = resource
+        self._selector = selector
+
+    def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
+        told: list[str] = []
+        return self._client.listed(self._resource, self._selector, told.append), lambda: told[-1]
+
+    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
+        return self._client.watch(self._resource, self._selector, version, seconds, opened)
 
 
 def _own(deployment: Object) -> bool:

@@ -37,7 +37,8 @@ WINDOW_S, EVERY_S = 30, 5
         (Series.NODE_TOKENS, 'sum by (pipeline, node) (increase(smoe_node_tokens_total{pipeline="m"}[30000ms]))'),
         (
             Series.NODE_CALL_SECONDS,
-            'sum by (pipeline, node, le) (increase(smoe_node_call_seconds_bucket{pipeline="m"}[30000ms]))',
+            "histogram_quantile(0.95, sum by (pipeline, node, le) "
+            '(increase(smoe_node_call_seconds_bucket{pipeline="m"}[30000ms])))',
         ),
         (Series.REQUESTS_IN_FLIGHT, 'sum by (pipeline) (smoe_requests_in_flight{pipeline="m"})'),
         (

@@ -91,7 +91,7 @@ async def test_the_gateway_does_all_that_it_may_and_nothing_else(guarded: Runnin
     assert used(guarded, "smoe-gateway") == granted("smoe-gateway")
 
 
-def test_the_controller_does_all_that_it_may_and_nothing_else(guarded: Running, platforms: Platforms) -> None:
+async def test_the_controller_does_all_that_it_may_and_nothing_else(guarded: Running, platforms: Platforms) -> None:
     put(guarded, spec("f"))
     platform = platforms("smoe-controller")
     present = platform.configurations()["f"]
@@ -100,6 +100,9 @@ def test_the_controller_does_all_that_it_may_and_nothing_else(guarded: Running, 
     platform.apply("f", target, configuration(2, cpu_cores=0.0, gpu_share=0.2))
     platform.configurations()
     platform.keep()
+    platform.follow()
+    await until_so(lambda: guarded.do(lambda: guarded.api.watching) == 2)
+    platform.close()
     setting = client.Configuration(host=guarded.url)
     setting.api_key["BearerToken"] = "Bearer smoe-controller"
     api = api_client(setting)

@@ -1,0 +1,180 @@
+"""Objects of one kind as a watch of the API server keeps them: listed once, then followed, in a thread.
+
+A cache is an aid, never the only way: where its watch is not whole (not yet begun, broken off, too old), ``objects``
+answers None, and whoever asks lists for itself. So an API server that is gone is seen as before, and what is read is as
+young as the watch, which is milliseconds; a watch that hangs is cut by its own end after ``WATCH_S``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from autoscaler.errors import PlatformError
+from autoscaler.platform.kubernetes.client import Event, ExpiredError, Object
+
+log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
+
+WATCH_S = 30
+"""How long one watch is asked to last: a connection that died in silence is found out after that."""
+RELIST_S = 600.0
+"""Everything is listed anew this often, whatever the watch told."""
+_WAITS_S = (0.2, 1.0, 5.0)
+
+
+class Source(Protocol):
+    """Where a cache reads: the client, for one kind of objects."""
+
+    def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
+        """Objects, and what tells their version once they were all read."""
+
+    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
+        """Events after a version, until the API server ends the watch; ``opened`` gets what ends it from here.
+
+        Raises ExpiredError and PlatformError.
+        """
+
+
+class WatchCache:
+    """``trimmed`` keeps of an object what is needed. ``clock``: seconds that only grow."""
+
+    def __init__(self, source: Source, trimmed: Callable[[Object], Object], clock: Callable[[], float]) -> None:
+        self._source = source
+        self._trimmed = trimmed
+        self._clock = clock
+        self._objects: dict[str, Object] = {}
+        self._version = ""
+        self._listed_s = 0.0
+        self._whole = False
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._cut: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to list and to follow."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._cut()
+        self._thread.join(timeout=5.0)
+
+    def objects(self) -> list[Object] | None:
+        """All objects, None where the watch is not whole now. They are shared: whoever changes one makes a copy."""
+        with self._lock:
+            return list(self._objects.values()) if self._whole else None
+
+    def put(self, document: Object) -> None:
+        """Take over what a write was answered, ahead of the watch."""
+        with self._lock:
+            known = self._objects.get(document["metadata"]["name"])
+            if known is not None and _newer(document, known):
+                self._objects[document["metadata"]["name"]] = self._trimmed(document)
+
+    def _run(self) -> None:
+        failed = 0
+        while not self._stop.is_set():
+            try:
+                if not self._version or self._clock() - self._listed_s > RELIST_S:
+                    self._load()
+                for event in self._source.watch(self._version, WATCH_S, self._opened):
+                    self._take(event)
+                    failed = 0
+            except ExpiredError:
+                self._whole, self._version = False, ""
+            except PlatformError as error:
+                self._whole = False
+                if not self._stop.is_set():
+                    (log.info if failed else log.warning)("%s; lists are read until the watch is back", error)
+                self._stop.wait(_WAITS_S[min(failed, len(_WAITS_S) - 1)])
+                failed += 1
+            except Exception:
+                self._whole, self._version = False, ""
+                log.exception("the watch failed; everything is listed anew")
+                self._stop.wait(_WAITS_S[-1])
+        self._whole = False
+
+    def _opened(self, cut: Callable[[], None]) -> None:
+        self._cut, self._whole = cut, True
+        if self._stop.is_set():
+            cut()
+
+    def _load(self) -> None:
+        found, version = self._source.list()
+        objects = {one["metadata"]["name"]: self._trimmed(one) for one in found}
+        with self._lock:
+            self._objects, self._version, self._listed_s = objects, version(), self._clock()
+
+    def _take(self, event: Event) -> None:
+        kind, document = event
+        with self._lock:
+            self._version = document["metadata"]["resourceVersion"]
+            if kind == "BOOKMARK":
+                return
+            name = document["metadata"]["name"]
+            known = self._objects.get(name)
+            if kind == "DELETED":
+                if known is not None and known["metadata"].get("uid") == document["metadata"].get("uid"):
+                    del self._objects[name]
+            elif known is None or _newer(document, known):
+                self._objects[name] = self._trimmed(document)
+
+
+def trimmed_deployment(document: Object) -> Object:
+    """What the controller reads of a Deployment; of the gateway's note of what was deployed, that it is there."""
+    meta, spec = document["metadata"], document["spec"]
+    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith("smoe.")}
+    if "smoe.function" in annotations:
+        annotations["smoe.function"] = ""
+    template = spec["template"]
+    containers = [_picked(one, ("name", "resources", "env")) for one in template["spec"].get("containers") or ()]
+    return {
+        "metadata": {
+            **_picked(meta, ("name", "uid", "resourceVersion", "labels", "ownerReferences")),
+            "annotations": annotations,
+        },
+        "spec": {
+            "replicas": spec.get("replicas", 1),
+            "template": {
+                "metadata": _picked(template["metadata"], ("labels", "annotations")),
+                "spec": {"containers": containers},
+            },
+        },
+        "status": _picked(document.get("status") or {}, ("replicas", "updatedReplicas", "conditions")),
+    }
+
+
+def trimmed_pod(document: Object) -> Object:
+    """What the controller reads of a pod."""
+    meta, spec, status = document["metadata"], document["spec"], document.get("status") or {}
+    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith("smoe.")}
+    kept = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
+    conditions = [one for one in status.get("conditions") or () if one["type"] in _CONDITIONS]
+    return {
+        "metadata": {**_picked(meta, kept), "annotations": annotations},
+        "spec": {
+            **_picked(spec, ("nodeName",)),
+            "containers": [_picked(one, ("name", "resources")) for one in spec.get("containers") or ()],
+        },
+        "status": {**_picked(status, ("phase", "reason")), "conditions": conditions},
+    }
+
+
+_CONDITIONS = ("PodResizePending", "PodResizeInProgress", "PodScheduled")
+
+
+def _picked(document: Object, keys: tuple[str, ...]) -> Object:
+    return {key: document[key] for key in keys if key in document}
+
+
+def _newer(document: Object, known: Object) -> bool:
+    """Whether it is of a later form; versions of one kind are numbers that grow. Another object of the name is."""
+    new, old = document["metadata"], known["metadata"]
+    if new.get("uid") != old.get("uid"):
+        return True
+    versions = new["resourceVersion"], old["resourceVersion"]
+    return not all(one.isdigit() for one in versions) or int(versions[0]) > int(versions[1])

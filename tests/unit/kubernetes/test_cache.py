@@ -1,0 +1,228 @@
+"""The controller's watch caches on the API double: what they save, and that they are left aside when they break."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from autoscaler.actuator.actuator import apply
+from autoscaler.contract import Decision
+from autoscaler.errors import PlatformError, UnreachableError
+from autoscaler.platform.kubernetes import KubernetesPlatform, cache
+from autoscaler.platform.kubernetes.cache import WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platform.kubernetes.client import Event, ExpiredError, Rate
+from autoscaler.platform.kubernetes.conditions import conditions_of
+from autoscaler.platform.kubernetes.deployments import configuration_of, resize_patch, settings_patch
+from tests.doubles.kubernetes.functions import put, spec, writes
+from tests.doubles.kubernetes.running import Running
+from tests.unit.autoscaler.builders import configuration
+from tests.unit.kubernetes.conftest import Platforms
+
+pytestmark = pytest.mark.timeout(60)
+F, G = "m-expert-0-0", "m-expert-0-1"
+
+
+def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    """Wait for something that another thread does."""
+    end_s, pause = time.monotonic() + limit_s, threading.Event()
+    while not condition():
+        assert time.monotonic() < end_s, "not in time"
+        pause.wait(0.01)
+
+
+@pytest.fixture
+def following(double: Running, platforms: Platforms) -> Iterator[KubernetesPlatform]:
+    """A platform of one function that follows by watches, both of them open."""
+    put(double, spec(F))
+    found = platforms()
+    found.follow()
+    until(lambda: double.do(lambda: double.api.watching) == 2)
+    yield found
+    found.close()
+
+
+def reads(double: Running) -> list[str]:
+    return double.do(lambda: [one.verb for one in double.api.calls if one.verb in ("get", "list", "watch")])
+
+
+def test_a_tick_that_changes_nothing_asks_nothing(double: Running, following: KubernetesPlatform) -> None:
+    assert following.configurations() == {F: configuration()}
+    following.keep()
+    before = double.do(lambda: len(double.api.calls))
+    for _ in range(5):
+        following.configurations()
+        following.keep()
+    assert double.do(lambda: len(double.api.calls)) == before
+
+
+def test_only_what_changes_causes_calls(double: Running, following: KubernetesPlatform) -> None:
+    put(double, spec(G))
+    until(lambda: G in following.configurations())
+    before = len(reads(double))
+    more = Decision(F, "expert-0-0", configuration(), configuration(3), configuration(3), "busy")
+    assert apply(following, [more]).applied == [F]
+    assert writes(double) == ["patch deployments/scale"] and len(reads(double)) == before
+
+
+def test_what_was_ordered_is_read_at_once_though_the_watch_may_be_behind(
+    double: Running, following: KubernetesPlatform
+) -> None:
+    target = configuration(2, memory_mb=512, concurrency=9)
+    following.apply(F, configuration(), target)
+    assert following.configurations()[F] == target
+
+
+def test_changes_of_others_are_seen(double: Running, following: KubernetesPlatform) -> None:
+    def scale() -> None:
+        document = double.store.get("deployments", "openfaas-fn", F)
+        document["spec"]["replicas"] = 4
+        double.store.replace("deployments", document, "someone")
+
+    double.do(scale)
+    until(lambda: following.configurations()[F].replicas == 4)
+
+
+def test_deleted_functions_are_gone(double: Running, following: KubernetesPlatform) -> None:
+    double.do(lambda: double.store.delete("deployments", "openfaas-fn", F))
+    until(lambda: not following.configurations())
+
+
+def test_a_dropped_watch_goes_on_and_nothing_is_missed(double: Running, following: KubernetesPlatform) -> None:
+    double.do(double.api.cut_watches)
+    put(double, spec(G))
+    until(lambda: set(following.configurations()) == {F, G})
+    until(lambda: double.do(lambda: double.api.watching) == 2)
+
+
+def test_a_watch_that_is_too_old_lists_anew(double: Running, following: KubernetesPlatform) -> None:
+    before = reads(double).count("list")
+    double.do(lambda: (put_many(double, 3), double.store.compact(), double.api.cut_watches()))
+    until(lambda: len(following.configurations()) == 4)
+    assert reads(double).count("list") > before
+
+
+def put_many(double: Running, count: int) -> None:
+    from gateway.backends.kubernetes import KubernetesSettings, objects
+
+    for i in range(count):
+        document = objects.deployment(spec(f"m-more-{i}"), KubernetesSettings(), frozenset())
+        double.store.create("deployments", document, "smoe-gateway")
+
+
+def test_while_the_api_server_is_gone_nothing_old_is_taken_for_new(
+    double: Running, following: KubernetesPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_WAITS_S", (0.05,))
+    following.configurations()
+    double.set(down=True)
+    double.do(double.api.cut_watches)
+
+    def fails() -> bool:
+        try:
+            following.configurations()
+        except UnreachableError:
+            return True
+        return False
+
+    until(fails)
+    with pytest.raises(PlatformError):
+        following.configurations()
+    double.set(down=False)
+    assert following.configurations() == {F: configuration()}
+    until(lambda: double.do(lambda: double.api.watching) == 2)
+
+
+def test_what_is_trimmed_away_is_nothing_that_is_read(double: Running, platforms: Platforms) -> None:
+    put(double, spec(F), replicas=2)
+    double.do(lambda: double.cluster.set_resizing("deferred"))
+    platform = platforms()
+    platform.configurations()
+    platform.apply(F, configuration(2), configuration(2, memory_mb=512))
+    deployment = double.deployment(F)
+    pods = double.pods(F)
+    short, shorts = trimmed_deployment(deployment), [trimmed_pod(pod) for pod in pods]
+    assert configuration_of(short) == configuration_of(deployment)
+    whole, kept = list(conditions_of(deployment, pods)), list(conditions_of(short, shorts))
+    assert kept == whole and whole
+    live = platform._deployments[F]
+    from autoscaler.platform.kubernetes.deployments import live_of
+
+    wanted = live_of(live)
+    assert wanted is not None
+    for pod, trimmed in zip(pods, shorts, strict=True):
+        assert resize_patch(trimmed, F, wanted) == resize_patch(pod, F, wanted)
+        assert settings_patch(trimmed, wanted) == settings_patch(pod, wanted)
+
+
+class Script:
+    """A source that does as it is told, one watch after the other."""
+
+    def __init__(self, watches: list[list[Event] | Exception]) -> None:
+        self.watches = watches
+        self.lists = 0
+        self.asked: list[str] = []
+        self.done = threading.Event()
+
+    def list(self) -> tuple[Iterator[dict[str, Any]], Callable[[], str]]:
+        self.lists += 1
+        return iter([thing("a", "1")]), lambda: "5"
+
+    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
+        self.asked.append(version)
+        opened(lambda: None)
+        if not self.watches:
+            self.done.set()
+            threading.Event().wait(0.05)
+            return
+        step = self.watches.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        yield from step
+
+
+def thing(name: str, version: str, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "resourceVersion": version, "uid": name}, **more}
+
+
+def played(*watches: list[Event] | Exception) -> tuple[Script, WatchCache]:
+    script = Script(list(watches))
+    found = WatchCache(script, lambda document: document, time.monotonic)
+    found.start()
+    assert script.done.wait(20)
+    return script, found
+
+
+def test_each_watch_begins_where_the_last_one_ended() -> None:
+    script, found = played([("MODIFIED", thing("a", "7"))], [("BOOKMARK", thing("", "9"))])
+    assert script.asked[:3] == ["5", "7", "9"] and script.lists == 1
+    found.close()
+
+
+def test_an_expired_version_lists_anew() -> None:
+    script, found = played(ExpiredError("watch"), [("ADDED", thing("b", "8"))])
+    assert script.lists == 2
+    assert {one["metadata"]["name"] for one in found.objects() or ()} == {"a", "b"}
+    found.close()
+
+
+def test_an_older_form_does_not_undo_what_a_write_was_answered() -> None:
+    script, found = played()
+    found.put(thing("a", "12", spec=1))
+    script.watches.append([("MODIFIED", thing("a", "11", spec=0))])
+    until(lambda: not script.watches)
+    assert found.objects() == [thing("a", "12", spec=1)]
+    found.close()
+
+
+def test_calls_are_spread_out_to_the_rate_after_a_burst() -> None:
+    now = [0.0]
+    rate = Rate(per_s=10.0, burst=3, clock=lambda: now[0])
+    assert [rate.take() for _ in range(5)] == pytest.approx([0, 0, 0, 0.1, 0.2])
+    now[0] = 0.2
+    assert rate.take() == pytest.approx(0.1)
+    now[0] = 100.0
+    assert [rate.take() for _ in range(4)] == pytest.approx([0, 0, 0, 0.1])
