@@ -9,7 +9,8 @@ that there is something to decide, and applies it. The first tick lists; it is s
     python -m benchmarks.controller --functions 100 --functions 1000 --ticks 20
 
 The last line is one JSON object: ``functions``, ``tick_ms_p50``, ``tick_ms_p99``, ``cpu_ms_p50`` (CPU time of
-this process), ``api_calls`` (a tick, mean), ``changed`` (functions a tick, mean), ``rss_mb`` and ``curve`` (the same for every size).
+this process), ``api_calls`` (a tick, mean), ``changed`` (functions a tick, mean), ``rss_mb``, ``curve`` (the same for
+every size).
 """
 
 from __future__ import annotations
