@@ -12,7 +12,11 @@ from autoscaler.errors import SettingsError
 
 POLICY_NAMES = ("static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "elasticmoe", "serverlessmoe")
 """Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER``."""
-ELSEWHERE = {"smoe": "rl.agent.policy:make"}
+ELSEWHERE = {
+    "smoe": "rl.agent.policy:make",
+    "last-window": "rl.bound.last_window:make",
+    "faasconf": "rl.faasconf.policy:make",
+}
 """Policies of other rooms with a name of their own; loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")

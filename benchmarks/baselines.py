@@ -6,8 +6,9 @@ the other workloads get; FaaSConf was trained on training hours (``docs/policies
 Then all meet the same requests of test hours. The table is policy × pattern: both costs above the bound, P95 over the
 SLO, windows over it. All of it is simulated on the modelled cluster. What is in ``--out`` already is not done again.
 ``--publish`` writes table, figures, search curves and README to a folder of results. The last line is one JSON object:
-``cells`` with intervals, ``policies``, ``refused`` (groups that nothing can be measured with, and why), ``searches``
-(trials and whether each converged), ``trace_measured``, ``traces`` (file → sha256).
+``cells`` with intervals, ``policies``, ``refused`` (groups that nothing can be measured with and policies that cannot
+serve a workload, each with the reason), ``searches`` (trials and whether each converged), ``trace_measured``,
+``traces`` (file → sha256).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rl.evaluate.arrivals import DATASETS
 from rl.evaluate.grid import Grid
 from rl.evaluate.report import ReportPaths, heading, write_report
 from rl.evaluate.run import evaluate
+from rl.evaluate.store import write_windows
 from rl.evaluate.tables import HEAD, Row, cells, markdown, rows
 from rl.tuning.curves import best_so_far, picture
 from rl.tuning.plans import PLANNED, make_plans
@@ -88,9 +90,11 @@ def trace_hashes(grid: Grid) -> dict[str, str]:
     return {} if used is None else {used.name: path_sha256(used)}
 
 
-def publish(to: Path, out: Path, paths: ReportPaths, page: str) -> None:
-    """Copy what documents cite into ``to``: runs, figures, sweep and search curves, with ``page`` as README."""
+def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping[str, Any]], page: str) -> None:
+    """Copy what documents cite into ``to``: runs and their windows, figures, sweep and search curves, with ``page`` as
+    README."""
     to.mkdir(parents=True, exist_ok=True)
+    write_windows(to / "windows.parquet", summaries, out)
     for path in (paths.csv, *paths.figures, out / "settings" / "sweep.csv"):
         shutil.copyfile(path, to / path.name)
     curves = {path.stem: best_so_far(path) for path in sorted((out / "plans").glob("*.csv"))}
@@ -111,7 +115,7 @@ def page_of(grid: Grid, summaries: Sequence[Mapping[str, Any]], found: Mapping[s
         f"{min((search['trials'] for search in done), default=0)} to "
         f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`). Settings: every trial "
         "in `sweep.csv`.",
-        *([f"Left out: {'; '.join(found['refused'].values())}."] if found["refused"] else []),
+        *([f"Left out: {'; '.join(dict.fromkeys(found['refused'].values()))}."] if found["refused"] else []),
         markdown(summaries),
         "![cost and P95 by workload, bursty](figure-7.png)",
         "![cost and P95 by pattern](figure-8.png)",
@@ -180,7 +184,13 @@ def main(
         "traces": trace_hashes(grid),
     }
     if to is not None:
-        publish(to, out, paths, page_of(tuned, summaries, found, f"python -m benchmarks.baselines {_asked()}".strip()))
+        publish(
+            to,
+            out,
+            paths,
+            summaries,
+            page_of(tuned, summaries, found, f"python -m benchmarks.baselines {_asked()}".strip()),
+        )
     print(json.dumps(found))
 
 

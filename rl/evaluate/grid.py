@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.contract import Configuration
+from autoscaler.settings import is_policy
 from rl.evaluate.errors import EvaluationError
-from rl.evaluate.named import NAMES, is_known, learnt_file
+from rl.evaluate.named import NAMES, learnt_file
 from rl.workload_paper import PAPER_WORKLOADS
 from traces.splits import Split
 from traces.trace import PATTERNS
@@ -78,7 +79,7 @@ class Grid:
             if unknown or not found or len(set(found)) < len(found):
                 wrong = unknown[0] if unknown else f"{', '.join(found)}, each once"
                 raise EvaluationError(f"{name} are {', '.join(known)}; got {wrong!r}")
-        bad = [policy for policy in self.policies if not is_known(policy)]
+        bad = [policy for policy in self.policies if not is_policy(policy)]
         if bad or not self.policies or len(set(self.policies)) < len(self.policies):
             raise EvaluationError(
                 f"policies are {', '.join(NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
@@ -118,7 +119,7 @@ class Grid:
             "warm_up_windows": self.warm_up_windows,
             "split": self.split,
             "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
-            "learnt": _digest(learnt_file(policy, group.workload)),
+            "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
         }
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 

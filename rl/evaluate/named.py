@@ -1,45 +1,52 @@
-"""Policies of this package by a short name in evaluations; in the controller they go by ``MODULE:MAKER``."""
+"""What the policies that an evaluation knows by name have learnt; makers' names are the controller's."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from autoscaler.settings import SHORT_NAMES, is_policy
+from autoscaler.settings import SHORT_NAMES
+
+NAMES = SHORT_NAMES
+FAASCONF = Path(__file__).parents[1] / "faasconf" / "weights"
 
 
 @dataclass(frozen=True)
-class Named:
-    """A policy that is not the controller's own."""
+class Learnt:
+    """Where a policy keeps what it has learnt; the file is part of a run's fingerprint."""
 
-    maker: str
-    """``MODULE:MAKER``."""
-    learnt: Path | None = None
-    """Folder of what it has learnt, ``WORKLOAD.safetensors``; the file is part of a run's fingerprint."""
-
-
-NAMED: Mapping[str, Named] = {
-    "last-window": Named("rl.bound.last_window:make"),
-    "faasconf": Named("rl.faasconf.policy:make", Path(__file__).parents[1] / "faasconf" / "weights"),
-}
-NAMES = (*SHORT_NAMES, *NAMED)
+    setting: str
+    """Of its settings file: names another file."""
+    own: Callable[[str, Mapping[str, Any]], Path | None]
+    """Workload and settings to the package's file."""
 
 
-def is_known(policy: str) -> bool:
-    """Whether an evaluation can play a policy of this name."""
-    return policy in NAMED or is_policy(policy)
+def _of_family(workload: str, settings: Mapping[str, Any]) -> Path | None:
+    """The workload's, else one of its family (``bert-4`` for ``bert-8``)."""
+    own, family = FAASCONF / f"{workload}.safetensors", workload.partition("-")[0]
+    return own if own.is_file() else next(iter(sorted(FAASCONF.glob(f"{family}-*.safetensors"))), None)
 
 
-def maker_of(policy: str) -> str:
-    """What the controller calls the policy."""
-    return NAMED[policy].maker if policy in NAMED else policy
+def _published(workload: str, settings: Mapping[str, Any]) -> Path | None:
+    from rl.agent.policy import published  # PyTorch takes a second to load
+    from rl.reward import RewardSettings
+
+    return published(workload, str(settings.get("meter", RewardSettings.meter)))
 
 
-def learnt_file(policy: str, workload: str) -> Path | None:
-    """What the policy has learnt for a workload, else for one of its family (``bert-4`` for ``bert-8``)."""
-    folder = NAMED[policy].learnt if policy in NAMED else None
-    if folder is None:
+LEARNT: Mapping[str, Learnt] = {"faasconf": Learnt("weights", _of_family), "smoe": Learnt("actor", _published)}
+
+
+def learnt_file(policy: str, workload: str, settings: Path | None = None) -> Path | None:
+    """What the policy has learnt for a workload: the file its ``settings`` (TOML) name, else the package's; None for
+    policies that learn nothing and where there is no file."""
+    learnt = LEARNT.get(policy)
+    if learnt is None:
         return None
-    own, family = folder / f"{workload}.safetensors", workload.partition("-")[0]
-    return own if own.is_file() else next(iter(sorted(folder.glob(f"{family}-*.safetensors"))), None)
+    table = tomllib.loads(settings.read_text()) if settings is not None else {}
+    named = table.get(learnt.setting)
+    found = Path(str(named)) if named else learnt.own(workload, table)
+    return found if found is not None and found.is_file() else None

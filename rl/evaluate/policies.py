@@ -13,7 +13,6 @@ from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import HPA_NAMES, ControllerSettings, validate
 from rl.evaluate.grid import Grid, Group
-from rl.evaluate.named import maker_of
 from rl.workload import Workload
 
 HPA_KEYS = ("cpu_target", "concurrency_target", "tolerance", "up_stabilisation_s", "down_stabilisation_s", "period_s")
@@ -30,7 +29,7 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
         manifest_dir=Path(),
-        policy=maker_of(name),
+        policy=name,
         policy_settings=None if name in HPA_NAMES else own,
         plan=grid.plan_of(name, group),
         policy_seed=group.seed,

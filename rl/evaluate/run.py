@@ -8,14 +8,22 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from autoscaler.errors import SettingsError
 from rl.evaluate.episode import BOUND, prepare, run_bound, run_policy
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group
 from rl.evaluate.store import load_run, path_of, save_run
 
 Summary = dict[str, Any]
+
+
+class GroupRuns(NamedTuple):
+    """Of one group: its runs in order, and why a policy (its name) cannot serve it."""
+
+    summaries: list[Summary]
+    refused: dict[str, str]
 
 
 def evaluate(
@@ -27,17 +35,22 @@ def evaluate(
 ) -> list[Summary]:
     """Summaries of every run of ``grid``, in its order; ``progress`` gets a group's key and how many runs it had.
 
-    ``workers`` 0: one a core. A group that nothing can be measured with ends the evaluation, once the groups under way
-    have ended; what they stored stays. With ``refused`` given it is left out instead, its key and the reason put there.
-    Raises what else a group raises.
+    ``workers`` 0: one a core. A group that nothing can be measured with, or a policy that cannot serve it, ends the
+    evaluation, once the groups under way have ended; what they stored stays. With ``refused`` given it is left out
+    instead, its key (``GROUP`` or ``GROUP.POLICY``) and the reason put there. Raises what else a group raises.
     """
     groups = list(grid.groups())
     workers = min(workers or os.cpu_count() or 1, len(groups))
     results: dict[Group, list[Summary]] = {}
 
-    def take(group: Group, run: Callable[[], list[Summary]]) -> None:
+    def take(group: Group, run: Callable[[], GroupRuns]) -> None:
         try:
-            results[group] = run()
+            found = run()
+            if refused is None and found.refused:
+                raise EvaluationError(next(iter(found.refused.values())))
+            if refused is not None:
+                refused.update({f"{group.key}.{policy}": why for policy, why in found.refused.items()})
+            results[group] = found.summaries
         except EvaluationError as error:
             if refused is None:
                 raise
@@ -57,14 +70,12 @@ def _spread(
     groups: list[Group],
     out: Path,
     workers: int,
-    take: Callable[[Group, Callable[[], list[Summary]]], None],
+    take: Callable[[Group, Callable[[], GroupRuns]], None],
 ) -> None:
     """Groups over processes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        waiting: dict[Future[list[Summary]], Group] = {
-            pool.submit(run_group, grid, group, out): group for group in groups
-        }
+        waiting: dict[Future[GroupRuns], Group] = {pool.submit(run_group, grid, group, out): group for group in groups}
         try:
             while waiting:
                 done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -75,18 +86,22 @@ def _spread(
             raise
 
 
-def run_group(grid: Grid, group: Group, out: Path) -> list[Summary]:
+def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
     """The group's runs, from disk where they are there already. Raises EvaluationError and what its parts raise."""
     work = prepare(grid, group)
-    summaries = []
+    found = GroupRuns([], {})
     names = ([BOUND] if grid.bound else []) + list(grid.policies)
     for name in names:
         path = path_of(out, group, name)
         fingerprint = grid.fingerprint(group, name, work.requests.sha256)
-        found = load_run(path, fingerprint)
-        if found is None:
-            summary, windows = (run_bound(grid, work), None) if name == BOUND else run_policy(grid, work, name)
-            found = {**summary, "fingerprint": fingerprint}
-            save_run(path, found, windows)
-        summaries.append(found)
-    return summaries
+        stored = load_run(path, fingerprint)
+        if stored is None:
+            try:
+                summary, windows = (run_bound(grid, work), None) if name == BOUND else run_policy(grid, work, name)
+            except SettingsError as error:
+                found.refused[name] = f"{group.workload}: {error}"
+                continue
+            stored = {**summary, "fingerprint": fingerprint}
+            save_run(path, stored, windows)
+        found.summaries.append(stored)
+    return found

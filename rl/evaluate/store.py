@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,17 @@ from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Group, file_name
 
 FOLDER = "runs"
+WINDOWS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("workload", "pattern")),
+        *((name, pa.int32()) for name in ("tokens", "seed")),
+        ("policy", pa.string()),
+        *((name, pa.float64()) for name in ("slo_s", "end_s", "p95_s")),
+        ("violated", pa.bool_()),
+        ("replicas", pa.int32()),
+    ]
+)
+"""Of :func:`write_windows`."""
 
 
 def path_of(out: Path, group: Group, policy: str) -> Path:
@@ -47,3 +59,22 @@ def save_run(path: Path, summary: dict[str, Any], windows: pa.Table | None) -> N
 def load_windows(out: Path, group: Group, policy: str) -> pa.Table:
     """The windows of a run that is there."""
     return pq.read_table(path_of(out, group, policy).with_suffix(".parquet"))
+
+
+COLUMNS = ("workload", "pattern", "tokens", "seed", "policy")
+"""What a run goes by."""
+
+
+def write_windows(path: Path, summaries: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """One row a counted window of every run that is there: what the run goes by, then ``end_s``, ``p95_s`` (null
+    without an answer), ``slo_s``, ``violated``, ``replicas``."""
+    parts = []
+    for summary in summaries:
+        group = Group(summary["workload"], summary["pattern"], summary["tokens"], summary["seed"])
+        if not path_of(out, group, summary["policy"]).with_suffix(".parquet").is_file():
+            continue  # the bound has none
+        windows = load_windows(out, group, summary["policy"])
+        fixed = {name: [summary[name]] * windows.num_rows for name in (*COLUMNS, "slo_s")}
+        measured = {name: windows.column(name) for name in ("end_s", "p95_s", "violated", "replicas")}
+        parts.append(pa.table({**fixed, **measured}).cast(WINDOWS))
+    pq.write_table(pa.concat_tables(parts) if parts else WINDOWS.empty_table(), path, compression="zstd")

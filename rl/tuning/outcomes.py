@@ -62,7 +62,7 @@ class Played:
         limits = limits_of(self.workload)
         steps = play(self._simulation(deployment), policy, limits, window_s=self.window_s, until_s=self.until_s)
         counted = steps[self.warm_up_windows :]
-        experts = {node.id for node in self.workload.experts}
+        experts = [node.id for node in self.workload.experts]
         costs = [getattr(step.report.cost_by_node[node], self.meter) for step in counted for node in experts]
         cost = np.inf if any(cost is None for cost in costs) else float(sum(costs))
         return cost, p95s([step.window for step in counted])

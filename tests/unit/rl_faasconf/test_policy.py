@@ -17,8 +17,9 @@ from autoscaler.decision.limits import memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
+from rl.evaluate import named
 from rl.evaluate.grid import Grid, Group
-from rl.evaluate.named import NAMED, Named, learnt_file
+from rl.evaluate.named import learnt_file
 from rl.evaluate.policies import limits_of, policy_of
 from rl.faasconf.actions import OUTPUTS
 from rl.faasconf.agent import Agent, load, save
@@ -136,7 +137,7 @@ def test_the_controller_makes_it_from_a_settings_file(small: Workload, tmp_path:
     save(agent(), tmp_path / "a.safetensors", {})
     (tmp_path / "p.toml").write_text(f'weights = "{tmp_path / "a.safetensors"}"')
     given_settings = ControllerSettings(
-        "http://127.0.0.1:9", Path(), policy=NAMED["faasconf"].maker, policy_settings=tmp_path / "p.toml", slo_s=0.05
+        "http://127.0.0.1:9", Path(), policy="faasconf", policy_settings=tmp_path / "p.toml", slo_s=0.05
     )
     making = Making(given_settings, small.topology, limits_of(small), small.prices)
     assert make_policy(making).name == "faasconf"
@@ -158,7 +159,7 @@ def test_workloads_of_the_paper_have_weights_of_their_family(name: str) -> None:
 
 
 def test_weights_of_the_same_name_come_before_the_familys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NAMED, "faasconf", Named("m:make", tmp_path))
+    monkeypatch.setattr(named, "FAASCONF", tmp_path)
     assert learnt_file("faasconf", "bert-8") is None and learnt_file("hpa", "bert-8") is None
     for name in ("bert-4", "bert-6"):
         (tmp_path / f"{name}.safetensors").touch()

@@ -8,17 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from autoscaler.settings import ELSEWHERE
 from rl.bound.physics import Physics
-from rl.evaluate import episode, run
+from rl.evaluate import episode, named, run
 from rl.evaluate.episode import BOUND, check_binding, prepare
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid
-from rl.evaluate.named import NAMED, Named, is_known, maker_of
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate
+from rl.evaluate.store import write_windows
 from rl.evaluate.tables import rows, runs_of
 from smoe.cli import cli
 from smoe.errors import SmoeError
@@ -135,21 +137,59 @@ def test_tables_are_built_once_for_start_and_bound_and_not_at_all_for_what_is_st
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", ELSEWHERE)
 def test_short_names_stand_for_makers_that_are_there(name: str) -> None:
-    module, _, maker = maker_of(name).partition(":")
+    module, _, maker = ELSEWHERE[name].partition(":")
     assert callable(getattr(importlib.import_module(module), maker))
-    assert maker_of("hpa") == "hpa" and is_known(name) and not is_known("best")
 
 
 def test_other_weights_are_another_run(grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NAMED, "faasconf", Named("rl.faasconf.policy:make", tmp_path))
+    monkeypatch.setattr(named, "FAASCONF", tmp_path)
     group = next(grid.groups())
     without = grid.fingerprint(group, "faasconf", "0")
     (tmp_path / "bert-4.safetensors").write_bytes(b"1")
     first = grid.fingerprint(group, "faasconf", "0")
     (tmp_path / "bert-4.safetensors").write_bytes(b"2")
     assert len({without, first, grid.fingerprint(group, "faasconf", "0")}) == 3
+
+
+def test_another_actor_is_another_run(grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The published one, that of the other meter, and one that the settings file names."""
+    published, own = tmp_path / "published.safetensors", tmp_path / "own.safetensors"
+    asked = []
+    monkeypatch.setattr("rl.agent.policy.published", lambda *given: asked.append(given) or published)
+    published.write_bytes(b"1")
+    own.write_bytes(b"2")
+    group = next(grid.groups())
+    found = [grid.fingerprint(group, "smoe", "0")]
+    published.write_bytes(b"3")
+    found.append(grid.fingerprint(group, "smoe", "0"))
+    (tmp_path / "smoe.toml").write_text('meter = "busy"')
+    with_file = replace(grid, settings=tmp_path)
+    found.append(with_file.fingerprint(group, "smoe", "0"))
+    for content in (b"2", b"4"):
+        own.write_bytes(content)
+        (tmp_path / "smoe.toml").write_text(f'actor = "{own}"')
+        found.append(with_file.fingerprint(group, "smoe", "0"))
+    assert len(set(found)) == 5
+    assert asked == [("bert-4", "provisioned")] * 2 + [("bert-4", "busy")]
+
+
+def test_a_policy_that_cannot_serve_a_workload_is_left_out_with_the_reason(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named, "FAASCONF", tmp_path)
+    both = replace(grid, policies=("static", "faasconf"), bound=False, seeds=(7,))
+    refused: dict[str, str] = {}
+    found = evaluate(both, tmp_path, workers=1, refused=refused)
+    assert [summary["policy"] for summary in found] == ["static"]
+    assert list(refused) == ["bert-4.bursty.0.7.faasconf"] and "no weights of bert-4" in next(iter(refused.values()))
+    with pytest.raises(EvaluationError, match="no weights of bert-4"):
+        evaluate(both, tmp_path, workers=1)
+    write_windows(tmp_path / "windows.parquet", found, tmp_path)
+    table = pq.read_table(tmp_path / "windows.parquet")
+    assert table.num_rows == found[0]["windows"] and set(table.column("policy").to_pylist()) == {"static"}
+    assert sum(table.column("violated").to_pylist()) == found[0]["violated_windows"]
 
 
 def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid) -> None:

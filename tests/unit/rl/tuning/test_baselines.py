@@ -24,6 +24,7 @@ def test_baselines_are_tuned_compared_and_published(tmp_path: Path) -> None:
     assert last["searches"] == {"serverlessmoe.bert-4.normal": {"trials": 13, "converged": False}}
     assert last["refused"] == {}
     published = {path.name for path in (tmp_path / "published").iterdir()}
-    assert published == {"README.md", "results.csv", "sweep.csv", "figure-7.png", "figure-8.png", "searches.png"}
+    pictures = {"figure-7.png", "figure-8.png", "searches.png"}
+    assert published == {"README.md", "results.csv", "sweep.csv", "windows.parquet"} | pictures
     page = (tmp_path / "published" / "README.md").read_text()
     assert "| normal | kpa | 1 |" in page and "of which 0 converged" in page and "simulated" in page
