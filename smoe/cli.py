@@ -36,6 +36,7 @@ COMMANDS = {
     "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
     "bound": LazyCommand("rl.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "tune": LazyCommand("rl.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"),
+    "place": LazyCommand("smoe.commands.place", "place_command", "which experts on which nodes, from statistics"),
     "migrate": LazyCommand("smoe.commands.migrate", "migrate", "move replicas between nodes while the pipeline serves"),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
     "traces": LazyCommand("traces.commands", "traces", "list, fetch, describe and clip traces"),

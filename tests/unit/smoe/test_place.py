@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from moe.manifest import load
+from smoe.cli import cli
+
+
+def run(pipeline: Path, tmp_path: Path, statistics: dict[str, Any], *options: str) -> Result:
+    path = tmp_path / "statistics.json"
+    path.write_text(json.dumps(statistics))
+    arguments = ["place", str(pipeline), "--statistics", str(path), "--state", str(tmp_path / "state")]
+    return CliRunner().invoke(cli, [*arguments, *options])
+
+
+def told(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+def test_every_expert_gets_a_place_and_the_busiest_a_second_one(minilm_pipeline: Path, tmp_path: Path) -> None:
+    manifest = load(minilm_pipeline, verify=False)
+    tokens = [[100.0, 10.0, 10.0, 10.0]] * manifest.layers
+    options = ("--node", "a", "--node", "b", "--slots", "3", "--json")
+    found = told(run(minilm_pipeline, tmp_path, {"tokens": tokens}, *options))
+    for layer in range(manifest.layers):
+        places = [found["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer)]
+        assert places[0] == {"a": 1, "b": 1}
+        assert all(places)
+        assert sum(len(place) for place in places) == 6
+    # Sharing evenly, the best split of 100, 10, 10, 10 over two nodes with expert 0 on both is 65 : 65.
+    assert [found["nodes"][node]["of_mean"] for node in "ab"] == pytest.approx([1.0, 1.0], abs=0.16)
+
+
+def test_the_plan_can_be_written_and_read_by_migrate(minilm_pipeline: Path, tmp_path: Path) -> None:
+    manifest = load(minilm_pipeline, verify=False)
+    shape = (manifest.layers, len(manifest.experts(0)))
+    together = np.ones((*shape, shape[1])) - np.eye(shape[1])
+    statistics = {"tokens": np.ones(shape).tolist(), "together": together.tolist()}
+    out = tmp_path / "plan.json"
+    result = run(minilm_pipeline, tmp_path, statistics, "--node", "a", "--node", "b", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert "tokens-first" in result.output
+    plan = json.loads(out.read_text())
+    assert {name.rsplit("-expert-", 1)[0] for name in plan} == {manifest.name}
+    assert all(set(places) <= {"a", "b"} and set(places.values()) == {1} for places in plan.values())
+
+
+@pytest.mark.parametrize(
+    ("statistics", "options", "sentence"),
+    [
+        pytest.param({"tokens": [[1.0]]}, ("--node", "a"), "shape", id="another-pipeline"),
+        pytest.param({"other": 1}, ("--node", "a"), "form", id="no-tokens"),
+        pytest.param({"tokens": []}, ("--node", "a", "--node", "a"), "twice", id="node-twice"),
+    ],
+)
+def test_what_cannot_be_placed_gets_a_sentence(
+    minilm_pipeline: Path, tmp_path: Path, statistics: dict[str, Any], options: tuple[str, ...], sentence: str
+) -> None:
+    result = run(minilm_pipeline, tmp_path, statistics, *options)
+    assert result.exit_code != 0
+    assert sentence in str(result.exception)
