@@ -30,6 +30,7 @@ from rl.sim.replicas import (
     ROW,
     SINCE,
     VIRTUAL,
+    Replicas,
 )
 from rl.sim.tables import ResourceTables, atoms_of
 from rl.workload import Workload
@@ -38,8 +39,8 @@ from rl.workload import Workload
 class Fleet:
     """State arrays of ``replicas`` for the given nodes, changed by :meth:`order`.
 
-    ``clock [nodes, 7, replicas]``, ``slot [nodes, 4, replicas]``, ``end`` and ``call [nodes, replicas, calls]``,
-    ``orders [nodes, 5]``, ``orders_s [nodes, 1]``; what their rows hold is written in ``replicas``.
+    ``clock``, ``slot``, ``end``, ``call``, ``orders``, ``orders_s`` and ``room`` are those of
+    :class:`rl.sim.replicas.Replicas`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Fleet:
         self.call = np.zeros((count, 8, slots), dtype=np.uint32)
         self.orders = np.zeros((count, 5), dtype=np.int64)
         self.orders_s = np.full((count, 1), FAR)
+        self.room = np.zeros((count, 8), dtype=np.int64)
         self._workload = workload
         self._tables = tables
         self._seed = seed
@@ -62,6 +64,11 @@ class Fleet:
         self._row_next = [-1] * count
         self._started = [0] * count
         self._cold_noise = atoms_of(workload.lifecycle.noise)
+
+    @property
+    def replicas(self) -> Replicas:
+        """What compiled code works on."""
+        return Replicas(self.clock, self.slot, self.end, self.call, self.orders, self.orders_s, self.room)
 
     def deploy(self, node: int, configuration: Configuration, now_s: float) -> None:
         """Put a node up with its replicas ready."""
@@ -207,3 +214,4 @@ class Fleet:
         self.slot = np.concatenate([self.slot, np.zeros_like(self.slot)], axis=2)
         self.end = np.concatenate([self.end, np.zeros_like(self.end)], axis=1)
         self.call = np.concatenate([self.call, np.zeros_like(self.call)], axis=1)
+        self.room = np.zeros((self.room.shape[0], 2 * self.room.shape[1]), dtype=np.int64)

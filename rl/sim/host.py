@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from rl.sim.draws import ATOMS, PASS, draw
 from rl.sim.fleet import Fleet
 from rl.sim.histograms import Cells
-from rl.sim.host_kernel import Meters, Passes, Replicas, Rules, run_host
+from rl.sim.host_kernel import Meters, Passes, Rules, run_host
 from rl.sim.replicas import Calls, Floats, Ints
 from rl.sim.requests import Requests
 from rl.sim.tables import ResourceTables, atoms_of
@@ -64,9 +64,7 @@ class SharedMachine:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order."""
         rules = Rules(
             self._host.cores, self._ingress_s, self._keys, self._stages, reached, self._requests.counts, self._slow,
-            self._source, tables.work, tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise,
+            self._source, tables.rows,
         )  # fmt: skip
-        room = np.zeros((self._keys.size, fleet.clock.shape[2]), dtype=np.int64)
-        replicas = Replicas(fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, room)
         meters = Meters(meter, histogram, barrier, cells, bounds, np.full(self._keys.size, begin_s))
-        return run_host(begin_s, end_s, last, rules, replicas, self._passes, meters)
+        return run_host(begin_s, end_s, last, rules, fleet.replicas, self._passes, meters)

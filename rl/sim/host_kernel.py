@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rl.sim.compiled import compiled, inner
 from rl.sim.draws import ATOM_SHIFT, draw_bits
 from rl.sim.histograms import Cells, bucket_of
-from rl.sim.kernel import BUSY_S, CALLS, CPU_S, FLIGHT, LATENCY_S, PEAK, SERVED_S, TOKENS, WAITED_S, control
+from rl.sim.node import BUSY_S, CALLS, CPU_S, FLIGHT, LATENCY_S, PEAK, SERVED_S, TOKENS, WAITED_S, control
 from rl.sim.replicas import (
     ACTIVE,
     BURST,
@@ -36,6 +36,8 @@ from rl.sim.replicas import (
     Calls,
     Floats,
     Ints,
+    Replicas,
+    Rows,
     Tokens,
     choose,
     insert,
@@ -70,24 +72,7 @@ class Rules(NamedTuple):
     counts: Tokens
     slow: Floats
     source: Ints
-    work: Floats
-    pace: Floats
-    stretch: Floats
-    use: Floats
-    bucket: Floats
-    noise: Floats
-
-
-class Replicas(NamedTuple):
-    """All replicas of all nodes, see :mod:`rl.sim.replicas`; ``room [nodes, replicas]``: calls at once they take."""
-
-    clock: Floats
-    slot: Ints
-    end: Floats
-    call: Calls
-    order: Ints
-    order_s: Floats
-    room: Ints
+    rows: Rows
 
 
 class Passes(NamedTuple):
@@ -237,12 +222,14 @@ def dispatch(
         queue[SIZE_OF] -= 1
         if size == 0:
             idle_s = max(0.0, now_s - clock[LAST, r])
-            clock[LEVEL, r] = level_after(idle_s, clock[LEVEL, r], 0.0, rules.bucket[row, REFILL], rules.bucket[row, 0])
+            clock[LEVEL, r] = level_after(
+                idle_s, clock[LEVEL, r], 0.0, rules.rows.bucket[row, REFILL], rules.rows.bucket[row, 0]
+            )
             clock[VIRTUAL, r] = 0.0
             running[0, active], running[1, active] = node, r
             active += 1
-        factor = rules.noise[row, draw_bits(rules.keys[node], request) >> ATOM_SHIFT]
-        value = clock[VIRTUAL, r] + rules.work[row, tokens[request]] * (factor * rules.slow[request])
+        factor = rules.rows.noise[row, draw_bits(rules.keys[node], request) >> ATOM_SHIFT]
+        value = clock[VIRTUAL, r] + rules.rows.work[row, tokens[request]] * (factor * rules.slow[request])
         insert(ends, calls, r * slots, slots - 1, slot[HEAD, r], size, value, request)
         slot[ACTIVE, r] = size + 1
     return active
@@ -265,9 +252,9 @@ def deal_out(rules: Rules, replicas: Replicas, busy: bool, running: Ints, active
     for k in range(active):
         node, r = running[0, k], running[1, k]
         row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
-        wish = rules.use[row, size] if size else 1.0
+        wish = rules.rows.use[row, size] if size else 1.0
         if size and replicas.clock[node, LEVEL, r] <= 0:
-            wish = min(wish, rules.bucket[row, REFILL])
+            wish = min(wish, rules.rows.bucket[row, REFILL])
         given[k] = wish
         whole += wish
     if busy:
@@ -297,11 +284,11 @@ def following(
             if now_s + clock[NEXT, r] / given[k] < next_s:
                 next_s, what, empty = now_s + clock[NEXT, r] / given[k], k, False
             continue
-        speed[k] = rules.pace[row, size] * (given[k] / rules.use[row, size])
+        speed[k] = rules.rows.pace[row, size] * (given[k] / rules.rows.use[row, size])
         left_s = max(0.0, replicas.end[node, r, replicas.slot[node, HEAD, r]] - clock[VIRTUAL, r])
         if now_s + left_s / speed[k] < next_s:
             next_s, what, empty = now_s + left_s / speed[k], k, False
-        drain = given[k] - rules.bucket[row, REFILL]
+        drain = given[k] - rules.rows.bucket[row, REFILL]
         if drain > 0 and now_s + clock[LEVEL, r] / drain < next_s:
             next_s, what, empty = now_s + clock[LEVEL, r] / drain, k, True
     return next_s, what, empty
@@ -320,9 +307,9 @@ def move_on(
             clock[NEXT, r] = max(0.0, clock[NEXT, r] - spent_s * given[k])
             continue
         clock[VIRTUAL, r] += spent_s * speed[k]
-        refill = rules.bucket[row, REFILL]
+        refill = rules.rows.bucket[row, REFILL]
         if refill < 1:
-            clock[LEVEL, r] = level_after(spent_s, clock[LEVEL, r], given[k], refill, rules.bucket[row, BURST])
+            clock[LEVEL, r] = level_after(spent_s, clock[LEVEL, r], given[k], refill, rules.rows.bucket[row, BURST])
         meter[SERVED_S] += spent_s * replicas.slot[node, ACTIVE, r]
         meter[BUSY_S] += spent_s
         meter[CPU_S] += spent_s * given[k]
@@ -337,7 +324,7 @@ def change(node: int, rules: Rules, replicas: Replicas, now_s: float) -> float:
             clock[LAST, r] = now_s
     next_s, _, _ = control(
         clock, slot, replicas.end[node].reshape(-1), replicas.call[node].reshape(-1), replicas.end.shape[2], order,
-        replicas.order_s[node], rules.work, rules.pace, rules.stretch, rules.use, rules.bucket,
+        replicas.order_s[node], rules.rows.work, rules.rows.pace, rules.rows.stretch, rules.rows.use, rules.rows.bucket,
         rules.counts[rules.source[node]], replicas.room[node], now_s,
     )  # fmt: skip
     return next_s

@@ -12,6 +12,8 @@ use`` of its speed. Where nothing is limited ``refill`` is 1 and the bucket play
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,8 @@ Tokens = NDArray[np.uint16]
 FAR = 1e300
 """Never: a finite number, since infinities turn into NaN by subtraction."""
 NO_LIMIT = 1 << 40
+RANK_BITS = 20
+RANK = (1 << RANK_BITS) - 1
 
 READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL = range(7)
 """Rows of ``clock``: ready from, no new calls from, virtual time, when that was, next completion (on a shared machine:
@@ -39,18 +43,45 @@ BURST, REFILL = range(2)
 """Columns of ``bucket [rows, 2]``: CPU seconds it holds at most, CPU seconds it gets back in a second."""
 
 
+Limits = bool | None
+"""None: no row has a CPU limit, and there is no word of them in the compiled code; else any."""
+
+
+class Rows(NamedTuple):
+    """Resource tables, see :class:`rl.sim.tables.ResourceTables`."""
+
+    work: Floats
+    pace: Floats
+    stretch: Floats
+    use: Floats
+    bucket: Floats
+    noise: Floats
+
+
+class Replicas(NamedTuple):
+    """All replicas of all nodes: ``clock [nodes, 7, replicas]``, ``slot [nodes, 4, replicas]``, ``end`` and ``call
+    [nodes, replicas, calls]``, ``order [nodes, 5]``, ``order_s [nodes, 1]``, ``room [nodes, replicas]`` (calls at once
+    they take, see :func:`open_up`)."""
+
+    clock: Floats
+    slot: Ints
+    end: Floats
+    call: Calls
+    order: Ints
+    order_s: Floats
+    room: Ints
+
+
 @inlined
 def choose(active: Ints, room: Ints, count: int) -> int:
     """Least calls in service among replicas with a free slot, the oldest of equals; -1 without one.
 
     ``room``: calls at once that each replica takes now, see :func:`open_up`.
     """
-    best, least = -1, NO_LIMIT
+    least = NO_LIMIT
     for r in range(count):
-        better = (active[r] < room[r]) & (active[r] < least)
-        best = r if better else best
-        least = active[r] if better else least
-    return best
+        least = min(least, (active[r] << RANK_BITS) + r + (NO_LIMIT if active[r] >= room[r] else 0))
+    return least & RANK if least < NO_LIMIT else -1
 
 
 @inner

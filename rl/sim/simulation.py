@@ -213,12 +213,10 @@ class Simulation:
         )  # fmt: skip
 
     def _run_alone(self, stage: _Stage) -> Calls:
-        fleet, tables = self.fleet, self.tables
         gone, stage.due, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
             self.now_s, self._until_s, self.workload.hop_s, self._keys, stage.nodes, stage.due, stage.held,
             stage.held_from, stage.unfinished, self._reached, self._gather, self._marks, self.requests.counts,
-            self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders, fleet.orders_s, tables.work,
-            tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise, CELLS, BOUNDS, self.meter,
+            self._source, self.fleet.replicas, self.tables.rows, self.tables.limits, CELLS, BOUNDS, self.meter,
             self._histogram, self._barrier_of(stage),
         )  # fmt: skip
         return gone
@@ -241,12 +239,10 @@ class Simulation:
         return gone
 
     def _run_part(self, stage: _Stage, entering: Calls, part: Ints, thread: int) -> tuple[Calls, Ints]:
-        fleet, tables = self.fleet, self.tables
         return kernel.run_nodes(
             self.now_s, self._until_s, self._keys, stage.nodes[part], entering, stage.held,
             stage.held_from[part[0] : part[-1] + 2], self._reached, self._gather[thread], self._marks,
-            self.requests.counts, self._source, fleet.clock, fleet.slot, fleet.end, fleet.call, fleet.orders,
-            fleet.orders_s, tables.work, tables.pace, tables.stretch, tables.use, tables.bucket, tables.noise, CELLS,
+            self.requests.counts, self._source, self.fleet.replicas, self.tables.rows, self.tables.limits, CELLS,
             BOUNDS, self.meter, self._histogram,
         )  # fmt: skip
 

@@ -10,7 +10,7 @@ from rl.latency.contract import LimitedLatencyModel, NodeCost, Noise
 from rl.sim import kernel
 from rl.sim.errors import SimulationError
 from rl.sim.kernel import ATOMS
-from rl.sim.replicas import REFILL
+from rl.sim.replicas import REFILL, Limits, Rows
 from rl.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -54,6 +54,16 @@ class ResourceTables:
     def limited(self, row: int) -> bool:
         """Whether the row's CPU limit is played as a token bucket."""
         return bool(self.bucket[row, REFILL] < 1)
+
+    @property
+    def rows(self) -> Rows:
+        """What compiled code reads."""
+        return Rows(self.work, self.pace, self.stretch, self.use, self.bucket, self.noise)
+
+    @property
+    def limits(self) -> Limits:
+        """None where no row has a CPU limit."""
+        return True if (self.bucket[:, REFILL] < 1).any() else None
 
     def _add(self, cost: NodeCost, typical: float, cores: float, share: float) -> int:
         model = self._workload.latency

@@ -146,3 +146,38 @@ class Limited(Arithmetic):
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         refill = np.where(np.asarray(gpu_share) > 0, 1.0, np.minimum(1.0, cpu_cores))
         return Throttle(np.where(refill < 1, self.burst_s * (1 - refill), 0.0), refill)
+
+
+SPAN_S, WINDOW_S = 12.0, 1.5
+"""Of plays under random orders."""
+
+
+def random_limited(generator: np.random.Generator) -> Limited:
+    return Limited(
+        power=generator.uniform(0, 1),
+        scatter=Noise.lognormal(generator.choice([0.05, 0.3, 1.0])),
+        burst_s=generator.uniform(0, 0.05),
+        alone_use=generator.uniform(0.3, 1.0),
+    )
+
+
+def limited_orders(generator: np.random.Generator, functions: Sequence[str], gpu: float = 0.15) -> list[Order]:
+    """Two fifths of the functions get another configuration in each window; at last all have room."""
+    orders = [
+        (float(moment), function, _limited_configuration(generator, gpu))
+        for moment in np.arange(WINDOW_S, SPAN_S, WINDOW_S)
+        for function in functions
+        if generator.random() < 0.4
+    ]
+    return [*orders, *((SPAN_S, function, configuration(4, cpu_cores=6.0)) for function in functions)]
+
+
+def _limited_configuration(generator: np.random.Generator, gpu: float) -> Configuration:
+    on_gpu = bool(generator.random() < gpu)
+    return Configuration(
+        memory_mb=128 * int(generator.integers(1, 4)),
+        cpu_cores=0.0 if on_gpu else round(float(generator.uniform(0.05, 1.2)), 3),
+        gpu_share=0.2 if on_gpu else 0.0,
+        replicas=int(generator.integers(0 if generator.random() < 0.1 else 1, 5)),
+        concurrency=int(generator.integers(1, 6)),
+    )

@@ -15,17 +15,20 @@ from rl.sim.simulation import Simulation
 from rl.workload import Host
 from tests.unit.rl.sim.builders import (
     EXPERT,
+    SPAN_S,
+    WINDOW_S,
     Arithmetic,
     Limited,
     configuration,
     initial,
+    limited_orders,
     one_expert,
     play,
     poisson,
+    random_limited,
     workload,
 )
 from tests.unit.rl.sim.host_oracle import HostModel
-from tests.unit.rl.sim.test_limits import SPAN_S, WINDOW_S, random_configuration
 
 NOTHING = Host(cores=1e6, start_s=1e-300, send_s=1e-300, receive_s=1e-300, answer_s=1e-300)
 """As good as a machine of one's own for everyone."""
@@ -92,25 +95,14 @@ def test_a_machine_with_room_and_an_ingress_without_work_is_what_the_stages_are(
 def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> None:
     generator = np.random.default_rng(seed)
     rate = generator.uniform(4, 12)
-    model = Limited(
-        power=generator.uniform(0, 1),
-        scatter=Noise.lognormal(generator.choice([0.05, 0.3, 1.0])),
-        burst_s=generator.uniform(0, 0.05),
-        alone_use=generator.uniform(0.3, 1.0),
-    )
+    model = random_limited(generator)
     start_s, send_s, receive_s, answer_s = generator.uniform(1e-4, 3e-3, 4)
     host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, 1e-5, Noise.lognormal(0.2))
     found = workload((3, 2), model, hop_s=0.0, host=host)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
     requests = draw_requests(found, arrivals, seed=seed)
     functions = [node.function for node in (*found.segments, *found.experts)]
-    orders = [
-        (float(moment), function, random_configuration(generator, gpu=0.0))
-        for moment in np.arange(WINDOW_S, SPAN_S, WINDOW_S)
-        for function in functions
-        if generator.random() < 0.4
-    ]
-    orders += [(SPAN_S, function, configuration(4, cpu_cores=6.0)) for function in functions]
+    orders = limited_orders(generator, functions, gpu=0.0)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 4000.0]
     start = initial(found, configuration(cpu_cores=0.5))
     latency, _ = play(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)

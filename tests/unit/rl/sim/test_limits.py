@@ -9,24 +9,25 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration
 from benchmarks.simulator_oracle import PipelineModel
-from rl.latency.contract import Noise
 from rl.profile import openloop
 from rl.sim import kernel
 from rl.sim.requests import draw_requests
 from rl.sim.simulation import Simulation
 from tests.unit.rl.sim.builders import (
     EXPERT,
+    SPAN_S,
+    WINDOW_S,
     Limited,
     Order,
     configuration,
     initial,
+    limited_orders,
     one_expert,
     play,
     poisson,
+    random_limited,
     workload,
 )
-
-SPAN_S, WINDOW_S = 12.0, 1.5
 
 
 def lone_expert(
@@ -116,38 +117,16 @@ def test_a_replica_agrees_with_the_plain_rule_of_the_profile(
     assert simulation._left[order] - arrived[order] == pytest.approx(expected, abs=1e-9)
 
 
-def random_configuration(generator: np.random.Generator, gpu: float = 0.15) -> Configuration:
-    on_gpu = bool(generator.random() < gpu)
-    return Configuration(
-        memory_mb=128 * int(generator.integers(1, 4)),
-        cpu_cores=0.0 if on_gpu else round(float(generator.uniform(0.05, 1.2)), 3),
-        gpu_share=0.2 if on_gpu else 0.0,
-        replicas=int(generator.integers(0 if generator.random() < 0.1 else 1, 5)),
-        concurrency=int(generator.integers(1, 6)),
-    )
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_limits_agree_with_the_event_driven_model_under_random_orders(seed: int) -> None:
     generator = np.random.default_rng(seed)
     rate = generator.uniform(5, 60)
-    model = Limited(
-        power=generator.uniform(0, 1),
-        scatter=Noise.lognormal(generator.choice([0.05, 0.3, 1.0])),
-        burst_s=generator.uniform(0, 0.05),
-        alone_use=generator.uniform(0.3, 1.0),
-    )
+    model = random_limited(generator)
     found = workload((3, 2), model)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
     requests = draw_requests(found, arrivals, seed=seed)
     functions = [node.function for node in (*found.segments, *found.experts)]
-    orders = [
-        (float(moment), function, random_configuration(generator))
-        for moment in np.arange(WINDOW_S, SPAN_S, WINDOW_S)
-        for function in functions
-        if generator.random() < 0.4
-    ]
-    orders += [(SPAN_S, function, configuration(4, cpu_cores=6.0)) for function in functions]
+    orders = limited_orders(generator, functions)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
     start = initial(found, configuration(cpu_cores=0.5))
     latency, _ = play(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
