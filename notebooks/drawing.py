@@ -89,3 +89,12 @@ def triangles(axes: Axes, left: Any, right: Any, cmap: str, limit: float) -> Pol
     rows, columns = np.shape(left)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(-0.5, rows - 0.5))
     return drawn
+
+
+def plain_log(axes: Axes, ticks: Sequence[float]) -> None:
+    """A logarithmic y axis with numbers at ``ticks`` (those that lie in it) instead of powers of ten."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    shown = [tick for tick in ticks if low <= tick <= high]
+    axes.set_yticks(shown, [f"{tick:g}" for tick in shown])
+    axes.minorticks_off()

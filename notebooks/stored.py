@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,32 @@ def there(*parts: str) -> bool:
     return RESULTS.joinpath(*parts).is_file()
 
 
+def evaluated() -> list[dict[str, Any]]:
+    """Runs of all policies on the baselines' test hours. Those of the learnt policy are in the baselines' own file or,
+    where that has none, in ``learnt``: of these only runs on the very requests that baselines met."""
+    runs = table("baselines", "results.csv")
+    if there("learnt", "results.csv") and not any(run["policy"] == "smoe" for run in runs):
+        met = {run["requests_sha256"] for run in runs}
+        runs += [run for run in table("learnt", "results.csv") if run["requests_sha256"] in met]
+    return runs
+
+
 def say(*sentences: str) -> Any:
     """Text whose numbers are computed, shown below its cell."""
     return Markdown("\n\n".join(sentences))
 
 
+OURS = "(ours)"
+"""Before a statement that is not the paper's."""
+
+
 def compared(claims: Iterable[tuple[str, str, bool | None]]) -> Any:
-    """A table of (what the paper's figure shows, what is found here, whether that is the same; None: not measured)."""
-    words: Mapping[bool | None, str] = {True: "the same", False: "**not the same**", None: "not measured"}
+    """A table of (what the paper's figure shows, what is found here, whether that is so; None: not measured)."""
     lines = ["| the paper's figure | here | |", "|---|---|---|"]
-    lines += [f"| {claim} | {found} | {words[None if same is None else bool(same)]} |" for claim, found, same in claims]
+    for claim, found, holds in claims:
+        words = ("true", "**not true**") if claim.startswith(OURS) else ("the same", "**not the same**")
+        verdict = "not measured" if holds is None else words[0] if holds else words[1]
+        lines.append(f"| {claim} | {found} | {verdict} |")
     return Markdown("\n".join(lines))
 
 

@@ -15,7 +15,7 @@ from matplotlib.image import imsave
 
 from notebooks.execute import HERE, differences, run
 
-FIGURES = sorted(path.stem for path in HERE.glob("*.ipynb"))
+FIGURES = [f"figure-{number:02d}" for number in range(2, 12)]
 MOST_BYTES = 600_000
 
 
@@ -41,6 +41,10 @@ def picture(shade: float) -> str:
 def shown(**data: str) -> Any:
     output = nbformat.v4.new_output("display_data", data={key.replace("_", "/"): text for key, text in data.items()})
     return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1", outputs=[output])])
+
+
+def test_there_is_one_notebook_for_each_figure_from_2_to_11() -> None:
+    assert sorted(path.stem for path in HERE.glob("*.ipynb")) == FIGURES
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -80,6 +84,20 @@ def test_a_missing_picture_is_a_difference() -> None:
     assert differences(shown(image_png=picture(0.5)), shown(text_plain="none")) == ["the text below cell 0"]
 
 
+def test_the_learnt_policy_is_compared_on_the_requests_that_baselines_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notebooks import stored as reader
+
+    monkeypatch.setattr(reader, "RESULTS", tmp_path)
+    for folder, text in (("baselines", "hpa,aa\n"), ("learnt", "smoe,aa\nsmoe,bb\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "results.csv").write_text(f"policy,requests_sha256\n{text}")
+    assert [(run["policy"], run["requests_sha256"]) for run in reader.evaluated()] == [("hpa", "aa"), ("smoe", "aa")]
+    (tmp_path / "baselines" / "results.csv").write_text("policy,requests_sha256\nhpa,aa\nsmoe,cc\n")
+    assert [run["requests_sha256"] for run in reader.evaluated()] == ["aa", "cc"]
+
+
 def test_readers_of_stored_results_tell_numbers_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from notebooks import stored as reader
 
@@ -90,4 +108,7 @@ def test_readers_of_stored_results_tell_numbers_from_words(tmp_path: Path, monke
         {"policy": "kpa", "cost": None, "seed": 0, "kept": False},
     ]
     assert reader.there("runs.csv") and not reader.there("other.csv")
+    claims = [("it is so", "1", True), ("it is more", "2", False), ("(ours) it is fast", "3", False), ("?", "4", None)]
+    verdicts = [line.split("|")[3].strip() for line in reader.compared(claims).data.splitlines()[2:]]
+    assert verdicts == ["the same", "**not the same**", "**not true**", "not measured"]
     assert reader.listed(["a", "b", "c"]) == "a, b and c" and reader.listed([]) == "none"
