@@ -145,9 +145,7 @@ def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...
 @click.option("--seconds", default=600.0, show_default=True, help="Of a test hour.")
 @click.option("--mean-rps", default=20.0, show_default=True, type=click.FloatRange(0.1, 1e4))
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(0), help="Of testing; 0: one a core.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/arms"), show_default=True
-)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/arms"), show_default=True)
 @click.option("--publish", "to", type=click.Path(path_type=Path, file_okay=False), default=None)
 def main(
     arms: tuple[str, ...], minutes: float, seeds: str, workloads: str, patterns: str, changes: tuple[str, ...],
