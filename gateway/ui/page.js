@@ -44,7 +44,7 @@ function configured(node) {
   // Limits as deployed; the controller's reading where the gateway does not tell them.
   const limits = node.live?.limits ?? {}, known = node.configuration;
   const gpu = limits["nvidia.com/gpu"];
-  const compute = gpu ? `${gpu}/10 GPU` : limits.cpu ? cores(limits.cpu) : known ? (known.gpu_share ? `${known.gpu_share} GPU` : `${number(known.cpu_cores)} cores`) : "–";
+  const compute = gpu ? `${gpu}/10 GPU` : limits.cpu ? cores(limits.cpu) : known ? (known.gpu_share ? `${known.gpu_share} GPU` : cores(String(known.cpu_cores))) : "–";
   const memory = limits.memory ?? (known ? `${known.memory_mb}Mi` : "–");
   return { memory: memory.replace(/Mi$/, " MiB").replace(/Gi$/, " GiB"), compute, slots: known?.concurrency ?? node.live?.envVars?.max_inflight ?? "–" };
 }
