@@ -35,6 +35,7 @@ CLONING = 2**40
 EAGERNESS = 0.3
 """Of changes that gain, each weighs exp(gain / η): η over the best one's gain."""
 LEAST_GAIN = 1e-6
+HOLD = 0.15
 NOTABLE: dict[Scope, float] = {"expert": 0.004, "layer": 0.02, "window": 0.06}
 """Gains in C_ref from which on a change counts fully: some hundredths of what a scope costs."""
 
@@ -151,9 +152,10 @@ class PipelineDDPG(DDPG):
 
         Where Eq. (14) has the slope at one point, this has differences between configurations: Φ is a lattice, and from
         a safe configuration to the next cheaper one the penalty's corner may lie in between. For every expert, every
-        layer and the window, ``alternatives`` are compared with the decisions that the actor would take. Only gains
-        pull, the best of them most; what is not improved is left as it is: a pull towards the actor's own decisions
-        wherever no draw was better would keep them for ever, as most draws are not.
+        layer and the window, ``alternatives`` are compared with the decisions that the actor would take. Gains pull,
+        the best of them most; where no draw gains, the actor's own decisions are held, ``HOLD`` times as strongly: more
+        would keep them for ever, as most draws do not gain, and without it what is right in one state (nobody comes)
+        carries others with it.
         """
         batch, executed, critic = samples.observations, samples.actions, self.critic_target.qf0
         assert isinstance(critic, WindowCritic)
@@ -166,13 +168,13 @@ class PipelineDDPG(DDPG):
         with torch.no_grad():
             known = critic.known(batch)
         for scope in SCOPES:
-            tried = moves(batch, base, scope, self.learner.alternatives, draw)
-            features = torch.cat((own[None], features_of(space, tried)))
-            values = _judged(critic, scope, batch, known, own, features, samples.unit)
-            weights, strength, gain = _improving(values, NOTABLE[scope])
-            towards = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
-            entropies = scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), towards)
-            losses.append((entropies * there(strength.expand(base.shape[:-1]), rows)).mean())
+            tried = torch.cat((base[None], moves(batch, base, scope, self.learner.alternatives, draw)))
+            values = _judged(critic, scope, batch, known, own, features_of(space, tried), samples.unit)
+            weights, gain = _improving(values, NOTABLE[scope])
+            pull = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
+            strength = pull.sum(0)
+            entropies = scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), pull / strength)
+            losses.append((strength * entropies).mean())
             found |= {f"gain_{scope}": gain, "value": values[0].mean().item()}
         return torch.stack(losses).mean(), found
 
@@ -244,15 +246,16 @@ def _judged(
     return critic.of_windows(batch, known, tried, unit)[..., None, None]
 
 
-def _improving(values: Tensor, notable: float) -> tuple[Tensor, Tensor, float]:
-    """Of changes against the actor's own; ``values`` [1 + A, B, ..], its own first.
+def _improving(values: Tensor, notable: float) -> tuple[Tensor, float]:
+    """How strongly each of some decisions pulls [1 + A, B, ..], and the mean gain; ``values`` [1 + A, B, ..], the
+    actor's own first.
 
-    Weights [A, B, ..] of those that gain, adding up to 1; how much each place counts [B, ..], 0 to 1: fully from a gain
-    of ``notable`` C_ref on, not at all below a tenth of that, which is the critic's noise; and the mean gain.
+    Changes that gain share a strength of 0 to 1 among them: 1 from a gain of ``notable`` C_ref on, 0 below a tenth of
+    that, which is the critic's noise. The actor's own have ``HOLD`` times the rest.
     """
     gains = values[1:] - values[:1]
-    best = gains.amax(0)
-    weights = (gains / (EAGERNESS * best).clamp(min=LEAST_GAIN)).masked_fill(gains <= 0, -torch.inf)
-    weights = torch.where(best > 0, weights, torch.zeros_like(weights)).softmax(0)
+    best = gains.amax(0, keepdim=True)
+    shares = (gains / (EAGERNESS * best).clamp(min=LEAST_GAIN)).masked_fill(gains <= 0, -torch.inf)
+    shares = torch.where(best > 0, shares, torch.zeros_like(shares)).softmax(0)
     strength = torch.where(best < notable / 10, torch.zeros_like(best), (best / notable).clamp(0, 1))
-    return weights, strength, float(best.clamp(min=0).mean())
+    return torch.cat((HOLD * (1 - strength), strength * shares)), float(best.clamp(min=0).mean())

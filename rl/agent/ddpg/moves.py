@@ -2,9 +2,10 @@
 
 A softmax over each expert's configurations draws experts independently, so that a layer whose experts all have to
 become faster, or a pipeline that is more careful than it need be, is never seen as one step. Here experts of a scope
-move together: resource, replicas or concurrency up or down, or any resource. Resources are those that no other beats
-in both price and time, in order of price: on the axis of Φ cores come before GPU shares, and from the least share the
-next position down costs more and is slower. Memory follows Eq. (2), as it is no speed knob and costs.
+move together, all of a layer or its most or least loaded ones: resource, replicas or concurrency up or down, or any
+resource. Resources are those that no other beats in both price and time, in order of price: on the axis of Φ cores come
+before GPU shares, and from the least share the next position down costs more and is slower. Memory follows Eq. (2), as
+it is no speed knob and costs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from rl.agent.contract import Batch, Space
 from rl.agent.lattice import CALL_TIME, PRICE, allowed
+from rl.features import NODE_FEATURES
 
 Scope = Literal["expert", "layer", "window"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -25,11 +27,13 @@ FURTHEST = (2, 1, 4)
 ANYWHERE = 0.15
 """Share of moves that take any of the resources."""
 AXES = 3
+LOAD = [feature.name for feature in NODE_FEATURES].index("load_peak_5")
 
 
 def moves(batch: Batch, base: Tensor, scope: Scope, count: int, draw: torch.Generator) -> Tensor:
     """[A, B, n, K, 4] int64: ``count`` changes of ``base`` [B, n, K, 4], each drawn once for an expert, for a layer, or
-    for a window, where each layer takes part or not. Eq. (2) holds; what cannot hold it stays as in ``base``."""
+    for a window, where each layer takes part or not; of a layer all experts, or so many of the most or of the least
+    loaded. Eq. (2) holds; what cannot hold it stays as in ``base``."""
     states, layers, experts, _ = base.shape
     shape = {"expert": (layers, experts), "layer": (layers, 1), "window": (1, 1)}[scope]
     drawn = (count, states, *shape)
@@ -44,11 +48,26 @@ def moves(batch: Batch, base: Tensor, scope: Scope, count: int, draw: torch.Gene
     replicas = base[..., 2] + steps[1] * (axis == 1) - steps[0].sign() * (axis == AXES)
     concurrency = base[..., 3] + steps[2] * (axis == 2)
     found = _lawful(batch, base, resource, replicas, concurrency)
-    if scope != "window":
+    if scope == "expert":
         return found
-    share = 0.1 + 0.9 * torch.rand(count, states, 1, 1, generator=draw)
-    part = torch.rand(count, states, layers, 1, generator=draw) < share
+    part = _ends(batch, drawn, draw)
+    if scope == "window":
+        share = 0.1 + 0.9 * torch.rand(count, states, 1, 1, generator=draw)
+        part = part & (torch.rand(count, states, layers, 1, generator=draw) < share)
     return torch.where(part.unsqueeze(-1), found, base)
+
+
+def _ends(batch: Batch, drawn: tuple[int, ...], draw: torch.Generator) -> Tensor:
+    """[A, B, n, K] bool: the experts that move. Half of the changes are of whole layers, half of so many experts of a
+    layer from the most or from the least loaded on: of those the slowest, or the ones with time to spare, are few."""
+    mask = batch.space.mask
+    load = batch.experts[..., LOAD].masked_fill(~mask, -torch.inf)
+    rank = load.argsort(-1, descending=True).argsort(-1)  # padding comes last
+    there = mask.sum(-1)[:, None]
+    reach = torch.rand(drawn, generator=draw) * there
+    hot = torch.rand(drawn, generator=draw) < 0.5
+    whole = torch.rand(drawn, generator=draw) < 0.5
+    return whole | torch.where(hot, rank <= reach, rank >= there - 1 - reach)
 
 
 @lru_cache(maxsize=64)

@@ -21,7 +21,7 @@ class LearnerSettings:
     batch_windows: int = 16
     """Windows of an update, all of one pipeline."""
     buffer_windows: int = 12_000
-    actor_rate: float = 4e-4
+    actor_rate: float = 2e-4
     critic_rate: float = 1e-3
     rate_end: float = 0.1
     """Both rates fall linearly to this share of themselves."""

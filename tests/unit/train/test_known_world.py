@@ -22,7 +22,8 @@ SETTINGS = {
     "critic_rate": 3e-3,
     "actor_from": 300,
     "policy_delay": 1,
-    "batch_windows": 32,
+    "batch_windows": 16,
+    "alternatives": 12,
 }
 
 
@@ -52,6 +53,7 @@ def learnt(learner: LearnerSettings, windows: int, seed: int = 0) -> PipelineDDP
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_decisions_of_two_experts_keep_the_slo_at_near_the_least_cost() -> None:
     learner = LearnerSettings(random_share=(0.5, 0.1), exploration=0.8, **SETTINGS)  # type: ignore[arg-type]
     agent = learnt(learner, 1600)
