@@ -180,7 +180,10 @@ def main(
     plain = paper_workload(name, seed=seed)
     routing = routing_of(plain, folder, phase_s=60.0)
     workload = paper_workload(name, seed=seed, routing=routing)
-    grid = Grid((name,), (pattern,), (0,), ("static",), (seed,), seconds=60 * minutes, mean_rps=mean_rps, data=given)
+    grid = Grid(
+        (name,), (pattern,), (0,), ("static",), (seed,), start=FIXED, window_s=window_s, seconds=60 * minutes,
+        mean_rps=mean_rps, warm_up_windows=0, data=given,
+    )  # fmt: skip
     played = arrivals(grid, Group(name, pattern, 0, seed))
     requests = draw_requests(workload, played.arrival_s, seed=seed, source=played.source)
     simulation = Simulation(workload, requests, workload.initial(FIXED), seed=seed)
