@@ -19,6 +19,7 @@ from gateway.backends.process.placement import PREFIX, memory_root
 from moe.manifest import Manifest
 from smoe import lifecycle
 from smoe.deployment import DeploymentSettings, function_deployments
+from smoe.elastic.cluster import deployed
 from smoe.elastic.coordinator import Coordinator, Options
 from smoe.elastic.managers import NodeSettings, start_nodes
 from smoe.gateway_client import GatewayClient
@@ -92,8 +93,7 @@ class Stage:
         self._setting = setting
         self.running = running
         state = running.state
-        self._deployments = function_deployments(setting.manifest, _deployment(image))
-        self.names = [str(deployment["service"]) for deployment in self._deployments]
+        self.names = [str(one["service"]) for one in function_deployments(setting.manifest, _deployment(image))]
         self._watch = watch
         self._standbys = standbys
         self._gateway = psutil.Process(running.pid)
@@ -119,10 +119,11 @@ class Stage:
         """Every worker for a new one, by a changed environment."""
         self._generation += 1
         old = self._watch.pictures[-1].ready
+        deployments = deployed(self._connect(), self._setting.manifest.name).deployments
 
         def order() -> None:
             with ThreadPoolExecutor(8) as pool:
-                list(pool.map(self._deploy_anew, self._deployments))
+                list(pool.map(self._deploy_anew, deployments.values()))
 
         def exchanged(picture: Picture) -> bool:
             return all(

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ import aiohttp
 import numpy as np
 import orjson
 import uvloop
+
+from gateway.backends.process import kernel
 
 TOLERANCE = 1e-4
 """Largest relative difference of a right answer: batches of different requests round differently."""
@@ -90,6 +93,7 @@ class SteadyLoad:
     def __enter__(self) -> SteadyLoad:
         self._out.unlink(missing_ok=True)
         command = [sys.executable, "-m", "benchmarks.steady_load", str(self._task), str(self._out)]
+        command += ["--parent", str(os.getpid())]
         self._process = subprocess.Popen(command)
         return self
 
@@ -172,7 +176,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--parent", type=int, required=True, help="Process whose death ends this one.")
     options = parser.parse_args()
+    kernel.die_with_parent(options.parent)
     clients = _Clients(json.loads(options.task.read_text()))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(clients.run())
