@@ -72,7 +72,7 @@ def test_what_is_stored_is_not_played_again_but_another_grid_is(
     grid: Grid, out: Path, summaries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played: list[str] = []
-    real = run.run_policy
+    real = episode.run_policy
 
     def counted(*given: Any) -> Any:
         played.append(given[-1])
@@ -156,8 +156,13 @@ def test_other_weights_are_another_run(grid: Grid, tmp_path: Path, monkeypatch: 
 def test_another_actor_is_another_run(grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The published one, that of the other meter, and one that the settings file names."""
     published, own = tmp_path / "published.safetensors", tmp_path / "own.safetensors"
-    asked = []
-    monkeypatch.setattr("rl.agent.policy.published", lambda *given: asked.append(given) or published)
+    asked: list[tuple[str, str]] = []
+
+    def found_at(workload: str, meter: str) -> Path:
+        asked.append((workload, meter))
+        return published
+
+    monkeypatch.setattr("rl.agent.policy.published", found_at)
     published.write_bytes(b"1")
     own.write_bytes(b"2")
     group = next(grid.groups())
