@@ -36,6 +36,7 @@ from autoscaler.build import build_controller
 from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
 from autoscaler.settings import ControllerSettings
+from gateway.backends.process.kernel import die_with_parent
 from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
 
 SIZES = (100, 500, 1000, 5000)
@@ -186,6 +187,7 @@ def _wait_for(url: str) -> None:
 def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:
     """Measure ticks of the controller for each number of functions."""
     if one:
+        die_with_parent(os.getppid())
         with tempfile.TemporaryDirectory() as folder:
             click.echo(json.dumps(measure(sizes[0], ticks, Path(folder))))
         return

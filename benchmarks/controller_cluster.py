@@ -11,6 +11,7 @@ pipeline under load in which a share of the experts is busy, another share each 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from aiohttp import web
 from autoscaler.monitor.catalogue import METRICS
 from autoscaler.state.readings import SHAPES, Series
 from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.process.kernel import die_with_parent
 from gateway.specs import parse_deployment
 from moe.manifest import load
 from smoe.deployment import function_deployments
@@ -228,6 +230,7 @@ _LOAD = (Series.NODE_BUSY_SECONDS, Series.NODE_TOKENS, Series.NODE_CALLS)
 
 
 def main() -> None:
+    die_with_parent(os.getppid())
     directory, port = Path(sys.argv[1]), int(sys.argv[2])
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     web.run_app(app_of(Cluster(directory)), host="127.0.0.1", port=port, print=None, handle_signals=True)
