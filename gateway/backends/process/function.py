@@ -122,9 +122,10 @@ class ManagedFunction:
 
     def update(self, spec: FunctionSpec, prepared: Prepared) -> None:
         """Live where possible, else a rolling update."""
+        ordered = self.spec.annotations.get(PLACEMENT)
         before, self.spec, self.prepared = self.prepared, spec, prepared
         self._backoff.reset()
-        if PLACEMENT in spec.annotations and prepared.places is not None and prepared.places != before.places:
+        if prepared.places is not None and spec.annotations.get(PLACEMENT, ordered) != ordered:
             self.desired = sum(prepared.places.values())
         if before.needs_new_processes(prepared):
             self.generation += 1

@@ -95,6 +95,20 @@ async def test_a_replica_moves_to_another_node_without_a_moment_in_which_none_is
         assert (await ask_json(state.ready[0].address))["environ"]["smoe_node"] == "b"
 
 
+async def test_an_update_that_changes_the_placement_sets_the_number_of_replicas(running: Starter) -> None:
+    async with running(nodes=("a", "b")) as backend:
+        await backend.create(spec("echo"), 2)
+        await until(backend, "echo", ready(2))
+        await backend.update(spec("echo", annotations={"smoe.placement": "a=1"}))
+        await until(backend, "echo", ready(1))
+        await backend.update(spec("echo", annotations={"smoe.placement": "a=1,b=2"}))
+        state = await until(backend, "echo", ready(3))
+        assert sorted(replica.node for replica in state.ready) == ["a", "b", "b"]
+        await backend.scale("echo", NAMESPACE, 1)
+        await backend.update(spec("echo", annotations={"smoe.placement": "a=1,b=2"}, env_vars={"new": "yes"}))
+        assert (await until(backend, "echo", ready(1))).desired_replicas == 1
+
+
 async def test_memory_folders_go_with_the_gateway(running: Starter, tmp_path: Path) -> None:
     async with running(nodes=("a",), memory_root=tmp_path) as backend:
         assert backend._nodes is not None
