@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 from IPython.display import Markdown as Untyped
 
 Markdown: Any = Untyped
@@ -44,6 +45,17 @@ def evaluated() -> list[dict[str, Any]]:
 def say(*sentences: str) -> Any:
     """Text whose numbers are computed, shown below its cell."""
     return Markdown("\n\n".join(sentences))
+
+
+def windows() -> list[dict[str, Any]]:
+    """Windows with an answer of the runs of :func:`evaluated`, as far as they are stored."""
+    keys = ("workload", "pattern", "tokens", "seed", "policy")
+    played = {tuple(run[key] for key in keys) for run in evaluated()}
+    files = [path for folder in ("baselines", "learnt") if (path := RESULTS / folder / "windows.parquet").is_file()]
+    rows = {
+        (*(row[key] for key in keys), row["end_s"]): row for path in files for row in pq.read_table(path).to_pylist()
+    }
+    return [row for key, row in rows.items() if key[:-1] in played and row["p95_s"] is not None]
 
 
 OURS = "(ours)"
