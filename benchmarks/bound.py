@@ -7,7 +7,8 @@ simulation; and the workload's own. ``gap_deterministic`` is the widest gap betw
 for the separable problem, ``ms`` the slowest window of it (median of repeats; tables of all configurations, frontiers,
 step functions and knapsack), ``ms_cpu`` the same in processor time, which other work on the machine does not lengthen.
 ``gap_p95`` is the widest relative distance between the valid lower bound for the P95 and a choice that meets the SLO in
-simulation, ``gap_p95_median`` the middle one, over the cells in which one was found. Everything is simulated. The last
+simulation, ``gap_p95_median`` the middle one, over the cells in which one was found, ``…_without_descent`` before the
+local search (``ms_descent``: its longest in processor time). Everything is simulated. The last
 line is one JSON object.
 """
 
@@ -26,6 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rl.bound.bounds import deterministic, lower_bound
+from rl.bound.descent import descend
 from rl.bound.loads import Meter, WindowLoad, expected_tables, windows
 from rl.bound.oracle import cheapest_feasible, play
 from rl.bound.physics import Physics
@@ -59,9 +61,16 @@ class Cell:
     lower: float
     lower_ms: float
     oracle: float | None
+    descent: float | None
+    """After the local search below the oracle's choice."""
+    descent_ms: float
 
     @property
     def gap_p95(self) -> float | None:
+        return None if self.descent is None else self.descent / self.lower - 1
+
+    @property
+    def gap_oracle(self) -> float | None:
         return None if self.oracle is None else self.oracle / self.lower - 1
 
 
@@ -108,6 +117,9 @@ def measure(pattern: str, load: WindowLoad, meter: Meter, slo_s: float, repeats:
     bound = lower_bound(at, meter, seed)
     lower_ms = (time.perf_counter() - began) * 1000
     oracle = cheapest_feasible(at, meter, seed) if bound.reachable else None
+    began = time.process_time()
+    below = None if oracle is None else descend(at, meter, oracle, seed)
+    descent_ms = (time.process_time() - began) * 1000
     return Cell(
         pattern,
         load.count,
@@ -119,6 +131,8 @@ def measure(pattern: str, load: WindowLoad, meter: Meter, slo_s: float, repeats:
         bound.cost,
         lower_ms,
         None if oracle is None else oracle.cost,
+        None if below is None else below.cost,
+        descent_ms,
     )
 
 
@@ -136,7 +150,7 @@ def show(cells: list[Cell]) -> None:
             f"{cell.ms:.0f}",
             f"{cell.lower:.4g}",
             f"{cell.lower_ms:.0f}",
-            "none found" if cell.oracle is None else f"{cell.oracle:.4g}",
+            "none found" if cell.descent is None else f"{cell.descent:.4g}",
             "–" if gap is None else f"{gap:.1%}",
         )
     Console(stderr=True, width=130).print(table)
@@ -166,6 +180,10 @@ def main(repeats: int, seed: int) -> None:
         "gap_deterministic": round(max(cell.gap for cell in cells), 6),
         "gap_p95": round(max(gaps), 4),
         "gap_p95_median": round(statistics.median(gaps), 4),
+        "gap_p95_median_without_descent": round(
+            statistics.median(gap for cell in cells if (gap := cell.gap_oracle) is not None), 4
+        ),
+        "ms_descent": round(max(cell.descent_ms for cell in cells), 1),
         "ms": round(max(cell.ms for cell in cells), 1),
         "ms_cpu": round(max(cell.cpu_ms for cell in cells), 1),
         "ms_lower": round(float(np.median([cell.lower_ms for cell in cells])), 1),
