@@ -98,9 +98,12 @@ class Stage:
         self._standbys = standbys
         self._gateway = psutil.Process(running.pid)
         self._generation = 0
-        self._connect = lambda: GatewayClient.from_state(state)
         self._coordinator = Coordinator(self._connect, setting.manifest, state, Options(peers, TIMEOUT_S))
         self.copied: dict[str, int] = {}
+
+    def _connect(self) -> GatewayClient:
+        """A client of its own for whoever asks: a session is for one thread."""
+        return GatewayClient.from_state(self.running.state)
 
     def onto_other_node(self) -> Span:
         """Every function from one replica at home to one on each node."""

@@ -1,6 +1,6 @@
 """The weights manager of one node: an image like any other, ``functions.memory.manager:main``.
 
-    POST /hold     {"regions": [{"name", "bytes", "sha256", "peer": "HOST:PORT" | null}]}   have them, one after another
+    POST /hold     {"regions": [{"name", "bytes", "sha256", "peer": "HOST:PORT" | null}]}   have them, a few at once
     POST /release  {"names": [...]}                                          give regions back
     GET  /held                                                               what is here and coming, measured rates
     POST /bytes/NAME  with x-smoe-offset                                     a piece of a region, for other managers
@@ -36,6 +36,9 @@ from functions.shared.server import FunctionServer, ServerSettings
 from functions.shared.settings import SettingsError, duration_s
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""Regions of one request that come at the same time; they share the line's rate."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def _number(environ: Mapping[str, str], key: str) -> float:
 
 
 class Manager:
-    """The application. One region at a time comes over each source's line; requests are answered meanwhile."""
+    """The application. Regions that come share their source's line; requests are answered meanwhile."""
 
     def __init__(self, settings: ManagerSettings, loop: asyncio.AbstractEventLoop) -> None:
         self._settings = settings
@@ -144,7 +147,8 @@ class Manager:
             return _json(self.held())
         if path == "/hold":
             asked = [(_region(one), one.get("peer")) for one in json.loads(request.body)["regions"]]
-            return _json({"regions": [await self.hold(region, peer) for region, peer in asked]})
+            turns = asyncio.Semaphore(AT_ONCE)
+            return _json({"regions": await asyncio.gather(*(self._hold(turns, *one) for one in asked))})
         if path == "/release":
             names = [check_name(str(name)) for name in json.loads(request.body)["names"]]
             return _json({"freed": sum(self._release(name) for name in names)})
@@ -166,6 +170,10 @@ class Manager:
             "disk_reads": self._disk_reads,
         }
 
+    async def _hold(self, turns: asyncio.Semaphore, region: Region, peer: str | None) -> dict[str, Any]:
+        async with turns:
+            return await self.hold(region, peer)
+
     async def hold(self, region: Region, peer: str | None) -> dict[str, Any]:
         """Have ``region`` whole. Raises RegionError, SourceError."""
         if self.regions.held().get(region.name) == region.nbytes:
@@ -183,6 +191,7 @@ class Manager:
         began_s = time.monotonic()
         filling = self.regions.fill(region)
         line = self._in if peer else self._disk
+        line.begin(began_s)
         try:
             if filling.offset < region.nbytes:
                 async with aclosing(self._source(region, peer, filling.offset)) as pieces:
@@ -191,9 +200,9 @@ class Manager:
             filling.finish()
         finally:
             filling.close()
+            line.end(filling.offset - filling.resumed_at, time.monotonic())
         seconds = time.monotonic() - began_s
         copied = region.nbytes - filling.resumed_at
-        line.note(copied, seconds)
         if not peer:
             self._disk_reads[region.name] = self._disk_reads.get(region.name, 0) + 1
         log.info("%s: %d bytes from %s in %.3f s", region.name, copied, peer or "disk", seconds)

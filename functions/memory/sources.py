@@ -15,8 +15,8 @@ from pathlib import Path
 from functions.memory.regions import SourceError
 from functions.shared.client import ConnectionPool, TransportError, request_head
 
-PIECE = 1 << 20
-"""Bytes asked for at once."""
+PIECE = 1 << 22
+"""Bytes asked for at once: few enough round trips that a busy machine's waits between them do not count."""
 PIECE_TIMEOUT_S = 60.0
 OFFSET = "x-smoe-offset"
 TRIES = 3
@@ -30,8 +30,10 @@ class Line:
     bytes_per_s: float = 0.0
     carried: int = 0
     busy_s: float = 0.0
-    """Seconds in which it carried, over all transfers one after the other."""
+    """Seconds in which it carried one transfer or more."""
     _free_s: float = 0.0
+    _under_way: int = 0
+    _since_s: float = 0.0
 
     async def carry(self, nbytes: int) -> None:
         """Wait for this line's turn for so many bytes."""
@@ -40,10 +42,18 @@ class Line:
             self._free_s = max(self._free_s, now_s) + nbytes / self.bytes_per_s
             await asyncio.sleep(max(0.0, self._free_s - now_s))
 
-    def note(self, nbytes: int, seconds: float) -> None:
-        """A transfer took so long."""
+    def begin(self, now_s: float) -> None:
+        """A transfer begins."""
+        if not self._under_way:
+            self._since_s = now_s
+        self._under_way += 1
+
+    def end(self, nbytes: int, now_s: float) -> None:
+        """A transfer has ended, having carried so many bytes."""
         self.carried += nbytes
-        self.busy_s += seconds
+        self._under_way -= 1
+        if not self._under_way:
+            self.busy_s += now_s - self._since_s
 
     @property
     def measured(self) -> float | None:

@@ -117,7 +117,7 @@ class Managers:
         )
 
     def hold(self, node: str, wanted: Sequence[tuple[Region, str | None]]) -> list[dict[str, Any]]:
-        """Have regions on a node, each from a node or (None) from disk, one after another.
+        """Have regions on a node, each from a node or (None) from disk.
 
         What came before a failure stays. Raises ManagerGoneError, SourceLostError, MoveError.
         """

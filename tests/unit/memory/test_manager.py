@@ -20,7 +20,7 @@ from functions.shared.messages import Reply, Request
 from functions.shared.server import FunctionServer, ServerSettings
 from functions.shared.settings import SettingsError
 
-CONTENT = bytes(range(256)) * 4096 * 3 + b"end"  # three pieces and a little
+CONTENT = bytes(range(256)) * (3 * PIECE // 256) + b"end"  # three pieces and a little
 REGION = Region("p/one.bin", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
 
@@ -114,6 +114,18 @@ async def test_a_line_with_a_rate_carries_no_faster() -> None:
     began_s = loop.time()
     await asyncio.gather(*(line.carry(10_000) for _ in range(5)))
     assert loop.time() - began_s >= 0.05
+
+
+def test_a_line_measures_the_time_in_which_it_carried_anything() -> None:
+    line = Line()
+    assert line.measured is None
+    line.begin(10.0)
+    line.begin(11.0)
+    line.end(300, 12.0)
+    line.end(300, 13.0)
+    line.begin(20.0)
+    line.end(400, 22.0)
+    assert line.measured == 200.0
 
 
 async def call(address: str, path: str, body: object, token: str) -> tuple[int, Any]:
