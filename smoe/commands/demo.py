@@ -181,6 +181,7 @@ def _play(
             interval_s=settings.interval_s,
             slo_s=slo_s,
             log_dir=settings.out / "log",
+            view_dir=settings.state / "view",
             max_replicas=settings.max_replicas,
             cpu_target=0.5,
             down_stabilisation_s=20.0,
