@@ -17,10 +17,11 @@ from stable_baselines3.common.utils import polyak_update, update_learning_rate
 from torch import Tensor, nn
 
 from rl.agent.actor import spread, there
-from rl.agent.contract import CONFIGURATION_FEATURES, Batch
+from rl.agent.contract import CONFIGURATION_FEATURES
 from rl.agent.ddpg.buffer import WindowBuffer, WindowSamples
 from rl.agent.ddpg.checkpoint import checked
-from rl.agent.ddpg.moves import SCOPES, Scope, moves
+from rl.agent.ddpg.improvement import NOTABLE, judged, pulls
+from rl.agent.ddpg.moves import SCOPES, moves
 from rl.agent.ddpg.policy import PipelineActor, PipelineCritic, PipelinePolicy
 from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.ddpg.window_critic import WindowCritic
@@ -32,12 +33,6 @@ STORED = ("num_timesteps", "_n_updates", "_current_progress_remaining", "seed")
 """Attributes of the library's that a checkpoint holds beside the settings."""
 CLONING = 2**40
 """Draws of a warm start are numbered from here, so that they are not those of updates."""
-EAGERNESS = 0.3
-"""Of changes that gain, each weighs exp(gain / η): η over the best one's gain."""
-LEAST_GAIN = 1e-6
-HOLD = 0.15
-NOTABLE: dict[Scope, float] = {"expert": 0.004, "layer": 0.02, "window": 0.06}
-"""Gains in C_ref from which on a change counts fully: some hundredths of what a scope costs."""
 
 
 class PipelineDDPG(DDPG):
@@ -169,8 +164,8 @@ class PipelineDDPG(DDPG):
             known = critic.known(batch)
         for scope in SCOPES:
             tried = torch.cat((base[None], moves(batch, base, scope, self.learner.alternatives, draw)))
-            values = _judged(critic, scope, batch, known, own, features_of(space, tried), samples.unit)
-            weights, gain = _improving(values, NOTABLE[scope])
+            values = judged(critic, scope, batch, known, own, features_of(space, tried), samples.unit)
+            weights, gain = pulls(values, NOTABLE[scope])
             pull = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
             strength = pull.sum(0)
             entropies = scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), pull / strength)
@@ -233,29 +228,3 @@ class PipelineDDPG(DDPG):
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, UnpicklingError) as error:
             raise LearnerError(f"checkpoint {path} does not fit this program: {str(error).splitlines()[0]}") from error
         return agent
-
-
-def _judged(
-    critic: WindowCritic, scope: Scope, batch: Batch, known: Tensor, own: Tensor, tried: Tensor, unit: float
-) -> Tensor:
-    """[A, B, n or 1, K or 1] what ``critic`` says of ``tried`` [A, B, n, K, C] in a scope."""
-    if scope == "expert":
-        return critic.of_experts(batch, known, own, tried, unit)
-    if scope == "layer":
-        return critic.of_layers(batch, known, own, tried, unit).unsqueeze(-1)
-    return critic.of_windows(batch, known, tried, unit)[..., None, None]
-
-
-def _improving(values: Tensor, notable: float) -> tuple[Tensor, float]:
-    """How strongly each of some decisions pulls [1 + A, B, ..], and the mean gain; ``values`` [1 + A, B, ..], the
-    actor's own first.
-
-    Changes that gain share a strength of 0 to 1 among them: 1 from a gain of ``notable`` C_ref on, 0 below a tenth of
-    that, which is the critic's noise. The actor's own have ``HOLD`` times the rest.
-    """
-    gains = values[1:] - values[:1]
-    best = gains.amax(0, keepdim=True)
-    shares = (gains / (EAGERNESS * best).clamp(min=LEAST_GAIN)).masked_fill(gains <= 0, -torch.inf)
-    shares = torch.where(best > 0, shares, torch.zeros_like(shares)).softmax(0)
-    strength = torch.where(best < notable / 10, torch.zeros_like(best), (best / notable).clamp(0, 1))
-    return torch.cat((HOLD * (1 - strength), strength * shares)), float(best.clamp(min=0).mean())
