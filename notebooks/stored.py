@@ -33,13 +33,8 @@ def there(*parts: str) -> bool:
 
 
 def evaluated() -> list[dict[str, Any]]:
-    """Runs of all policies on the baselines' test hours. Those of the learnt policy are in the baselines' own file or,
-    where that has none, in ``learnt``: of these only runs on the very requests that baselines met."""
-    runs = table("baselines", "results.csv")
-    if there("learnt", "results.csv") and not any(run["policy"] == "smoe" for run in runs):
-        met = {run["requests_sha256"] for run in runs}
-        runs += [run for run in table("learnt", "results.csv") if run["requests_sha256"] in met]
-    return runs
+    """Runs of all policies on the baselines' test hours."""
+    return table("baselines", "results.csv")
 
 
 def say(*sentences: str) -> Any:
@@ -48,14 +43,10 @@ def say(*sentences: str) -> Any:
 
 
 def windows() -> list[dict[str, Any]]:
-    """Windows with an answer of the runs of :func:`evaluated`, as far as they are stored."""
-    keys = ("workload", "pattern", "tokens", "seed", "policy")
-    played = {tuple(run[key] for key in keys) for run in evaluated()}
-    files = [path for folder in ("baselines", "learnt") if (path := RESULTS / folder / "windows.parquet").is_file()]
-    rows = {
-        (*(row[key] for key in keys), row["end_s"]): row for path in files for row in pq.read_table(path).to_pylist()
-    }
-    return [row for key, row in rows.items() if key[:-1] in played and row["p95_s"] is not None]
+    """Windows with an answer of these runs, as far as they are stored."""
+    path = RESULTS / "baselines" / "windows.parquet"
+    rows = pq.read_table(path).to_pylist() if path.is_file() else []
+    return [row for row in rows if row["p95_s"] is not None]
 
 
 OURS = "(ours)"

@@ -147,8 +147,7 @@ class Manager:
             return _json(self.held())
         if path == "/hold":
             asked = [(_region(one), one.get("peer")) for one in json.loads(request.body)["regions"]]
-            turns = asyncio.Semaphore(AT_ONCE)
-            return _json({"regions": await asyncio.gather(*(self._hold(turns, *one) for one in asked))})
+            return _json({"regions": await self._hold_all(asked)})
         if path == "/release":
             names = [check_name(str(name)) for name in json.loads(request.body)["names"]]
             return _json({"freed": sum(self._release(name) for name in names)})
@@ -169,6 +168,20 @@ class Manager:
             },
             "disk_reads": self._disk_reads,
         }
+
+    async def _hold_all(self, asked: list[tuple[Region, str | None]]) -> list[dict[str, Any]]:
+        """Have all of them. Where one fails no other is begun, and those under way end before anybody is told: so who
+        asks again, from elsewhere, does not join what is bound to fail, and can give back what came."""
+        turns = asyncio.Semaphore(AT_ONCE)
+        waiting = [self._loop.create_task(self._hold(turns, *one)) for one in asked]
+        try:
+            return list(await asyncio.gather(*waiting))
+        except (SourceError, RegionError):
+            for one in waiting:
+                one.cancel()
+            under_way = [task for region, _ in asked if (task := self._coming.get(region.name)) is not None]
+            await asyncio.gather(*waiting, *under_way, return_exceptions=True)
+            raise
 
     async def _hold(self, turns: asyncio.Semaphore, region: Region, peer: str | None) -> dict[str, Any]:
         async with turns:

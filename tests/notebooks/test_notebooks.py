@@ -84,20 +84,6 @@ def test_a_missing_picture_is_a_difference() -> None:
     assert differences(shown(image_png=picture(0.5)), shown(text_plain="none")) == ["the text below cell 0"]
 
 
-def test_the_learnt_policy_is_compared_on_the_requests_that_baselines_met(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from notebooks import stored as reader
-
-    monkeypatch.setattr(reader, "RESULTS", tmp_path)
-    for folder, text in (("baselines", "hpa,aa\n"), ("learnt", "smoe,aa\nsmoe,bb\n")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "results.csv").write_text(f"policy,requests_sha256\n{text}")
-    assert [(run["policy"], run["requests_sha256"]) for run in reader.evaluated()] == [("hpa", "aa"), ("smoe", "aa")]
-    (tmp_path / "baselines" / "results.csv").write_text("policy,requests_sha256\nhpa,aa\nsmoe,cc\n")
-    assert [run["requests_sha256"] for run in reader.evaluated()] == ["aa", "cc"]
-
-
 def test_readers_of_stored_results_tell_numbers_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from notebooks import stored as reader
 

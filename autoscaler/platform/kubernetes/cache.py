@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Protocol
 
 from autoscaler.errors import PlatformError
@@ -60,7 +61,8 @@ class WatchCache:
     def close(self) -> None:
         """End the thread."""
         self._stop.set()
-        self._cut()
+        with suppress(OSError, ValueError):  # the connection may be gone already
+            self._cut()
         self._thread.join(timeout=5.0)
 
     def objects(self) -> list[Object] | None:

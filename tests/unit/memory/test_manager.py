@@ -154,6 +154,22 @@ async def test_regions_are_held_told_and_released_over_http(tmp_path: Path) -> N
         assert (await call(one.address, "/release", {"names": [REGION.name]}, "secret"))[1] == {"freed": len(CONTENT)}
 
 
+async def test_when_a_peer_fails_nothing_is_under_way_any_more_and_the_disk_takes_over_at_once(tmp_path: Path) -> None:
+    names = [f"p/{number}.bin" for number in range(9)]
+    async with node(tmp_path, "a", Breaks(7)) as broken, node(tmp_path, "b") as target:
+        for name in names:
+            (tmp_path / "disk" / name).write_bytes(CONTENT)
+        asked = [{"name": name, "bytes": REGION.nbytes, "sha256": REGION.sha256} for name in names]
+        status, _ = await call(
+            target.address, "/hold", {"regions": [{**one, "peer": broken.address} for one in asked]}, "secret"
+        )
+        assert status == 502
+        assert (await call(target.address, "/release", {"names": names[:1]}, "secret"))[0] == 200
+        status, _ = await call(target.address, "/hold", {"regions": asked}, "secret")
+        assert status == 200
+        assert target.manager.held()["held"] == dict.fromkeys(names, len(CONTENT))
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [
