@@ -56,8 +56,6 @@ from traces.trace import Trace
 
 LEARNT = "smoe"
 POLICIES = (LEARNT, "hpa", "kpa", "last-window", "static")
-MODULES: Mapping[str, str] = {"last-window": "rl.bound.last_window:make"}
-"""Policies that are not of the controller's package."""
 WITH_PROFILE = (LEARNT, "last-window")
 SPACE = ConfigurationSpace(gpu_shares=())
 START = Configuration(memory_mb=256, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)
@@ -105,7 +103,7 @@ def settings_of(policy: str, play_: Play, directory: Path, folder: Path) -> Cont
     return ControllerSettings(
         gateway_url="http://127.0.0.1:1",
         manifest_dir=directory,
-        policy=MODULES.get(policy, policy),
+        policy=policy,
         policy_settings=own,
         interval_s=play_.window_s,
         slo_s=play_.slo_s,

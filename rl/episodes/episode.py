@@ -137,29 +137,21 @@ class Episode:
     def branch(self, actions: NDArray[np.integer]) -> Branch:
         """What :meth:`step` would come to, from a copy of the simulation; the episode stays where it is. It costs a
         window's simulation, without the state that would follow. Raises ValueError as :meth:`step` does."""
-        if not self.windows_left:
-            raise ValueError(f"the episode has ended after {self.windows} windows")
+        self._check_going()
         fork = self._simulation.fork()
         platform = SimulatedPlatform(fork)
         apply(platform, self._decided(self.encoder.lattice.configurations(actions)), wait=lambda pause_s: None)
         window = fork.advance(fork.now_s + self.window_s)
         answered = self._answered.copy()
         answered[window.finished] = True
-        functions, lattice = platform.configurations(), self.encoder.lattice
-        seconds = fork.meter[:, BUSY_S]
-        costs = np.zeros(len(lattice.functions))
-        for layer, names in enumerate(lattice.functions):
-            for name in names:
-                busy_s = float(seconds[fork.index[name]])
-                there_s = busy_s if self.settings.meter == "busy" else functions[name].replicas * self.window_s
-                costs[layer] += there_s * self.workload.prices.unit_per_s(functions[name])
+        lattice = self.encoder.lattice
+        costs = np.array([self._layer_cost(fork, layer) for layer in range(len(lattice.functions))])
         rewards = cost_rewards(costs, self.reference, self.settings)
-        return Branch(lattice.actions(functions), rewards, self._p95_s(window, answered)[0])
+        return Branch(lattice.actions(platform.configurations()), rewards, self._p95_s(window, answered)[0])
 
     def begin(self) -> None:
         """Open the coming window, for deciding layer by layer. Raises ValueError once the episode has ended."""
-        if not self.windows_left:
-            raise ValueError(f"the episode has ended after {self.windows} windows")
+        self._check_going()
         self._simulation.open(self._simulation.now_s + self.window_s)
         self._next_stage = 0
 
@@ -176,13 +168,22 @@ class Episode:
             )
         self._order(self.encoder.lattice.layer_configurations(layer, actions))
         self._run_to(2 * layer + 2)
+        cost = self._layer_cost(self._simulation, layer)
+        return float(cost_rewards(np.array([cost]), self.reference, self.settings)[0])
+
+    def _check_going(self) -> None:
+        if not self.windows_left:
+            raise ValueError(f"the episode has ended after {self.windows} windows")
+
+    def _layer_cost(self, simulation: Simulation, layer: int) -> float:
+        """What the experts of ``layer`` cost in the simulation's present window, on the meter that counts."""
         cost = 0.0
         for function in self.encoder.lattice.functions[layer]:
-            configuration = self._simulation.configuration(function)
-            busy_s = self._simulation.meter[self._simulation.index[function], BUSY_S]
+            configuration = simulation.configuration(function)
+            busy_s = simulation.meter[simulation.index[function], BUSY_S]
             seconds = busy_s if self.settings.meter == "busy" else configuration.replicas * self.window_s
             cost += float(seconds) * self.workload.prices.unit_per_s(configuration)
-        return float(cost_rewards(np.array([cost]), self.reference, self.settings)[0])
+        return cost
 
     def end(self) -> Outcome:
         """Play the rest of the open window, and look at it."""
