@@ -16,8 +16,9 @@ ELSEWHERE = {
     "smoe": "rl.agent.policy:make",
     "last-window": "rl.bound.last_window:make",
     "faasconf": "rl.faasconf.policy:make",
+    "janus": "autoscaler.policy.janus:make",
 }
-"""Policies of other rooms with a name of their own; loaded when one is chosen."""
+"""Policies with a name of their own that are loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 PLATFORMS = ("openfaas", "kubernetes")
@@ -33,7 +34,7 @@ class ControllerSettings:
     policy: str = "hpa"
     """One of ``SHORT_NAMES``, or ``MODULE:MAKER`` of a policy that is not of this package."""
     policy_settings: Path | None = None
-    """TOML file with the settings of ``kpa``, ``keda``, ``elasticmoe`` or ``smoe``."""
+    """TOML file with the settings of a policy that has some (``docs/policies.md``)."""
     plan: Path | None = None
     """Stored plan: the configurations of ``serverlessmoe``, ``tuned-hpa`` and, if given, ``static``."""
     policy_seed: int = 0

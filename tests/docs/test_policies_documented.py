@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.policy.janus import JanusSettings
 from autoscaler.policy.keda import KedaSettings
 from autoscaler.policy.kpa import KpaSettings
 from autoscaler.policy.token_load import TokenLoadSettings
 from autoscaler.settings import POLICY_NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
-ELSEWHERE = {"min_replicas", "max_replicas", "kinds", "triggers", "classes"}
+ELSEWHERE = {"min_replicas", "max_replicas", "kinds", "triggers", "classes", "slo_s"}
 
 
 def section(heading: str) -> str:
@@ -27,7 +28,8 @@ def test_every_policy_is_in_the_table_and_has_a_section(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heading", "settings"), [("kpa", KpaSettings), ("keda", KedaSettings), ("elasticmoe", TokenLoadSettings)]
+    ("heading", "settings"),
+    [("kpa", KpaSettings), ("keda", KedaSettings), ("elasticmoe", TokenLoadSettings), ("janus", JanusSettings)],
 )
 def test_every_setting_is_listed_with_its_default_and_no_other(heading: str, settings: type) -> None:
     rows = [line.strip("|").split("|") for line in section(heading).splitlines() if line.startswith("| `")]
