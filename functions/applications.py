@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from functions.expert import handler as expert
 from functions.ingress.handler import Ingress
 from functions.segment import handler as segment
 from functions.shared.messages import Application
+from functions.shared.relay import Relay, relay_key
 from functions.shared.resolvers import FeedResolver, Resolver, TemplateResolver
 from functions.shared.settings import FunctionSettings, SettingsError
 from functions.shared.weights import provide
 from moe.grouping import group
 from moe.manifest import Manifest, load
+
+log = logging.getLogger(__name__)
 
 
 def build(settings: FunctionSettings, loop: asyncio.AbstractEventLoop, manifest: Manifest | None = None) -> Application:
@@ -25,7 +29,18 @@ def build(settings: FunctionSettings, loop: asyncio.AbstractEventLoop, manifest:
         return Ingress(manifest, settings, loop)
     only_experts = all(node_id.startswith("expert-") for node_id in settings.nodes)
     make = expert.application if only_experts else segment.application
-    return make(manifest, settings, loop)
+    return relaying(make(manifest, settings, loop), settings, loop)
+
+
+def relaying(application: Application, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:
+    """A worker's application, with the relaying stage where it serves experts."""
+    if not any(node_id.startswith("expert-") for node_id in settings.nodes):
+        return application
+    try:
+        return Relay(application, loop, relay_key(settings.feed_token_file))
+    except OSError as error:  # whoever calls the stage could not be told from others
+        log.warning("this worker does not relay: smoe_feed_token_file cannot be read: %s", error)
+        return application
 
 
 def resolver_for(settings: FunctionSettings, manifest: Manifest) -> Resolver:

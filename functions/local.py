@@ -16,9 +16,9 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +38,8 @@ class WorkerProcess:
     function: str
     pid: int
     port: int
+    node: str = ""
+    """The machine it plays to be on."""
 
     @property
     def address(self) -> str:
@@ -86,6 +88,7 @@ def _tell(write_end: int) -> None:
 class LocalPipeline:
     """Every function of a pipeline folder as ``replicas`` forked workers each, and one ingress.
 
+    With ``nodes``, replica r of function f is said to be on node ``(f + r) mod len(nodes)``, the ingress on the first.
     The ingress follows a small feed of this object, as it would follow a gateway's.
     """
 
@@ -96,12 +99,14 @@ class LocalPipeline:
         replicas: int = 1,
         max_inflight: int = 8,
         max_functions: int = 0,
+        nodes: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._directory = directory.resolve()
         self._replicas = replicas
         self._max_inflight = max_inflight
         self._max_functions = max_functions
+        self._nodes = tuple(nodes) or ("",)
         self._environ = dict(environ or {})
         self._feed = _Feed()
         self.manifest = load(self._directory, verify=False)
@@ -139,12 +144,18 @@ class LocalPipeline:
             "write_timeout": "5s",
             **self._environ,
         }
-        for function in group(self.manifest, self._max_functions).functions:
-            if not function.is_ingress:
-                nodes = {"smoe_nodes": ",".join(function.nodes)}
-                self.workers += [fork_worker(function.name, {**base, **nodes}) for _ in range(self._replicas)]
+        for number, function in enumerate(group(self.manifest, self._max_functions).functions[1:]):
+            for replica in range(self._replicas):
+                node = self._nodes[(number + replica) % len(self._nodes)]
+                own = {"smoe_nodes": ",".join(function.nodes), "smoe_node": node}
+                self.workers.append(replace(fork_worker(function.name, {**base, **own}), node=node))
         self.publish()
-        feed = {"smoe_nodes": "ingress", "max_inflight": "0", "smoe_feed_url": self._feed.start()}
+        feed = {
+            "smoe_nodes": "ingress",
+            "max_inflight": "0",
+            "smoe_feed_url": self._feed.start(),
+            "smoe_node": self._nodes[0],
+        }
         self.ingress = fork_worker(self.manifest.name, {**base, **feed})
 
     def publish(self) -> None:
@@ -156,7 +167,9 @@ class LocalPipeline:
             )
             replicas = entry["replicas"]
             assert isinstance(replicas, list)
-            replicas.append({"id": str(process.pid), "address": process.address, "state": "ready"})
+            replicas.append(
+                {"id": str(process.pid), "address": process.address, "state": "ready", "node": process.node}
+            )
         self._feed.publish(functions)
 
     def stop(self) -> None:

@@ -10,17 +10,23 @@ from typing import Any
 import torch
 
 from functions.ingress import api
+from functions.ingress.calls import NodeCaller, PassContext
+from functions.ingress.links import LinkMeter
 from functions.ingress.packing import PassQueue
-from functions.ingress.passes import PassContext, PipelinePass
+from functions.ingress.passes import PipelinePass
+from functions.ingress.plans import LayerPlans, PlanRule
+from functions.ingress.scatter import Scatter
+from functions.ingress.statistics import Statistics
 from functions.shared.arrays import Array, Arrays, as_float32
 from functions.shared.dispatch import Dispatcher
 from functions.shared.errors import BadInputError, CallError
 from functions.shared.instruments import IngressInstruments
 from functions.shared.messages import Reply, Request, error_reply, reply_of
+from functions.shared.relay import relay_key
 from functions.shared.resolvers import Resolver
-from functions.shared.settings import FunctionSettings
+from functions.shared.settings import FunctionSettings, SettingsError
 from moe.errors import MoeError, TextError
-from moe.grouping import group
+from moe.grouping import Grouping, group
 from moe.manifest import Manifest
 from moe.reference import choose
 from moe.tokenize import TextTokenizer
@@ -42,35 +48,55 @@ class Ingress:
         self.tokenizer = TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
         self.tokenizer.encode("warm")
         self.instruments = IngressInstruments(
-            manifest.name, [node.id for node in manifest.nodes], manifest.layers, loop.time
+            manifest.name,
+            [node.id for node in manifest.nodes],
+            manifest.layers,
+            loop.time,
+            own_node=settings.node,
+            window_s=settings.statistics_window_s,
         )
-        self.dispatcher = Dispatcher(loop, settings.queue_limit)
+        self.statistics = Statistics(self.instruments, loop)
         self._grouping = group(manifest, settings.max_functions)
+        self.dispatcher, self._plans = dispatching(manifest, self._grouping, settings, loop)
+        self._transfer = settings.transfer
+        self._relay_key = "" if settings.transfer == "direct" else _relay_key(settings)
         self._timeout_s = settings.timeout_s
         self._loop = loop
         self._passes: PassQueue | None = None
         self._limits = (settings.max_passes, settings.queue_limit)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._resolver_task: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
 
     def follow(self, resolver: Resolver) -> None:
         """Begin to keep the table of replicas current. Call on the running loop."""
-        driver = PipelinePass(self.manifest, self._grouping, self.dispatcher, self.instruments)
+        caller = NodeCaller(self.manifest, self._grouping, self.dispatcher, self.instruments)
+        scatter = Scatter(
+            self.manifest, caller, self.dispatcher, self.instruments, self._plans, self._transfer, self._relay_key
+        )
+        driver = PipelinePass(self.manifest, caller, scatter, self.instruments)
         self._passes = PassQueue(driver.run, *self._limits)
-        self._resolver_task = self._loop.create_task(resolver.run(self.dispatcher.update))
+        self._following = [self._loop.create_task(resolver.run(self.dispatcher.update))]
+        if self._transfer == "adaptive":
+            functions = dict.fromkeys(name for layer in _experts(self.manifest, self._grouping) for name in layer)
+            meter = LinkMeter(list(functions), self.dispatcher, self.instruments.traffic, self._relay_key)
+            self._following.append(self._loop.create_task(meter.run()))
 
     def close(self) -> None:
         """Stop following and close connections."""
-        if self._resolver_task is not None:
-            self._resolver_task.cancel()
+        for task in self._following:
+            task.cancel()
+        self.statistics.close()
         self.dispatcher.close()
 
     def metrics(self) -> bytes:
         return self.instruments.text()
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
-        if request.path not in ("", "/"):
-            answer(error_reply(404, "not_found", f"there is no {request.path}; the model is at /", platform=False))
+        if request.path == "/statistics" and request.method in ("GET", "HEAD"):
+            answer(Reply(200, (self.statistics.document(),)))
+        elif request.path not in ("", "/"):
+            message = f"there is no {request.method} {request.path}; the model is at /, its statistics at /statistics"
+            answer(error_reply(404, "not_found", message, platform=False))
         elif request.method in ("GET", "HEAD"):
             answer(Reply(200, (api.description(self.manifest),)))
         elif request.method != "POST":
@@ -170,3 +196,34 @@ class Ingress:
     def _special(self, role: str) -> int:
         tokenizer = self.manifest.tokenizer
         return 0 if tokenizer is None else tokenizer.special.get(role, 0)
+
+
+def dispatching(
+    manifest: Manifest, grouping: Grouping, settings: FunctionSettings, loop: asyncio.AbstractEventLoop
+) -> tuple[Dispatcher, LayerPlans | None]:
+    """What chooses replicas by ``smoe_dispatch``: call by call, and layer by layer where the rule does. Raises
+    SettingsError."""
+    rule = settings.dispatch
+    if rule in ("least-loaded", "local-first", "round-robin", "random"):
+        return Dispatcher(loop, settings.queue_limit, rule, settings.node), None
+    dispatcher = Dispatcher(loop, settings.queue_limit)
+    whole: PlanRule = "token-balanced" if rule == "token-balanced" else "aebs"
+    plans = LayerPlans(_experts(manifest, grouping), dispatcher, whole)
+    if rule != "auto":
+        plans.load()
+    return dispatcher, plans
+
+
+def _experts(manifest: Manifest, grouping: Grouping) -> list[list[str]]:
+    """[layers][experts]: the function that serves each expert."""
+    return [
+        [grouping.function_of(node.id).name for node in manifest.experts(layer)] for layer in range(manifest.layers)
+    ]
+
+
+def _relay_key(settings: FunctionSettings) -> str:
+    """Raises SettingsError."""
+    try:
+        return relay_key(settings.feed_token_file)
+    except OSError as error:
+        raise SettingsError(f"smoe_feed_token_file cannot be read: {error}") from error

@@ -20,7 +20,7 @@ from functools import partial
 
 import numpy as np
 
-from functions.ingress.passes import PassContext
+from functions.ingress.calls import PassContext
 from functions.shared.arrays import Arrays
 from functions.shared.errors import CallError, DeadlineError, NodeRefusedError, OverloadedError
 

@@ -6,46 +6,31 @@ hidden = residual + sum over the top-k experts of gate · y            (in exper
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
+from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.exchange import exchange
-from functions.shared import arrays, wire
+from functions.ingress.scatter import Scatter
 from functions.shared.arrays import Array, Arrays
-from functions.shared.dispatch import CallRecord, Dispatcher
+from functions.shared.dispatch import CallRecord
 from functions.shared.errors import NodeFailedError
 from functions.shared.instruments import IngressInstruments
-from functions.shared.messages import ALL_LOGITS
-from moe.grouping import Grouping
-from moe.manifest import Manifest
-
-
-@dataclass(frozen=True)
-class PassContext:
-    """What belongs to one request on its way: its id and its deadline on the loop's clock."""
-
-    request_id: str
-    deadline_s: float
-    all_logits: bool = False
+from moe.manifest import Manifest, Node
 
 
 class PipelinePass:
-    """Drives passes of one pipeline through a dispatcher."""
+    """Drives passes of one pipeline."""
 
     def __init__(
-        self, manifest: Manifest, grouping: Grouping, dispatcher: Dispatcher, instruments: IngressInstruments
+        self, manifest: Manifest, caller: NodeCaller, scatter: Scatter, instruments: IngressInstruments
     ) -> None:
         self._manifest = manifest
-        self._dispatcher = dispatcher
+        self._caller = caller
+        self._scatter = scatter
         self._instruments = instruments
         self._loop = asyncio.get_running_loop()
-        self._address = {
-            node.id: (grouping.function_of(node.id).name, grouping.function_of(node.id).path(node.id))
-            for node in manifest.nodes
-        }
         self._segments = manifest.segments
-        self._experts = [manifest.experts(layer) for layer in range(manifest.layers)]
+        self._experts = [len(manifest.experts(layer)) for layer in range(manifest.layers)]
 
     async def run(self, inputs: Mapping[str, Array], context: PassContext) -> Arrays:
         """A whole pass; returns the last segment's reply. The same steps as ``moe.reference.drive``.
@@ -55,7 +40,7 @@ class PipelinePass:
         """
         lengths = inputs["lengths"]
         first = {"token_ids": inputs["token_ids"], "lengths": lengths}
-        reply = await self.call(self._segments[0].id, first, context)
+        reply = await self._segment(self._segments[0], first, context)
         memory: Arrays = {}
         for layer in range(self._manifest.layers):
             tensors = {"hidden": await self.layer(layer, reply, context), "lengths": lengths}
@@ -66,66 +51,29 @@ class PipelinePass:
                 tensors |= {**memory, "token_ids": inputs["decoder_token_ids"], "lengths": lengths}
             elif "memory" in segment.inputs:
                 tensors |= memory
-            reply = await self.call(segment.id, tensors, context)
+            reply = await self._segment(segment, tensors, context)
             if "memory" in reply:
                 memory["memory"] = reply["memory"]
         return reply
 
     async def layer(self, layer: int, routed: Arrays, context: PassContext) -> Array:
         """The experts of one layer on a segment's reply; returns hidden ``[T, d]``. Raises CallError."""
-        residual = routed["residual"]
-        nodes = self._experts[layer]
-        groups = exchange(routed["expert_ids"], routed["gates"])
-        if groups.experts[-1] >= len(nodes):
-            raise NodeFailedError(f"segment {layer} chose expert {groups.experts[-1]}; there are {len(nodes)}")
-        parts = zip(groups.experts, groups.scatter(routed.get("x", residual)), strict=True)
-        begun_s = self._loop.time()
-        replies = await gather_or_cancel([self.call(nodes[expert].id, {"x": part}, context) for expert, part in parts])
-        self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
-        return groups.combine(residual, [reply["y"] for reply in replies])
-
-    async def call(self, node_id: str, tensors: Arrays, context: PassContext) -> Arrays:
-        """One node on some tensors, measured. Raises CallError."""
-        name, path = self._address[node_id]
-        meter = self._instruments.nodes[node_id]
-        tokens = _tokens(tensors)
-        record = CallRecord()
-        begun_s = self._loop.time()
-        meter.begin(tokens, begun_s)
-        try:
-            reply = await self._dispatcher.call(
-                name,
-                path,
-                arrays.encode(tensors),
-                deadline_s=context.deadline_s,
-                request_id=context.request_id,
-                record=record,
-                headers=((ALL_LOGITS, "1"),) if context.all_logits else (),
+        residual, expert_ids = routed["residual"], routed["expert_ids"]
+        groups = exchange(expert_ids, routed["gates"])
+        if groups.experts[-1] >= self._experts[layer]:
+            raise NodeFailedError(
+                f"segment {layer} chose expert {groups.experts[-1]}; there are {self._experts[layer]}"
             )
-            return arrays.decode(reply.body)
-        except wire.WireError as error:
-            record.status = "error"
-            raise NodeFailedError(f"{node_id} answered something that is no tensor message: {error}") from error
-        finally:
-            meter.end(tokens, begun_s, self._loop.time(), record)
+        begun_s = self._loop.time()
+        self._instruments.activations.add(layer, expert_ids, begun_s)
+        outputs = await self._scatter.outputs(layer, groups, routed.get("x", residual), expert_ids, context)
+        self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
+        return groups.combine(residual, outputs)
 
-
-async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Arrays]]) -> list[Arrays]:
-    """All results in order; when one fails the others are cancelled and its error is raised."""
-    if len(calls) == 1:
-        return [await calls[0]]
-    tasks = [asyncio.create_task(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def _tokens(tensors: Arrays) -> int:
-    for name in ("x", "token_ids", "hidden"):
-        if name in tensors:
-            return int(tensors[name].shape[0])
-    return 0
+    async def _segment(self, segment: Node, tensors: Arrays, context: PassContext) -> Arrays:
+        """One segment. Raises CallError."""
+        record = CallRecord()
+        reply = await self._caller.call(segment.id, tensors, context, record)
+        if record.node:
+            self._instruments.traffic.of(record.node).segment_calls += 1
+        return reply

@@ -102,7 +102,7 @@ class ActivatedExpertBalance:
         if expert_ids.shape != replicas.shape:
             raise ValueError(f"expert_ids {expert_ids.shape} and replicas {replicas.shape} must have one shape")
         table = self.table
-        fullest: int = _choose(
+        fullest: int = assign(
             expert_ids.reshape(-1),
             replicas.reshape(-1),
             table.start,
@@ -119,8 +119,9 @@ class ActivatedExpertBalance:
 
 
 @njit(cache=True, nogil=True)
-def _choose(ids, out, start, node, replica, seen, by_expert, by_node, repair):  # type: ignore[no-untyped-def]
-    """The fullest node's activated experts, or -1 for an expert that is not in the table."""
+def assign(ids, out, start, node, replica, seen, by_expert, by_node, repair):  # type: ignore[no-untyped-def]
+    """The rule itself, for compiled callers: the fullest node's activated experts, or -1 for an expert that is not in
+    the table. Arguments are the tables and the workspace of :class:`ActivatedExpertBalance`; ids and out are flat."""
     experts, nodes = len(seen), by_node.shape[1]
     seen[:] = 0
     for at in range(ids.size):

@@ -1,4 +1,9 @@
-"""Which replica serves a call: least calls in flight among ready replicas with a free slot.
+"""Which replica serves a call: by a rule, among ready replicas with a free slot.
+
+Rules decide call by call: least calls in flight (``least-loaded``), the same among replicas on the ingress's own node
+first (``local-first``; Prism), the one not used for longest (``round-robin``), any (``random``). A caller that decides
+a layer as a whole names a node for its call, which then goes before the rule. No rule makes a call wait while any
+replica has a free slot.
 
 A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded
 in number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply, 5xx marked
@@ -12,9 +17,11 @@ that tries it comes through.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from functions.shared.client import ConnectionPool, RawReply, ReplyTimeoutError, TransportError, request_head
 from functions.shared.errors import (
@@ -26,6 +33,8 @@ from functions.shared.errors import (
 )
 from functions.shared.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
 from functions.shared.wire import CONTENT_TYPE
+
+Rule = Literal["least-loaded", "local-first", "round-robin", "random"]
 
 MAX_ATTEMPTS = 5
 SUSPEND_S = 0.5
@@ -40,11 +49,13 @@ class ReplicaAddress:
     """A ready replica: ``id`` is unique, ``address`` is host:port.
 
     ``balanced``: a service's address with any number of replicas behind it; one failure says little of the next call.
+    ``node``: the machine it runs on, empty where that is not known.
     """
 
     id: str
     address: str
     balanced: bool = False
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,12 +67,14 @@ class FunctionReplicas:
 
 
 @dataclass(slots=True)
-class _Slot:
+class Slot:
     """A replica as the dispatcher sees it."""
 
     replica: ReplicaAddress
     pool: ConnectionPool
     in_flight: int = 0
+    turn: int = 0
+    """When it was last chosen, in choices of this dispatcher."""
     suspended_until_s: float = 0.0
     failures: int = 0
     """Calls in a row that could not reach it."""
@@ -69,40 +82,56 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Waiter:
-    """A call that waits for a slot; ``avoid`` are replicas that failed it."""
+    """A call that waits for a slot; ``avoid`` are replicas that failed it, ``node`` is where it would rather go."""
 
-    turn: asyncio.Future[_Slot]
+    turn: asyncio.Future[Slot]
     avoid: set[str]
+    node: str
 
 
 @dataclass(slots=True)
 class _Function:
     name: str
     max_inflight: int = 0
-    slots: dict[str, _Slot] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
     waiting: deque[_Waiter] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """What a finished call cost: seconds waited for a slot, seconds at replicas, and repeats by reason."""
+    """What a finished call cost: seconds waited for a slot, seconds at replicas, repeats by reason; and the node of the
+    replica that was asked last."""
 
     wait_s: float = 0.0
     busy_s: float = 0.0
     status: str = "error"
     repeats: list[str] = field(default_factory=list)
+    node: str = ""
 
 
 class Dispatcher:
     """Calls functions by name through whatever replicas :meth:`update` has named."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, queue_limit: int = 1000) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        queue_limit: int = 1000,
+        rule: Rule = "least-loaded",
+        own_node: str = "",
+    ) -> None:
+        """``own_node``: the machine of this ingress, where ``local-first`` looks first."""
         self._loop = loop
         self._queue_limit = queue_limit
         self._functions: dict[str, _Function] = {}
+        self._rule = rule
+        self._node = own_node if rule == "local-first" else ""
+        self._turn = 0
+        self.version = 0
+        """Counts tables of replicas, so that what is derived from one is made once."""
 
     def update(self, functions: Mapping[str, FunctionReplicas]) -> None:
         """The full table of ready replicas; replicas no longer named get no new calls."""
+        self.version += 1
         for name, function in self._functions.items():
             if name not in functions:
                 self._set_replicas(function, ())
@@ -116,6 +145,11 @@ class Dispatcher:
         """Calls at replicas of a function now."""
         function = self._functions.get(name)
         return sum(slot.in_flight for slot in function.slots.values()) if function else 0
+
+    def replicas(self, name: str) -> list[ReplicaAddress]:
+        """A function's ready replicas."""
+        function = self._functions.get(name)
+        return [slot.replica for slot in function.slots.values()] if function else []
 
     def close(self) -> None:
         """Close every connection."""
@@ -132,37 +166,27 @@ class Dispatcher:
         request_id: str,
         record: CallRecord,
         headers: Sequence[tuple[str, str]] = (),
-        on_start: Callable[[], None] | None = None,
+        node: str = "",
     ) -> RawReply:
         """One call of ``POST path`` to a replica of ``name``, repeated where that is right; the reply has status 200.
 
-        ``deadline_s`` is on the loop's clock. Raises the errors of ``functions.shared.errors``.
+        ``deadline_s`` is on the loop's clock; ``node`` is where it goes if a replica there has a free slot. Raises the
+        errors of ``functions.shared.errors``.
         """
         function = self._functions.setdefault(name, _Function(name))
-        length = sum(len(chunk) for chunk in chunks)
         avoid: set[str] = set()
         last = "it had no ready replica"
         failures = 0
         while failures < MAX_ATTEMPTS:
             waited_from_s = self._loop.time()
-            slot = None if function.waiting else self._choose(function, avoid)
+            slot = None if function.waiting else self._choose(function, avoid, node)
             if slot is None:
-                slot = await self._acquire(function, deadline_s, avoid, last)
-            else:
-                slot.in_flight += 1
+                slot = await self._acquire(function, deadline_s, avoid, last, node)
             begun_s = self._loop.time()
             record.wait_s += begun_s - waited_from_s
-            left_s = deadline_s - begun_s
-            head = request_head(
-                path,
-                slot.replica.address,
-                CONTENT_TYPE,
-                length,
-                [(REQUEST_ID, request_id), (TIMEOUT_MS, f"{left_s * 1000:.1f}"), *headers],
-            )
+            record.node = slot.replica.node
             try:
-                reply = await slot.pool.call(head, chunks, left_s)
-                slot.failures = 0
+                reply = await self._post(slot, path, chunks, deadline_s - begun_s, [(REQUEST_ID, request_id), *headers])
                 if reply.status == 429:
                     self._suspend(function, slot, BUSY_WAIT_S)
             except ReplyTimeoutError:
@@ -197,6 +221,50 @@ class Dispatcher:
             raise NodeFailedError(f"{name} answered {reply.status}: {_sentence(reply)}")
         raise NodeFailedError(f"{name} failed {failures} times; the last time {last}")
 
+    def take(self, name: str, node: str = "") -> Slot | None:
+        """A slot as a call would get it now, for :meth:`send`; to be given back with :meth:`release`. None: all are
+        taken, or others wait for one."""
+        function = self._functions.setdefault(name, _Function(name))
+        return None if function.waiting else self._choose(function, set(), node)
+
+    def release(self, name: str, slot: Slot) -> None:
+        """Give a slot back that :meth:`take` gave."""
+        self._release(self._functions[name], slot)
+
+    async def send(
+        self,
+        name: str,
+        slot: Slot,
+        path: str,
+        chunks: Sequence[Body],
+        *,
+        deadline_s: float,
+        request_id: str,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> RawReply:
+        """One message to a taken slot of ``name``; the reply has whatever status. A replica that cannot be reached is
+        set aside. Raises TransportError, DeadlineError."""
+        try:
+            left_s = deadline_s - self._loop.time()
+            return await self._post(slot, path, chunks, left_s, [(REQUEST_ID, request_id), *headers])
+        except ReplyTimeoutError:
+            raise DeadlineError(f"{name} did not answer within the request's time") from None
+        except TransportError:
+            self._failed(self._functions[name], slot, set())
+            raise
+
+    async def _post(
+        self, slot: Slot, path: str, chunks: Sequence[Body], left_s: float, headers: Sequence[tuple[str, str]]
+    ) -> RawReply:
+        """One request with ``left_s`` seconds of time. Raises TransportError."""
+        length = sum(len(chunk) for chunk in chunks)
+        head = request_head(
+            path, slot.replica.address, CONTENT_TYPE, length, [*headers, (TIMEOUT_MS, f"{left_s * 1000:.1f}")]
+        )
+        reply = await slot.pool.call(head, chunks, left_s)
+        slot.failures = 0
+        return reply
+
     # slots
 
     def _set_replicas(self, function: _Function, replicas: Sequence[ReplicaAddress]) -> None:
@@ -209,9 +277,11 @@ class Dispatcher:
             if slot_or_none is None or slot_or_none.replica.address != replica.address:
                 if slot_or_none is not None:
                     slot_or_none.pool.close()
-                function.slots[replica_id] = _Slot(replica, ConnectionPool(replica.address))
+                function.slots[replica_id] = Slot(replica, ConnectionPool(replica.address))
+            else:
+                slot_or_none.replica = replica
 
-    def _failed(self, function: _Function, slot: _Slot, avoid: set[str]) -> None:
+    def _failed(self, function: _Function, slot: Slot, avoid: set[str]) -> None:
         """Set a replica aside that could not be reached or broke off."""
         if slot.suspended_until_s <= self._loop.time():  # calls that fail together count once
             slot.failures += 1
@@ -221,18 +291,23 @@ class Dispatcher:
             avoid.add(slot.replica.id)
             self._suspend(function, slot, min(MAX_SUSPEND_S, SUSPEND_S * 2 ** (slot.failures - 1)))
 
-    def _suspend(self, function: _Function, slot: _Slot, pause_s: float) -> None:
+    def _suspend(self, function: _Function, slot: Slot, pause_s: float) -> None:
         until_s = self._loop.time() + pause_s
         if until_s > slot.suspended_until_s:
             slot.suspended_until_s = until_s
             self._loop.call_at(until_s + 0.001, self._grant, function)
 
-    def _choose(self, function: _Function, avoid: set[str]) -> _Slot | None:
-        """Least calls in flight among free slots; replicas that failed this call only where there is no other."""
+    def _choose(self, function: _Function, avoid: set[str], node: str) -> Slot | None:
+        """Take a free slot: on ``node`` where it can be, then by the rule, then in the feed's order.
+
+        Replicas that failed this call only where there is no other.
+        """
         now_s = self._loop.time()
         limit = function.max_inflight
-        best: _Slot | None = None
-        best_rank = (True, 0)
+        rule = self._rule
+        node = node or self._node
+        best: Slot | None = None
+        best_rank: tuple[bool, bool, float] = (True, True, 0)
         others = False
         for slot in function.slots.values():
             avoided = slot.replica.id in avoid
@@ -243,18 +318,27 @@ class Dispatcher:
                 slot.failures and slot.in_flight and not slot.replica.balanced
             ):  # one call at a time finds out whether it is back
                 continue
-            rank = (avoided, slot.in_flight)
+            if rule == "round-robin":
+                order: float = slot.turn
+            else:
+                order = random.random() if rule == "random" else slot.in_flight
+            rank = (avoided, node != "" and slot.replica.node != node, order)
             if best is None or rank < best_rank:
                 best, best_rank = slot, rank
-        return None if best_rank[0] and others else best
+        if best is None or (best_rank[0] and others):
+            return None
+        best.in_flight += 1
+        self._turn += 1
+        best.turn = self._turn
+        return best
 
-    async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str) -> _Slot:
+    async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str, node: str) -> Slot:
         """Wait in order of arrival for a slot, counted as in flight. Raises OverloadedError and as ``_too_late``."""
         if len(function.waiting) >= self._queue_limit:
             raise OverloadedError(f"{function.name} has {self._queue_limit} calls waiting; try again later")
         if deadline_s <= self._loop.time():
             raise self._too_late(function, last)
-        waiter = _Waiter(self._loop.create_future(), avoid)
+        waiter = _Waiter(self._loop.create_future(), avoid, node)
         function.waiting.append(waiter)
         timer = self._loop.call_at(deadline_s, self._expire, function, waiter, last)
         self._grant(function)
@@ -274,9 +358,8 @@ class Dispatcher:
             waiter = waiting.popleft()
             if waiter.turn.done():
                 continue
-            slot = self._choose(function, waiter.avoid)
+            slot = self._choose(function, waiter.avoid, waiter.node)
             if slot is not None:
-                slot.in_flight += 1
                 waiter.turn.set_result(slot)
                 continue
             kept.append(waiter)
@@ -289,7 +372,7 @@ class Dispatcher:
             waiter.turn.set_exception(self._too_late(function, last))
             function.waiting.remove(waiter)
 
-    def _release(self, function: _Function, slot: _Slot) -> None:
+    def _release(self, function: _Function, slot: Slot) -> None:
         slot.in_flight -= 1
         if function.waiting:
             self._grant(function)

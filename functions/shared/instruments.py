@@ -15,7 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from functions.shared import metric_names as names
+from functions.shared.activations import ActivationWindow, entropy_bits
 from functions.shared.dispatch import CallRecord
+from functions.shared.traffic import Traffic
 
 
 @dataclass(slots=True)
@@ -109,8 +111,21 @@ class NodeInstruments:
 class IngressInstruments:
     """Everything the ingress exposes, as a Prometheus collector. Used from one event loop only."""
 
-    def __init__(self, pipeline: str, node_ids: list[str], layers: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        pipeline: str,
+        node_ids: list[str],
+        layers: int,
+        clock: Callable[[], float],
+        *,
+        own_node: str = "",
+        window_s: float = 300.0,
+    ) -> None:
+        """``own_node``: the ingress's machine; ``window_s``: of the statistics of routing."""
         self.pipeline = pipeline
+        experts = [sum(node_id.startswith(f"expert-{layer}-") for node_id in node_ids) for layer in range(layers)]
+        self.activations = ActivationWindow(experts, window_s)
+        self.traffic = Traffic(layers, own_node)
         self.nodes = {node_id: NodeInstruments() for node_id in node_ids}
         self.barriers = [Distribution() for _ in range(layers)]
         self.request_seconds = Distribution()
@@ -143,6 +158,11 @@ class IngressInstruments:
         for layer, distribution in enumerate(self.barriers):
             barrier.add_metric([self.pipeline, str(layer)], distribution.cumulative(), distribution.total_s)
         yield barrier
+        entropy = GaugeMetricFamily(names.ENTROPY, "Entropy of the experts' tokens", labels=["pipeline", "layer"])
+        for layer, bits in enumerate(entropy_bits(self.activations.totals(self._clock())[0])):
+            entropy.add_metric([self.pipeline, str(layer)], bits)
+        yield entropy
+        yield from self.traffic.families(self.pipeline)
 
     def _request_families(self) -> Iterator[Metric]:
         own = [self.pipeline]

@@ -31,6 +31,23 @@ NODE_RETRIES = "smoe_node_retries_total"
 """Counter {pipeline, node, reason}: calls repeated; reason is connect, broken, status or busy."""
 LAYER_BARRIER_SECONDS = "smoe_layer_barrier_seconds"
 """Histogram {pipeline, layer}: from scatter until the last gather of an MoE layer."""
+MACHINE_CALLS = "smoe_machine_calls_total"
+"""Counter {pipeline, machine, place, kind}: calls that replicas of a machine served; kind is expert or segment, place
+is local on the ingress's own machine, else remote. Of replicas whose machine is known."""
+MACHINE_MESSAGES = "smoe_machine_messages_total"
+"""Counter {pipeline, machine, place}: messages sent to a machine; in two-phase transfer one serves several experts."""
+MACHINE_BYTES = "smoe_machine_bytes_total"
+"""Counter {pipeline, machine, place, direction}: bodies sent and received."""
+FULLEST_EXPERTS = "smoe_layer_fullest_experts_total"
+"""Counter {pipeline, layer}: activated experts of the machine with the most of them, summed over scatters."""
+SCATTERS = "smoe_layer_scatters_total"
+"""Counter {pipeline, layer}: scatters to replicas whose machines are known."""
+ENTROPY = "smoe_layer_entropy_bits"
+"""Gauge {pipeline, layer}: Shannon entropy of the experts' tokens over the statistics window."""
+LINK_SECONDS = "smoe_link_seconds"
+"""Gauge {pipeline, machine, of}: measured; of is hop, message or spread."""
+LINK_BYTES_PER_SECOND = "smoe_link_bytes_per_second"
+"""Gauge {pipeline, machine}: measured."""
 
 PEAK_WINDOW_S = 60.0
 BUCKETS_S: tuple[float, ...] = tuple(round(0.0005 * 1.3**i, 9) for i in range(45))

@@ -98,7 +98,7 @@ class FeedResolver:
         table = {}
         for key, function in snapshot["functions"].items():
             ready = tuple(
-                ReplicaAddress(str(replica["id"]), str(replica["address"]))
+                ReplicaAddress(str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")))
                 for replica in function["replicas"]
                 if replica["state"] == "ready"
             )

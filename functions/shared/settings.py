@@ -5,15 +5,36 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, cast, get_args
 
+Dispatch = Literal["auto", "least-loaded", "local-first", "round-robin", "random", "token-balanced", "aebs"]
+Transfer = Literal["direct", "two-phase", "adaptive"]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0, "": 1.0}
 
 
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY", MPS_PERCENTAGE, MPS_MEMORY)
+"""What CUDA reads when a process first uses it; with them a platform binds a replica to its share of a GPU."""
+_MPS_MEMORY = re.compile(r"[\w-]+=\d+(\.\d+)?[KMG]B?(,[\w-]+=\d+(\.\d+)?[KMG]B?)*", re.IGNORECASE)
+
+
 class SettingsError(ValueError):
     """A setting is missing or has a value that is not allowed; the sentence names key, value and rule."""
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """Where segments and experts compute (``smoe_device``)."""
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Those of ``DEVICE_VARIABLES`` that are given."""
+    deadline_s: float = 10.0
+    """A call that takes longer on the GPU means that the GPU hangs (``smoe_device_timeout``)."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,16 @@ class FunctionSettings:
     """Memory folder of this replica's node: weights are mapped from there where they are (``smoe_weights_dir``)."""
     max_passes: int = 0
     """Passes of the ingress at once; requests beyond are packed together (``smoe_max_passes``; 0: no limit)."""
+    node: str = ""
+    """The machine this replica runs on (``smoe_node``); empty where nobody says."""
+    device: DeviceSettings = DeviceSettings()
+    dispatch: Dispatch = "auto"
+    """How the ingress chooses replicas (``smoe_dispatch``). ``auto``: ``aebs`` for a layer whose experts have replicas
+    on several nodes, ``least-loaded`` otherwise."""
+    transfer: Transfer = "direct"
+    """How tokens get to experts on other nodes (``smoe_transfer``)."""
+    statistics_window_s: float = 300.0
+    """Time that the ingress's statistics cover (``smoe_statistics_window``)."""
 
     @property
     def is_ingress(self) -> bool:
@@ -94,7 +125,38 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         queue_limit=_whole(environ, "smoe_queue_limit", 1000),
         max_passes=_whole(environ, "smoe_max_passes", 0),
         weights_dir=Path(environ["smoe_weights_dir"]) if environ.get("smoe_weights_dir") else None,
+        node=environ.get("smoe_node", "").strip(),
+        device=_device(environ),
+        dispatch=cast(Dispatch, _choice(environ, "smoe_dispatch", get_args(Dispatch))),
+        transfer=cast(Transfer, _choice(environ, "smoe_transfer", get_args(Transfer))),
+        statistics_window_s=_window_s(environ),
     )
+
+
+def _window_s(environ: Mapping[str, str]) -> float:
+    window_s = duration_s("smoe_statistics_window", environ.get("smoe_statistics_window", "300s"))
+    if not 1 <= window_s <= 86_400:
+        raise SettingsError(f"smoe_statistics_window is {window_s:g} s; it takes 1s to 24h")
+    return window_s
+
+
+def _device(environ: Mapping[str, str]) -> DeviceSettings:
+    """``smoe_device`` where it is given; else the GPU where the platform gave a share of one, else the host."""
+    given = {key: environ[key].strip() for key in DEVICE_VARIABLES if environ.get(key, "").strip()}
+    kind = environ.get("smoe_device", "").strip() or ("cuda" if MPS_PERCENTAGE in given else "cpu")
+    if kind == "cpu":
+        return DeviceSettings()
+    if kind != "cuda":
+        raise SettingsError(f"smoe_device is {kind[:40]!r}; it takes cpu or cuda")
+    share, memory = given.get(MPS_PERCENTAGE, "100"), given.get(MPS_MEMORY, "0=1G")
+    if not re.fullmatch(r"\d+(\.\d+)?", share, re.ASCII) or not 0 < float(share) <= 100:
+        raise SettingsError(f"{MPS_PERCENTAGE} is {share[:40]!r}; it takes a number above 0, at most 100")
+    if not _MPS_MEMORY.fullmatch(memory):
+        raise SettingsError(f"{MPS_MEMORY} is {memory[:40]!r}; it takes DEVICE=SIZE such as 0=8192M")
+    deadline_s = duration_s("smoe_device_timeout", environ.get("smoe_device_timeout", "10s"))
+    if deadline_s <= 0:
+        raise SettingsError("smoe_device_timeout is 0; it takes the seconds after which a GPU counts as hung")
+    return DeviceSettings("cuda", given, deadline_s)
 
 
 def live_max_inflight(path: Path, present: int) -> int:
@@ -109,6 +171,14 @@ def live_max_inflight(path: Path, present: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise SettingsError(f"{path}: max_inflight is {value!r}; it takes a whole number, 0 for no limit")
     return value
+
+
+def _choice(environ: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:
+    """One of ``allowed``, the first where nothing is said."""
+    text = environ.get(key, "").strip() or allowed[0]
+    if text not in allowed:
+        raise SettingsError(f"{key} is {text!r}; it takes {', '.join(allowed[:-1])} or {allowed[-1]}")
+    return text
 
 
 def _whole(environ: Mapping[str, str], key: str, default: int) -> int:

@@ -14,6 +14,7 @@ from autoscaler.logger import DECISIONS, PIPELINE, WINDOWS
 from functions.shared import metric_names as ingress_names
 from functions.shared.dispatch import CallRecord
 from functions.shared.instruments import IngressInstruments
+from functions.shared.traffic import Link
 from gateway import metric_names as gateway_names
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
@@ -63,6 +64,8 @@ def ingress_families() -> dict[str, Metric]:
     record.status, record.repeats = "200", ["busy"]
     node.begin(3, 0.0)
     node.end(3, 0.0, 1.0, record)
+    instruments.traffic.message("a", 1, 2)
+    instruments.traffic.links = {"a": Link(1e-4, 1e-4, 1e-4, 1e9)}
     return named(instruments.collect())
 
 

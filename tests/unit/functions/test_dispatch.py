@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import zip_longest
 from typing import Any
 
 import pytest
 
-from functions.shared.dispatch import MAX_ATTEMPTS, CallRecord, Dispatcher, FunctionReplicas, ReplicaAddress
+from functions.shared.dispatch import MAX_ATTEMPTS, CallRecord, Dispatcher, FunctionReplicas, ReplicaAddress, Rule
 from functions.shared.errors import (
     CallError,
     DeadlineError,
@@ -24,17 +26,22 @@ from tests.unit.functions.conftest import Held, Running, Scripted, echo
 class Caller:
     """A dispatcher for the one function ``f``."""
 
-    def __init__(self, queue_limit: int = 1000) -> None:
+    def __init__(self, queue_limit: int = 1000, rule: Rule = "least-loaded", own_node: str = "") -> None:
         self.loop = asyncio.get_running_loop()
-        self.dispatcher = Dispatcher(self.loop, queue_limit)
+        self.dispatcher = Dispatcher(self.loop, queue_limit, rule, own_node)
         self.record = CallRecord()
 
-    def table(self, *replicas: Running | str, max_inflight: int = 0, balanced: bool = False) -> None:
+    def table(
+        self, *replicas: Running | str, max_inflight: int = 0, balanced: bool = False, nodes: tuple[str, ...] = ()
+    ) -> None:
         addresses = [one if isinstance(one, str) else one.address for one in replicas]
-        found = tuple(ReplicaAddress(address, address, balanced) for address in addresses)
+        found = tuple(
+            ReplicaAddress(address, address, balanced, node)
+            for address, node in zip_longest(addresses, nodes, fillvalue="")
+        )
         self.dispatcher.update({"f": FunctionReplicas(max_inflight, found)})
 
-    async def call(self, body: bytes = b"x", within_s: float = 5.0) -> bytes:
+    async def call(self, body: bytes = b"x", within_s: float = 5.0, node: str = "") -> bytes:
         self.record = CallRecord()
         reply = await self.dispatcher.call(
             "f",
@@ -43,6 +50,7 @@ class Caller:
             deadline_s=self.loop.time() + within_s,
             request_id="id-1",
             record=self.record,
+            node=node,
         )
         return bytes(reply.body)
 
@@ -50,6 +58,14 @@ class Caller:
 @pytest.fixture
 async def caller() -> Any:
     one = Caller()
+    yield one
+    one.dispatcher.close()
+    await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def calling(rule: Rule, own_node: str = "") -> AsyncIterator[Caller]:
+    one = Caller(rule=rule, own_node=own_node)
     yield one
     one.dispatcher.close()
     await asyncio.sleep(0)
@@ -81,6 +97,80 @@ async def test_calls_go_to_the_replica_with_the_fewest_in_flight(caller: Caller,
     for held in helds:
         held.answer_all()
     assert await asyncio.gather(*calls) == [b"done"] * 6
+
+
+async def test_round_robin_takes_replicas_in_turn_whatever_they_have_in_flight(start: Any) -> None:
+    helds = [Held(), Held(), Held()]
+    async with calling("round-robin") as caller:
+        caller.table(*[await start(held) for held in helds])
+        first = [asyncio.ensure_future(caller.call()) for _ in range(3)]
+        for held in helds:
+            await held.wait(1)
+        helds[1].answer_all()
+        helds[2].answer_all()
+        await asyncio.gather(*first[1:])
+        fourth = asyncio.ensure_future(caller.call())
+        await helds[0].wait(2)  # least-loaded would have gone elsewhere
+        helds[0].answer_all()
+        await asyncio.gather(first[0], fourth)
+
+
+async def test_random_reaches_every_replica(start: Any) -> None:
+    echoes = [echo(), echo(), echo()]
+    async with calling("random") as caller:
+        caller.table(*[await start(one) for one in echoes])
+        while not all(one.seen for one in echoes):
+            await caller.call()
+
+
+async def test_local_first_goes_elsewhere_only_when_no_local_slot_is_free(start: Any) -> None:
+    away, here = Held(), Held()
+    async with calling("local-first", "b") as caller:
+        caller.table(await start(away), await start(here), max_inflight=2, nodes=("a", "b"))
+        calls = [asyncio.ensure_future(caller.call()) for _ in range(2)]
+        await here.wait(2)
+        calls.append(asyncio.ensure_future(caller.call()))
+        await away.wait(1)
+        for held in (away, here):
+            held.answer_all()
+        await asyncio.gather(*calls)
+
+
+async def test_local_first_without_a_local_replica_calls_the_others(start: Any) -> None:
+    async with calling("local-first", "c") as caller:
+        caller.table(await start(echo()), await start(echo()), nodes=("a", "b"))
+        assert await caller.call(b"far") == b"far"
+        assert caller.record.node in ("a", "b")
+
+
+async def test_a_call_goes_to_the_node_it_names_and_its_record_says_where(caller: Caller, start: Any) -> None:
+    echoes = [echo(), echo()]
+    caller.table(*[await start(one) for one in echoes], nodes=("a", "b"))
+    for _ in range(3):
+        await caller.call(node="b")
+    assert (len(echoes[0].seen), len(echoes[1].seen)) == (0, 3)
+    assert caller.record.node == "b"
+    assert [replica.node for replica in caller.dispatcher.replicas("f")] == ["a", "b"]
+
+
+async def test_a_named_node_whose_replica_is_dead_costs_a_repeat_not_the_call(caller: Caller, start: Any) -> None:
+    caller.table(DEAD, await start(echo()), nodes=("a", "b"))
+    assert await caller.call(b"x", node="a") == b"x"
+    assert (caller.record.node, caller.record.repeats) == ("b", ["connect"])
+
+
+async def test_a_call_that_waited_goes_to_its_node_where_both_come_free(caller: Caller, start: Any) -> None:
+    a, b = Held(), Held()
+    caller.table(await start(a), await start(b), max_inflight=1, nodes=("a", "b"))
+    calls = [asyncio.ensure_future(caller.call(node=node)) for node in ("a", "b", "b")]
+    await a.wait(1)
+    await b.wait(1)
+    b.answer_all()
+    await b.wait(2)
+    a.answer_all()
+    b.answer_all()
+    await asyncio.gather(*calls)
+    assert (len(a.calls), len(b.calls)) == (1, 2)
 
 
 async def test_calls_beyond_the_slots_wait_in_order_of_arrival(caller: Caller, start: Any) -> None:

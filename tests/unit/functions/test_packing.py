@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from functions.ingress.calls import PassContext
 from functions.ingress.exchange import exchange
 from functions.ingress.packing import GATHER_S, MAX_PACKED_TOKENS, PassQueue
-from functions.ingress.passes import PassContext
 from functions.local import LocalPipeline
 from functions.shared import arrays, wire
 from functions.shared.arrays import Arrays

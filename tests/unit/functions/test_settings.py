@@ -36,6 +36,7 @@ def test_a_pipeline_is_named_by_folder_or_under_the_folder_of_pipelines(folder: 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
+        ({"smoe_dispatch": "nearest"}, "smoe_dispatch is 'nearest'.*least-loaded"),
         ({"smoe_pipeline": ""}, "smoe_pipeline is not set"),
         ({"smoe_pipeline": "other"}, "does not exist"),
         ({"smoe_nodes": ""}, "smoe_nodes"),

@@ -1,0 +1,101 @@
+"""Calls of a pipeline's nodes from within a pass, measured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from functions.shared import arrays, wire
+from functions.shared.arrays import Arrays
+from functions.shared.dispatch import CallRecord, Dispatcher
+from functions.shared.errors import NodeFailedError
+from functions.shared.instruments import IngressInstruments
+from functions.shared.messages import ALL_LOGITS
+from moe.grouping import Grouping
+from moe.manifest import Manifest
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What belongs to one request on its way: its id and its deadline on the loop's clock."""
+
+    request_id: str
+    deadline_s: float
+    all_logits: bool = False
+
+
+class NodeCaller:
+    """Calls a pipeline's nodes by id through a dispatcher."""
+
+    def __init__(
+        self, manifest: Manifest, grouping: Grouping, dispatcher: Dispatcher, instruments: IngressInstruments
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._instruments = instruments
+        self._loop = asyncio.get_running_loop()
+        self._address = {
+            node.id: (grouping.function_of(node.id).name, grouping.function_of(node.id).path(node.id))
+            for node in manifest.nodes
+        }
+
+    def address(self, node_id: str) -> tuple[str, str]:
+        """The function that serves a node, and the path it serves it at."""
+        return self._address[node_id]
+
+    async def call(
+        self, node_id: str, tensors: Arrays, context: PassContext, record: CallRecord, node: str = ""
+    ) -> Arrays:
+        """``node_id`` on some tensors; at a replica on the machine ``node`` if it can. ``record`` tells afterwards what
+        it cost. Raises CallError."""
+        name, path = self._address[node_id]
+        meter = self._instruments.nodes[node_id]
+        tokens = _tokens(tensors)
+        begun_s = self._loop.time()
+        meter.begin(tokens, begun_s)
+        chunks = arrays.encode(tensors)
+        received_bytes = 0
+        try:
+            reply = await self._dispatcher.call(
+                name,
+                path,
+                chunks,
+                deadline_s=context.deadline_s,
+                request_id=context.request_id,
+                record=record,
+                headers=((ALL_LOGITS, "1"),) if context.all_logits else (),
+                node=node,
+            )
+            received_bytes = len(reply.body)
+            return arrays.decode(reply.body)
+        except wire.WireError as error:
+            record.status = "error"
+            raise NodeFailedError(f"{node_id} answered something that is no tensor message: {error}") from error
+        finally:
+            meter.end(tokens, begun_s, self._loop.time(), record)
+            if record.node:
+                self._instruments.traffic.message(record.node, wire.total_bytes(chunks), received_bytes)
+
+
+async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All results in order; when one fails the others are cancelled and its error is raised."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _tokens(tensors: Arrays) -> int:
+    for name in ("x", "token_ids", "hidden"):
+        if name in tensors:
+            return int(tensors[name].shape[0])
+    return 0
