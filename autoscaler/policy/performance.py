@@ -16,6 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from numba import njit
+
 MOST_SLOTS = 64
 """Slots counted of a replica that has more, or no limit."""
 _HALVINGS = 40
@@ -27,38 +29,45 @@ def mean_seconds(alone_s: float, calls_per_s: float, replicas: int, slots: int, 
     ``alone_s``: of a call that meets nobody; ``slots``: calls that a replica takes at once, 0 for no limit. Worked
     example: one replica, ``sharing`` 1, half of its time in use: twice ``alone_s``.
     """
+    return float(_mean(alone_s, calls_per_s, replicas, min(slots or MOST_SLOTS, MOST_SLOTS), sharing))
+
+
+def alone_seconds(mean_s: float, calls_per_s: float, replicas: int, slots: int, sharing: float) -> float:
+    """Seconds of a call alone with which :func:`mean_seconds` gives the measured ``mean_s``, by bisection."""
+    return float(_alone(mean_s, calls_per_s, replicas, min(slots or MOST_SLOTS, MOST_SLOTS), sharing))
+
+
+@njit(cache=True, nogil=True)
+def _mean(alone_s: float, calls_per_s: float, replicas: int, slots: int, sharing: float) -> float:
     if calls_per_s <= 0 or alone_s <= 0:
         return alone_s
-    slots = min(slots or MOST_SLOTS, MOST_SLOTS)
     offered = calls_per_s * alone_s
-    last = offered / (replicas * _speedup(slots, sharing))
+    last = offered * (1 + sharing * (slots - 1)) / (replicas * slots)
     if last >= 1:
         return math.inf
-    weight = total = 1.0
-    calls = 0.0
+    weight, total, calls = 1.0, 1.0, 0.0
     for n in range(1, replicas * slots + 1):
-        each, more = divmod(n, replicas)
-        weight *= offered / (more * _speedup(each + 1, sharing) + (replicas - more) * _speedup(each, sharing))
+        each, more = n // replicas, n % replicas
+        rate = more * (each + 1) / (1 + sharing * each)
+        if each:
+            rate += (replicas - more) * each / (1 + sharing * (each - 1))
+        weight *= offered / rate
         total += weight
         calls += n * weight
     queue = weight * last / (1 - last)
     return (calls + queue * (replicas * slots + 1 / (1 - last))) / (total + queue) / calls_per_s
 
 
-def alone_seconds(mean_s: float, calls_per_s: float, replicas: int, slots: int, sharing: float) -> float:
-    """Seconds of a call alone with which :func:`mean_seconds` gives the measured ``mean_s``, by bisection."""
+@njit(cache=True, nogil=True)
+def _alone(mean_s: float, calls_per_s: float, replicas: int, slots: int, sharing: float) -> float:
     low, high = 0.0, mean_s
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if mean_seconds(middle, calls_per_s, replicas, slots, sharing) > mean_s:
+        if _mean(middle, calls_per_s, replicas, slots, sharing) > mean_s:
             high = middle
         else:
             low = middle
     return high
-
-
-def _speedup(calls: int, sharing: float) -> float:
-    return calls / (1 + sharing * max(0, calls - 1))
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
         )
     ],
     "last-window": _grid(headroom=(0.6, 0.4, 0.25), load_factor=(1.0, 1.5, 2.5)),
+    "janus": _grid(headroom=(0.9, 0.7, 0.5), load_factor=(1.1, 1.6)),
 }
 
 
