@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +27,14 @@ from rich.table import Table
 
 from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.monitor.scrape import ScrapeSource
-from autoscaler.state.readings import Series
 from autoscaler.topology import load_topology
+from benchmarks.fidelity_machine import pace_of
 from benchmarks.fidelity_runs import (
+    FULL,
     MEMORY_MB,
     SEED,
     THIRDS,
+    Bench,
     Cell,
     Outcome,
     Player,
@@ -46,6 +46,7 @@ from benchmarks.fidelity_runs import (
     outcome,
     routing_of,
     save,
+    send_singles,
     steps,
 )
 from moe.reference import WholeModel
@@ -61,13 +62,15 @@ from smoe import lifecycle as service
 from smoe.deployment import DeploymentSettings
 from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
-from smoe.state import read_password
-from traces import catalog, generate, prompts
+from traces import catalog, prompts
 
 MAX_WORDS = 24
 INGRESS = Configuration(MEMORY_MB, 1.0, 0.0, 1, 10)
 """As deployed; in the simulator it costs what it costs and serves nothing."""
-FRONT_CALLS = 40
+QUIET_CORES, TRIES = 0.05, 3
+"""A play during which others kept more cores busy is played again; so often at most, and the quietest is kept."""
+SIMULATIONS = 20
+"""Of each play, with draws of their own: their mean differs from what the model says by less than one of them does."""
 METRICS = {"p50_ms": "p50", "p95_ms": "p95", "provisioned": "cost"}
 """Fields of an outcome, and what their errors are called."""
 
@@ -79,12 +82,12 @@ CELLS = (
 )
 
 
-def simulated(record: Record, workload: Workload) -> Outcome:
-    """The record's cell in the simulator."""
+def simulated(record: Record, workload: Workload, seed: int) -> Outcome:
+    """The record's cell in the simulator, with the draws of ``seed``."""
     cell, seconds = record.cell, record.seconds
     requests = Requests(np.array(record.sent_s), np.array(record.counts, dtype=np.uint16), cell.name)
     first = steps(cell, workload.topology, seconds)[0][1]
-    simulation = Simulation(workload, requests, first, seed=SEED)
+    simulation = Simulation(workload, requests, first, seed=seed)
     policy = Script(cell, workload.topology, 0.0, seconds)
     limits = LimitSettings(space=workload.space, runtime_mb=0)
     played = play(simulation, policy, limits, window_s=seconds / THIRDS, until_s=seconds)
@@ -95,8 +98,8 @@ def simulated(record: Record, workload: Workload) -> Outcome:
 
 
 def workload_of(directory: Path, profile: Profile, record: Record) -> Workload:
-    """The pipeline on the machine of the profile, with the texts of the record."""
-    return measured_workload(
+    """The pipeline on the machine of the profile, at its pace just before the record, with the record's texts."""
+    found = measured_workload(
         directory,
         profile,
         np.array(record.counts[0]),
@@ -106,20 +109,9 @@ def workload_of(directory: Path, profile: Profile, record: Record) -> Workload:
         front_s=record.front_s,
         segment_configuration=INGRESS,
     )
-
-
-def front_s(client: GatewayClient, player: Player, state: Path, text: str) -> float:
-    """Seconds of a request that the ingress does not see: client and gateway, there and back; over single requests."""
-    source = ScrapeSource(client.url, ("admin", read_password(state)))
-    begun_s = time.time()
-    source.read(begun_s, 1.0)
-    trace = generate.synthetic(FRONT_CALLS, FRONT_CALLS / 4, 0.05, SEED)
-    _, result = player.play(trace, [text])
-    now_s = time.time()
-    values = source.read(now_s, now_s - begun_s).values
-    spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
-    seen = [record.latency_s for record in result.records if record.outcome == "ok" and record.latency_s is not None]
-    return float(np.mean(seen) - spent_s / count)
+    assert found.host is not None
+    pace = 1.0 if record.singles is None else pace_of(record.singles, found, FULL)
+    return replace(found, host=replace(found.host, pace=pace))
 
 
 def run_cells(
@@ -137,15 +129,15 @@ def run_cells(
             client = GatewayClient.from_state(gateway.state)
             service.deploy_pipeline(client, manifest, DeploymentSettings(ingress_concurrency=512))
             with Player(f"{client.url}/function/{manifest.name}") as player:
-                front = front_s(client, player, gateway.state, chosen.choose(1, SEED)[0])
+                single = chosen.choose(1, SEED)[0]
+                tokens = routing_of(model, [single])
+                bench = Bench(client, player, topology, gateway.state, seconds)
                 for number in range(len(cells) * runs):
                     cell = cells[number % len(cells)]
                     progress(cell.name, number)
-                    trace = arrivals(cell, seconds)
-                    texts = list(chosen.choose(trace.requests, SEED))
+                    texts = list(chosen.choose(arrivals(cell, seconds).requests, SEED))
                     counts = routing_of(model, texts)
-                    given = client, player, topology, gateway.state, trace, texts, counts, seconds, front
-                    found.append(measure(cell, *given))
+                    found.append(quietest(bench, cell, texts, counts, (single, tokens)))
                     if kept is not None:
                         save(found, kept)
         finally:
@@ -154,10 +146,22 @@ def run_cells(
     return found
 
 
-def compare(records: Sequence[Record], ours: Sequence[Outcome]) -> dict[str, Any]:
+def quietest(
+    bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, single: tuple[str, np.ndarray]
+) -> Record:
+    """The cell, played again where others kept the machine busy. ``single``: text of single requests, its counts."""
+    tries: list[Record] = []
+    while not tries or ((tries[-1].others_cores or 0.0) > QUIET_CORES and len(tries) < TRIES):
+        tries.append(measure(bench, cell, texts, counts, send_singles(bench, *single)))
+    return min(tries, key=lambda record: record.others_cores or 0.0)
+
+
+def compare(records: Sequence[Record], paces: Sequence[float], ours: Sequence[Outcome]) -> dict[str, Any]:
     """Of one cell: measured means and the simulation's (over the runs' own arrivals), errors, and repeatability."""
     row: dict[str, Any] = {"cell": asdict(records[0].cell), "failed": sum(record.measured.failed for record in records)}
-    row["host_cores"] = round(float(np.mean([record.host_cores for record in records])), 3)
+    row["host_cores"] = [round(record.host_cores, 3) for record in records]
+    row["others_cores"] = [record.others_cores and round(record.others_cores, 3) for record in records]
+    row["pace"] = [round(pace, 3) for pace in paces]
     for name, short in METRICS.items():
         theirs = np.array([getattr(record.measured, name) for record in records])
         mean, own = float(theirs.mean()), float(np.mean([getattr(one, name) for one in ours]))
@@ -176,14 +180,16 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
         found = []
         for cell in dict.fromkeys(record.cell for record in records):
             runs = [record for record in records if record.cell == cell]
-            found.append(compare(runs, [simulated(run, workload_of(directory, profile, run)) for run in runs]))
+            workloads = [workload_of(directory, profile, run) for run in runs]
+            ours = [simulated(*one, SEED + n) for one in zip(runs, workloads, strict=True) for n in range(SIMULATIONS)]
+            found.append(compare(runs, [one.host.pace for one in workloads if one.host is not None], ours))
     return found
 
 
 def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """For people."""
     table = Table(title="the running pipeline and its simulation")
-    for name in ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "cores", "failed"):
+    for name in ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "failed"):
         table.add_column(name, justify="left" if name == "cell" else "right")
     for row in rows:
         figures = []
@@ -191,7 +197,10 @@ def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
             runs = " ".join(f"{value:.{digits}f}" for value in row[name]["measured"])
             figures += [runs, f"{row[name]['simulated']:.{digits}f}"]
         cell = Cell(**row["cell"])
-        table.add_row(cell.name, *figures, f"{row['host_cores']:.2f}", str(row["failed"]))
+        state = (
+            " ".join("–" if one is None else f"{one:.2f}" for one in row[name]) for name in ("pace", "others_cores")
+        )
+        table.add_row(cell.name, *figures, *state, str(row["failed"]))
     console.print(table)
 
 

@@ -27,6 +27,8 @@ from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platform.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
+from autoscaler.state.readings import Series
+from benchmarks.fidelity_machine import SINGLES, SINGLES_PER_S, Singles, Usage
 from moe.manifest import Manifest
 from moe.reference import WholeModel
 from smoe.gateway_client import GatewayClient
@@ -41,6 +43,10 @@ LATE_S = 10.0
 THIRDS = 3
 """Of a cell; the controller looks at it that often, as a look costs the pipeline some 50 ms of both cores."""
 MEMORY_MB = 256
+FULL = Configuration(MEMORY_MB, 1.0, 0.0, 1, 8)
+"""Of every segment and expert while single requests are sent."""
+EVEN_CV = 0.05
+"""Of the gaps between single requests."""
 SEED = 11
 
 
@@ -95,7 +101,11 @@ class Record:
     ingress_cpu_ms: float | None
     """CPU of the ingress per request."""
     front_s: float
-    """Seconds of a request that the ingress does not see, measured before all cells."""
+    """Seconds of a request that the ingress does not see."""
+    others_cores: float | None = None
+    """Those of ``host_cores`` that processes outside this benchmark used."""
+    singles: Singles | None = None
+    """Single requests just before; older records have none, and ``front_s`` from before all cells."""
 
 
 class Script:
@@ -155,26 +165,46 @@ def _experts(manifest: Manifest) -> list[Any]:
     return [node for layer in range(manifest.layers) for node in manifest.experts(layer)]
 
 
-def measure(
-    cell: Cell,
-    client: GatewayClient,
-    player: Player,
-    topology: Topology,
-    state: Path,
-    trace: Trace,
-    texts: Sequence[str],
-    counts: np.ndarray,
-    seconds: float,
-    front_s: float,
-) -> Record:
-    """The cell on the running pipeline."""
-    auth = ("admin", read_password(state))
-    platform = OpenFaasPlatform(client.url, topology.pipeline, auth)
-    settle(client, platform, steps(cell, topology, seconds)[0][1])
-    begun_s, used_s = time.time(), _host_cpu_s()
+@dataclass(frozen=True)
+class Bench:
+    """The pipeline that is played on, and how long a play takes."""
+
+    client: GatewayClient
+    player: Player
+    topology: Topology
+    state: Path
+    seconds: float
+
+    @property
+    def auth(self) -> tuple[str, str]:
+        return "admin", read_password(self.state)
+
+    @property
+    def platform(self) -> OpenFaasPlatform:
+        return OpenFaasPlatform(self.client.url, self.topology.pipeline, self.auth)
+
+
+def send_singles(bench: Bench, text: str, counts: np.ndarray) -> Singles:
+    """Single requests of one text, every function with a full core. ``counts [1 + experts, 1]``: the text's."""
+    settle(bench.client, bench.platform, {node.function: FULL for node in bench.topology.nodes[1:]})
+    source, begun_s = ScrapeSource(bench.client.url, bench.auth), time.time()
+    source.read(begun_s, 1.0)
+    _, result = bench.player.play(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), [text])
+    now_s = time.time()
+    values = source.read(now_s, now_s - begun_s).values
+    spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
+    seen = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
+    return Singles(seen, counts[:, 0].tolist(), float(np.mean(seen) - spent_s / count))
+
+
+def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, singles: Singles) -> Record:
+    """The cell on the running pipeline. ``texts``: those of :func:`arrivals` in turn, ``counts`` their routing."""
+    topology, platform, seconds = bench.topology, bench.platform, bench.seconds
+    settle(bench.client, platform, steps(cell, topology, seconds)[0][1])
+    begun_s, usage = time.time(), Usage()
     controller = Controller(
         topology,
-        Monitor(topology, ScrapeSource(client.url, auth)),
+        Monitor(topology, ScrapeSource(bench.client.url, bench.auth)),
         Script(cell, topology, begun_s, seconds),
         platform,
         LimitSettings(runtime_mb=0),
@@ -192,13 +222,13 @@ def measure(
     )
     thread.start()
     try:
-        replayed_s, result = player.play(trace, texts)
+        replayed_s, result = bench.player.play(arrivals(cell, seconds), texts)
         while len(reports) < THIRDS and time.time() < begun_s + seconds + LATE_S:
             stop.wait(0.1)
     finally:
         stop.set()
         thread.join(30)
-    cores = (_host_cpu_s() - used_s) / (time.time() - begun_s)
+    cores, others_cores = usage.cores()
     sent = np.array([(one.sent_s or one.scheduled_s) + replayed_s - begun_s for one in result.records])
     order = np.argsort(sent, kind="stable")
     records = [result.records[place] for place in order]
@@ -213,7 +243,9 @@ def measure(
         answered,
         cores,
         _ingress_cpu_ms(topology, counted),
-        front_s,
+        singles.front_s,
+        others_cores,
+        singles,
     )
 
 
@@ -292,13 +324,6 @@ def _ingress_cpu_ms(topology: Topology, reports: Sequence[TickReport]) -> float 
     return 1000 * seconds / requests if requests else None
 
 
-def _host_cpu_s() -> float:
-    """CPU seconds used on the whole machine so far, idle and waiting for disks not counted."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
-    ticks = [int(field) for field in fields]
-    return (sum(ticks) - ticks[3] - ticks[4]) / 100
-
-
 def save(records: Sequence[Record], path: Path) -> None:
     """One JSON line for each record."""
     path.write_text("".join(json.dumps(asdict(record)) + "\n" for record in records))
@@ -311,5 +336,7 @@ def load_records(path: Path) -> list[Record]:
         document = json.loads(line)
         document["cell"] = Cell(**document["cell"])
         document["measured"] = Outcome(**document["measured"])
+        if document.get("singles") is not None:
+            document["singles"] = Singles(**document["singles"])
         found.append(Record(**document))
     return found

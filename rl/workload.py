@@ -67,6 +67,8 @@ class Host:
     """On top for each token sent or received."""
     noise: Noise = field(default_factory=Noise.none)
     """Scatter of a whole pass beyond that of its calls: all calls of a request take so many times their seconds."""
+    pace: float = 1.0
+    """How many times as many CPU seconds calls and the ingress's work take here and now as when they were measured."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,11 +23,11 @@ class SharedMachine:
     ) -> None:
         """``stages``: the nodes of each, numbered without gaps; ``keys`` and ``source`` are by node."""
         draws = np.array([draw(seed, PASS, 0, request) for request in range(requests.arrival_s.size)])
-        self._slow = atoms_of(host.noise)[(draws * ATOMS).astype(np.int64)]
+        self._slow = host.pace * atoms_of(host.noise)[(draws * ATOMS).astype(np.int64)]
         count, size = keys.size, max(1, requests.arrival_s.size)
         self._host, self._requests, self._keys, self._source = host, requests, keys, source
         self._stages = np.array([(nodes[0], nodes[-1] + 1) for nodes in stages])
-        self._ingress_s = np.array([host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s])
+        self._ingress_s = host.pace * np.array([host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s])
         most = max(nodes.size for nodes in stages)
         self._passes = Passes(
             stage=np.zeros(size, dtype=np.int64),

@@ -184,23 +184,6 @@ def run_node(
             peak = max(peak, flight)
             come += 1
             next_s = arrived[queue[np.uint32(come)]] if come < size else FAR
-            if done_s >= FAR and taken == come - 1:
-                # Nobody else is here: a call that ends before anything else happens needs no place among others.
-                r = choose(active, room, count)
-                request, kind = queue[np.uint32(taken)], np.uint32(row[np.uint32(max(r, 0))])
-                if r >= 0 and (limits is None or bucket[kind, REFILL] >= 1):
-                    alone_s = work[kind, length] * noise[kind, draw_bits(key, request) >> ATOM_SHIFT]
-                    left_s = now_s + alone_s * stretch[kind, np.uint32(1)]
-                    if left_s < min(min(next_s, control_s), end_s):
-                        span_s = left_s - now_s
-                        served_s += span_s
-                        busy_s += span_s
-                        latency_s += span_s
-                        ended += 1
-                        flight -= length
-                        histogram[bucket_of(cells, bounds, span_s)] += 1
-                        gather[request] = max(gather[request], left_s)
-                        taken = come
         while taken < come:
             r = choose(active, room, count)
             if r < 0:
@@ -208,7 +191,22 @@ def run_node(
             p = np.uint32(r)
             request, size_r, base, head = queue[np.uint32(taken)], active[p], r * slots, heads[p]
             kind, many = np.uint32(row[p]), np.uint32(size_r)
-            factor = noise[kind, draw_bits(key, request) >> ATOM_SHIFT]
+            alone_s = work[kind, tokens[request]] * noise[kind, draw_bits(key, request) >> ATOM_SHIFT]
+            if size_r == 0 and taken + 1 == come and (limits is None or bucket[kind, REFILL] >= 1):
+                # An idle replica, and the call ends before anything else happens: it needs no place among others.
+                soon_s = now_s + alone_s * stretch[kind, np.uint32(1)]
+                if soon_s < min(min(next_s, control_s), min(done_s, end_s)):
+                    span_s = soon_s - now_s
+                    served_s += span_s
+                    busy_s += span_s
+                    latency_s += soon_s - arrived[request]
+                    waited_s += now_s - max(arrived[request], begin_s)
+                    ended += 1
+                    flight -= tokens[request]
+                    histogram[bucket_of(cells, bounds, soon_s - arrived[request])] += 1
+                    gather[request] = max(gather[request], soon_s)
+                    taken = come
+                    break
             spent_s = now_s - last[p]
             served_s += spent_s * size_r
             before_s, pace_m, began_s = virtual[p], pace[kind, many], since[p]
@@ -225,8 +223,7 @@ def run_node(
                 level[p] = level_after(spent_s, level[p], use[kind, many], bucket[kind, REFILL], bucket[kind, BURST])
             last[p] = now_s
             virtual[p] = virtual_s
-            value = virtual_s + work[kind, tokens[request]] * factor
-            insert(ends, calls, base, mask, head, size_r, value, request)
+            insert(ends, calls, base, mask, head, size_r, virtual_s + alone_s, request)
             active[p] = size_r + 1
             many = np.uint32(size_r + 1)
             left_s, stretched = ends[np.uint32(base + head)] - virtual_s, stretch[kind, many]

@@ -71,7 +71,7 @@ class HostModel(PipelineModel):
 
     def pass_factor(self, request: int) -> float:
         atoms = atoms_of(self.host.noise)
-        return float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
+        return self.host.pace * float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
 
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         host, counts = self.host, self.requests.counts[:, request]
@@ -100,7 +100,7 @@ class HostModel(PipelineModel):
         """Something for the ingress to do; the event is its end."""
         self.catch_up_all()
         self.line.append(self.clock.event())
-        self.line_left.append(cpu_s)
+        self.line_left.append(self.host.pace * cpu_s)
         self.plan()
         return self.line[-1]
 

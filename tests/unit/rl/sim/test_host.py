@@ -97,7 +97,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     rate = generator.uniform(4, 12)
     model = random_limited(generator)
     start_s, send_s, receive_s, answer_s = generator.uniform(1e-4, 3e-3, 4)
-    host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, 1e-5, Noise.lognormal(0.2))
+    host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, 1e-5, Noise.lognormal(0.2), 1.2)
     found = workload((3, 2), model, hop_s=0.0, host=host)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
     requests = draw_requests(found, arrivals, seed=seed)

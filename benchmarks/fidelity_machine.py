@@ -1,0 +1,74 @@
+"""The machine that ``benchmarks.fidelity`` plays on: how fast it was just before a play, and who used it meanwhile.
+
+Virtual cores are not equally fast all day. So before each play the same request is sent some times, alone and with
+every function at a full core, and the simulation is told how many times as long that took as the profile says
+(``rl.workload.Host.pace``). No play has a part in it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import psutil
+
+from autoscaler.contract import Configuration
+from rl.profile.machine import busy_s
+from rl.sim.requests import Requests
+from rl.sim.simulation import Simulation
+from rl.workload import Workload
+
+SINGLES, SINGLES_PER_S = 40, 5.0
+"""Single requests, and how many a second: none meets another."""
+SIMULATED = 400
+"""Of them in the simulator, whose median has to be known better than the measured one."""
+SEED = 5
+
+
+@dataclass(frozen=True)
+class Singles:
+    """What single requests of one text took."""
+
+    latency_s: list[float]
+    """At the client."""
+    counts: list[int]
+    """[1 + experts]: the text's tokens, then those of each expert."""
+    front_s: float
+    """Mean seconds of them that the ingress does not see: client and gateway, there and back."""
+
+
+def pace_of(singles: Singles, workload: Workload, asked_for: Configuration) -> float:
+    """Median seconds of ``singles`` over those of the same in the simulator, both without what the ingress does not
+    see. ``asked_for``: what every function ran with."""
+    assert workload.host is not None
+    alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0))
+    counts = np.tile(np.array(singles.counts, dtype=np.uint16)[:, None], SIMULATED)
+    start = {node.function: asked_for for node in workload.topology.nodes}
+    requests = Requests(np.arange(SIMULATED) / SINGLES_PER_S, counts, "single requests")
+    window = Simulation(alone, requests, start, seed=SEED).advance(SIMULATED / SINGLES_PER_S + 60.0)
+    return float((np.median(singles.latency_s) - singles.front_s) / np.median(window.latency_s))
+
+
+class Usage:
+    """Cores in use since it was made: of the whole machine, and of others than this process and its descendants."""
+
+    def __init__(self) -> None:
+        self._begun_s, self._machine_s, self._own_s = time.time(), busy_s(), own_cpu_s()
+
+    def cores(self) -> tuple[float, float]:
+        """(of the machine, of others), on average so far."""
+        seconds, machine_s = time.time() - self._begun_s, busy_s() - self._machine_s
+        return machine_s / seconds, max(0.0, machine_s - (own_cpu_s() - self._own_s)) / seconds
+
+
+def own_cpu_s() -> float:
+    """CPU seconds of this process and all its descendants, ended ones included."""
+    total_s, own = 0.0, psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total_s += times.user + times.system + times.children_user + times.children_system
+    return total_s
