@@ -23,6 +23,7 @@ from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes import create as create_kubernetes
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.backends.process import ProcessSettings, create
+from gateway.backends.process.networks import parse_networks
 from gateway.contract import Backend, BackendError, FunctionSpec
 from gateway.durations import parse_duration
 from gateway.serving import build_server, listen
@@ -58,6 +59,9 @@ class _Duration(click.ParamType[float]):
 @click.option("--preload", multiple=True, metavar="MODULE", help="Modules the warm parent imports.")
 @click.option("--pipelines-dir", type=click.Path(path_type=Path), default=None, help="Folder of pipelines by name.")
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="Nodes played on this machine; the first is home.")
+@click.option(
+    "--network", "networks", multiple=True, metavar="NODE=ADDRESS@FILE", help="Network namespaces nodes live in (root)."
+)
 @click.option("--standbys", type=click.IntRange(0, 1000), default=2, show_default=True, help="Prepared workers kept.")
 @click.option("--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", show_default=True)
 @click.option("--scale-from-zero/--no-scale-from-zero", default=True, envvar="scale_from_zero", show_default=True)
@@ -188,6 +192,7 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
         cpu_scale=settings.cpu_scale,
         host=settings.host,
         nodes=settings.nodes,
+        networks=parse_networks(settings.networks, settings.nodes),
         standbys=settings.standbys,
     )
 

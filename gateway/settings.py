@@ -48,6 +48,8 @@ class GatewaySettings:
     """Addresses of controllers whose views the page shows, beside those of the state folder."""
     nodes: tuple[str, ...] = ()
     """Nodes played on this machine, each with a memory folder of its own."""
+    networks: tuple[str, ...] = ()
+    """Network namespaces of nodes, ``NODE=ADDRESS@FILE``."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
     keeps_functions: bool = True

@@ -35,6 +35,8 @@ class GatewaySettings:
     """Real cores per configured core, so that a cluster's configurations can be played on a small machine."""
     nodes: tuple[str, ...] = ()
     """Nodes played on this machine, each with a weights manager; the first is where functions start."""
+    networks: tuple[str, ...] = ()
+    """Network namespaces that nodes live in, ``NODE=ADDRESS@FILE``."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
     images: tuple[str, ...] = ()
@@ -65,6 +67,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--standbys", str(settings.standbys)),
         *(part for image in settings.images for part in ("--image", image)),
         *(part for node in settings.nodes for part in ("--node", node)),
+        *(part for network in settings.networks for part in ("--network", network)),
     ]
 
 

@@ -23,6 +23,7 @@ from gateway.backends.kubernetes.pods import addresses, is_ready, moment, replic
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.usage import PodUsage
+from gateway.backends.process.placement import parse_placement
 from gateway.contract import (
     BackendError,
     BackendInfo,
@@ -142,6 +143,9 @@ class KubernetesBackend:
                 return
             log.info("function %s: its pods cannot be resized where they are, so they are replaced", spec.key)
         await self._functions.roll_out(spec, pull)
+        places = parse_placement(spec)
+        if places and places != parse_placement(before):
+            await self._functions.scale(spec.name, sum(places.values()))
 
     async def delete(self, name: str, namespace: str) -> None:
         self._state(name, namespace)

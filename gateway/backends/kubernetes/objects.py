@@ -24,7 +24,9 @@ from gateway.backends.kubernetes.live import (
     live_of,
     takes_live_settings,
 )
+from gateway.backends.kubernetes.placement import placed
 from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.backends.process.placement import parse_placement
 from gateway.backends.process.quantities import RESOURCES, parse_quantity
 from gateway.contract import FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
@@ -49,6 +51,7 @@ _RESERVED = (
     "smoe_live_period",
     "OPENFAAS_NAME",
     "OPENFAAS_NAMESPACE",
+    "smoe_node",
 )
 _PROBES = {"livenessProbe": "com.openfaas.health.http", "readinessProbe": "com.openfaas.ready.http"}
 _PROBE_DEFAULTS = {"initialDelaySeconds": 2, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3}
@@ -76,6 +79,7 @@ def check(spec: FunctionSpec) -> None:
         if key in spec.env_vars:
             raise InvalidSpecError(f"envVars.{key} is set by this gateway for each replica; leave it out")
     _node_selector(spec)
+    placed(spec)
     _probes(spec)
     _grace_s(spec)
 
@@ -171,7 +175,7 @@ def only_live_differs(before: FunctionSpec, after: FunctionSpec) -> bool:
     for mine, theirs in ((old.limits, new.limits), (old.requests, new.requests)):
         if mine.keys() != theirs.keys() or any(mine[key] != theirs[key] for key in mine if key not in RESIZED):
             return False
-    if old.guaranteed != new.guaranteed:
+    if old.guaranteed != new.guaranteed or parse_placement(before) != parse_placement(after):
         return False
     nothing: Mapping[str, str] = {}
     return replace(before, limits=nothing, requests=nothing, labels=nothing, annotations=nothing) == replace(
@@ -257,12 +261,13 @@ def _pod(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozens
         pod["volumes"] = volumes
     if spec.constraints:
         pod["nodeSelector"] = _node_selector(spec)
+    pod |= placed(spec)
     if pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in sorted(pull_secrets)]
     return pod
 
 
-def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[dict[str, str]]:
+def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Object]:
     environment: dict[str, str] = {}
     tenths = int(parse_quantity(spec.limits.get(GPU, "0")))
     if tenths:
@@ -287,7 +292,8 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[dict[
     if takes_live_settings(spec):  # the file says it, from the start on
         environment.pop("max_inflight", None)
         environment |= {"smoe_live_settings": f"{LIVE_FOLDER}/{LIVE_FILE}", "smoe_live_period": "2s"}
-    return [{"name": key, "value": value} for key, value in sorted(environment.items())]
+    entries: list[Object] = [{"name": key, "value": value} for key, value in sorted(environment.items())]
+    return [*entries, {"name": "smoe_node", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
 
 
 def _volumes(

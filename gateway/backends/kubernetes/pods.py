@@ -37,7 +37,8 @@ def replicas(pods: Iterable[Object], known: Mapping[str, tuple[str, bool]]) -> t
         name = pod["metadata"]["name"]
         address, takes_calls = known.get(name, ("", False))
         state: ReplicaState = "draining" if leaving(pod) else "ready" if takes_calls else "starting"
-        found.append(Replica(name, address, state, None, moment(pod["metadata"].get("creationTimestamp"))))
+        started_s = moment(pod["metadata"].get("creationTimestamp"))
+        found.append(Replica(name, address, state, None, started_s, pod.get("spec", {}).get("nodeName", "")))
     return tuple(found)
 
 

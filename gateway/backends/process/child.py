@@ -98,6 +98,8 @@ def _become(line: socket.socket) -> int:
     kernel.name_process(message["name"])
     if message["secrets"]:
         _show_secrets(message["secrets"])
+    if message["network"]:
+        kernel.enter_network(message["network"])
     if entry is None:
         module, _, attribute = message["entry"].partition(":")
         entry = getattr(importlib.import_module(module), attribute)

@@ -1,4 +1,6 @@
-"""Linux calls that Python does not offer: ``prctl`` for the signal at a parent's death and for the process name."""
+"""Linux calls that Python does not offer: ``prctl`` for the signal at a parent's death and for the process name, and
+``setns`` for a network namespace.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import signal
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_CLONE_NEWNET = 0x40000000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,6 +26,16 @@ def die_with_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> Non
 def name_process(name: str) -> None:
     """Set the name that ``ps`` and ``top`` show; the kernel keeps 15 bytes."""
     _libc.prctl(_PR_SET_NAME, ctypes.c_char_p(name.encode()[:15]), 0, 0, 0)
+
+
+def enter_network(namespace: str) -> None:
+    """Move the calling thread to the network namespace of a file; sockets it has stay where they were. OSError."""
+    descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _libc.setns(descriptor, _CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f"the network namespace {namespace} cannot be entered")
+    finally:
+        os.close(descriptor)
 
 
 def kill_group(group: int, signal_number: int = signal.SIGKILL) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.backends.process import channel
+from gateway.backends.process import channel, networks
 from gateway.backends.process.backoff import Backoff
 from gateway.backends.process.cgroup_mounts import detect
 from gateway.backends.process.cgroups import Cgroups, Measured, NoCgroups
@@ -169,12 +169,19 @@ class Launcher:
             raise BackendError(f"a memory limit of {limits.memory_bytes} bytes is less than an empty replica uses")
         reading, writing = os.pipe()
         try:
-            with socket.create_server((self._settings.host, 0), backlog=_BACKLOG) as listener:
+            network = self._settings.networks.get(program.environ.get("smoe_node", ""))
+            with self._listener(network) as listener:
                 # Inherited by every connection: asyncio does not set it where the socket came from elsewhere.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 host, port = listener.getsockname()[:2]
                 environ = {**program.environ, "port": str(port)}
-                message = {"entry": program.entry, "name": program.name, "environ": environ, "secrets": program.secrets}
+                message = {
+                    "entry": program.entry,
+                    "name": program.name,
+                    "environ": environ,
+                    "secrets": program.secrets,
+                    "network": network.namespace if network else "",
+                }
                 become(held.forked, message, listener, writing)
         except (channel.ChannelError, OSError) as error:
             os.close(reading)
@@ -186,6 +193,11 @@ class Launcher:
         held.on_ready, held.on_end = on_ready, on_end
         self._listen(slot)
         return slot, held.forked.pid, f"{host}:{port}"
+
+    def _listener(self, network: networks.Network | None) -> socket.socket:
+        if network is None:
+            return socket.create_server((self._settings.host, 0), backlog=_BACKLOG)
+        return networks.listen(network, _BACKLOG)
 
     def _listen(self, slot: str) -> None:
         asyncio.get_running_loop().add_reader(self._slots[slot].forked.line.fileno(), self._line_readable, slot)

@@ -30,20 +30,28 @@ LOCK = "lock"
 
 def placement_of(spec: FunctionSpec, nodes: tuple[str, ...]) -> dict[str, int] | None:
     """Proportions of a function's replicas by node; None where no nodes are played. Raises InvalidSpecError."""
-    text = spec.annotations.get(PLACEMENT, "").strip()
+    places = parse_placement(spec)
     if not nodes:
-        if text:
+        if places:
+            text = spec.annotations[PLACEMENT]
             raise InvalidSpecError(f"annotation {PLACEMENT} is {text[:80]!r}, but this gateway was given no nodes")
         return None
-    if not text:
-        return {nodes[0]: 1}
-    places: dict[str, int] = {}
-    for part in text.split(","):
-        name, equals, count = (piece.strip() for piece in part.partition("="))
-        if not equals or not re.fullmatch(r"\d{1,4}", count, re.ASCII) or name in places:
-            raise InvalidSpecError(f"annotation {PLACEMENT} is {text[:80]!r}; it takes NODE=REPLICAS, such as a=2,b=1")
+    for name in places:
         if name not in nodes:
             raise InvalidSpecError(f"annotation {PLACEMENT} names node {name[:40]!r}; known are {', '.join(nodes)}")
+    return places or {nodes[0]: 1}
+
+
+def parse_placement(spec: FunctionSpec) -> dict[str, int]:
+    """Replicas by node as the annotation says, those with none left out; empty without it. Raises InvalidSpecError."""
+    text = spec.annotations.get(PLACEMENT, "").strip()
+    places: dict[str, int] = {}
+    if not text:
+        return places
+    for part in text.split(","):
+        name, equals, count = (piece.strip() for piece in part.partition("="))
+        if not name or not equals or not re.fullmatch(r"\d{1,4}", count, re.ASCII) or name in places:
+            raise InvalidSpecError(f"annotation {PLACEMENT} is {text[:80]!r}; it takes NODE=REPLICAS, such as a=2,b=1")
         places[name] = int(count)
     if not any(places.values()):
         raise InvalidSpecError(f"annotation {PLACEMENT} is {text[:80]!r}; one node or more must get a replica")

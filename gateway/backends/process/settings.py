@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.backends.process.networks import Network
 from gateway.contract import FunctionSpec
 
 EnvironmentSource = Mapping[str, str] | Callable[[FunctionSpec], Mapping[str, str]]
@@ -50,6 +51,8 @@ class ProcessSettings:
     """CPU limit of a blank while it prepares, so that preparing does not slow what serves."""
     nodes: tuple[str, ...] = ()
     """Nodes played on this machine, each with a memory folder of its own; the first takes what names none."""
+    networks: Mapping[str, Network] = field(default_factory=dict)
+    """Of nodes whose replicas live in a network namespace; the others share the gateway's network."""
     memory_root: Path | None = None
     """Where the nodes' memory folders go; None: shared memory where it is there, else ``state``."""
     exchanges: int = 6

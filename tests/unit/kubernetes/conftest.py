@@ -96,4 +96,4 @@ def resources(pod: dict[str, Any]) -> dict[str, Any]:
 def environment(document: dict[str, Any]) -> dict[str, str]:
     """Variables of a Deployment's or pod's container."""
     spec = document["spec"].get("template", document)["spec"]
-    return {entry["name"]: entry["value"] for entry in spec["containers"][0]["env"]}
+    return {entry["name"]: entry["value"] for entry in spec["containers"][0]["env"] if "value" in entry}
