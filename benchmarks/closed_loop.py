@@ -5,8 +5,9 @@ The default pipeline on the embedded gateway under real limits, the same real pr
 hour, each policy in turns, several repeats. Policies scale experts and are billed for them; segments have what keeps
 them from being the bottleneck. Every play is also simulated on the profile of this machine, and the prediction stands
 beside what was measured. ``learnt_first``: among policies whose P95 is within the SLO in the median of the repeats, the
-learnt one costs least provisioned. The last line is one JSON object: ``cells`` (policy × repeat), ``failed``,
-``learnt_first``.
+learnt one costs least provisioned. Where every expert at its cheapest would keep the SLO in the simulation there is
+nothing to tell policies apart by, and the benchmark says so instead of playing. The last line is one JSON object:
+``cells`` (policy × repeat), ``failed``, ``learnt_first``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,9 @@ from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
 from benchmarks.fidelity_runs import Player, routing_of, settle
 from moe.reference import WholeModel
-from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.machine import this_machine
 from rl.profile.pipeline import measured_workload
-from rl.profile.shelf import committed, open_profile
+from rl.profile.shelf import fitting, open_profile
 from rl.sim.play import play
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
@@ -60,6 +59,8 @@ WITH_PROFILE = (LEARNT, "last-window")
 SPACE = ConfigurationSpace(gpu_shares=())
 START = Configuration(memory_mb=256, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)
 """Of every expert; ``static`` keeps it."""
+CHEAPEST = Configuration(memory_mb=128, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=1)
+"""The least of Φ; where it keeps the SLO there is nothing to decide."""
 SEGMENT = Configuration(memory_mb=256, cpu_cores=6.0, gpu_share=0.0, replicas=2, concurrency=8)
 MAX_WORDS = 24
 INGRESS_CONCURRENCY = 512
@@ -144,12 +145,17 @@ def measured(play_: Play, settings: ControllerSettings, client: GatewayClient) -
 
 
 def simulated(
-    play_: Play, settings: ControllerSettings, workload: Workload, sent_s: np.ndarray, counts: np.ndarray
+    play_: Play,
+    settings: ControllerSettings,
+    workload: Workload,
+    sent_s: np.ndarray,
+    counts: np.ndarray,
+    start: Configuration = START,
 ) -> Outcome:
     """The same policy on the simulated pipeline."""
     limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
     policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
-    simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(START), seed=play_.seed)
+    simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(start), seed=play_.seed)
     until_s = float(np.ceil(play_.trace.duration_s / play_.window_s) * play_.window_s)
     steps = play(simulation, policy, limits, window_s=play_.window_s, until_s=until_s)
     windows = [step.window for step in steps]
@@ -214,6 +220,8 @@ def run_all(
             play_ = prepare(client, directory, manifest.name, options)
             password = read_password(gateway.state)
             workload, sent_s, counts = simulation_of(play_, directory)
+            static = settings_of("static", play_, directory, folder)
+            refuse_slack(simulated(play_, static, workload, sent_s, counts, CHEAPEST), play_)
             for repeat in range(repeats):
                 for number, policy in enumerate(policies):
                     progress(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
@@ -248,18 +256,19 @@ def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapp
         options["slo_factor"] * parity.unloaded_p50_s,
         options["window_s"],
         options["cpu_scale"],
-        options["profile"] or profile_file(directory),
+        options["profile"] or fitting(directory, this_machine()),
         seed,
     )
 
 
-def profile_file(directory: Path) -> Path:
-    """The committed profile of this pipeline and machine. Raises ProfileMismatchError."""
-    for path in committed():
-        with suppress(ProfileError):
-            open_profile(path, directory, this_machine())
-            return path
-    raise ProfileMismatchError("no committed profile is of this pipeline and machine; `smoe profile` makes one")
+def refuse_slack(cheapest: Outcome, play_: Play) -> None:
+    """Raises ClickException where every expert at its cheapest keeps the SLO."""
+    if cheapest.p95_over_slo <= 1:
+        raise click.ClickException(
+            f"the SLO of {1000 * play_.slo_s:.0f} ms does not bind: with every expert at its cheapest P95 is "
+            f"{cheapest.p95_over_slo:.2f} of it, simulated, so no policy can be told from never scaling at all; take a "
+            f"smaller --cpu-scale or --slo-factor, or a higher --mean-rps"
+        )
 
 
 def simulation_of(play_: Play, directory: Path) -> tuple[Workload, np.ndarray, np.ndarray]:
@@ -316,7 +325,7 @@ def table_of(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Of a play.")
 @click.option("--mean-rps", default=3.0, show_default=True, type=click.FloatRange(0.1))
-@click.option("--cpu-scale", default=0.03, show_default=True, type=click.FloatRange(0.001, 10))
+@click.option("--cpu-scale", default=0.015, show_default=True, type=click.FloatRange(0.001, 10))
 @click.option("--interval", "window_s", default=2.0, show_default=True, type=click.FloatRange(0.5))
 @click.option("--slo-factor", default=3.0, show_default=True, help="SLO over a prompt's time through idle functions.")
 @click.option("--profile", type=click.Path(path_type=Path, exists=True), default=None, help="[default: the one here]")

@@ -91,7 +91,7 @@ def measure(episode: Episode, arms: Sequence[str], repeats: int) -> dict[str, di
     networks = {}
     for arm in arms:
         sizes = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=arm, layers=layers, experts=experts)
-        networks[arm] = actor(sizes)
+        networks[arm] = actor(sizes).freeze()  # as the controller serves it
     times = {arm: Times() for arm in arms}
     _, memory = episode.encoder.encode(episode.observation, None)
     for network in networks.values():

@@ -24,13 +24,23 @@ from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.export import load
 from rl.bound.last_window import LastWindowPolicy, LastWindowSettings
 from rl.episodes import Episode
-from rl.train.commands import line_of
+from rl.train.commands import changed, line_of
 from rl.train.lanes import Actions, Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.train.teacher import Teacher, TeacherSettings
 from rl.train.validation import Validator, holding
 from rl.train.warm_start import on_lattice
+
+
+def acting(path: Path) -> Decide:
+    """A stored actor, without noise."""
+    actor = load(path)
+
+    def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:
+        return list(decide_by(actor, Batch.of(episodes[0].encoder.space, states)))
+
+    return decide
 
 
 def teaching(settings: TeacherSettings) -> Decide:
@@ -67,13 +77,8 @@ def last_window(settings: TrainingSettings) -> Decide:
 def compared(run: Run) -> dict[str, dict[str, Any]]:
     """Name → figures over the bound, on the validation clips: the actor that was kept, and what stands beside it."""
     settings, validator = run.settings, Validator(run.settings, run.out / "cache", run.data)
-    actor = load(run.out / BEST)
-
-    def learnt(episodes: list[Episode], states: list[State]) -> list[Actions]:
-        return list(decide_by(actor, Batch.of(episodes[0].encoder.space, states)))
-
     policies: dict[str, Decide] = {
-        "learnt": learnt,
+        "learnt": acting(run.out / BEST),
         "start, never changed": holding,
         "teacher": teaching(settings.teacher),
         "last window's optimum": last_window(settings),
@@ -107,15 +112,16 @@ def shown(entries: dict[str, dict[str, Any]]) -> Table:
 @click.option("--seeds", default="0", show_default=True)
 @click.option("--workloads", default=",".join(TrainingSettings().workloads), show_default=True)
 @click.option("--windows", default=TrainingSettings().windows, show_default=True, type=click.IntRange(1))
+@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting, as of smoe train.")
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/training"), show_default=True
 )
-def main(minutes: float, seeds: str, workloads: str, windows: int, out: Path) -> None:
+def main(minutes: float, seeds: str, workloads: str, windows: int, changes: tuple[str, ...], out: Path) -> None:
     """Train, and print the curve."""
     console = Console(stderr=True)
     runs: list[Run] = []
     for seed in map(int, seeds.split(",")):
-        settings = TrainingSettings(workloads=tuple(workloads.split(",")), windows=windows, seed=seed)
+        settings = changed(TrainingSettings(workloads=tuple(workloads.split(",")), windows=windows, seed=seed), changes)
         run = Run(settings, out / f"seed-{seed}")
         run.go(minutes, on_validation=lambda entry: console.print(line_of(entry)))
         runs.append(run)

@@ -9,7 +9,7 @@ after layer costs one small product a layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,21 @@ class SisoActor(nn.Module):
         super().__init__()
         self.settings = settings
         self.scores_of = scoring_of(settings)
+        self._kept: dict[Space, object] | None = None
+
+    def freeze(self) -> Self:
+        """For serving: weights stay as they are from now on, so what follows from them and Φ alone is made once."""
+        self.requires_grad_(False)
+        self._kept = {}
+        return self
+
+    def prepared(self, space: Space) -> object:
+        """Φ under the present weights."""
+        if self._kept is None:
+            return self.scoring.prepare(space)
+        if space not in self._kept:
+            self._kept[space] = self.scoring.prepare(space)
+        return self._kept[space]
 
     @property
     def scoring(self) -> Scoring:
@@ -93,7 +108,7 @@ class SisoActor(nn.Module):
     def _scored(self, batch: Batch, queries: Tensor) -> Scored:
         mask = padded(batch.space.mask)
         filters = self.scoring.filters(batch.space, there(batch.least_memory, mask), there(batch.present, mask))
-        return self.scoring.scores(self.scoring.prepare(batch.space), there(queries, mask), filters)
+        return self.scoring.scores(self.prepared(batch.space), there(queries, mask), filters)
 
 
 class Actor(SisoActor):
@@ -123,7 +138,7 @@ class Actor(SisoActor):
 
     def _decide(self, batch: Batch, temperature: float, generator: torch.Generator | None) -> Tensor:
         space, scoring, decided = batch.space, self.scoring, self.decided
-        prepared = scoring.prepare(space)
+        prepared = self.prepared(space)
         encoded = self.encoder(batch)
         filters = scoring.filters(space, batch.least_memory, batch.present)
         parts = (self._known(encoded), decided.of_expert(encoded.experts), *filters)

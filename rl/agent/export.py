@@ -75,7 +75,7 @@ def load(path: Path) -> SisoActor:
         if not bool(value.isfinite().all()):
             raise NetworkError(f"{path}: tensor {name} holds numbers that are not finite")
     actor.load_state_dict(tensors)
-    return actor.eval().requires_grad_(False)
+    return actor.eval().freeze()
 
 
 def made(path: Path) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Clip:
     """Mean tokens of a request; 0: the workload's own."""
     seconds: float = 3600.0
     window_s: float = WINDOW_S
+    speed: float = 1.0
+    """The trace's time is divided by it; ``seconds``, ``window_s`` and ``mean_rps`` are of what is played."""
 
     def __post_init__(self) -> None:
         if self.split not in SEEDS:
@@ -70,6 +72,7 @@ def training_clips(
     tokens: Sequence[int] = (0,),
     seconds: float = 3600.0,
     window_s: float = WINDOW_S,
+    speed: float = 1.0,
 ) -> Iterator[Clip]:
     """Clips without end: workloads in turn (in a new order each round), pattern, size and rate (logarithmic between
     ``mean_rps``) drawn by ``seed``."""
@@ -80,7 +83,7 @@ def training_clips(
             rate = float(np.exp(rng.uniform(*np.log(mean_rps))))
             size, pattern = int(rng.choice(list(tokens))), str(rng.choice(list(patterns)))
             own = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:6], 16)
-            yield Clip(str(name), pattern, own, split, round(rate, 3), size, seconds, window_s)
+            yield Clip(str(name), pattern, own, split, round(rate, 3), size, seconds, window_s, speed)
             number += 1
 
 
@@ -111,17 +114,17 @@ def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = No
         tokens=(clip.tokens,),
         policies=("static",),
         seeds=(seed,),
-        window_s=clip.window_s,
-        seconds=clip.seconds,
-        mean_rps=clip.mean_rps,
+        window_s=clip.window_s * clip.speed,
+        seconds=clip.seconds * clip.speed,
+        mean_rps=clip.mean_rps / clip.speed,
         warm_up_windows=1,
         data=data,
         split=clip.split,
     )
     found = arrivals(grid, Group(clip.workload, clip.pattern, clip.tokens, seed))
     workload = workload or paper_workload(clip.workload, mean_tokens=clip.tokens or None, seed=seed)
-    requests = draw_requests(workload, found.arrival_s, seed=seed, source=found.source)
-    return Work(clip, seed, workload, requests, found.seconds)
+    requests = draw_requests(workload, found.arrival_s / clip.speed, seed=seed, source=found.source)
+    return Work(clip, seed, workload, requests, found.seconds / clip.speed)
 
 
 def start_of(work: Work, cache: Path | None = None) -> dict[str, Configuration]:
@@ -197,11 +200,11 @@ def _plain(name: str, tokens: int) -> Workload:
 
 
 @lru_cache(maxsize=64)
-def steady_cost(workload: Workload, meter: Meter, window_s: float = WINDOW_S) -> float:
-    """What a window costs at a steady ``REFERENCE_RPS`` by the queueing model's optimum (where λ cannot be met, by its
-    fastest choice)."""
-    arrivals_s = (np.arange(round(REFERENCE_RPS * REFERENCE_S)) + 0.5) / REFERENCE_RPS
-    requests = draw_requests(workload, arrivals_s, seed=0, source=f"steady {REFERENCE_RPS:g} requests/s")
+def steady_cost(workload: Workload, meter: Meter, window_s: float = WINDOW_S, rate_rps: float = REFERENCE_RPS) -> float:
+    """What a window costs at a steady rate by the queueing model's optimum (where λ cannot be met, by its fastest
+    choice)."""
+    arrivals_s = (np.arange(round(rate_rps * REFERENCE_S)) + 0.5) / rate_rps
+    requests = draw_requests(workload, arrivals_s, seed=0, source=f"steady {rate_rps:g} requests/s")
     load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, len(arrivals_s), REFERENCE_S)
     found = deterministic(load, meter)
     if not found.feasible:
@@ -217,16 +220,19 @@ def episode_of(
     cache: Path | None = None,
     data: Path | None = None,
     workload: Workload | None = None,
+    reference: float | None = None,
 ) -> Episode:
     """The episode of a clip, from ``start`` or from :func:`start_of`, which uses ``cache``; ``data`` and ``workload``
-    as in :func:`work_of`. Raises as these do."""
+    as in :func:`work_of`; ``reference``: C_ref, by default :func:`steady_cost`. Raises as these do."""
     work, settings = work_of(clip, data, workload), settings or RewardSettings()
     meter = settings.meter
+    if reference is None:
+        reference = steady_cost(work.workload, meter, clip.window_s) if workload else paper_cost(clip, meter)
     return Episode(
         work.workload,
         work.requests,
         start if start is not None else start_of(work, cache),
-        reference=steady_cost(work.workload, meter, clip.window_s) if workload else paper_cost(clip, meter),
+        reference=reference,
         seconds=work.seconds,
         window_s=clip.window_s,
         seed=work.seed,

@@ -33,10 +33,16 @@ def open_profile(path: Path, pipeline: Path, machine: Machine | None) -> Profile
 
 def find(pipeline: Path, machine: Machine | None, shelf: Path = SHELF) -> Profile:
     """The first profile of this tree that fits. Raises ProfileMismatchError that says why each does not."""
+    return load(fitting(pipeline, machine, shelf))
+
+
+def fitting(pipeline: Path, machine: Machine | None, shelf: Path = SHELF) -> Path:
+    """Its file. Raises as :func:`find` does."""
     reasons = []
     for path in committed(shelf):
         try:
-            return open_profile(path, pipeline, machine)
+            open_profile(path, pipeline, machine)
+            return path
         except ProfileError as error:
             reasons.append(f"{path.name}: {error}")
     raise ProfileMismatchError("no profile of this tree fits. " + (" ".join(reasons) or f"There is none in {shelf}."))

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rl.agent.settings import ARMS
 from rl.reward import Meter
+from rl.train.kinds import OwnPipeline
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.workload_paper import PAPER_WORKLOADS
@@ -23,6 +24,25 @@ DEFAULT = TrainingSettings()
 @click.command()
 @click.option(
     "--workload", "workloads", multiple=True, type=click.Choice(PAPER_WORKLOADS), help="Repeatable. [default: all]"
+)
+@click.option(
+    "--pipeline",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=None,
+    help="One's own pipeline folder, with a profile of it (smoe profile); alone unless --workload is given too.",
+)
+@click.option(
+    "--slo-ms", type=click.FloatRange(0.1), multiple=True, help="λ of one's own pipeline; repeatable, to know several."
+)
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=None,
+    help="Of one's own pipeline. [default: the one of this tree that fits]",
+)
+@click.option(
+    "--cpu-scale", type=click.FloatRange(0), default=0.0, help="Real cores a configured core. [default: the profile's]"
 )
 @click.option(
     "--traces", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of the public traces."
@@ -45,15 +65,29 @@ DEFAULT = TrainingSettings()
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/train"), show_default=True,
     help="A run that is there goes on.",
 )  # fmt: skip
-def train(workloads: tuple[str, ...], traces: Path | None, minutes: float, out: Path, **options: Any) -> None:
+def train(
+    workloads: tuple[str, ...], folder: Path | None, slo_ms: tuple[float, ...], profile: Path | None, cpu_scale: float,
+    traces: Path | None, minutes: float, out: Path, **options: Any,
+) -> None:  # fmt: skip
     """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
 
-    Everything is simulated on the modelled cluster; hours are of the train set, actors are chosen on validation hours.
+    Everything is simulated: the paper's workloads on the modelled cluster, one's own pipeline on the machine of its
+    profile. Hours are of the train set, actors are chosen on validation hours.
     Writes actor.safetensors (for `--policy rl.agent.policy:make`), a checkpoint to go on from, curve.json and learning
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
-    settings = changed(replace(DEFAULT, workloads=workloads or PAPER_WORKLOADS, **options), changes)
+    if folder is None:
+        if slo_ms or profile or cpu_scale:
+            raise click.UsageError("--slo-ms, --profile and --cpu-scale are of one's own --pipeline, which is missing")
+        chosen = replace(DEFAULT, workloads=workloads or PAPER_WORKLOADS, **options)
+    elif not slo_ms:
+        raise click.UsageError("--pipeline needs --slo-ms, the latency target to learn for")
+    else:
+        own = tuple(OwnPipeline(str(folder), one, str(profile or ""), cpu_scale) for one in slo_ms)
+        variants = DEFAULT.variants if workloads else ()
+        chosen = replace(DEFAULT, workloads=workloads, variants=variants, pipelines=own, **options)
+    settings = changed(chosen, changes)
     console = Console(stderr=True)
     run = Run(settings, out, traces)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autoscaler.contract import Configuration
 from rl.agent.contract import Batch, Floats32, Space, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import BranchStep, WindowStep
@@ -23,26 +22,17 @@ from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.ddpg.exploration import with_random
 from rl.agent.ddpg.moves import SCOPES, mixed, moves
 from rl.episodes import Branch, Clip, Episode, Outcome, episode_of, training_clips, work_of
-from rl.episodes.clips import SEEDS, steady_cost
+from rl.episodes.clips import SEEDS
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.policies import limits_of
 from rl.features import Encoder, calls_of
 from rl.features.lattice import REPLICAS
 from rl.reward import RewardSettings
-from rl.train.kinds import KINDS, Kind
+from rl.train.kinds import Kind, reference_of
 from rl.train.lanes import Actions, Decide, Played, Vary, play
 from rl.train.settings import TrainingSettings
 from rl.train.warm_start import Teachers
-from rl.workload_paper import paper_workload
 
-STARTS = (
-    Configuration(512, 0.0, 0.1, 1, 8),
-    Configuration(512, 0.0, 0.2, 1, 8),
-    Configuration(512, 0.0, 0.1, 2, 4),
-    Configuration(512, 4.0, 0.0, 1, 4),
-    Configuration(512, 6.0, 0.0, 2, 4),
-)
-"""What an episode of training begins with, drawn evenly: searching each clip's own takes longer than playing it."""
 MOVED = 0.3
 """Share of the layers that change in a branch that is not of the whole window."""
 
@@ -87,16 +77,17 @@ class Rounds:
 
     def _open(self, number: int, rng: np.random.Generator) -> tuple[list[Episode], Tally]:
         settings, tally = self.settings, Tally()
-        names = (*settings.workloads, *settings.variants)
-        order = np.random.default_rng((settings.seed, number // len(names))).permutation(len(names))
-        kind = KINDS[names[int(order[number % len(names)])]]
+        kinds = settings.kinds
+        order = np.random.default_rng((settings.seed, number // len(kinds))).permutation(len(kinds))
+        kind = kinds[int(order[number % len(kinds)])]
         clips = training_clips(
-            (kind.paper,),
+            (kind.name,),
             settings.patterns(self.agent.done),
             seed=int(rng.integers(2**31)),
-            mean_rps=settings.mean_rps,
+            mean_rps=kind.mean_rps or settings.mean_rps,
             seconds=settings.episode_windows * kind.window_s,
             window_s=kind.window_s,
+            speed=kind.speed,
         )
         reference, episodes = self.register(kind), list[Episode]()
         while len(episodes) < settings.lanes:
@@ -106,16 +97,13 @@ class Rounds:
                 work = work_of(clip, self.data, own)
             except EvaluationError:
                 continue  # no request is left of it at this rate
-            start = work.workload.initial(self._start(work.workload.space.gpu_shares != (), rng))
-            episodes.append(episode_of(clip, settings=settings.reward, start=start, data=self.data, workload=own))
-            episodes[-1].reference = reference
+            start = own.initial(kind.starts[int(rng.integers(len(kind.starts)))])
+            made = episode_of(
+                clip, settings=settings.reward, start=start, data=self.data, workload=own, reference=reference
+            )
+            episodes.append(made)
             tally.clips.append((clip, work.requests.sha256))
         return episodes, tally
-
-    @staticmethod
-    def _start(gpu: bool, rng: np.random.Generator) -> Configuration:
-        possible = [start for start in STARTS if gpu or not start.gpu_share]
-        return possible[int(rng.integers(len(possible)))]
 
     def register(self, kind: Kind) -> float:
         """Make a kind's pipeline known to the replay; returns its C_ref, the same for all its clips."""
@@ -195,9 +183,8 @@ def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Action
 @lru_cache(maxsize=32)
 def known(kind: Kind, reward: RewardSettings) -> tuple[Space, float, float]:
     """Φ of a kind, its C_ref, and what Σ replicas × price (as features) costs in a window, in C_ref."""
-    workload = kind.workload(0) or paper_workload(kind.paper)
+    workload, reference = kind.workload(0), reference_of(kind, reward)
     limits = limits_of(workload)
     encoder = Encoder(workload.topology, limits, workload.prices, workload.slo_s, calls_of(workload))
-    reference = steady_cost(workload, reward.meter, kind.window_s)
     dearest = float(encoder.lattice.unit_per_s.max()) * REPLICAS * kind.window_s
     return encoder.space, reference, dearest / reference * reward.cost_weight

@@ -27,7 +27,6 @@ from rl.agent.settings import NetworkSettings
 from rl.episodes import Episode
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.train.errors import TrainingError
-from rl.train.kinds import KINDS
 from rl.train.lanes import Actions
 from rl.train.record import record
 from rl.train.rounds import Rounds, Tally
@@ -179,8 +178,8 @@ class Run:
             (self.out / f"{stem}.part.{kind}").replace(self.out / name)
 
     def _restore_windows(self) -> None:
-        for name in (*self.settings.workloads, *self.settings.variants):
-            self.rounds.register(KINDS[name])
+        for kind in self.settings.kinds:
+            self.rounds.register(kind)
         load_windows(self.out / "windows.npz", self.agent.replay_buffer)
 
 

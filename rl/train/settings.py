@@ -9,7 +9,7 @@ from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.settings import ARMS
 from rl.reward import Meter, RewardSettings
 from rl.train.errors import TrainingError
-from rl.train.kinds import KINDS, VARIANTS
+from rl.train.kinds import KINDS, VARIANTS, Kind, OwnPipeline
 from rl.train.teacher import TeacherSettings
 from rl.workload_paper import PAPER_WORKLOADS
 from traces.trace import PATTERNS
@@ -47,6 +47,8 @@ class TrainingSettings:
     """Episodes of one pipeline side by side, so that decisions are taken in one pass."""
     variants: tuple[str, ...] = tuple(kind.name for kind in VARIANTS)
     """Further kinds of pipelines to train on (:mod:`rl.train.kinds`); not in validation."""
+    pipelines: tuple[OwnPipeline, ...] = ()
+    """One's own, beside ``workloads``, which may then be none."""
     episode_windows: int = 40
     mean_rps: tuple[float, float] = (5.0, 40.0)
     updates: float = 0.5
@@ -66,9 +68,10 @@ class TrainingSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.workloads) - set(PAPER_WORKLOADS))
+        unknown, names = sorted(set(self.workloads) - set(KINDS)), [own.name for own in self.pipelines]
         rules: tuple[tuple[str, object, bool, str], ...] = (
-            ("workloads", unknown or self.workloads, bool(self.workloads) and not unknown, ", ".join(PAPER_WORKLOADS)),
+            ("workloads", unknown or self.workloads, bool(self.judged) and not unknown, ", ".join(KINDS)),
+            ("pipelines", names, len({*names, *KINDS}) == len(names) + len(KINDS), "other names, each once"),
             ("seed", self.seed, self.seed >= 0, "0 or more"),
             ("arm", self.arm, self.arm in ARMS, ", ".join(ARMS)),
             ("windows", self.windows, self.windows >= 1, "1 or more"),
@@ -84,6 +87,16 @@ class TrainingSettings:
         for name, value, holds, allowed in rules:
             if not holds:
                 raise TrainingError(f"training: {name} is {value!r}; allowed: {allowed}")
+
+    @property
+    def judged(self) -> tuple[Kind, ...]:
+        """What validation plays."""
+        return (*(KINDS[name] for name in self.workloads if name in KINDS), *self.pipelines)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What is trained on."""
+        return (*self.judged, *(KINDS[name] for name in self.variants))
 
     @property
     def reward(self) -> RewardSettings:
@@ -111,6 +124,8 @@ class TrainingSettings:
                     raise TrainingError(f"training: {name!r} is not known")
                 if name == "learner":
                     made[name] = LearnerSettings.from_json(value)
+                elif name == "pipelines":
+                    made[name] = tuple(OwnPipeline.from_json(one) for one in value)
                 elif name in parts:
                     made[name] = parts[name](**value)
                 else:

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from autoscaler.contract import Configuration
 from rl.agent.contract import State
 from rl.bound.bounds import lower_bound
 from rl.bound.loads import windows
 from rl.bound.physics import Physics
-from rl.episodes import WINDOW_S, Clip, Episode, episode_of, training_clips, work_of
-from rl.episodes.clips import work_key
+from rl.episodes import WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
+from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
+from rl.train.kinds import Kind, reference_of
 from rl.train.lanes import Decide, play
 from rl.train.settings import TrainingSettings, ValidationSettings
 from traces.trace import PATTERNS
@@ -30,8 +30,6 @@ QUANTILE = 0.95
 FEWEST_JUDGED = 6
 """Windows of a clip that have requests, after the warm-up."""
 MOST_TRIED = 40
-START = Configuration(512, 0.0, 0.1, 1, 8)
-"""Of every expert; the first windows are not counted."""
 
 
 @dataclass(frozen=True)
@@ -95,20 +93,30 @@ class Validator:
 
     def __init__(self, settings: TrainingSettings, cache: Path, data: Path | None = None) -> None:
         self.settings, self.cache, self.data = settings, cache, data
+        self._kinds = {kind.name: kind for kind in settings.judged}
+        self._works: dict[Clip, Work] = {}
         self.clips = {
-            name: [clip for pattern in PATTERNS for clip in self._choose(name, pattern)] for name in settings.workloads
+            kind.name: [clip for pattern in PATTERNS for clip in self._choose(kind, pattern)]
+            for kind in self._kinds.values()
         }
 
-    def _choose(self, name: str, pattern: str) -> list[Clip]:
+    def work(self, clip: Clip) -> Work:
+        """Of a clip of :attr:`clips`, made once."""
+        if clip not in self._works:
+            workload = self._kinds[clip.workload].workload(SEEDS[clip.split] + clip.seed)
+            self._works[clip] = work_of(clip, self.data, workload)
+        return self._works[clip]
+
+    def _choose(self, kind: Kind, pattern: str) -> list[Clip]:
         """Clips of a pattern with enough windows to be judged: a bursty hour may hold its requests in two of them."""
-        own = self.settings.validation
+        own, name = self.settings.validation, kind.name
         drawn = training_clips(
-            (name,), (pattern,), seed=len(name), split="validation", seconds=own.seconds,
-            mean_rps=(own.mean_rps, own.mean_rps),
+            (name,), (pattern,), seed=len(name), split="validation", seconds=own.seconds * kind.window_s / WINDOW_S,
+            mean_rps=kind.mean_rps or (own.mean_rps, own.mean_rps), window_s=kind.window_s, speed=kind.speed,
         )  # fmt: skip
         found: list[Clip] = []
         for clip in itertools.islice(drawn, MOST_TRIED):
-            work = work_of(clip, self.data)
+            work = self.work(clip)
             busy = np.unique(work.requests.arrival_s // clip.window_s)
             if (busy >= own.warm_up).sum() >= min(FEWEST_JUDGED, work.seconds // clip.window_s - own.warm_up):
                 found.append(clip)
@@ -118,7 +126,7 @@ class Validator:
 
     def judge(self, decide: Decide, profiled: bool = False) -> Validation:
         """All clips, those of a pipeline side by side. ``profiled``: from the start that profiling the first windows
-        finds, as in evaluations (its search takes seconds a clip); else from ``START``."""
+        finds, as in evaluations (its search takes seconds a clip); else from the first of the kind's ``starts``."""
         found = []
         for clips in self.clips.values():
             episodes = [self._episode(clip, profiled) for clip in clips]
@@ -137,18 +145,22 @@ class Validator:
         return Validation(tuple(found))
 
     def _episode(self, clip: Clip, profiled: bool) -> Episode:
-        start = None if profiled else work_of(clip, self.data).workload.initial(START)
-        return episode_of(clip, settings=self.settings.reward, start=start, cache=self.cache, data=self.data)
+        kind, workload = self._kinds[clip.workload], self.work(clip).workload
+        start = None if profiled else workload.initial(kind.starts[0])
+        return episode_of(
+            clip, settings=self.settings.reward, start=start, cache=self.cache, data=self.data, workload=workload,
+            reference=reference_of(kind, self.settings.reward),
+        )  # fmt: skip
 
     def bound(self, clip: Clip) -> float:
         """Sum of the counted windows' lower bounds (:func:`rl.bound.bounds.lower_bound`); seconds, then kept."""
-        work = work_of(clip, self.data)
+        work = self.work(clip)
         warm_up, meter = self.settings.validation.warm_up, self.settings.meter
         path = self.cache / f"bound-{meter}-{warm_up}-{work_key(work)}.json"
         if path.is_file():
             return float(json.loads(path.read_text()))
         physics = Physics(work.workload, work.requests.most_tokens)
-        loads = list(windows(physics, work.requests, WINDOW_S, work.seconds))[warm_up:]
+        loads = list(windows(physics, work.requests, clip.window_s, work.seconds))[warm_up:]
         found = sum(lower_bound(load, meter, work.seed).cost for load in loads)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found))

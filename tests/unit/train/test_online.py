@@ -21,7 +21,7 @@ from rl.sim.play import play
 from rl.sim.simulation import Simulation
 from rl.train import online
 from rl.train.errors import TrainingError
-from rl.train.rounds import STARTS
+from rl.train.kinds import GPU_STARTS
 
 WINDOWS = 6
 
@@ -32,7 +32,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encoder]:
     folder = tmp_path_factory.mktemp("log")
     work = work_of(Clip("bert-4", "slow", 3, mean_rps=2.0, seconds=30.0 * WINDOWS))
     workload = work.workload
-    simulation = Simulation(workload, work.requests, workload.initial(STARTS[0]), seed=1)
+    simulation = Simulation(workload, work.requests, workload.initial(GPU_STARTS[0]), seed=1)
     with FunctionLogger(folder, {}, workload.slo_s, windows_per_file=2) as logger:
         play(simulation, StaticPolicy(), limits_of(workload), window_s=30.0, until_s=30.0 * WINDOWS, logger=logger)
     return folder, Encoder(workload.topology, limits_of(workload), workload.prices, workload.slo_s, calls_of(workload))

@@ -17,8 +17,8 @@ from rl.agent.settings import NetworkSettings
 from rl.episodes import Clip, Episode, episode_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.train.errors import TrainingError
-from rl.train.kinds import VARIANTS
-from rl.train.rounds import STARTS, Rounds
+from rl.train.kinds import GPU_STARTS, VARIANTS
+from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.train.teacher import Teacher, TeacherSettings
@@ -84,7 +84,7 @@ def test_more_care_costs_more_and_plans_are_valid() -> None:
     clip = Clip("bert-4", "slow", 1, mean_rps=5.0, seconds=60.0)
     costs = []
     for keep in (1.3, 0.8):
-        episode = episode_of(clip, start=paper_workload("bert-4").initial(STARTS[0]))
+        episode = episode_of(clip, start=paper_workload("bert-4").initial(GPU_STARTS[0]))
         state = episode.state()
         teacher = Teacher(episode.workload, episode.requests, TeacherSettings(keep=keep))
         careful, bold = (on_lattice(plan, episode, state) for plan in teacher.plan(episode.observation, 2.0))
