@@ -36,7 +36,7 @@ class InvalidSpecError(GatewayError):
 
 
 class ConflictError(GatewayError):
-    """The thing exists already."""
+    """The thing exists already, or no GPU has room for it."""
 
 
 class BackendError(GatewayError):
@@ -143,10 +143,12 @@ class Backend(Protocol):
     def info(self) -> BackendInfo: ...
 
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
-        """Raises ConflictError if it exists, InvalidSpecError for bad limits or missing secrets."""
+        """Raises ConflictError if it exists or no GPU has room, InvalidSpecError for bad limits or missing secrets."""
 
     async def update(self, spec: FunctionSpec) -> None:
-        """Live where only limits, labels, annotations or max_inflight differ, else a rolling update. NotFoundError."""
+        """Live where only limits, labels, annotations or max_inflight differ, else a rolling update. NotFoundError,
+        ConflictError where no GPU has room.
+        """
 
     async def delete(self, name: str, namespace: str) -> None: ...
 

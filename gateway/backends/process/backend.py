@@ -15,6 +15,7 @@ from typing import Any
 from gateway.backends.process import secret_mount
 from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.function import Context, ManagedFunction, Record
+from gateway.backends.process.gpu_shares import GpuShares
 from gateway.backends.process.launcher import Launcher
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.placement import NodeFolders, check_nodes, memory_root
@@ -42,7 +43,7 @@ _MAX_REPLICAS = 5000
 class ProcessBackend:
     """Functions on this machine. Made by :func:`gateway.backends.process.create`, inside a running event loop."""
 
-    def __init__(self, settings: ProcessSettings) -> None:
+    def __init__(self, settings: ProcessSettings, gpus: GpuShares | None = None) -> None:
         self._settings = settings
         self._functions: dict[str, ManagedFunction] = {}
         self._secrets = SecretFiles(settings.state)
@@ -52,6 +53,7 @@ class ProcessBackend:
             settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._nodes = NodeFolders(settings.nodes, settings.memory_root or memory_root(settings.state))
         self._launcher = Launcher(settings, (self._nodes.folder,) if self._nodes else ())
+        self._gpus = gpus or GpuShares(settings)
         self._start_seconds: list[float] = []
         self._version = 0
         self._change = asyncio.Event()
@@ -63,6 +65,7 @@ class ProcessBackend:
             launcher=self._launcher,
             starts=asyncio.Semaphore(settings.concurrent_starts),
             exchanges=Exchanges(settings.exchanges),
+            gpus=self._gpus,
             node_environment=self._node_environment,
             start_seconds=self._start_seconds,
             changed=self._changed,
@@ -70,7 +73,8 @@ class ProcessBackend:
         )
 
     async def start(self) -> None:
-        """Start the warm parent and the measuring. Raises BackendError."""
+        """Look for GPUs, start the warm parent and the measuring. Raises BackendError."""
+        await self._gpus.find()
         await self._launcher.start()
         self._spawn(self._forever(self._measure_all, self._settings.usage_interval_s))
         self._spawn(self._forever(self._probe_all, self._settings.probe_interval_s))
@@ -86,6 +90,7 @@ class ProcessBackend:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._launcher.close()
+        await self._gpus.close()
         if self._nodes is not None:
             self._nodes.close()
         self._changed()
@@ -97,6 +102,7 @@ class ProcessBackend:
             version = "dev"
         notes = [
             *self._launcher.cgroups.notes,
+            *self._gpus.notes(),
             "constraints and readOnlyRootFilesystem are kept but have no effect: replicas are plain processes.",
         ]
         if not secret_mount.possible():
@@ -132,6 +138,7 @@ class ProcessBackend:
     async def delete(self, name: str, namespace: str) -> None:
         function = self._function(name, namespace)
         del self._functions[function.spec.key]
+        self._gpus.seats.forget(function.spec.key)
         self._changed()
         task = self._spawn(self._end(function))
         self._leaving.add(task)
@@ -190,7 +197,7 @@ class ProcessBackend:
     def _prepare(self, spec: FunctionSpec) -> Prepared:
         self._secrets.check(spec)
         folder = self._secrets.folder(spec)
-        prepared = prepare(spec, self._settings, folder, self._live_settings(spec))
+        prepared = prepare(spec, self._settings, folder, self._live_settings(spec), len(self._gpus.seats.gpus))
         self._secrets.mount(spec)
         return prepared
 

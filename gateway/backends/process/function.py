@@ -15,6 +15,8 @@ from pathlib import Path
 
 from gateway.backends.process.backoff import Backoff
 from gateway.backends.process.exchanges import Exchanges
+from gateway.backends.process.gpu_shares import GpuShares
+from gateway.backends.process.gpus import Gpu
 from gateway.backends.process.launcher import Ended, Launcher, Program
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.placement import PLACEMENT
@@ -39,6 +41,7 @@ class Record:
     order: int
     started_at_s: float
     node: str = ""
+    gpu: Gpu | None = None
     state: ReplicaState = "starting"
     slot: str = ""
     pid: int | None = None
@@ -68,6 +71,7 @@ class Context:
     launcher: Launcher
     starts: asyncio.Semaphore
     exchanges: Exchanges
+    gpus: GpuShares
     node_environment: Callable[[str], Mapping[str, str]]
     """What replicas on a node are told besides their function's environment."""
     start_seconds: list[float]
@@ -87,6 +91,8 @@ class ManagedFunction:
         lines: FunctionLog,
         context: Context,
     ) -> None:
+        """Raises ConflictError when its GPU shares do not fit."""
+        context.gpus.seats.reserve(spec.key, prepared.gpu_tenths, desired)
         self.spec = spec
         self.prepared = prepared
         self.desired = desired
@@ -113,23 +119,26 @@ class ManagedFunction:
         )
 
     def scale(self, desired: int) -> None:
-        """Set the wished number of replicas."""
+        """Set the wished number of replicas. Raises ConflictError when their GPU shares do not fit."""
         if desired != self.desired:
+            self._context.gpus.seats.reserve(self.spec.key, self.prepared.gpu_tenths, desired)
             self.desired = desired
             self._backoff.reset()
             self._context.changed()
         self.reconcile()
 
     def update(self, spec: FunctionSpec, prepared: Prepared) -> None:
-        """Live where possible, else a rolling update."""
-        ordered = self.spec.annotations.get(PLACEMENT)
-        before, self.spec, self.prepared = self.prepared, spec, prepared
-        self._backoff.reset()
+        """Live where possible, else a rolling update. Raises ConflictError when its GPU shares do not fit."""
+        ordered, desired = self.spec.annotations.get(PLACEMENT), self.desired
         if prepared.places is not None and spec.annotations.get(PLACEMENT, ordered) != ordered:
-            self.desired = sum(prepared.places.values())
-        if before.needs_new_processes(prepared):
+            desired = sum(prepared.places.values())
+        anew = self.prepared.needs_new_processes(prepared)
+        self._context.gpus.seats.reserve(spec.key, prepared.gpu_tenths, desired, anew=anew)
+        before, self.spec, self.prepared, self.desired = self.prepared, spec, prepared, desired
+        self._backoff.reset()
+        if anew:
             self.generation += 1
-            self.lines.say("", "image, environment, process or secrets changed: rolling update")
+            self.lines.say("", "image, environment, process, secrets or GPU share changed: rolling update")
         if before.max_inflight != prepared.max_inflight:
             self._write_live_settings()
             for record in self.replicas.values():
@@ -180,9 +189,27 @@ class ManagedFunction:
             return
         for node in step.nodes:
             record = Record(uuid.uuid4().hex[:12], self.generation, next(_orders), time.time(), node)
+            if self.prepared.gpu_tenths:
+                record.gpu = self._context.gpus.seats.hold(self.spec.key, record.id, self.reconcile)
+                if record.gpu is None:
+                    self._make_room()
+                    break
             self.replicas[record.id] = record
             self._context.spawn(self._start(record))
         self._context.changed()
+
+    def _make_room(self) -> None:
+        """No GPU has room for a new share beside the old ones: an old replica goes first, one at a time."""
+        if any(record.state != "ready" for record in self.replicas.values()):
+            return
+        old = min(
+            (record for record in self.replicas.values() if record.generation != self.generation),
+            key=lambda record: record.order,
+            default=None,
+        )
+        if old is not None:
+            self.lines.say(old.id, "ends before its successor starts: no GPU has room for both shares")
+            self._drain(old)
 
     def kill(self, record: Record, reason: str) -> None:
         """End a replica at once because something is wrong with it; it is replaced like a crashed one."""
@@ -213,9 +240,12 @@ class ManagedFunction:
         temporary.write_text(json.dumps({"max_inflight": self.prepared.max_inflight}))
         temporary.replace(self._live_settings)
 
-    def _program(self, node: str) -> Program:
+    def _program(self, record: Record) -> Program:
         program = self.prepared.program
-        return replace(program, environ={**program.environ, **self._context.node_environment(node)})
+        environ = {**program.environ, **self._context.node_environment(record.node)}
+        if record.gpu is not None:
+            environ |= self._context.gpus.environment(record.gpu, self.prepared.gpu_tenths)
+        return replace(program, environ=environ)
 
     async def _start(self, record: Record) -> None:
         """Launch one replica and wait until it is ready, has ended, or took too long."""
@@ -227,8 +257,10 @@ class ManagedFunction:
             began_s = self._loop.time()
             limits = self.prepared.limits
             try:
+                if record.gpu is not None:
+                    await self._context.gpus.ready()
                 record.slot, record.pid, record.address = await self._context.launcher.launch(
-                    self._program(record.node),
+                    self._program(record),
                     limits,
                     on_line=lambda text: self.lines.add(record.id, text),
                     on_ready=lambda: self._on_ready(record, began_s),
@@ -284,12 +316,14 @@ class ManagedFunction:
     def _gone(self, record: Record) -> None:
         self.replicas.pop(record.id, None)
         record.gone.set()
+        self._context.gpus.seats.gone(record.id)
         self._context.changed()
         self.reconcile()
 
     def _drain(self, record: Record) -> None:
         was_ready = record.state == "ready"
         record.state = "draining"
+        self._context.gpus.seats.drains(record.id)
         self._context.changed()
         if record.slot:
             self._context.spawn(self._end_replica(record, was_ready=was_ready))

@@ -175,9 +175,23 @@ def _preload(modules: list[str]) -> None:
             importlib.import_module(module)
         except Exception as error:
             raise SystemExit(f"the warm parent cannot import {module}: {type(error).__name__}: {error}") from error
+    if used := used_gpu("/proc/self/fd"):
+        raise SystemExit(
+            f"one of the modules {', '.join(modules)} uses a GPU ({used} is open) when it is imported; such a process "
+            "cannot be forked"
+        )
     gc.collect()
     gc.freeze()
     gc.disable()
+
+
+def used_gpu(descriptors: str) -> str:
+    """The first of NVIDIA's device files that is open, by the links in ``descriptors``; empty where none is."""
+    for name in os.listdir(descriptors):  # noqa: PTH208 (names only)
+        with contextlib.suppress(OSError):
+            if (target := os.readlink(f"{descriptors}/{name}")).startswith("/dev/nvidia"):  # noqa: PTH115
+                return target
+    return ""
 
 
 def main() -> None:

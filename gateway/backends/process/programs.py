@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gateway.backends.process.launcher import WATCHDOG_MODULE, Program
 from gateway.backends.process.placement import placement_of
-from gateway.backends.process.quantities import GPU_RESOURCES, Limits, duration_s, limits_of, whole_number
+from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, limits_of, whole_number
 from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import FunctionSpec, InvalidSpecError
 
@@ -32,12 +32,12 @@ class Prepared:
     secrets: frozenset[str]
     places: Mapping[str, int] | None
     """Proportions of replicas by node; None where no nodes are played."""
-    gpus: str
-    """GPU share asked for, as text; it is fixed when a process starts."""
+    gpu_tenths: int
+    """Share of a GPU, fixed when a process starts; 0 computes on the CPU."""
 
     def needs_new_processes(self, other: Prepared) -> bool:
         """Whether going from ``self`` to ``other`` takes new processes, not only limits and live settings."""
-        same = (self.secrets, self.gpus) == (other.secrets, other.gpus)
+        same = (self.secrets, self.gpu_tenths) == (other.secrets, other.gpu_tenths)
         return not same or _fixed(self.program) != _fixed(other.program)
 
 
@@ -45,8 +45,10 @@ def _fixed(program: Program) -> tuple[str, dict[str, str]]:
     return program.entry, {key: value for key, value in program.environ.items() if key not in _LIVE_KEYS}
 
 
-def prepare(spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_settings: Path) -> Prepared:
-    """Check a spec and work out what to run. Raises InvalidSpecError."""
+def prepare(
+    spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_settings: Path, gpus: int = 0
+) -> Prepared:
+    """Check a spec and work out what to run. ``gpus``: how many this machine shares. Raises InvalidSpecError."""
     entry = settings.images.get(image_name(spec.image))
     command = spec.env_process.strip() or spec.env_vars.get("fprocess", "").strip()
     if entry is None and not command:
@@ -75,12 +77,12 @@ def prepare(spec: FunctionSpec, settings: ProcessSettings, secrets: Path, live_s
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
     return Prepared(
         Program(entry, spec.name, environ, str(secrets) if spec.secrets else "", _group(spec, entry)),
-        limits_of(spec, gpus_of_machine(settings.proc_root)),
+        limits_of(spec, gpus),
         whole_number(spec.env_vars, "max_inflight", 0),
         write_timeout_s,
         frozenset(spec.secrets),
         placement_of(spec, settings.nodes),
-        ",".join(f"{name}={spec.limits[name]}" for name in GPU_RESOURCES if name in spec.limits),
+        gpu_tenths(spec),
     )
 
 
@@ -95,12 +97,6 @@ def image_name(image: str) -> str:
     name = image.partition("@")[0]
     head, slash, last = name.rpartition("/")
     return head + slash + last.partition(":")[0]
-
-
-def gpus_of_machine(proc: Path) -> int:
-    """Number of NVIDIA GPUs whose driver is loaded."""
-    folder = proc / "driver" / "nvidia" / "gpus"
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
 
 
 def _check_environment(spec: FunctionSpec) -> None:

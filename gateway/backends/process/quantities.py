@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from gateway.backends.process.gpus import TENTHS
 from gateway.contract import FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
 
@@ -22,7 +23,8 @@ _BINARY = {name: 1024**power for power, name in enumerate(("Ki", "Mi", "Gi", "Ti
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _LARGEST = Fraction(2**63 - 1)
 
-GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
+GPU = "nvidia.com/gpu"
+GPU_RESOURCES = (GPU, "amd.com/gpu", "intel.com/gpu")
 RESOURCES = ("memory", "cpu", *GPU_RESOURCES)
 
 
@@ -81,6 +83,11 @@ def limits_of(spec: FunctionSpec, gpus: int) -> Limits:
     )
 
 
+def gpu_tenths(spec: FunctionSpec) -> int:
+    """Tenths of a GPU that a replica of a checked spec gets; 0: it computes on the CPU."""
+    return int(parse_quantity(spec.limits.get(GPU, "0")))
+
+
 def whole_number(environment: Mapping[str, str], key: str, default: int) -> int:
     """A whole number of at least 0 from a function's environment. Raises InvalidSpecError."""
     text = environment.get(key, "").strip()
@@ -108,8 +115,11 @@ def _known(resource: str, where: str) -> None:
 def _check_gpus(values: Mapping[str, Fraction], gpus: int) -> None:
     for resource in GPU_RESOURCES:
         wanted = values.get(resource, Fraction(0))
-        if wanted < 0 or wanted.denominator != 1:
-            raise InvalidSpecError(f"limits.{resource} takes a whole number of GPUs")
-        available = gpus if resource == "nvidia.com/gpu" else 0
-        if wanted > available:
-            raise InvalidSpecError(f"limits.{resource} asks for {wanted}, but this machine has {available} such GPUs")
+        if wanted < 0 or wanted.denominator != 1 or wanted > TENTHS:
+            raise InvalidSpecError(f"limits.{resource} takes a whole number of tenths of one GPU, 0 to {TENTHS}")
+        available = gpus if resource == GPU else 0
+        if wanted and not available:
+            raise InvalidSpecError(
+                f"limits.{resource} asks for {wanted} tenths of a GPU, but this machine has 0 such GPUs that can be "
+                "shared; /system/info says more"
+            )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.process.programs import image_name
-from gateway.backends.process.quantities import Limits, duration_s, limits_of, parse_quantity, whole_number
+from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, limits_of, parse_quantity, whole_number
 from gateway.contract import FunctionSpec, InvalidSpecError
 
 UNITS = {"": "1", "n": "1e-9", "u": "1e-6", "m": "1e-3", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12"}
@@ -80,6 +80,8 @@ def test_a_limit_above_the_machine_is_allowed() -> None:
         ({"disk": "1"}, "not a resource"),
         ({"nvidia.com/gpu": "1"}, "this machine has 0"),
         ({"nvidia.com/gpu": "0.5"}, "whole number"),
+        ({"nvidia.com/gpu": "11"}, "0 to 10"),
+        ({"amd.com/gpu": "1"}, "this machine has 0"),
     ],
 )
 def test_impossible_limits_are_refused_with_a_reason(limits: dict[str, str], says: str) -> None:
@@ -87,9 +89,11 @@ def test_impossible_limits_are_refused_with_a_reason(limits: dict[str, str], say
         limits_of(FunctionSpec("f", "i", limits=limits), gpus=0)
 
 
-def test_gpus_of_the_machine_may_be_asked_for() -> None:
-    spec = FunctionSpec("f", "i", limits={"nvidia.com/gpu": "1"})
+def test_tenths_of_a_gpu_may_be_asked_for() -> None:
+    spec = FunctionSpec("f", "i", limits={"nvidia.com/gpu": "10"})
     assert limits_of(spec, gpus=1) == Limits()
+    assert gpu_tenths(spec) == 10
+    assert gpu_tenths(FunctionSpec("f", "i")) == 0
 
 
 def test_requests_are_checked_for_form() -> None:
