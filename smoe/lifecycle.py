@@ -35,14 +35,14 @@ class GatewaySettings:
     """Real cores per configured core, so that a cluster's configurations can be played on a small machine."""
     nodes: tuple[str, ...] = ()
     """Nodes played on this machine, each with a weights manager; the first is where functions start."""
-    networks: tuple[str, ...] = ()
-    """Network namespaces that nodes live in, ``NODE=ADDRESS@FILE``."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
     images: tuple[str, ...] = ()
     """Images besides the ones of this package, ``NAME=MODULE:FUNCTION``."""
     pipelines_dir: Path | None = None
     """Where functions find pipelines by name; default ``STATE/pipelines``."""
+    networks: tuple[str, ...] = ()
+    """Network namespaces that nodes live in, ``NODE=ADDRESS@FILE``."""
 
     @property
     def pipelines(self) -> Path:
