@@ -28,9 +28,10 @@ from rl.train.commands import changed, line_of
 from rl.train.lanes import Actions, Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
+from rl.train.steady import SteadyTeacher
 from rl.train.teacher import Teacher, TeacherSettings
 from rl.train.validation import Validator, holding
-from rl.train.warm_start import on_lattice
+from rl.train.warm_start import on_lattice, teacher_of
 
 
 def acting(path: Path) -> Decide:
@@ -45,14 +46,14 @@ def acting(path: Path) -> Decide:
 
 def teaching(settings: TeacherSettings) -> Decide:
     """The teacher of the warm start as a policy, each episode with its own."""
-    teachers: dict[int, tuple[Episode, Teacher]] = {}
+    teachers: dict[int, tuple[Episode, Teacher | SteadyTeacher]] = {}
 
     def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:
         plans = []
         for episode, state in zip(episodes, states, strict=True):
-            teacher = Teacher(episode.workload, episode.requests, settings)
-            teacher = teachers.setdefault(id(episode), (episode, teacher))[1]
-            plans.append(on_lattice(teacher.plan(episode.observation)[0], episode, state))
+            if id(episode) not in teachers:
+                teachers[id(episode)] = episode, teacher_of(episode, settings)
+            plans.append(on_lattice(teachers[id(episode)][1].plan(episode.observation)[0], episode, state))
         return plans
 
     return decide

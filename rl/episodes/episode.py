@@ -108,7 +108,7 @@ class Episode:
         self.encoder = Encoder(
             workload.topology, self.limits, workload.prices, workload.slo_s, calls or calls_of(workload)
         )
-        self.windows, self.played = windows, 0
+        self.windows, self.played, self.seed = windows, 0, seed
         self._simulation = Simulation(workload, requests, start, seed=seed)
         self._metrics, self._platform = SimulatedMetrics(self._simulation), SimulatedPlatform(self._simulation)
         self._limit_state = LimitState()

@@ -12,6 +12,7 @@ from rl.agent.contract import State
 from rl.agent.ddpg.moves import resources_by_price
 from rl.episodes import Episode
 from rl.train.lanes import Actions
+from rl.train.steady import SteadyTeacher
 from rl.train.teacher import PLANS, Teacher, TeacherSettings
 
 BOLDEST = 2.5
@@ -27,7 +28,7 @@ class Teachers:
 
     def __init__(self, episodes: list[Episode], settings: TeacherSettings, rng: np.random.Generator) -> None:
         self._rng = rng
-        self._teachers = {id(one): Teacher(one.workload, one.requests, settings) for one in episodes}
+        self._teachers = {id(one): teacher_of(one, settings) for one in episodes}
         self._boldness = {id(one): None if rng.random() < SCATTERED else rng.uniform(1, BOLDEST) for one in episodes}
 
     def plan(self, episode: Episode, state: State) -> tuple[Actions, Actions]:
@@ -45,6 +46,13 @@ class Teachers:
         found[..., 1] = efficient[place]
         found[..., 2] = np.minimum(self._rng.geometric(0.6, size=(len(found), 1)), counts) - 1
         return lattice.within(found, state.least_memory)
+
+
+def teacher_of(episode: Episode, settings: TeacherSettings) -> Teacher | SteadyTeacher:
+    """The one that knows the machine of the episode."""
+    if episode.workload.host is not None:
+        return SteadyTeacher(episode)
+    return Teacher(episode.workload, episode.requests, settings)
 
 
 def on_lattice(wishes: PLANS, episode: Episode, state: State) -> Actions:

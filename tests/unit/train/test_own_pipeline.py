@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rl.episodes import Clip, work_of
+from autoscaler.contract import Configuration
+from rl.episodes import Clip, episode_of, work_of
 from rl.train.commands import train
 from rl.train.errors import TrainingError
 from rl.train.kinds import OwnPipeline, reference_of
 from rl.train.rounds import Rounds
 from rl.train.settings import TrainingSettings
+from rl.train.steady import CONCURRENCY, TOLERATED
 from rl.train.validation import Validator
+from rl.train.warm_start import teacher_of
 from tests.unit.train.test_rounds import SETTINGS, agent
 
 NO_TRACES = Path(__file__).parent
@@ -106,3 +109,24 @@ def test_the_command_says_what_is_missing(options: list[str], says: str) -> None
     result = CliRunner().invoke(train, options)
     assert result.exit_code == 2
     assert says in " ".join(result.output.split())
+
+
+def test_on_a_shared_machine_the_teacher_plans_the_cheapest_that_serves_the_clip(minilm_pipeline: Path) -> None:
+    slow = OwnPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
+    workload = slow.workload(1)
+    clip = Clip(slow.name, "normal", 1, mean_rps=3.0, seconds=40.0, window_s=2.0, speed=30.0)
+    shares = []
+    for start in slow.workload(1).space.resources:
+        choice = Configuration(128, *start, 1, CONCURRENCY)
+        episode = episode_of(clip, start=workload.initial(choice), workload=workload, data=NO_TRACES, reference=1.0)
+        p95s = [episode.outcome.window.quantile_s(0.95)]
+        while episode.windows_left:
+            p95s.append(episode.step(episode.state().present).window.quantile_s(0.95))
+        judged = [p95_s for p95_s in p95s if p95_s is not None]
+        shares.append(sum(p95_s > workload.slo_s for p95_s in judged) / len(judged))
+    wanted = next(cores for cores, share in enumerate(shares, 1) if share <= min(shares) + TOLERATED)
+    teacher = teacher_of(episode, SETTINGS.teacher)
+    careful, bold = teacher.plan(episode.observation, 2.0)
+    assert {plan.cpu_cores for plan in careful.values()} == {wanted}
+    assert {plan.cpu_cores for plan in bold.values()} == {max(1, wanted - 2)}
+    assert shares[0] > shares[-1]  # or there was nothing to choose

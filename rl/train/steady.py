@@ -1,0 +1,58 @@
+"""The teacher on a shared machine: one configuration for all experts, the cheapest that serves a clip as it is played.
+
+The queueing model behind the other teacher (:mod:`rl.train.teacher`) gives every replica its cores to itself; it knows
+nothing of CPU quotas, which let a short call through at full speed and stop a long one, nor of what else runs on the
+machine. So here the simulator itself is asked, once for a clip: resources in order of price, and of those that break λ
+in hardly more windows than the best of them the cheapest. It knows the clip's own requests, which a policy in
+production does not; what an actor can clone of it is how much load asks for how much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from autoscaler.contract import Configuration, Observation
+from rl.episodes import Episode
+from rl.sim.simulation import Simulation
+from rl.train.teacher import PLANS
+
+CONCURRENCY = 4
+"""Of every expert: calls at once cost nothing here, and share what the quota leaves."""
+TOLERATED = 0.02
+"""Share of windows more than with the best resource that may be above λ."""
+QUANTILE = 0.95
+
+
+class SteadyTeacher:
+    """One episode's. :meth:`plan` as of :class:`rl.train.teacher.Teacher`."""
+
+    def __init__(self, episode: Episode) -> None:
+        self._workload = episode.workload
+        space = episode.workload.space
+        smallest = Configuration(min(space.memory_sizes_mb), *space.resources[0], space.replicas_min, CONCURRENCY)
+        self._choices = [replace(smallest, cpu_cores=cores, gpu_share=share) for cores, share in space.resources]
+        self._choices.sort(key=episode.workload.prices.unit_per_s)
+        over = np.array([violated(episode, choice) for choice in self._choices])
+        self._chosen = int((over <= over.min() + TOLERATED).argmax())
+
+    def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
+        """Function → configuration; and a cheaper one where ``boldness`` is above 1: a resource less for each 0.75."""
+        bold = max(0, self._chosen - int(np.ceil((boldness - 1) / 0.75)))
+        return self._named(self._choices[self._chosen]), self._named(self._choices[bold])
+
+    def _named(self, choice: Configuration) -> PLANS:
+        return {node.function: choice for node in self._workload.experts}
+
+
+def violated(episode: Episode, choice: Configuration) -> float:
+    """Share of the windows with answers whose P95 is above λ when every expert has ``choice`` from beginning to end."""
+    workload, over, judged = episode.workload, 0, 0
+    simulation = Simulation(workload, episode.requests, workload.initial(choice), seed=episode.seed)
+    for number in range(1, episode.windows + 1):
+        p95_s = simulation.advance(number * episode.window_s).quantile_s(QUANTILE)
+        if p95_s is not None:
+            judged += 1
+            over += p95_s > workload.slo_s
+    return over / max(1, judged)
