@@ -18,6 +18,8 @@ from moe.manifest import Manifest, Node
 from smoe import __version__
 
 MIB = 1024 * 1024
+GPU = "nvidia.com/gpu"
+GPU_PROFILE = "smoe-gpu"
 IMAGE = f"smoe/function:{__version__}"
 
 
@@ -29,6 +31,9 @@ class DeploymentSettings:
     max_functions: int = 0
     """Most functions the installation allows (OpenFaaS: 15, 500); 0 = no limit, one node a function."""
     cpu_cores: float = 1.0
+    gpu_tenths: int = 0
+    """Tenths of a GPU for each segment and expert, in place of CPU cores (a configuration has one or the other); 0:
+    none."""
     ingress_cpu_cores: float = 1.0
     expert_concurrency: int = 8
     segment_concurrency: int = 10
@@ -40,6 +45,8 @@ class DeploymentSettings:
     ingress_replicas: int = 1
     runtime_mib: int = 64
     """Private memory of a worker before it holds weights (measured: about 30 MiB after a fork)."""
+    gpu_runtime_mib: int = 2048
+    """The same with a CUDA context, whose libraries the worker has in memory; an assumption, not measured here."""
     peak_tokens: int = 8192
     """P of Eq. (2): most tokens in flight at once in one replica."""
     memory_share: float = 0.9
@@ -70,8 +77,9 @@ def function_deployments(manifest: Manifest, settings: DeploymentSettings | None
 
 def memory_limit_mib(weights_bytes: int, bytes_per_token: int, settings: DeploymentSettings) -> int:
     """Smallest lattice point ``128 + 64 n`` MiB that satisfies Eq. (2)."""
+    runtime_mib = settings.gpu_runtime_mib if settings.gpu_tenths else settings.runtime_mib
     need = (
-        settings.runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB
+        runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB
     ) / settings.memory_share
     return 128 + 64 * max(0, math.ceil((need - 128) / 64))
 
@@ -87,7 +95,7 @@ def render_stack(
             "skip_build": True,
             "environment": deployment["envVars"],
             "labels": deployment["labels"],
-            "annotations": deployment["annotations"],
+            "annotations": {**deployment["annotations"], **_gpu_profile(deployment)},
             "limits": deployment["limits"],
             "requests": deployment["requests"],
         }
@@ -100,7 +108,17 @@ def render_stack(
         f"# Pipeline {manifest.name}: {len(functions)} functions. Rendered by `smoe stack`; do not edit by hand.\n"
         "# Deploy: faas-cli deploy -f stack.yml\n"
     )
+    if any(GPU in function["limits"] for function in functions.values()):
+        head += (
+            f"# faas-cli passes limits of memory and CPU on, not {GPU}: on OpenFaaS the Profile {GPU_PROFILE} and the\n"
+            "# controller set GPU shares; for this project's gateway use `smoe deploy`.\n"
+        )
     return head + yaml.safe_dump(stack, sort_keys=False, width=110)
+
+
+def _gpu_profile(deployment: Mapping[str, Any]) -> dict[str, str]:
+    """The annotation by which OpenFaaS gives a function GPU nodes (deploy/openfaas/gpu-profile.yaml)."""
+    return {"com.openfaas.profile": GPU_PROFILE} if GPU in deployment["limits"] else {}
 
 
 def _base(
@@ -115,8 +133,12 @@ def _base(
     }
     if settings.max_functions:
         environment["smoe_max_functions"] = str(settings.max_functions)
-    cores = settings.ingress_cpu_cores if nodes == "ingress" else settings.cpu_cores
-    resources = {"memory": f"{memory_mib}Mi", "cpu": f"{round(cores * 1000)}m"}
+    resources = {"memory": f"{memory_mib}Mi"}
+    if settings.gpu_tenths and nodes != "ingress":
+        resources[GPU] = str(settings.gpu_tenths)
+    else:
+        cores = settings.ingress_cpu_cores if nodes == "ingress" else settings.cpu_cores
+        resources["cpu"] = f"{round(cores * 1000)}m"
     return {
         "service": name,
         "image": settings.image,

@@ -87,16 +87,12 @@ def gpu_name() -> str:
 
 
 def require_gpu(name: str) -> None:
-    """Raises ProfileError where GPU shares were asked for and no GPU is there."""
+    """Raises ProfileError where GPU shares were asked for and there is no GPU, of this ``name``."""
     if not name:
         raise ProfileError(
             "GPU shares were asked for, but this machine has no NVIDIA GPU (nvidia-smi names none): shares under MPS "
             "can only be measured on a GPU. Leave --gpu-shares out to profile the CPU"
         )
-    raise ProfileError(
-        f"GPU shares were asked for and {name} is here, but the process backend starts its replicas without MPS and "
-        "computes on the CPU: a measurement would not be of the GPU. Leave --gpu-shares out to profile the CPU"
-    )
 
 
 def versions() -> Mapping[str, str]:

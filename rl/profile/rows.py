@@ -67,6 +67,10 @@ class Row:
     memory_bytes: int | None = None
     load1: float = 0.0
     """Load average of the last minute, when it was measured."""
+    gpu_share: float = 0.0
+    """Part of a GPU under MPS; 0 on the CPU (families gpu_…, ``rl.profile.gpu``)."""
+    beside_share: float = 0.0
+    """Part of the same GPU on which a neighbour computed meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,11 @@ SCHEMA = pa.schema(
         ("batch_calls", pa.float64()),
         ("node_calls", pa.float64()),
         ("memory_bytes", pa.int64()),
-        ("load1", pa.float64()),
+        *((name, pa.float64()) for name in ("load1", "gpu_share", "beside_share")),
     ]
 )
 """Arrow types of the columns, in the order of :class:`Row`."""
 
 COLUMNS = tuple(entry.name for entry in fields(Row))
+LATER = frozenset(("gpu_share", "beside_share"))
+"""Columns that profiles of the same version may lack: they were measured without a GPU."""

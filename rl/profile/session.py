@@ -15,6 +15,7 @@ import uvloop
 
 from autoscaler.topology import load_topology
 from moe.manifest import Manifest
+from rl.profile.gpu import GpuSettings, measure_gpu
 from rl.profile.machine import this_machine, versions
 from rl.profile.passes import measure_passes
 from rl.profile.plan import Plan, Point, ProfileSettings, check, node_classes
@@ -50,11 +51,12 @@ def measure_profile(
     settings: ProfileSettings,
     notes: Sequence[str],
     progress: Progress,
+    gpu: GpuSettings | None = None,
 ) -> Profile:
     """Measure the pipeline in ``folder`` through ``gateway``.
 
-    ``deployments``: by node id (and ``ingress``), what to deploy; ``notes``: what the platform says it cannot do.
-    Raises ProfileError.
+    ``deployments``: by node id (and ``ingress``), what to deploy; ``notes``: what the platform says it cannot do;
+    ``gpu``: GPU shares to measure too. Raises ProfileError.
     """
     check(settings)
     begun, load = _now(), os.getloadavg()
@@ -71,6 +73,9 @@ def measure_profile(
         finally:
             bench.close()
         rows += measure_passes(gateway, manifest, deployments, settings, runner, progress.step)
+        if gpu is not None:
+            nodes = [entry.node for entry in classes]
+            rows += measure_gpu(gateway, manifest, deployments, nodes, gpu, runner, progress.step)
     metadata = Metadata(
         pipeline=manifest.name,
         manifest_sha256=load_topology(folder).manifest_sha256,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.machine import Machine
-from rl.profile.rows import COLUMNS, SCHEMA, Row
+from rl.profile.rows import COLUMNS, LATER, SCHEMA, Row
 
 VERSION = 1
 _KEY = b"smoe.profile"
@@ -91,10 +91,10 @@ def load(path: Path) -> Profile:
     if document is None:
         raise ProfileError(f"{path} is a parquet file without the metadata of a profile ({_KEY.decode()})")
     metadata = _metadata(json.loads(document), path)
-    missing = sorted(set(COLUMNS) - set(table.column_names))
+    missing = sorted(set(COLUMNS) - LATER - set(table.column_names))
     if missing:
         raise ProfileError(f"{path} has no column {missing[0]!r}; it is not a profile of version {VERSION}")
-    rows = table.select(list(COLUMNS)).to_pylist()
+    rows = table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
     for row in rows:
         row["quantiles_s"] = None if row["quantiles_s"] is None else tuple(row["quantiles_s"])
     return Profile(metadata, tuple(Row(**row) for row in rows))

@@ -68,11 +68,12 @@ class Gateway(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """What is set on a function: configured cores, memory limit in MiB, calls at once."""
+    """What is set on a function: configured cores or tenths of a GPU, memory limit in MiB, calls at once."""
 
     cpu_cores: float
     memory_mib: int
     concurrency: int
+    gpu_tenths: int = 0
 
 
 class Function:
@@ -145,7 +146,11 @@ class Function:
 
     def _put(self) -> None:
         setting = self.setting
-        limits = {"cpu": f"{max(1, round(setting.cpu_cores * 1e6))}u", "memory": f"{setting.memory_mib}Mi"}
+        limits = {"memory": f"{setting.memory_mib}Mi"}
+        if setting.gpu_tenths:
+            limits["nvidia.com/gpu"] = str(setting.gpu_tenths)
+        else:
+            limits["cpu"] = f"{max(1, round(setting.cpu_cores * 1e6))}u"
         self._deployment["limits"] = limits
         self._deployment["requests"] = {}
         self._deployment["envVars"]["max_inflight"] = str(setting.concurrency)

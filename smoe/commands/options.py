@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,21 @@ def connect(state: Path, gateway_url: str | None, password_file: Path | None) ->
     return GatewayClient(gateway_url or read_gateway_address(state), password=password)
 
 
+class Tenths(click.ParamType[int]):
+    """A share of a GPU, given in tenths."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            tenths = 10 * Decimal(value)
+        except ArithmeticError:
+            tenths = Decimal(-1)
+        if tenths not in range(11):
+            self.fail(f"{value!r} is not a share of a GPU in tenths: 0.1, 0.2 … 1, or 0 for none", param, ctx)
+        return int(tenths)
+
+
 def deployment_options(command: Command) -> Command:
     """Options that make up :class:`DeploymentSettings`."""
     defaults = DeploymentSettings()
@@ -59,6 +75,13 @@ def deployment_options(command: Command) -> Command:
                 default=defaults.cpu_cores,
                 show_default=True,
                 help="CPU limit of each function in cores.",
+            ),
+            click.option(
+                "--gpu-share",
+                "gpu_tenths",
+                type=Tenths(),
+                default="0",
+                help="Share of a GPU of each segment and expert in place of CPU cores: 0.1, 0.2 … 1. [default: none]",
             ),
             click.option(
                 "--expert-concurrency",

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from rl.profile.errors import ProfileError
+from rl.profile.gpu import GpuSettings, check_shares
 from rl.profile.machine import gpu_name, require_gpu
 from rl.profile.plan import QUICK, ProfileSettings
 from rl.profile.report import closing_rows, conclude
@@ -96,13 +97,16 @@ def profile(
 
     A gateway of its own is started for it, on a temporary state folder; pipelines are those of --state.
     """
+    gpu = None
     if gpu_shares:
         require_gpu(gpu_name())
+        check_shares(gpu_shares)
+        gpu = GpuSettings(shares=gpu_shares, seed=options["seed"])
     settings = _settings(quick, options)
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
-        found = _measure(pipeline, state, Path(work), settings, console)
+        found = _measure(pipeline, state, Path(work), settings, gpu, console)
     save(found, out)  # what was measured is safe whatever the fit makes of it
     concluded = conclude(found, out.with_suffix(".png"))
     save(concluded, out)
@@ -124,7 +128,9 @@ def _settings(quick: bool, options: dict[str, Any]) -> ProfileSettings:
     return replace(base, cpu_scale=options["cpu_scale"], seed=options["seed"], **given)
 
 
-def _measure(pipeline: str, state: Path, work: Path, settings: ProfileSettings, console: Console) -> Profile:
+def _measure(
+    pipeline: str, state: Path, work: Path, settings: ProfileSettings, gpu: GpuSettings | None, console: Console
+) -> Profile:
     gateway = lifecycle.GatewaySettings(
         work, port=0, metrics_port=0, cpu_scale=settings.cpu_scale, pipelines_dir=state / "pipelines"
     )
@@ -139,7 +145,7 @@ def _measure(pipeline: str, state: Path, work: Path, settings: ProfileSettings, 
         deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest, deployment)}
         with _Bar(console) as bar:
             return measure_profile(
-                ProfileGateway(client, read_password(work)), folder, manifest, deployments, settings, notes, bar
+                ProfileGateway(client, read_password(work)), folder, manifest, deployments, settings, notes, bar, gpu
             )
     finally:
         lifecycle.stop_process(process)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from moe.manifest import Manifest, load
+from smoe.commands.options import Tenths
 from smoe.deployment import DeploymentSettings, function_deployments, memory_limit_mib, render_stack
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,3 +52,32 @@ def test_the_stack_file_holds_what_faas_cli_needs(manifest: Manifest) -> None:
     for function in stack["functions"].values():
         assert function["image"] and set(function["limits"]) == {"memory", "cpu"}
         assert all(isinstance(value, str) for value in function["labels"].values())
+
+
+def test_a_gpu_share_takes_the_place_of_cores_in_segments_and_experts(manifest: Manifest) -> None:
+    ingress, *workers = function_deployments(manifest, DeploymentSettings(gpu_tenths=3))
+    assert set(ingress["limits"]) == {"memory", "cpu"}
+    for worker in workers:
+        assert set(worker["limits"]) == {"memory", "nvidia.com/gpu"}
+        assert worker["limits"]["nvidia.com/gpu"] == "3"
+        assert int(worker["limits"]["memory"].removesuffix("Mi")) > 2048
+
+
+def test_a_stack_file_with_gpu_shares_names_the_profile_because_faas_cli_drops_the_limit(manifest: Manifest) -> None:
+    text = render_stack(manifest, DeploymentSettings(gpu_tenths=1))
+    functions = yaml.safe_load(text)["functions"]
+    profiles = {name: function["annotations"].get("com.openfaas.profile") for name, function in functions.items()}
+    assert profiles.pop("minilm") is None
+    assert set(profiles.values()) == {"smoe-gpu"}
+    assert "# faas-cli passes limits of memory and CPU on" in text
+
+
+@pytest.mark.parametrize(("text", "tenths"), [("0.1", 1), ("1", 10), ("0", 0), (".30", 3)])
+def test_shares_are_given_in_tenths(text: str, tenths: int) -> None:
+    assert Tenths().convert(text, None, None) == tenths
+
+
+@pytest.mark.parametrize("text", ["0.15", "1.1", "-0.1", "much", "nan", "1e999999999", ""])
+def test_other_shares_are_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"not a share of a GPU in tenths"):
+        Tenths().convert(text, None, None)

@@ -8,6 +8,7 @@ from typing import get_args
 import click
 import pytest
 
+from rl.profile.gpu import FAMILIES
 from rl.profile.plan import Family
 from rl.profile.rows import COLUMNS
 from rl.profile.transitions import KINDS
@@ -17,7 +18,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "profiles.md").read_text()
 OPTIONS = [option.opts[0] for option in profile.params if isinstance(option, click.Option)]
 
 
-@pytest.mark.parametrize("name", [*COLUMNS, *get_args(Family), *KINDS, "pass"])
+@pytest.mark.parametrize("name", [*COLUMNS, *get_args(Family), *KINDS, *FAMILIES, "pass"])
 def test_columns_and_families_are_described(name: str) -> None:
     assert f"`{name}`" in PAGE
 

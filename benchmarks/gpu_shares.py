@@ -1,0 +1,158 @@
+"""GPU shares under MPS: ``python -m benchmarks.gpu_shares``. Needs an NVIDIA GPU; without one it says so and exits 2.
+
+For the default pipeline and one of BERT-base's size (preset bert-4, seeded weights), through a gateway of its own, for
+one node of each kind: latency against share (.1 … 1), what a neighbour on the same GPU costs, and the seconds of
+exchanging a worker for one with another share (``rl.profile.gpu``). The rows go to ``--out`` as parquet; the last line
+is one JSON object: by pipeline, milliseconds at the median of one call always in flight by share, the ratio to the
+same calls without a neighbour, and seconds of an exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from gateway.backends.process.gpu_shares import find_gpus
+from moe.manifest import Manifest
+from rl.profile.gpu import GpuSettings, check_shares, measure_gpu
+from rl.profile.machine import this_machine, versions
+from rl.profile.plan import node_classes
+from rl.profile.rows import COLUMNS, SCHEMA, Row
+from smoe import lifecycle
+from smoe.commands.profile_gateway import ProfileGateway
+from smoe.deployment import function_deployments
+from smoe.gateway_client import GatewayClient
+from smoe.pipelines import ensure_pipeline
+from smoe.state import read_password
+
+PIPELINES = ("minilm", "bert-4")
+WITHOUT_GPU = 2
+"""Exit code where there is nothing to measure on."""
+
+
+def nodes_of(manifest: Manifest) -> list[str]:
+    """The first segment that is not the first or last of the pipeline, and the first expert: one of each kind."""
+    names = [entry.node for entry in node_classes(manifest)]
+    inner = [name for name in names if name.startswith("segment") and name != "segment-0"]
+    return [inner[0], next(name for name in names if name.startswith("expert"))]
+
+
+def measured(pipeline: str, work: Path, settings: GpuSettings, console: Console) -> list[Row]:
+    """Every row of one pipeline. Raises ProfileError, SmoeError."""
+    gateway = lifecycle.GatewaySettings(work / pipeline, port=0, metrics_port=0, pipelines_dir=work / "pipelines")
+    _, manifest = ensure_pipeline(pipeline, gateway.pipelines)
+    process = lifecycle.start_gateway(gateway, detach=False)
+    try:
+        client = ProfileGateway(GatewayClient.from_state(gateway.state), read_password(gateway.state))
+        deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest)}
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, console.status(pipeline) as status:
+            return measure_gpu(
+                client,
+                manifest,
+                deployments,
+                nodes_of(manifest),
+                settings,
+                runner,
+                lambda what, seconds: status.update(f"{pipeline}: {what}"),
+            )
+    finally:
+        lifecycle.stop_process(process)
+
+
+def summary(rows: Sequence[Row], tokens: int) -> dict[str, Any]:
+    """Numbers of one pipeline by node, of calls with ``tokens`` tokens. Medians; ratios of medians.
+
+    ``busy_ms``: by share; ``beside``: by own and the neighbour's share, how many times longer a call takes than without
+    the neighbour; ``exchange_s``: over all changes of share.
+    """
+    found: dict[str, Any] = {}
+    for node in dict.fromkeys(row.node for row in rows):
+        own = [row for row in rows if row.node == node]
+        busy = {
+            row.gpu_share: row.p50_s
+            for row in own
+            if row.family == "gpu_busy" and (row.tokens, row.concurrency) == (tokens, 1) and row.p50_s
+        }
+        beside = {
+            f"{row.gpu_share:g}+{row.beside_share:g}": round(row.p50_s / busy[row.gpu_share], 3)
+            for row in own
+            if row.family == "gpu_beside" and row.p50_s and row.gpu_share in busy
+        }
+        exchanges = [row.p50_s for row in own if row.family == "gpu_exchange" and row.p50_s]
+        found[node] = {
+            "busy_ms": {f"{share:g}": round(1000 * seconds, 3) for share, seconds in busy.items()},
+            "beside": beside,
+            "exchange_s": round(median(exchanges), 3) if exchanges else None,
+        }
+    return found
+
+
+def show(pipeline: str, numbers: dict[str, Any], console: Console) -> None:
+    """A table for people."""
+    table = Table("node", "what", "value", title=f"GPU shares: {pipeline}")
+    for node, values in numbers.items():
+        for share, ms in values["busy_ms"].items():
+            table.add_row(node, f"call with {share} of the GPU", f"{ms:g} ms")
+        for pair, ratio in values["beside"].items():
+            own, _, other = pair.partition("+")
+            table.add_row(node, f"{own} beside a busy neighbour with {other}", f"{ratio:g} times as long")
+        if values["exchange_s"] is not None:
+            table.add_row(node, "exchange of a worker for another share", f"{values['exchange_s']:g} s")
+    console.print(table)
+
+
+def save(rows: Sequence[tuple[str, Row]], path: Path) -> None:
+    """Every row with its pipeline, and the machine in the file's metadata."""
+    columns = {"pipeline": [pipeline for pipeline, _ in rows]}
+    columns |= {name: [getattr(row, name) for _, row in rows] for name in COLUMNS}
+    facts = json.dumps({"machine": this_machine().to_json(), "versions": dict(versions())}).encode()
+    schema = pa.schema([("pipeline", pa.string()), *SCHEMA]).with_metadata({b"smoe.gpu_shares": facts})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns, schema=schema), path, compression="zstd")
+
+
+@click.command()
+@click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True, help="Name or preset.")
+@click.option("--share", "shares", multiple=True, type=float, help="Shares to measure. [default: 0.1, 0.2 … 1]")
+@click.option("--seconds", type=click.FloatRange(0.05, 60), default=1.0, show_default=True, help="Load on each point.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Parquet file of all rows.")
+def main(pipelines: tuple[str, ...], shares: tuple[float, ...], seconds: float, out: Path | None) -> None:
+    """Measure GPU shares on this machine."""
+    check_shares(shares)
+    found = find_gpus()
+    if not found.gpus:
+        reasons = " ".join(found.notes) or "NVML finds no NVIDIA GPU on this machine."
+        print(f"GPU shares can only be measured on a GPU: {reasons}", file=sys.stderr)
+        raise SystemExit(WITHOUT_GPU)
+    settings = GpuSettings(seconds_per_point=seconds)
+    if shares:
+        settings = GpuSettings(shares=tuple(sorted(set(shares))), seconds_per_point=seconds)
+    console = Console(stderr=True)
+    rows: list[tuple[str, Row]] = []
+    result: dict[str, Any] = {"gpu": found.gpus[0].name, "tokens": settings.beside_tokens, "pipelines": {}}
+    with tempfile.TemporaryDirectory(prefix="smoe-gpu-") as work:
+        for pipeline in pipelines:
+            own = measured(pipeline, Path(work), settings, console)
+            rows += [(pipeline, row) for row in own]
+            result["pipelines"][pipeline] = summary(own, settings.beside_tokens)
+            show(pipeline, result["pipelines"][pipeline], console)
+            if out is not None:
+                save(rows, out)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
