@@ -1,8 +1,8 @@
 """A node of a pipeline as a program: tensors in, tensors out.
 
 ``load_node`` maps the node's safetensors file (copy-on-write and never written, so all replicas on a machine
-share its pages) and builds the family's function over it. Programs are pure and may be called from several
-threads.
+share its pages) and builds the family's function over it; with a device the weights are copied there. Programs
+are pure and may be called from several threads.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from torch import Tensor
 from moe.errors import ManifestError, ProgramInputError
 from moe.families import bert, bert2bert, gpt2, rope
 from moe.families.experts import GatedFfn, PlainFfn
+from moe.families.packing import HOST
 from moe.families.segment import Segment
 from moe.families.weights import Weights
 from moe.inputs import InputRules, rules_of
 from moe.manifest import Manifest, Node
 
-__all__ = ["DTYPES", "NodeProgram", "ProgramInputError", "Splits", "load_node"]
+__all__ = ["DTYPES", "HOST", "READ_ON_HOST", "NodeProgram", "ProgramInputError", "Splits", "load_node"]
 
 Tensors = dict[str, Tensor]
 Function = Segment | PlainFfn | GatedFfn
@@ -43,6 +44,8 @@ FAMILIES = {
 }
 PER_TEXT = ("lengths", "memory_lengths", "embedding")
 PER_MEMORY_TOKEN = ("memory",)
+READ_ON_HOST = frozenset(("lengths", "memory_lengths"))
+"""Inputs that programs read as numbers: they stay on the host whatever the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,18 @@ class Splits:
 
 
 class NodeProgram:
-    """One node, ready to run. ``weights_bytes`` is what it maps, ``id`` the node's id."""
+    """One node, ready to run. ``weights_bytes`` is what it maps, ``id`` the node's id.
 
-    def __init__(self, node: Node, function: Function, rules: InputRules, nbytes: int) -> None:
+    Its weights are on ``device``; inputs lie there but for ``READ_ON_HOST``, and so do replies.
+    """
+
+    def __init__(
+        self, node: Node, function: Function, rules: InputRules, nbytes: int, device: torch.device = HOST
+    ) -> None:
         self.node = node
         self.id = node.id
         self.weights_bytes = nbytes
+        self.device = device
         self.rules = rules
         self._function = function
         self._run: Callable[[Mapping[str, Tensor], bool], Tensors]
@@ -94,15 +103,19 @@ class NodeProgram:
         """Several calls as one: every tensor concatenated along its first axis. ``calls`` must have been
         checked.
         """
-        splits = Splits(
-            tuple(_tokens(call) for call in calls),
-            tuple(call["lengths"].shape[0] if "lengths" in call else 0 for call in calls),
-            tuple(_memory(call) for call in calls),
-        )
+        splits = self.splits(calls)
         if len(calls) == 1:
             return dict(calls[0]), splits
         with torch.inference_mode():
             return {name: torch.cat([call[name] for call in calls]) for name in calls[0]}, splits
+
+    def splits(self, calls: Sequence[Mapping[str, Tensor]]) -> Splits:
+        """What belongs to each of ``calls`` once they are one."""
+        return Splits(
+            tuple(_tokens(call) for call in calls),
+            tuple(call["lengths"].shape[0] if "lengths" in call else 0 for call in calls),
+            tuple(_memory(call) for call in calls),
+        )
 
     def split(self, reply: Mapping[str, Tensor], splits: Splits) -> list[Tensors]:
         """Undo ``coalesce`` on the reply; the parts are views."""
@@ -134,14 +147,16 @@ def _memory(call: Mapping[str, Tensor]) -> int:
     return call["hidden"].shape[0] if "token_ids" in call and "hidden" in call else 0
 
 
-def load_node(directory: str | Path, manifest: Manifest, node_id: str) -> NodeProgram:
-    """Map a node's weights and build its program.
+def load_node(directory: str | Path, manifest: Manifest, node_id: str, device: torch.device = HOST) -> NodeProgram:
+    """Map a node's weights and build its program; on another device than the host they are copied there.
 
-    Raises KeyError for an unknown node, ManifestError when the file does not hold what the manifest promises.
+    Raises KeyError for an unknown node, ManifestError when the file does not hold what the manifest promises, and what
+    the device raises.
     """
     node = manifest.node(node_id)
     path = Path(directory) / node.weights.file
-    weights = Weights(read_mapped(path, node.weights.prefix), str(path))
+    mapped = read_mapped(path, node.weights.prefix)
+    weights = Weights(mapped if device == HOST else _copied(mapped, device), str(path))
     dtype = DTYPES[manifest.dtype]
     for name, tensor in weights.tensors.items():
         if tensor.dtype != dtype:
@@ -160,7 +175,11 @@ def load_node(directory: str | Path, manifest: Manifest, node_id: str) -> NodePr
     else:
         function = family.expert(weights, manifest.architecture, node.layer)
     weights.finish()
-    return NodeProgram(node, function, rules_of(manifest, node, dtype), nbytes)
+    return NodeProgram(node, function, rules_of(manifest, node, dtype), nbytes, device)
+
+
+def _copied(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _check_router(segment: Segment, manifest: Manifest, node: Node, path: Path) -> None:

@@ -4,18 +4,23 @@ Small batches are computed on the event loop: while one computes, further calls 
 the loop reads all of them and they become the next batch, so coalescing needs no timer and adds no wait. A hand-over to
 a thread costs about 0.1 ms, as much as a small expert's whole computation. Batches expected to take longer than
 ``INLINE_S``, by the node's own recent speed, go to the one computing thread, so health checks are answered meanwhile.
+
+Batches for a GPU always go to that thread, under the device's deadline: a GPU can hang. Once it is lost, everything is
+answered 503 at once and ``on_lost`` is told.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,6 +28,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from torch import Tensor
 
 from functions.shared import wire
+from functions.shared.device import CHECK_S, Device, DeviceLostError, HostDevice
 from functions.shared.messages import ALL_LOGITS, Reply, Request, error_reply
 from functions.shared.speed import Speed
 from moe.errors import ProgramInputError
@@ -58,8 +64,19 @@ class _Node:
 class NodeHost:
     """Serves one node at ``/``, or several at ``/stage/NODEID``. One computation at a time."""
 
-    def __init__(self, programs: Mapping[str, NodeProgram], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        programs: Mapping[str, NodeProgram],
+        loop: asyncio.AbstractEventLoop,
+        device: Device | None = None,
+        on_lost: Callable[[str], object] = log.critical,
+    ) -> None:
+        """``device``: where the programs' weights are, by default the host; ``on_lost``: told once, with the reason."""
         self._loop = loop
+        self._device = device or HostDevice()
+        self._on_lost = on_lost
+        self._lost = ""
+        self._idle_check: asyncio.TimerHandle | None = None
         self._nodes = {node_id: _Node(program) for node_id, program in programs.items()}
         self._only = next(iter(programs)) if len(programs) == 1 else None
         self._turns: deque[str] = deque(programs)
@@ -70,9 +87,14 @@ class NodeHost:
         self._batched_calls = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        if self._device.in_thread:
+            self._idle_check = loop.call_later(CHECK_S, self._check_when_idle)
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         """Check the call and queue it for the next batch of its node."""
+        if self._lost:
+            answer(_unavailable(self._lost))
+            return
         node_id = self._node_of(request.path)
         if node_id is None:
             known = ", ".join(f"/stage/{name}" for name in list(self._nodes)[:6])
@@ -116,6 +138,8 @@ class NodeHost:
 
     def close(self) -> None:
         """End the computing thread, if there is one."""
+        if self._idle_check is not None:
+            self._idle_check.cancel()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -165,44 +189,115 @@ class NodeHost:
         self._batches[bisect_left(BATCH_BUCKETS, len(batch))] += 1
         self._batched_calls += len(batch)
         tokens = sum(call.tokens for call in batch)
-        if node.speed.expected_s(tokens) <= INLINE_S:
-            self._finish(node, batch, tokens, *_compute(node.program, batch))
+        if not self._device.in_thread and node.speed.expected_s(tokens) <= INLINE_S:
+            self._finish(node, batch, tokens, _compute(self._device, node.program, batch))
             return
+        self._in_thread(
+            partial(_compute, self._device, node.program, batch),
+            partial(self._finish, node, batch, tokens),
+            lambda reason: [_unavailable(reason)] * len(batch),
+        )
+
+    def _in_thread(
+        self,
+        work: Callable[[], _Computed],
+        then: Callable[[_Computed], None],
+        given_up: Callable[[str], list[Reply]],
+    ) -> None:
+        """``work`` in the computing thread, ``then`` on the loop. A device that does not come back counts as lost:
+        ``given_up`` makes replies of the reason, and what ``work`` finds later goes nowhere.
+        """
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        future = self._thread.submit(_compute, node.program, batch)
+        limit_s = self._device.deadline_s
+        reason = f"the device did not finish within {limit_s:g} s"
+        watch: asyncio.TimerHandle | None = None
+        if math.isfinite(limit_s):
+            watch = self._loop.call_later(limit_s, lambda: then(_Computed(given_up(reason), limit_s, reason)))
 
-        def done(done_future: Future[tuple[list[Reply], float]]) -> None:
-            if not done_future.cancelled():
-                self._loop.call_soon_threadsafe(self._finish, node, batch, tokens, *done_future.result())
+        def on_loop(found: _Computed) -> None:
+            if watch is not None:
+                watch.cancel()
+            if not self._lost:
+                then(found)
 
-        future.add_done_callback(done)
+        def done(future: Future[_Computed]) -> None:
+            if not future.cancelled():
+                self._loop.call_soon_threadsafe(on_loop, future.result())
 
-    def _finish(self, node: _Node, batch: list[_Call], tokens: int, replies: list[Reply], spent_s: float) -> None:
-        node.speed.observe(tokens, spent_s)
-        for call, reply in zip(batch, replies, strict=True):
+        self._thread.submit(work).add_done_callback(done)
+
+    def _finish(self, node: _Node, batch: list[_Call], tokens: int, found: _Computed) -> None:
+        node.speed.observe(tokens, found.spent_s)
+        for call, reply in zip(batch, found.replies, strict=True):
             self._count(node.program.id, reply.status)
             call.answer(reply)
+        self._go_on(found.lost)
+
+    def _go_on(self, lost: str) -> None:
+        """The device is free again, or ``lost`` says why it never will be."""
+        if lost:
+            self._lose(lost)
+            return
         self._scheduled = False
-        if any(other.waiting for other in self._nodes.values()):
+        if any(node.waiting for node in self._nodes.values()):
             self._schedule()
 
+    def _lose(self, reason: str) -> None:
+        """The device is gone: nobody waits any longer, and whoever runs this process is told."""
+        self._lost = reason
+        for node_id, node in self._nodes.items():
+            while node.waiting:
+                self._count(node_id, 503)
+                node.waiting.popleft().answer(_unavailable(reason))
+        self._on_lost(reason)
 
-def _compute(program: NodeProgram, batch: Sequence[_Call]) -> tuple[list[Reply], float]:
-    """One reply for each call, and the seconds it took. Never raises: a call that fails gets its own 500."""
+    def _check_when_idle(self) -> None:
+        """Look after the device now and then while nothing is computed on it."""
+        self._idle_check = self._loop.call_later(CHECK_S, self._check_when_idle)
+        if not self._scheduled:
+            self._scheduled = True
+            self._in_thread(partial(_check, self._device), lambda found: self._go_on(found.lost), lambda _reason: [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What came of a batch: one reply for each call, the seconds it took, and why the device is lost, if it is."""
+
+    replies: list[Reply]
+    spent_s: float
+    lost: str = ""
+
+
+def _compute(device: Device, program: NodeProgram, batch: Sequence[_Call]) -> _Computed:
+    """Never raises: a call that fails gets its own 500; a lost device is everybody's 503."""
     begun_s = time.perf_counter()
+    lost = ""
     try:
-        if len(batch) == 1:
-            parts = [program.run(batch[0].tensors, all_logits=batch[0].all_logits, checked=True)]
-        else:
-            tensors, splits = program.coalesce([call.tensors for call in batch])
-            parts = program.split(program.run(tensors, all_logits=batch[0].all_logits, checked=True), splits)
+        parts = device.run(program, [call.tensors for call in batch], batch[0].all_logits)
         replies = [Reply(200, wire.encode(part), wire.CONTENT_TYPE) for part in parts]
+    except DeviceLostError as error:
+        lost = str(error)
+        replies = [_unavailable(lost)] * len(batch)
     except Exception:
         log.exception("%s failed on a batch of %d calls", program.id, len(batch))
         if len(batch) > 1:
-            replies = [_compute(program, [call])[0][0] for call in batch]
+            alone = [_compute(device, program, [call]) for call in batch]
+            replies = [found.replies[0] for found in alone]
+            lost = next((found.lost for found in alone if found.lost), "")
         else:
             message = f"{program.id} failed; its log says why"
             replies = [error_reply(500, "internal", message, platform=True)]
-    return replies, time.perf_counter() - begun_s
+    return _Computed(replies, time.perf_counter() - begun_s, lost)
+
+
+def _check(device: Device) -> _Computed:
+    try:
+        device.check()
+    except DeviceLostError as error:
+        return _Computed([], 0.0, str(error))
+    return _Computed([], 0.0)
+
+
+def _unavailable(reason: str) -> Reply:
+    return error_reply(503, "device_lost", reason, platform=True)

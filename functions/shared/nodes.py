@@ -6,24 +6,35 @@ import asyncio
 import logging
 from pathlib import Path
 
+from functions.shared.device import DeviceLostError, leave, open_device
 from functions.shared.node_host import NodeHost
 from functions.shared.settings import FunctionSettings, SettingsError
 from moe.manifest import Manifest
-from moe.runtime import load_node
 
 log = logging.getLogger(__name__)
 
+LAST_WORDS_S = 0.25
+"""Between a device's loss and the worker's end: the replies that say so go out."""
+
 
 def node_application(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> NodeHost:
-    """Map the weights of ``settings.nodes`` and host their programs. Raises SettingsError, ManifestError."""
+    """Map the weights of ``settings.nodes``, or put them on the GPU, and host their programs.
+
+    Raises SettingsError, ManifestError. A worker whose GPU cannot be used ends, then or later, with a line in its log.
+    """
     known = {node.id for node in manifest.nodes}
     for node_id in settings.nodes:
         if node_id not in known:
             raise SettingsError(f"smoe_nodes names {node_id!r}, which pipeline {manifest.name} does not have")
-    programs = {
-        node_id: load_node(weights_folder(settings, manifest, node_id), manifest, node_id) for node_id in settings.nodes
-    }
-    return NodeHost(programs, loop)
+    try:
+        device = open_device(settings.device)
+        programs = {
+            node_id: device.load(weights_folder(settings, manifest, node_id), manifest, node_id)
+            for node_id in settings.nodes
+        }
+    except DeviceLostError as error:
+        leave(str(error))
+    return NodeHost(programs, loop, device, lambda reason: loop.call_later(LAST_WORDS_S, leave, reason))
 
 
 def weights_folder(settings: FunctionSettings, manifest: Manifest, node_id: str) -> Path:

@@ -38,7 +38,7 @@ def attend(
             q.view(texts, queries.longest, *q.shape[1:]),  # [B, L, H, D]
             k.view(texts, keys.longest, *k.shape[1:]),
             v.view(texts, keys.longest, *v.shape[1:]),
-            _band(queries.longest, window) if window is not None else None,
+            _band(queries.longest, window, q.device) if window is not None else None,
             causal and window is None,
             scale,
         )
@@ -64,15 +64,15 @@ def _one_by_one(
     )
     parts = []
     for one_q, one_k, one_v in lists:
-        band = _band(one_q.shape[0], window) if window is not None else None
+        band = _band(one_q.shape[0], window, q.device) if window is not None else None
         y = _product(one_q[None], one_k[None], one_v[None], band, causal and band is None, scale)  # [1, t, H, D]
         parts.append(y.reshape(one_q.shape[0], -1))  # [t, H*D]
     return torch.cat(parts)  # [T, H*D]
 
 
-def _band(length: int, window: int) -> Tensor:
+def _band(length: int, window: int, device: torch.device) -> Tensor:
     """``[length, length]`` bool: query i may see key j when ``i - window < j <= i``."""
-    full = torch.ones(length, length, dtype=torch.bool)
+    full = torch.ones(length, length, dtype=torch.bool, device=device)
     return full.tril() & full.triu(1 - window)
 
 
@@ -92,14 +92,15 @@ def _product(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
 
 
 class Rotary:
-    """Rotary position tables, grown to the longest text seen so far."""
+    """Rotary position tables, grown to the longest text seen so far; made on the host, kept on ``device``."""
 
-    __slots__ = ("_tables", "dtype", "frequencies")
+    __slots__ = ("_tables", "device", "dtype", "frequencies")
 
-    def __init__(self, head_dim: int, theta: float, dtype: torch.dtype) -> None:
+    def __init__(self, head_dim: int, theta: float, dtype: torch.dtype, device: torch.device) -> None:
         self.frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))  # [D/2]
         self.dtype = dtype
-        empty = torch.empty(0, head_dim, dtype=dtype)
+        self.device = device
+        empty = torch.empty(0, head_dim, dtype=dtype, device=device)
         self._tables = (empty, empty)  # [longest, D] each; replaced as one, so that threads never see halves
 
     def tables(self, packing: Packing) -> tuple[Tensor, Tensor]:
@@ -109,12 +110,13 @@ class Rotary:
             length = max(64, 2 ** (packing.longest - 1).bit_length())
             angles = torch.arange(length).float()[:, None] * self.frequencies  # [length, D/2]
             half = angles.sin()  # [length, D/2]
-            cos = torch.cat((angles.cos(), angles.cos()), -1).to(self.dtype)  # [length, D]
-            sin = torch.cat((-half, half), -1).to(self.dtype)  # [length, D]
+            cos = torch.cat((angles.cos(), angles.cos()), -1).to(self.device, self.dtype)  # [length, D]
+            sin = torch.cat((-half, half), -1).to(self.device, self.dtype)  # [length, D]
             self._tables = (cos, sin)
         if packing.texts == 1:
             return cos[: packing.total, None], sin[: packing.total, None]
-        return cos[packing.positions, None], sin[packing.positions, None]
+        places = packing.positions  # [T]
+        return cos.index_select(0, places)[:, None], sin.index_select(0, places)[:, None]
 
 
 def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:

@@ -111,7 +111,7 @@ class EmbeddingHead:
 
     def __call__(self, hidden: Tensor, packing: Packing, all_logits: bool) -> dict[str, Tensor]:
         if self.pooling == "cls":
-            embedding = hidden.index_select(0, packing.ends + 1 - torch.tensor(packing.lengths))  # [B, d]
+            embedding = hidden.index_select(0, packing.starts)  # [B, d]
         elif packing.even:
             embedding = hidden.view(packing.texts, packing.longest, -1).mean(1)  # [B, d]
         else:

@@ -11,17 +11,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+HOST = torch.device("cpu")
+
 
 class Packing:
-    """Lengths of the packed texts, and index tensors derived from them when first asked for."""
+    """Lengths of the packed texts, and index tensors derived from them when first asked for.
 
-    __slots__ = ("_ends", "_positions", "lengths", "longest", "total")
+    The index tensors are made on the host and lie on ``device``, beside what they index.
+    """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    __slots__ = ("_ends", "_positions", "_starts", "device", "lengths", "longest", "total")
+
+    def __init__(self, lengths: Sequence[int], device: torch.device = HOST) -> None:
         self.lengths = lengths
+        self.device = device
         self.longest = max(lengths)
         self.total = sum(lengths)
         self._positions: Tensor | None = None
+        self._starts: Tensor | None = None
         self._ends: Tensor | None = None
 
     @property
@@ -38,12 +45,20 @@ class Packing:
         """``[T]`` int64: place of each token in its own text."""
         if self._positions is None:
             parts = [torch.arange(length) for length in self.lengths]
-            self._positions = parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._positions = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
         return self._positions
+
+    @property
+    def starts(self) -> Tensor:
+        """``[B]`` int64: index of each text's first token."""
+        if self._starts is None:
+            lengths = torch.tensor(self.lengths)
+            self._starts = (torch.cumsum(lengths, 0) - lengths).to(self.device)
+        return self._starts
 
     @property
     def ends(self) -> Tensor:
         """``[B]`` int64: index of each text's last token."""
         if self._ends is None:
-            self._ends = torch.cumsum(torch.tensor(self.lengths), 0) - 1
+            self._ends = (torch.cumsum(torch.tensor(self.lengths), 0) - 1).to(self.device)
         return self._ends

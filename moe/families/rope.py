@@ -149,8 +149,8 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
     n, d = architecture, architecture["hidden_size"]
     last = index == len(n["moe_layers"])
     words = Embedding(weights.tensor("embed.words", n["vocab_size"], d)) if index == 0 else None
-    dtype = next(iter(weights.tensors.values())).dtype if weights.tensors else torch.float32
-    rotary = Rotary(n["head_dim"], n["rope_theta"], dtype)
+    some = next(iter(weights.tensors.values())) if weights.tensors else torch.empty(0)
+    rotary = Rotary(n["head_dim"], n["rope_theta"], some.dtype, some.device)
     blocks = []
     for place in range(len(dense_layers_before(n, index))):
         name = f"dense.{place}"

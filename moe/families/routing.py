@@ -26,8 +26,8 @@ class RouterProgram:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         s = self.settings
         if s.gates == "ones" and s.top_k == self.linear.matrix.shape[1]:
-            ids = torch.arange(s.top_k).expand(x.shape[0], -1).contiguous()  # [T, E]
-            return ids, torch.full(ids.shape, s.scale, dtype=torch.float32)
+            ids = torch.arange(s.top_k, device=x.device).expand(x.shape[0], -1).contiguous()  # [T, E]
+            return ids, torch.full(ids.shape, s.scale, dtype=torch.float32, device=x.device)
         logits = self.linear(x)  # [T, E]
         if s.gates == "softmax-topk":
             probabilities = torch.softmax(logits, -1, dtype=torch.float32)  # [T, E]

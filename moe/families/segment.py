@@ -50,10 +50,12 @@ class Segment:
     head: Head | None
 
     def __call__(self, tensors: Tensors, all_logits: bool = False) -> dict[str, Tensor]:
-        packing = Packing(tensors["lengths"].tolist())
+        """``lengths`` and ``memory_lengths`` are read on the host; everything else lies beside the weights."""
         reply: dict[str, Tensor] = {}
         memory = tensors.get("memory")
         hidden = tensors.get("hidden")
+        device = (tensors["token_ids"] if hidden is None else hidden).device
+        packing = Packing(tensors["lengths"].tolist(), device)
         if hidden is not None and self.finish is not None:
             hidden = self.finish(hidden)  # [T, d], or [S, d] where an encoder ends
         if self.embed is not None:
@@ -64,7 +66,7 @@ class Segment:
             raise ValueError("A segment starts from token ids or from hidden states; this one got neither.")
         place = Place(packing)
         if memory is not None:
-            place = Place(packing, memory, Packing(tensors["memory_lengths"].tolist()))
+            place = Place(packing, memory, Packing(tensors["memory_lengths"].tolist(), device))
         for block in self.blocks:
             hidden = block(hidden, place)  # [T, d]
         if self.begin is None or self.router is None:

@@ -1,0 +1,428 @@
+"""GPU workers with the device's calls played: shares bound in time, the same answers, errors that end a worker.
+
+Nothing here runs on a GPU. What is real: copies and concatenation through pinned buffers (ordinary memory here), the
+programs, the host with its deadlines, and a forked worker that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch import Tensor
+
+from functions import worker
+from functions.local import fork_worker
+from functions.shared import device as devices
+from functions.shared import node_host, nodes, wire
+from functions.shared.device import (
+    EXIT_DEVICE_LOST,
+    Cuda,
+    DeviceLostError,
+    GpuDevice,
+    HostDevice,
+    leave,
+    lost_reason,
+    made_up_call,
+    open_device,
+)
+from functions.shared.node_host import NodeHost
+from functions.shared.settings import DeviceSettings, SettingsError, from_environment
+from moe.manifest import Manifest, load
+from moe.runtime import HOST, NodeProgram, load_node
+from tests.unit.functions.conftest import get, post
+from tests.unit.functions.test_node_host import Asker, tensors_of
+from tests.unit.moe import tiny
+
+SHARE = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=24000M"}
+
+
+class PlayedDriver:
+    """A device whose memory is the host's; ``plan`` is called at the start of each computation and may raise."""
+
+    def __init__(self, plan: Callable[[int], object] = lambda count: None, touched: bool = False) -> None:
+        self.plan, self.used = plan, touched
+        self.computed = self.dropped = self.unfinished = 0
+        self.environ_at_open: dict[str, str] = {}
+
+    def touched(self) -> bool:
+        return self.used
+
+    def open(self) -> torch.device:
+        self.environ_at_open = dict(os.environ)
+        return HOST
+
+    @contextlib.contextmanager
+    def _queue(self) -> Iterator[None]:
+        self.computed += 1
+        self.plan(self.computed)
+        yield
+
+    def queue(self) -> contextlib.AbstractContextManager[object]:
+        return self._queue()
+
+    def finish(self) -> None:
+        self.unfinished = 0
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        self.unfinished += 1
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def drop_cache(self) -> None:
+        self.dropped += 1
+
+    def words(self) -> str:
+        return "a played device"
+
+
+def gpu(driver: PlayedDriver, deadline_s: float = 30.0) -> GpuDevice:
+    return GpuDevice(driver, HOST, deadline_s)
+
+
+def fail_at(number: int, error: Exception) -> Callable[[int], None]:
+    def plan(count: int) -> None:
+        if count >= number:
+            raise error
+
+    return plan
+
+
+def every_node(folder: Path) -> Iterator[tuple[Manifest, NodeProgram]]:
+    manifest = load(folder, verify=False)
+    for node in manifest.nodes:
+        yield manifest, load_node(folder, manifest, node.id)
+
+
+# Where to compute, and when that is decided
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind"),
+    [
+        ({}, "cpu"),
+        (SHARE, "cuda"),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1"}, "cpu"),
+        ({"smoe_device": "cuda"}, "cuda"),
+        ({**SHARE, "smoe_device": "cpu"}, "cpu"),
+    ],
+)
+def test_a_function_computes_on_the_gpu_where_it_has_a_share(bert: Path, environ: dict[str, str], kind: str) -> None:
+    found = from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", **environ}).device
+    assert found.kind == kind
+    assert found.variables == ({} if kind == "cpu" else {key: environ[key] for key in environ if key in SHARE})
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"smoe_device": "gpu"}, "it takes cpu or cuda"),
+        ({**SHARE, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "0"}, "above 0, at most 100"),
+        ({**SHARE, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "1e2"}, "above 0, at most 100"),
+        ({**SHARE, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "8G"}, "DEVICE=SIZE"),
+        ({**SHARE, "smoe_device_timeout": "0s"}, "counts as hung"),
+    ],
+)
+def test_device_settings_that_cannot_hold_are_refused(bert: Path, environ: dict[str, str], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", **environ})
+
+
+def test_the_variables_of_a_share_are_set_before_the_device_is_opened(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for key in SHARE:
+        monkeypatch.setenv(key, "of somebody else")
+    driver = PlayedDriver()
+    opened = open_device(DeviceSettings("cuda", {**SHARE, "CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}), driver)
+    assert isinstance(opened, GpuDevice)
+    assert {key: driver.environ_at_open[key] for key in SHARE} == SHARE
+    assert "no MPS control daemon at /nowhere" in caplog.text
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+
+
+def test_a_process_that_has_used_cuda_gets_no_share() -> None:
+    with pytest.raises(DeviceLostError, match="before its share was known"):
+        open_device(DeviceSettings("cuda", SHARE), PlayedDriver(touched=True))
+
+
+def test_cuda_is_asked_in_the_right_order_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Stream:
+        def __init__(self, place: torch.device) -> None:
+            asked.append(f"stream on {place}")
+
+        def synchronize(self) -> None:
+            asked.append("synchronize")
+
+    def init() -> None:
+        asked.append("init with " + os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
+
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "of somebody else")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(Cuda, "words", lambda self: "a played device")
+    monkeypatch.setattr(devices, "GpuDevice", lambda driver, place, deadline_s: driver.finish())
+    open_device(DeviceSettings("cuda", {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}))
+    assert asked == ["init with 30", "stream on cuda:0", "synchronize"]
+
+
+def test_a_torch_without_cuda_says_so() -> None:
+    if torch.version.cuda is not None:
+        pytest.skip("this torch was built with CUDA")
+    with pytest.raises(DeviceLostError, match="could not be opened: Torch not compiled with CUDA enabled"):
+        open_device(DeviceSettings("cuda"))
+
+
+def test_preparing_a_standby_touches_no_gpu(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*_: object) -> NoReturn:
+        raise AssertionError("CUDA was used")
+
+    for name in ("init", "_lazy_init", "is_available", "device_count", "current_device", "Stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, touched)
+    environ = {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "write_timeout": "1s", **SHARE}
+    runner = []
+    monkeypatch.setattr(worker, "_runner", lambda: runner.append(asyncio.Runner()) or runner[0])
+    worker.prepare(environ)
+    runner[0].close()
+    assert os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") != SHARE["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+
+
+@pytest.mark.slow
+def test_what_the_warm_parent_imports_touches_no_gpu() -> None:
+    program = (
+        "import torch\n"
+        "def touched(*_): raise SystemExit('CUDA was used while importing')\n"
+        "for name in ('init', '_lazy_init', 'is_available', 'device_count', 'current_device'):\n"
+        "    setattr(torch.cuda, name, touched)\n"
+        "import functions.worker, functions.app, gateway.backends.watchdog\n"
+        "assert not torch.cuda.is_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+
+
+# Computing
+
+
+@pytest.mark.parametrize("family", list(tiny.BUILDERS))
+def test_every_node_answers_through_the_device_as_on_the_host(pipeline_of: Callable[[str], Path], family: str) -> None:
+    device = gpu(PlayedDriver())
+    for _, program in every_node(pipeline_of(family)):
+        calls = [made_up_call(program, tokens) for tokens in (1, 5, 300)]
+        for number, call in enumerate(calls):
+            program.check(call)
+            for name in call:
+                if call[name].is_floating_point():
+                    call[name] = torch.randn(call[name].shape, generator=torch.Generator().manual_seed(number))
+        there, here = device.run(program, calls, False), HostDevice().run(program, calls, False)
+        alone = [device.run(program, [call], False)[0] for call in calls]
+        for one, other, single, call in zip(there, here, alone, calls, strict=True):
+            assert one.keys() == other.keys() == single.keys()
+            by_itself = program.run(call)
+            for name in one:
+                assert torch.equal(one[name], other[name])
+                assert torch.equal(single[name], by_itself[name])
+
+
+def test_nothing_is_answered_before_the_device_has_finished(bert: Path) -> None:
+    driver = PlayedDriver()
+    device = gpu(driver)
+    program = load_node(bert, load(bert, verify=False), "expert-0-0")
+    device.run(program, [made_up_call(program, 3), made_up_call(program, 4)], False)
+    assert driver.unfinished == 0
+
+
+def test_a_node_is_rehearsed_before_it_serves(bert: Path) -> None:
+    driver = PlayedDriver()
+    program = gpu(driver).load(bert, load(bert, verify=False), "segment-1")
+    assert program.device == HOST
+    assert driver.computed == len(devices.REHEARSED_TOKENS)
+
+
+def test_calls_that_do_not_fit_together_are_computed_one_by_one(bert: Path) -> None:
+    def tight(count: int) -> None:
+        if count == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    driver = PlayedDriver(tight)
+    program = load_node(bert, load(bert, verify=False), "expert-0-0")
+    calls = [made_up_call(program, 2), made_up_call(program, 3)]
+    replies = gpu(driver).run(program, calls, False)
+    assert [reply["y"].shape[0] for reply in replies] == [2, 3]
+    assert (driver.computed, driver.dropped) == (3, 1)
+
+
+LOST = [
+    pytest.param(torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), "out of device memory", id="out of memory"),
+    pytest.param(torch.AcceleratorError("CUDA error: an illegal memory access"), "the device failed", id="illegal"),
+    pytest.param(torch.AcceleratorError("CUDA error: out of memory"), "out of device memory", id="driver's memory"),
+    pytest.param(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out of device memory", id="cublas memory"),
+    pytest.param(RuntimeError("CUDA error: the MPS client has been terminated"), "the device failed", id="mps"),
+    pytest.param(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "the device failed", id="cudnn"),
+]
+
+
+@pytest.mark.parametrize(("error", "says"), LOST)
+def test_errors_of_the_device_are_known(error: Exception, says: str) -> None:
+    assert (lost_reason(error) or "").startswith(says)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("CUDA error")])
+def test_errors_of_a_program_are_not_taken_for_the_devices(error: Exception, bert: Path) -> None:
+    assert lost_reason(error) is None
+    program = load_node(bert, load(bert, verify=False), "expert-0-0")
+    with pytest.raises(type(error), match=str(error)):
+        gpu(PlayedDriver(fail_at(1, error))).run(program, [made_up_call(program, 1)], False)
+
+
+def test_weights_that_do_not_fit_name_the_node_and_its_size(bert: Path) -> None:
+    device = gpu(PlayedDriver(fail_at(1, torch.OutOfMemoryError("CUDA out of memory."))))
+    with pytest.raises(DeviceLostError, match=r"expert-0-0 with its 0 MiB of weights .* out of device memory"):
+        device.load(bert, load(bert, verify=False), "expert-0-0")
+
+
+# Serving
+
+
+def hosted(folder: Path, device: GpuDevice, told: list[str]) -> NodeHost:
+    program = load_node(folder, load(folder, verify=False), "expert-0-0")
+    return NodeHost({"expert-0-0": program}, asyncio.get_running_loop(), device, told.append)
+
+
+async def test_a_gpu_computes_in_the_thread_and_answers_as_the_host_does(bert: Path) -> None:
+    threads = []
+    driver = PlayedDriver(lambda count: threads.append(threading.current_thread()))
+    host = hosted(bert, gpu(driver), [])
+    asker = Asker(host)
+    x = torch.randn(3, 32)
+    for _ in range(3):
+        asker.ask({"x": x})
+    expected = load_node(bert, load(bert, verify=False), "expert-0-0").run({"x": x})["y"]
+    for reply in await asker.all():
+        torch.testing.assert_close(tensors_of(reply)["y"], expected)
+    assert threading.main_thread() not in threads
+    host.close()
+
+
+@pytest.mark.parametrize(("error", "says"), LOST)
+async def test_a_lost_device_is_503_for_everybody_at_once_and_told_once(
+    bert: Path, error: Exception, says: str
+) -> None:
+    told: list[str] = []
+    host = hosted(bert, gpu(PlayedDriver(fail_at(1, error))), told)
+    asker = Asker(host)
+    for _ in range(3):
+        asker.ask({"x": torch.ones(1, 32)})
+    replies = await asker.all()
+    asker.ask({"x": torch.ones(1, 32)})
+    replies += [(await asker.all())[-1]]
+    assert {reply.status for reply in replies} == {503}
+    assert {reply.headers["x-openfaas-internal"] for reply in replies} == {"smoe"}
+    assert len(told) == 1
+    assert says in told[0]
+    host.close()
+
+
+async def test_a_device_that_hangs_holds_nobody_back(bert: Path, start: Any) -> None:
+    go, told = threading.Event(), list[str]()
+    host = hosted(bert, gpu(PlayedDriver(lambda count: go.wait(20)), deadline_s=0.2), told)
+    running = await start(host)
+    body = wire.encode_bytes({"x": torch.ones(2, 32)})
+    calls = [asyncio.ensure_future(running.send(post(body=body))) for _ in range(4)]
+    assert (await running.send(get("/_/health")))[0][0] == 200
+    answers = [(await call)[0] for call in calls]
+    assert {status for status, _, _ in answers} == {503}
+    assert all(b"did not finish within 0.2 s" in text for _, _, text in answers)
+    assert told == ["the device did not finish within 0.2 s"]
+    go.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert len(told) == 1
+    host.close()
+
+
+async def test_an_idle_worker_notices_that_its_device_is_gone(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_host, "CHECK_S", 0.01)
+    gone = asyncio.Event()
+    driver = PlayedDriver(fail_at(3, torch.AcceleratorError("CUDA error: the MPS client has been terminated")))
+    host = hosted(bert, gpu(driver), [])
+    host._on_lost = lambda reason: gone.set()
+    async with asyncio.timeout(10):
+        await gone.wait()
+    assert driver.computed == 3
+    host.close()
+
+
+def test_a_worker_without_its_device_ends_with_a_code_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[int] = []
+
+    def end(code: int) -> NoReturn:
+        ended.append(code)
+        raise SystemExit(code)
+
+    with pytest.raises(SystemExit):
+        leave("the GPU is gone", end)
+    assert ended == [EXIT_DEVICE_LOST]
+    assert "this worker ends: the GPU is gone" in caplog.text
+
+
+async def test_a_worker_whose_gpu_cannot_be_opened_ends_before_it_is_ready(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left(reason: str) -> NoReturn:
+        raise SystemExit(reason)
+
+    monkeypatch.setattr(nodes, "leave", left)
+    monkeypatch.setattr(torch.cuda, "init", lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: no device")))
+    settings = from_environment({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "smoe_device": "cuda"})
+    with pytest.raises(SystemExit, match="could not be opened: CUDA error: no device"):
+        nodes.node_application(load(bert, verify=False), settings, asyncio.get_running_loop())
+
+
+def test_a_forked_worker_answers_503_and_ends_when_its_device_is_lost(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_after = len(devices.REHEARSED_TOKENS) + 1
+    driver = PlayedDriver(fail_at(lost_after + 1, torch.AcceleratorError("CUDA error: unspecified launch failure")))
+    monkeypatch.setattr(nodes, "open_device", lambda settings: open_device(settings, driver))
+    monkeypatch.setattr(node_host, "CHECK_S", 3600.0)
+    environ = {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "max_inflight": "4", **SHARE}
+    process = fork_worker("expert", environ)
+    statuses = [_call(process.port)[0] for _ in range(2)]
+    _, status = os.waitpid(process.pid, 0)
+    assert statuses == [200, 503]
+    assert os.waitstatus_to_exitcode(status) == EXIT_DEVICE_LOST
+
+
+def _call(port: int) -> tuple[int, Mapping[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("POST", "/", wire.encode_bytes({"x": torch.ones(2, 32)}))
+        reply = connection.getresponse()
+        reply.read()
+        return reply.status, dict(reply.getheaders())
+    finally:
+        connection.close()
+
+
+def test_the_cuda_image_is_not_built_on_a_torch_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (Path(__file__).parents[3] / "deploy" / "function-cuda.Dockerfile").read_text().splitlines()
+    (check,) = (json.loads(line.removeprefix("RUN ")) for line in lines if line.startswith("RUN "))
+    assert check[:2] == ["python", "-c"]
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    exec(check[2], {})
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(AssertionError, match="was built without CUDA"):
+        exec(check[2], {})
