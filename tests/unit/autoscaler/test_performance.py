@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.policy.performance import Load, PassModel, alone_seconds, mean_seconds
@@ -33,6 +33,7 @@ def test_no_limit_of_slots_and_no_sharing_is_the_call_alone() -> None:
     assert mean_seconds(0.2, 0.0, 1, 4, 1.0) == 0.2
 
 
+@settings(deadline=None)
 @given(
     st.floats(1e-3, 1.0),
     st.floats(0.05, 0.95),
@@ -48,6 +49,7 @@ def test_the_fitted_seconds_give_back_the_measured_mean(
     assert alone_seconds(measured_s, calls_per_s, replicas, slots, sharing) == pytest.approx(alone_s, rel=1e-6)
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 5.0), st.integers(1, 7), st.integers(1, 6), st.sampled_from((0.0, 0.5, 1.0)))
 def test_another_replica_never_makes_calls_slower(
     calls_per_s: float, replicas: int, slots: int, sharing: float
