@@ -6,7 +6,6 @@ differ, while the API's JSON does not.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
@@ -16,9 +15,10 @@ from typing import Any
 
 import orjson
 import urllib3
-from kubernetes import client, config
+from kubernetes import client
 
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
+from gateway.kubeconfig import NoClusterError, read_kubeconfig
 
 Object = dict[str, Any]
 Event = tuple[str, Object]
@@ -61,16 +61,10 @@ class RefusedError(PlatformError):
 
 def connect(kubeconfig: Path | None) -> client.ApiClient:
     """The pod's service account, or a kubeconfig file (default: kubectl's). Raises PlatformError."""
-    found = client.Configuration()
     try:
-        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
-        else:
-            path = None if kubeconfig is None else str(kubeconfig)
-            config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise PlatformError(f"no way to reach a Kubernetes API server: {error}") from error
-    return api_client(found)
+        return api_client(read_kubeconfig(kubeconfig))
+    except NoClusterError as error:
+        raise PlatformError(str(error)) from error
 
 
 def api_client(configuration: client.Configuration) -> client.ApiClient:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kubernetes import client, config
+from kubernetes import client
 
 from gateway.contract import BackendError
+from gateway.kubeconfig import NoClusterError, read_kubeconfig
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,10 @@ class Connection:
 
 def connect(kubeconfig: Path | None) -> Connection:
     """Reads settings only, sends nothing. Raises BackendError."""
-    found = client.Configuration()
     try:
-        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
-        else:
-            path = None if kubeconfig is None else str(kubeconfig)
-            config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise BackendError(f"no way to reach a Kubernetes API server: {error}") from error
+        found = read_kubeconfig(kubeconfig)
+    except NoClusterError as error:
+        raise BackendError(str(error)) from error
 
     def authorization() -> str | None:
         setting = found.auth_settings().get("BearerToken")

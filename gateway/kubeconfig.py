@@ -1,0 +1,34 @@
+"""Which Kubernetes cluster is meant, and how to prove who asks: read in this one place, for gateway and controller.
+
+Reads settings only and sends nothing. It is no part of the Kubernetes backend, so the controller may use it without
+knowing how the gateway works (``docs/decisions/0006-cluster-settings.md``).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kubernetes import client, config
+
+
+class NoClusterError(Exception):
+    """No cluster is named, or what names it cannot be read."""
+
+
+def read_kubeconfig(kubeconfig: Path | None) -> client.Configuration:
+    """The cluster of a kubeconfig file; without one the pod's service account, where this is a pod, else what kubectl
+    would use (``KUBECONFIG``, ``~/.kube/config``). Tokens that age are read anew by the result itself.
+
+    Raises NoClusterError.
+    """
+    found = client.Configuration()
+    try:
+        if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
+        else:
+            path = None if kubeconfig is None else str(kubeconfig)
+            config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
+    except (config.ConfigException, OSError) as error:
+        raise NoClusterError(f"no way to reach a Kubernetes API server: {error}") from error
+    return found
