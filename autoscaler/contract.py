@@ -221,7 +221,7 @@ class Decision:
     valid: bool = True
     """False: made on missing or stale data, so the target is the present configuration."""
 
-    @property
+    @cached_property
     def changes(self) -> bool:
         return self.target != self.present
 

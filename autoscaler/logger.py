@@ -10,8 +10,8 @@ number of runs may share a folder. What is not yet written is lost in a crash: a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,8 @@ class FunctionLogger:
         self._slo_s = slo_s
         self._windows_per_file = windows_per_file
         self._context = {"schema_version": SCHEMA_VERSION, **context}
-        self._rows: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _SCHEMAS}
-        self._windows = 0
+        self._tables: dict[str, list[pa.Table]] = {kind: [] for kind in _SCHEMAS}
+        self._last_end_s = 0.0
 
     def __enter__(self) -> FunctionLogger:
         return self
@@ -107,11 +107,19 @@ class FunctionLogger:
 
     def add(self, report: TickReport) -> None:
         """Keep one tick; writes when a file is full. Raises LogError."""
-        self._rows["windows"] += window_rows(report)
-        self._rows["pipeline"].append(pipeline_row(report, self._slo_s))
-        self._rows["decisions"] += decision_rows(report)
-        self._windows += 1
-        if self._windows >= self._windows_per_file:
+        made = {
+            "windows": window_columns(report),
+            "pipeline": pipeline_columns(report, self._slo_s),
+            "decisions": decision_columns(report),
+        }
+        try:
+            tables = {kind: pa.table(columns, schema=_SCHEMAS[kind]) for kind, columns in made.items()}
+        except pa.ArrowException as error:
+            raise LogError(f"the function logger could not keep a window: {error}") from error
+        for kind, table in tables.items():
+            self._tables[kind].append(table)
+        self._last_end_s = report.observation.end_s
+        if len(self._tables["pipeline"]) >= self._windows_per_file:
             self.flush()
 
     def flush(self) -> None:
@@ -119,17 +127,16 @@ class FunctionLogger:
 
         Raises LogError; what could not be written is given up, so that a full disk never fills the memory too.
         """
-        if not self._windows:
+        if not self._tables["pipeline"]:
             return
-        stamp = f"{int(self._rows['pipeline'][-1]['end_s'] * 1000):015d}"
+        stamp = f"{int(self._last_end_s * 1000):015d}"
         metadata = {METADATA_KEY: json.dumps(self._context, default=str).encode()}
-        kept, self._rows = self._rows, {kind: [] for kind in _SCHEMAS}
-        self._windows = 0
+        kept, self._tables = self._tables, {kind: [] for kind in _SCHEMAS}
         try:
-            for kind, schema in _SCHEMAS.items():
-                if kept[kind]:
-                    table = pa.Table.from_pylist(kept[kind], schema=schema.with_metadata(metadata))
-                    _write(table, self._free_name(kind, stamp))
+            for kind, tables in kept.items():
+                table = pa.concat_tables(tables)
+                if table.num_rows:
+                    _write(table.replace_schema_metadata(metadata), self._free_name(kind, stamp))
         except (OSError, pa.ArrowException) as error:
             raise LogError(f"the function logger could not write to {self._folder}: {error}") from error
 
@@ -148,51 +155,56 @@ def _write(table: pa.Table, path: Path) -> None:
     part.replace(path)
 
 
-def window_rows(report: TickReport) -> list[dict[str, Any]]:
-    """One row a function: its observation, its configuration, its layer's features (experts), its costs."""
+Columns = dict[str, list[Any]]
+"""Column → its values, one a row."""
+
+
+def window_columns(report: TickReport) -> Columns:
+    """One row a node: its observation, its configuration, its layer's features (experts), its costs."""
     seen = report.observation
     layers = {layer.layer: layer for layer in seen.layers}
-    rows = []
-    for node in seen.nodes:
-        layer = layers.get(node.layer) if node.kind == "expert" and node.layer is not None else None
-        cost = report.cost_by_node.get(node.node, Cost(None, None))
-        row = {name: getattr(node, name) for name in _NODE_FIELDS}
-        row |= {name: getattr(node.configuration, name, None) for name in CONFIGURATION_FIELDS}
-        row |= {f"layer_{name}": getattr(layer, name, None) for name in _LAYER_FIELDS}
-        row |= {"start_s": seen.start_s, "end_s": seen.end_s}
-        rows.append(row | {"cost_busy": cost.busy, "cost_provisioned": cost.provisioned})
-    return rows
+    own = [layers.get(node.layer) if node.kind == "expert" and node.layer is not None else None for node in seen.nodes]
+    costs = [report.cost_by_node.get(node.node, _NO_COST) for node in seen.nodes]
+    columns = _attributes(seen.nodes, _NODE_FIELDS)
+    columns |= _attributes([node.configuration for node in seen.nodes], CONFIGURATION_FIELDS)
+    columns |= {f"layer_{name}": values for name, values in _attributes(own, _LAYER_FIELDS).items()}
+    columns |= {name: [getattr(seen, name)] * len(seen.nodes) for name in _TIMES}
+    return columns | {"cost_busy": [one.busy for one in costs], "cost_provisioned": [one.provisioned for one in costs]}
 
 
-def pipeline_row(report: TickReport, slo_s: float | None) -> dict[str, Any]:
-    """The window as a whole."""
+def pipeline_columns(report: TickReport, slo_s: float | None) -> Columns:
+    """One row: the window as a whole."""
     seen = report.observation
     row = {name: getattr(seen, name) for name in (*_TIMES, *_PIPELINE_FIELDS, "stale")}
     row |= {"problems": list(seen.problems), "policy": report.policy, "slo_s": slo_s, "decision_s": report.decision_s}
-    return row | {"cost_busy": report.cost.busy, "cost_provisioned": report.cost.provisioned}
+    row |= {"cost_busy": report.cost.busy, "cost_provisioned": report.cost.provisioned}
+    return {name: [value] for name, value in row.items()}
 
 
-def decision_rows(report: TickReport) -> list[dict[str, Any]]:
+def decision_columns(report: TickReport) -> Columns:
     """One row a decision, those that change nothing too."""
-    rows = []
-    for decision in report.decisions:
-        row: dict[str, Any] = {
-            "end_s": report.observation.end_s,
-            "policy": report.policy,
-            "function": decision.function,
-            "node": decision.node,
-            "reason": decision.reason,
-            "limits_hit": list(decision.limits_hit),
-            "valid": decision.valid,
-            "changes": decision.changes,
-            "applied": decision.function in report.applied,
-            "failure": report.failures.get(decision.function),
-            "dry_run": report.dry_run,
-        }
-        for side in ("present", "wish", "target"):
-            row |= {f"{side}_{name}": value for name, value in asdict(getattr(decision, side)).items()}
-        rows.append(row)
-    return rows
+    made, applied = report.decisions, set(report.applied)
+    columns = _attributes(made, ("function", "node", "reason", "limits_hit", "valid", "changes"))
+    for side in ("present", "wish", "target"):
+        found = _attributes([getattr(one, side) for one in made], CONFIGURATION_FIELDS)
+        columns |= {f"{side}_{name}": values for name, values in found.items()}
+    for name, value in (
+        ("end_s", report.observation.end_s),
+        ("policy", report.policy),
+        ("dry_run", report.dry_run),
+    ):
+        columns[name] = [value] * len(made)
+    columns["applied"] = [one.function in applied for one in made]
+    columns["failure"] = [report.failures.get(one.function) for one in made]
+    return columns
+
+
+_NO_COST = Cost(None, None)
+
+
+def _attributes(rows: Sequence[object], names: Iterable[str]) -> Columns:
+    """A column for each attribute; null where a row is None."""
+    return {name: [getattr(row, name, None) for row in rows] for name in names}
 
 
 def read(folder: Path, kind: str) -> pa.Table:

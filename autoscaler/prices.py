@@ -90,8 +90,11 @@ def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict
     for nodes in functions.values():
         cost = function_cost(nodes, observation.window_s, prices)
         costs.append(cost)
-        part = Cost(*(None if x is None else x / len(nodes) for x in (cost.busy, cost.provisioned)))
-        by_node |= {node.node: part for node in nodes}
+        part = cost
+        if len(nodes) > 1:
+            part = Cost(*(None if x is None else x / len(nodes) for x in (cost.busy, cost.provisioned)))
+        for node in nodes:
+            by_node[node.node] = part
     return Cost(_sum([cost.busy for cost in costs]), _sum([cost.provisioned for cost in costs])), by_node
 
 

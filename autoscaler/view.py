@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ class View:
             "cost": cost,
             "stale": seen.stale,
             "problems": [*seen.problems, *(f"{name}: change failed, {why}" for name, why in report.failures.items())],
-            "nodes": [_node(node) for node in seen.nodes],
+            "nodes": seen.nodes,
             "history": list(self._history),
             "decisions": list(self._decisions),
         }
@@ -86,7 +85,9 @@ class View:
     def document(self, *, leads: bool = True, conditions: Iterable[object] = ()) -> bytes:
         """The document as JSON. ``leads``: whether this controller acts; ``conditions``: what stands in its way."""
         found = {} if self._document is None else self._document
-        more = {"leads": leads, "conditions": [str(one) for one in conditions]}
+        more: dict[str, Any] = {"leads": leads, "conditions": [str(one) for one in conditions]}
+        if self._document is not None:  # thousands of nodes are written out only where somebody looks
+            more["nodes"] = [_node(node) for node in self._document["nodes"]]
         return orjson.dumps({"pipeline": self._topology.pipeline, **found, **more})
 
     def _write(self, path: Path) -> None:
@@ -117,9 +118,9 @@ def _decision(decision: Decision, report: TickReport) -> dict[str, Any]:
         "time_s": report.observation.end_s,
         "function": decision.function,
         "node": decision.node,
-        "present": asdict(decision.present),
-        "wish": asdict(decision.wish),
-        "target": asdict(decision.target),
+        "present": decision.present,
+        "wish": decision.wish,
+        "target": decision.target,
         "reason": decision.reason,
         "limits_hit": list(decision.limits_hit),
         "result": result_of(decision, report),
@@ -133,7 +134,7 @@ def _node(node: NodeObservation) -> dict[str, Any]:
         "kind": node.kind,
         "layer": node.layer,
         "expert": node.expert,
-        "configuration": None if node.configuration is None else asdict(node.configuration),
+        "configuration": node.configuration,
         "ready_replicas": node.ready_replicas,
         "tokens_per_s": node.tokens_per_s,
         "token_share": node.token_share,

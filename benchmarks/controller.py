@@ -1,9 +1,11 @@
 """A tick of the controller on a cluster of thousands of functions: time, calls to the API server, memory.
 
-The controller is the one of ``smoe autoscale --platform kubernetes --prometheus``: its own settings, sources, HPA
-policy, limits, actuator, watch caches, rate limit and ``keep``, in this process; API server and Prometheus are another
-process (``benchmarks.controller_cluster``). Every tick sees a hundredth of the functions busy, others each time, so
-that there is something to decide, and applies it. The first tick lists; it is shown apart.
+The controller is the one of ``smoe autoscale --platform kubernetes --prometheus`` with its default settings: sources,
+HPA policy, limits, actuator, watch caches, rate limit, ``keep``, the function logger, the lines of decisions and ticks,
+and one scrape of its own metrics a tick, in this process; API server and Prometheus are another process
+(``benchmarks.controller_cluster``). Ticks are 5 s apart on the clock that they are told, and follow each other at once.
+Every tick sees one function in fifty busy, others each time, so that there is something to decide, and applies it. The
+first tick lists; it is shown apart. P99 is the slowest tick where there are fewer than 100: it writes the log's files.
 
     python -m benchmarks.controller            # 100, 500, 1,000 and 5,000 functions
     python -m benchmarks.controller --functions 100 --functions 1000 --ticks 20
@@ -16,6 +18,7 @@ every size).
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import resource
@@ -25,22 +28,29 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import requests
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 from autoscaler.build import build_controller
 from autoscaler.cluster import ClusterSide
-from autoscaler.contract import TickReport
+from autoscaler.commands import line, spared_collections
+from autoscaler.exposition import ControllerMetrics
+from autoscaler.loop import Controller
 from autoscaler.settings import ControllerSettings
 from gateway.backends.process.kernel import die_with_parent
 from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
 
 SIZES = (100, 500, 1000, 5000)
-LIMIT_S = 120.0
+LIMIT_S = 300.0
+BEGIN_S = 1_763_750_000.0
+"""Unix time of the first tick."""
+INTERVAL_S = 5.0
 EXPERTS_A_LAYER = 64
 ARCHITECTURE = {
     "activation": "gelu",
@@ -101,6 +111,17 @@ def measure(functions: int, ticks: int, folder: Path) -> dict[str, Any]:
         cluster.wait(20)
 
 
+@dataclass
+class Ticks:
+    """What was measured of each tick, in order."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    """Processor time of this process, watches included."""
+    calls: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
+
+
 def _run(functions: int, ticks: int, found: Manifest, directory: Path, kubeconfig: Path, url: str) -> dict[str, Any]:
     settings = ControllerSettings(
         gateway_url=url,
@@ -109,47 +130,58 @@ def _run(functions: int, ticks: int, found: Manifest, directory: Path, kubeconfi
         platform="kubernetes",
         kubeconfig=kubeconfig,
         slo_s=0.5,
-        down_stabilisation_s=0.0,
-        period_s=0.1,
-        log_dir=None,
+        log_dir=directory.parent / "log",
     )
     side = ClusterSide(settings, found.name)
-    controller, window_s = build_controller(settings, side.platform)
+    controller, _ = build_controller(settings, side.platform)
     stop = threading.Event()
     side.start(stop)
-    session = requests.Session()
-    seconds: list[float] = []
-    calls: list[int] = []
-    changed: list[int] = []
-    cpu_s: list[float] = []
     try:
-        for _ in range(ticks + 2):  # the first lists, the second begins with caches that are whole
-            before = int(session.get(f"{url}/calls", timeout=5).json()["calls"])
-            begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
-            report: TickReport = controller.tick(time.time(), window_s)
-            side.keep()
-            seconds.append(time.perf_counter() - begun_s)
-            cpu_s.append(time.process_time() - begun_cpu_s)
-            calls.append(int(session.get(f"{url}/calls", timeout=5).json()["calls"]) - before)
-            changed.append(len(report.applied))
-            if report.failures or report.observation.stale:
-                raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
-            while side.platform.behind():
-                time.sleep(0.01)
+        measured = _play(controller, side, ControllerMetrics(found.name, settings.slo_s), ticks + 2, url)
     finally:
         stop.set()
         side.close()
-    steady = sorted(seconds[2:])
+        controller.close()
+    steady = sorted(measured.seconds[2:])  # the first lists, the second begins with caches that are whole
     return {
         "functions": functions,
         "tick_ms_p50": round(1000 * _quantile(steady, 0.5), 1),
         "tick_ms_p99": round(1000 * _quantile(steady, 0.99), 1),
-        "cpu_ms_p50": round(1000 * _quantile(sorted(cpu_s[2:]), 0.5), 1),
-        "first_tick_ms": round(1000 * seconds[0], 1),
-        "api_calls": round(sum(calls[2:]) / ticks, 1),
-        "changed": round(sum(changed[2:]) / ticks, 1),
+        "cpu_ms_p50": round(1000 * _quantile(sorted(measured.cpu_s[2:]), 0.5), 1),
+        "first_tick_ms": round(1000 * measured.seconds[0], 1),
+        "api_calls": round(sum(measured.calls[2:]) / ticks, 1),
+        "changed": round(sum(measured.changed[2:]) / ticks, 1),
         "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
     }
+
+
+def _play(controller: Controller, side: ClusterSide, metrics: ControllerMetrics, ticks: int, url: str) -> Ticks:
+    """What ``smoe autoscale`` does in a tick, and a scrape of its metrics after each."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    side.register(registry)
+    session = requests.Session()
+    found = Ticks()
+    with spared_collections() as settle:
+        for number in range(ticks):
+            before = int(session.get(f"{url}/calls", timeout=5).json()["calls"])
+            begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+            report = controller.tick(BEGIN_S + number * INTERVAL_S)
+            if not number:
+                settle()
+            metrics.add(report)
+            line(report, None, side.conditions())
+            side.keep()
+            generate_latest(registry)
+            found.seconds.append(time.perf_counter() - begun_s)
+            found.cpu_s.append(time.process_time() - begun_cpu_s)
+            found.calls.append(int(session.get(f"{url}/calls", timeout=5).json()["calls"]) - before)
+            found.changed.append(len(report.applied))
+            if report.failures or report.observation.stale:
+                raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
+            while side.platform.behind():
+                time.sleep(0.01)
+    return found
 
 
 def _quantile(values: list[float], q: float) -> float:
@@ -182,12 +214,13 @@ def _wait_for(url: str) -> None:
 
 @click.command()
 @click.option("--functions", "sizes", type=click.IntRange(8, 20000), multiple=True, default=SIZES, show_default=True)
-@click.option("--ticks", type=click.IntRange(1), default=12, show_default=True, help="Measured ticks of each size.")
+@click.option("--ticks", type=click.IntRange(1), default=25, show_default=True, help="Measured ticks of each size.")
 @click.option("--one", is_flag=True, hidden=True, help="Measure in this process and print JSON alone.")
 def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:
     """Measure ticks of the controller for each number of functions."""
     if one:
         die_with_parent(os.getppid())
+        logging.basicConfig(level=logging.INFO, filename=os.devnull)
         with tempfile.TemporaryDirectory() as folder:
             click.echo(json.dumps(measure(sizes[0], ticks, Path(folder))))
         return

@@ -2,8 +2,8 @@
 
 Deployments are those that the gateway writes, pods as the API server returns them (about 3 KB each). It serves what the
 controller calls and nothing else: paged lists, watches, and patches of Deployments, their scale, pods and their resize,
-which are stored and sent to the watches. It refuses nothing and starts no pods. Prometheus' answers are those of a
-pipeline under load in which a share of the experts is busy, another share each time it is asked.
+which are stored and sent to the watches. It refuses nothing; replicas start and end at once. Prometheus' answers are
+those of a pipeline under load in which a share of the nodes is busy, another share in each tick.
 
     python -m benchmarks.controller_cluster PIPELINE_DIR PORT
 """
@@ -11,8 +11,10 @@ pipeline under load in which a share of the experts is busy, another share each 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ import uvloop
 from aiohttp import web
 
 from autoscaler.monitor.catalogue import METRICS
+from autoscaler.monitor.prometheus import ONLY
+from autoscaler.platform.kubernetes.deployments import live_of
+from autoscaler.platform.quantities import parse_quantity
 from autoscaler.state.readings import SHAPES, Series
 from gateway.backends.kubernetes import KubernetesSettings, objects
 from gateway.backends.process.kernel import die_with_parent
@@ -32,7 +37,8 @@ from smoe.deployment import function_deployments
 NAMESPACE = "openfaas-fn"
 PODS = 2
 """Pods of each function."""
-BUSY_SHARE = 0.01
+BUSY_EVERY, BUSY_TIMES = 50, 20.0
+"""One node in so many has so many times the load, another one in each tick."""
 MANAGED = [{"manager": "smoe-gateway", "operation": "Apply", "fieldsV1": {f"f:key-{i}": {} for i in range(40)}}]
 Object = dict[str, Any]
 
@@ -50,11 +56,9 @@ class Cluster:
         self.version = 1
         self.deployments, self.pods = Kind(), Kind()
         self.calls = 0
-        self.ticks = 0
         manifest = load(directory, verify=False)
-        self.pipeline = manifest.name
-        self.nodes = [node.id for node in manifest.nodes]
-        self.names = {node: manifest.function_name(node) for node in ("ingress", *self.nodes)}
+        names = {node: manifest.function_name(node) for node in ("ingress", *(one.id for one in manifest.nodes))}
+        self.answers = Answers(manifest.name, names, self.replicas, self.limits)
         settings = KubernetesSettings()
         for deployment in function_deployments(manifest):
             spec = parse_deployment(deployment)
@@ -63,13 +67,42 @@ class Cluster:
             made["metadata"] |= {"uid": spec.name, "generation": 1, "managedFields": MANAGED}
             made["status"] = {"replicas": PODS, "updatedReplicas": PODS, "readyReplicas": PODS, "conditions": []}
             self.put(self.deployments, made)
-            for i in range(PODS):
-                self.put(self.pods, _pod(made, f"{spec.name}-5d7f9c6b8-{i:05d}"))
+            self.start(made)
+
+    def replicas(self, function: str) -> int:
+        """As the Deployment wants them; they start and end at once."""
+        return int(self.deployments.objects[function]["spec"]["replicas"])
+
+    def limits(self, function: str) -> dict[Series, float]:
+        """What a replica may use, and how many calls it takes."""
+        live = live_of(self.deployments.objects[function])
+        assert live is not None
+        return {
+            Series.MEMORY_LIMIT_BYTES: parse_quantity(live.limits["memory"]),
+            Series.CPU_LIMIT_CORES: parse_quantity(live.limits["cpu"]),
+            Series.MAX_INFLIGHT: float(live.max_inflight),
+        }
+
+    def start(self, deployment: Object) -> None:
+        """Start or end pods until there are as many as the Deployment wants."""
+        function = deployment["metadata"]["name"]
+        for i in itertools.count():
+            name, wanted = f"{function}-5d7f9c6b8-{i:05d}", i < deployment["spec"]["replicas"]
+            known = self.pods.objects.get(name)
+            if wanted and known is None:
+                self.put(self.pods, _pod(deployment, name))
+            elif not wanted and known is not None:
+                self.put(self.pods, known, "DELETED")
+            elif not wanted:
+                break
+        self.answers.forget()
 
     def put(self, kind: Kind, document: Object, event: str = "ADDED") -> Object:
         self.version += 1
         document["metadata"]["resourceVersion"] = str(self.version)
         kind.objects[document["metadata"]["name"]] = document
+        if event == "DELETED":
+            del kind.objects[document["metadata"]["name"]]
         line = orjson.dumps({"type": event, "object": document}) + b"\n" if kind.watches else b""
         for queue in kind.watches:
             queue.put_nowait(line)
@@ -166,62 +199,114 @@ async def _patch(cluster: Cluster, request: web.Request) -> web.Response:
     known = kind.objects[request.match_info["name"]]
     made = cluster.put(kind, merged(known, orjson.loads(await request.read())), "MODIFIED")
     if request.match_info["sub"] == "/scale":
+        cluster.start(made)
         made = {"metadata": made["metadata"], "spec": {"replicas": made["spec"]["replicas"]}}
     return await _json(made)
 
 
 async def _query(cluster: Cluster, request: web.Request) -> web.Response:
-    """An instant query: the rows of the metric that it names."""
+    """An instant query: the rows of the metric that it names, compressed as Prometheus does."""
     data = {**request.query, **await request.post()}
-    text = str(data["query"])
-    series = max((one for one in Series if METRICS[one] in text), key=lambda one: len(METRICS[one]))
-    asked_for_age = text.startswith("max(timestamp")
-    rows = [({}, float(str(data["time"])))] if asked_for_age else _rows(cluster, series, text)
-    found = [{"metric": labels, "value": [0, repr(float(value))]} for labels, value in rows]
-    return await _json({"status": "success", "data": {"resultType": "vector", "result": found}})
+    reply = web.Response(body=cluster.answers.body(str(data["query"]), float(str(data["time"]))))
+    reply.content_type = "application/json"
+    reply.enable_compression()
+    return reply
 
 
-def _rows(cluster: Cluster, series: Series, text: str) -> list[tuple[dict[str, str], float]]:
-    shape = SHAPES[series]
-    if series is Series.REQUESTS:
-        cluster.ticks += 1
-        return [({"pipeline": cluster.pipeline, "code": "200"}, 600.0)]
-    bounds = [*(f"{0.0005 * 1.3**i:.9g}" for i in range(45)), "+Inf"] if shape.kind == "histogram" else [None]
-    if "histogram_quantile" in text:
-        bounds = [None]
-    if "node" in shape.labels:
-        keys: list[dict[str, str]] = [{"pipeline": cluster.pipeline, "node": node} for node in cluster.nodes]
-        keys = [{**key, "code": "200"} for key in keys] if "code" in shape.labels else keys
-        busy = [_busy(cluster, i) for i in range(len(keys))]
-    elif "function_name" in shape.labels:
-        keys = [{"function_name": f"{name}.{NAMESPACE}"} for name in cluster.names.values()]
-        keys = [{**key, "state": "ready"} for key in keys] if "state" in shape.labels else keys
-        busy = [False, *(_busy(cluster, i) for i in range(len(keys) - 1))]
-    elif "layer" in shape.labels:
-        keys, busy = [{"pipeline": cluster.pipeline, "layer": "0"}], [False]
-    else:
-        keys, busy = [{"pipeline": cluster.pipeline} if shape.labels else {}], [False]
-    value = _VALUES.get(series, 1.0)
-    return [
-        ({**key, "le": bound} if bound is not None else key, value * (20.0 if hot and series in _LOAD else 1.0))
-        for key, hot in zip(keys, busy, strict=True)
-        for bound in bounds
-    ]
+class Answers:
+    """Prometheus' answers, kept as rows of bytes: only what load and replicas change is written anew."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        names: dict[str, str],
+        replicas: Callable[[str], int],
+        limits: Callable[[str], dict[Series, float]],
+    ) -> None:
+        """``names``: node → function, ingress first; ``replicas`` of a function now, and its ``limits``."""
+        self._pipeline = pipeline
+        self._names = names
+        self._nodes = list(names)[1:]
+        self._replicas = replicas
+        self._limits = limits
+        self._rows: dict[str, list[bytes]] = {}
+        self._ticks = 0
+
+    def body(self, query: str, time_s: float) -> bytes:
+        """One answer as Prometheus writes it."""
+        series = max((one for one in Series if METRICS[one] in query), key=lambda one: len(METRICS[one]))
+        if series is Series.REQUESTS:  # the first query of a tick
+            self._ticks += 1
+        rows = [_row({}, time_s)] if query.startswith("max(timestamp") else self._current(series, query)
+        return b'{"status":"success","data":{"resultType":"vector","result":[' + b",".join(rows) + b"]}}"
+
+    def forget(self) -> None:
+        """Replicas have changed: what counts them is written anew when it is asked for."""
+        counting = [METRICS[series] for series in _COUNTED]
+        self._rows = {query: rows for query, rows in self._rows.items() if not any(name in query for name in counting)}
+
+    def _current(self, series: Series, query: str) -> list[bytes]:
+        if query not in self._rows:
+            self._rows[query] = [_row(labels, value) for labels, value in self._made(series, query)]
+        rows = self._rows[query]
+        if series not in _LOAD:
+            return rows
+        rows = rows.copy()
+        for i in range(-self._ticks % BUSY_EVERY, len(rows), BUSY_EVERY):
+            rows[i] = _row(self._labels(series, self._nodes[i]), BUSY_TIMES * _VALUES.get(series, 1.0))
+        return rows
+
+    def _made(self, series: Series, query: str) -> Iterator[tuple[dict[str, str], float]]:
+        shape, value = SHAPES[series], _VALUES.get(series, 1.0)
+        if series is Series.REQUESTS:
+            yield {"pipeline": self._pipeline, "code": "200"}, 600.0
+        elif "node" in shape.labels:
+            yield from ((self._labels(series, node), value) for node in self._nodes)
+        elif "function_name" in shape.labels:
+            states = ("ready",) if ONLY[Series.REPLICAS_BY_STATE] in query else ("starting", "ready", "draining")
+            for function in self._names.values():
+                labels = {"function_name": f"{function}.{NAMESPACE}"}
+                counted = self._counted(series, query, function, value)
+                if "state" not in shape.labels:
+                    yield labels, counted
+                    continue
+                yield from (({**labels, "state": state}, counted if state == "ready" else 0.0) for state in states)
+        else:
+            labels = {"pipeline": self._pipeline} if shape.labels else {}
+            labels |= {"layer": "0"} if "layer" in shape.labels else {}
+            bounds = [*(f"{0.0005 * 1.3**i:.9g}" for i in range(45)), "+Inf"] if shape.kind == "histogram" else []
+            yield from (({**labels, "le": bound}, value) for bound in bounds)
+            if not bounds:
+                yield labels, value
+
+    def _labels(self, series: Series, node: str) -> dict[str, str]:
+        code = {"code": "200"} if "code" in SHAPES[series].labels else {}
+        return {"pipeline": self._pipeline, "node": node, **code}
+
+    def _counted(self, series: Series, query: str, function: str, value: float) -> float:
+        if series in _LIMITS:
+            return self._limits(function)[series]
+        replicas = self._replicas(function)
+        if series in (Series.REPLICAS_WANTED, Series.REPLICAS_BY_STATE) or query.startswith("count"):
+            return float(replicas)
+        return value * replicas if series in _COUNTED else value
 
 
-def _busy(cluster: Cluster, i: int) -> bool:
-    """A hundredth of the nodes, others at each tick."""
-    return (i + cluster.ticks) % round(1 / BUSY_SHARE) == 0
+def _row(labels: dict[str, str], value: float) -> bytes:
+    return orjson.dumps({"metric": labels, "value": [1763750000.123, f"{value:.17g}"]})
 
 
+_COUNTED = (
+    Series.REPLICAS_WANTED,
+    Series.REPLICAS_BY_STATE,
+    Series.REPLICA_CPU_SECONDS,
+    Series.REPLICA_MEMORY_BYTES,
+)
+"""Series that say how many replicas there are, or a sum over them."""
+_LIMITS = (Series.MEMORY_LIMIT_BYTES, Series.CPU_LIMIT_CORES, Series.MAX_INFLIGHT)
 _VALUES = {
-    Series.REPLICAS_WANTED: PODS,
-    Series.REPLICAS_BY_STATE: PODS,
-    Series.CPU_LIMIT_CORES: 1.0,
-    Series.MEMORY_LIMIT_BYTES: 256.0 * 2**20,
-    Series.REPLICA_CPU_SECONDS: 24.0,
+    Series.REPLICA_CPU_SECONDS: 12.0,
     Series.REPLICA_MEMORY_BYTES: 64.0 * 2**20,
-    Series.MAX_INFLIGHT: 8.0,
     Series.NODE_BUSY_SECONDS: 20.0,
     Series.NODE_CALL_SECONDS: 0.02,
     Series.NODE_TOKENS_PEAK: 100.0,

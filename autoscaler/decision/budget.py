@@ -27,7 +27,8 @@ def within_budget(
     result = list(decisions)
     targets = {**present, **{decision.function: decision.target for decision in decisions}}
     cost = sum(per_hour(configuration, prices) for configuration in targets.values())
-    heap = [(-_growth(decision, prices), i) for i, decision in enumerate(result) if _growth(decision, prices) > 0]
+    growths = [_growth(decision, prices) if decision.changes else 0.0 for decision in result]
+    heap = [(-growth, i) for i, growth in enumerate(growths) if growth > 0]
     heapq.heapify(heap)
     while heap and cost > budget_per_hour:
         _, i = heapq.heappop(heap)

@@ -77,6 +77,9 @@ def decide(
         if wish is None or why:
             decisions.append(Decision(function, name, now, wish or now, now, why, ("no or old data",), valid=False))
             continue
+        if wish == now:
+            decisions.append(Decision(function, name, now, wish, now, reason))
+            continue
         needs[function] = memory_need(nodes, [observation.node(node.id) for node in nodes], settings)
         target, hits = _limited(function, now, wish, needs[function], now_s, state, settings)
         decisions.append(Decision(function, name, now, wish, target, reason, tuple(hits)))
@@ -115,8 +118,6 @@ def _limited(
     state: LimitState,
     settings: LimitSettings,
 ) -> tuple[Configuration, list[str]]:
-    if wish == now:
-        return now, []
     last_s = state.changed_s.get(function)
     if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
         return now, [f"cool-down of {settings.cooldown_s:g} s"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Literal
+from collections.abc import Mapping
+from functools import partial
+from typing import Literal
 
+import orjson
 import requests
 from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
@@ -13,7 +16,7 @@ from urllib3.util.retry import Retry
 
 from autoscaler.errors import MetricsError
 from autoscaler.monitor.catalogue import METRICS
-from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Series, Shape
+from autoscaler.state.readings import LARGEST, SHAPES, Buckets, Job, Key, Readings, Series, Shape
 
 TRIES = 2
 NAMESPACE = "openfaas-fn"
@@ -21,9 +24,11 @@ TAIL = 0.95
 TAILS = (Series.NODE_CALL_SECONDS,)
 """Histograms of which Prometheus tells the P95 alone: of a node nothing else is asked, and the 46 buckets of each of
 5,000 nodes would be 30 MB in every tick."""
-_NO_NUMBERS = ("NaN", "+Inf", "-Inf")
+ONLY = {Series.REPLICAS_BY_STATE: 'state="ready"'}
+"""Matchers of what alone is used of a series: the other states of 5,000 functions would be 10,000 rows."""
 _AGE_OF: dict[Job, Series] = {"gateway": Series.REPLICAS_WANTED, "ingress": Series.REQUESTS_IN_FLIGHT}
-Row = dict[str, Any]
+Row = tuple[Mapping[str, str], float]
+"""Labels and value."""
 
 
 def selector(series: Series, pipeline: str) -> str:
@@ -35,7 +40,8 @@ def selector(series: Series, pipeline: str) -> str:
         return f'{name}{{pipeline="{pipeline}"}}'
     if "function_name" in shape.labels:
         own = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(NAMESPACE)}".replace("\\", "\\\\")
-        return f'{name}{{function_name=~"{own}"}}'
+        more = f",{ONLY[series]}" if series in ONLY else ""
+        return f'{name}{{function_name=~"{own}"{more}}}'
     return name
 
 
@@ -68,6 +74,7 @@ class PrometheusSource:
     def __init__(self, url: str, pipeline: str, timeout_s: float = 5.0, stale_s: float = 60.0) -> None:
         session = requests.Session()
         session.trust_env = False
+        session.hooks["response"].append(_read_by_orjson)
         retry = Retry(
             total=TRIES,
             backoff_factor=0.1,
@@ -120,7 +127,7 @@ class PrometheusSource:
             if not rows:
                 problems.append(f"Prometheus has no sample of {METRICS[series]}: is the {job} scraped?")
                 continue
-            ages[job] = max(0.0, now_s - _number(rows[0]))
+            ages[job] = max(0.0, now_s - rows[0][1])
             if ages[job] > self._stale_s:
                 problems.append(
                     f"the last sample of the {job} in Prometheus is {ages[job]:.0f} s old; allowed: {self._stale_s:g} s"
@@ -128,39 +135,40 @@ class PrometheusSource:
         return ages, problems
 
     def _query(self, query: str, time_s: float) -> list[Row]:
-        """Raises MetricsError."""
+        """Rows with a number. Raises MetricsError."""
         try:
-            rows: list[Row] = self._client.custom_query(query, params={"time": time_s})
-        except (PrometheusApiClientException, requests.RequestException, ValueError, KeyError) as error:
+            rows = self._client.custom_query(query, params={"time": time_s})
+            found = [(row["metric"], float(row["value"][1])) for row in rows]
+        except (PrometheusApiClientException, requests.RequestException, ValueError, LookupError, TypeError) as error:
             raise MetricsError(
                 f"Prometheus at {self._url} did not answer {query[:80]!r} ({type(error).__name__}: {str(error)[:160]})"
             ) from error
-        return [row for row in rows if row["value"][1] not in _NO_NUMBERS]
+        return [row for row in found if 0.0 <= row[1] < LARGEST]
 
 
-def _number(row: Row) -> float:
-    return float(row["value"][1])
+def _read_by_orjson(reply: requests.Response, *_: object, **__: object) -> None:
+    """Thousands of rows in every answer, five times as fast as by the standard library."""
+    reply.json = partial(orjson.loads, reply.content)  # type: ignore[method-assign]
 
 
-def _key(row: Row, shape: Shape) -> Key:
-    metric = row["metric"]
+def _key(metric: Mapping[str, str], shape: Shape) -> Key:
     return tuple([metric.get(label, "") for label in shape.labels])
 
 
 def _values(rows: list[Row], shape: Shape) -> dict[Key, float]:
     if len(shape.labels) == 1:  # thousands of functions, in most series
         (label,) = shape.labels
-        return {(row["metric"].get(label, ""),): float(row["value"][1]) for row in rows}
-    return {_key(row, shape): float(row["value"][1]) for row in rows}
+        return {(metric.get(label, ""),): value for metric, value in rows}
+    return {_key(metric, shape): value for metric, value in rows}
 
 
 def _tails(rows: list[Row], shape: Shape) -> dict[Key, Buckets]:
     """Histograms with the P95 that was told, and no other promise."""
-    return {_key(row, shape): ((_number(row), TAIL), (math.inf, 1.0)) for row in rows}
+    return {_key(metric, shape): ((value, TAIL), (math.inf, 1.0)) for metric, value in rows}
 
 
 def _histograms(rows: list[Row], shape: Shape) -> dict[Key, Buckets]:
     found: dict[Key, dict[float, float]] = {}
-    for row in rows:
-        found.setdefault(_key(row, shape), {})[float(row["metric"]["le"])] = _number(row)
+    for metric, value in rows:
+        found.setdefault(_key(metric, shape), {})[float(metric["le"])] = value
     return {key: tuple(sorted(buckets.items())) for key, buckets in found.items()}

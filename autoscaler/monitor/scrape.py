@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler.errors import MetricsError
 from autoscaler.monitor.catalogue import METRICS, SAMPLES
 from autoscaler.monitor.growth import JOBS, Samples, TargetHistory, readings_of
-from autoscaler.state.readings import Readings
+from autoscaler.state.readings import LARGEST, Readings
 
 TRIES = 2
 THREADS = 8
@@ -20,13 +19,13 @@ _PREFIXES = tuple(METRICS.values())
 
 
 def parse_exposition(text: str) -> Samples:
-    """The samples of the catalogue in a Prometheus text exposition, without NaN. Raises ValueError."""
+    """The samples of the catalogue in a Prometheus text exposition that are numbers. Raises ValueError."""
     ours = "\n".join(line for line in text.splitlines() if line.startswith(_PREFIXES))
     found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for family in text_string_to_metric_families(ours + "\n"):
         for sample in family.samples:
             value = float(sample.value)
-            if sample.name in SAMPLES and not math.isnan(value):
+            if sample.name in SAMPLES and 0.0 <= value < LARGEST:
                 found[sample.name, tuple(sorted(sample.labels.items()))] = value
     return found
 

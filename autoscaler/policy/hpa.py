@@ -8,11 +8,11 @@ scaling down. Departures: metrics come per function, not per pod; other axes of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import Metric, by_average_value, by_resource
-from autoscaler.policy.pace import History, Pace, limit
+from autoscaler.policy.pace import NOTHING, History, Pace, limit
 from autoscaler.policy.rows import EVERY_KIND, by_function, calls
 
 
@@ -66,6 +66,7 @@ class HpaPolicy:
         histories: dict[str, History] = dict(memory) if isinstance(memory, dict) else {}
         wishes: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
+        pace = self.settings.pace
         for function, nodes in by_function(observation, self.settings.kinds).items():
             present = nodes[0].configuration
             if present is None:
@@ -75,10 +76,9 @@ class HpaPolicy:
             if raw is None:
                 reasons[function] = reason
                 continue
-            wanted, histories[function], why = limit(
-                raw, present.replicas, histories.get(function, History()), now_s, self.settings.pace
-            )
-            wishes[function] = replace(present, replicas=wanted)
+            history = histories.get(function, NOTHING)
+            wanted, histories[function], why = limit(raw, present.replicas, history, now_s, pace)
+            wishes[function] = present if wanted == present.replicas else present.with_replicas(wanted)
             reasons[function] = f"{reason}; {why}" if why else reason
         return Proposal(wishes, reasons, histories)
 

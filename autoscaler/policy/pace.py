@@ -33,10 +33,15 @@ class History:
     """What is remembered of one function, oldest first."""
 
     recommendations: tuple[Entry, ...] = ()
+    """Of equal ones in a row the last: it leaves every window last, so nothing else of the row matters."""
     changes: tuple[Entry, ...] = ()
     """Replicas really added (or, negative, taken away) and when that was decided."""
     last: Entry | None = None
     """When this function was judged last, and how many replicas it had then."""
+
+
+NOTHING = History()
+"""What is remembered of a function that was never judged."""
 
 
 def limit(raw: int, present: int, history: History, now_s: float, pace: Pace) -> tuple[int, History, str]:
@@ -57,13 +62,14 @@ def limit(raw: int, present: int, history: History, now_s: float, pace: Pace) ->
     bounded = min(max(rated, pace.min_replicas), pace.max_replicas)
     if bounded != rated:
         why = f"bounds are {pace.min_replicas} to {pace.max_replicas}"
-    return bounded, History((*recommendations, (now_s, raw)), changes, (now_s, present)), why
+    kept = recommendations[:-1] if recommendations and recommendations[-1][1] == raw else recommendations
+    return bounded, History((*kept, (now_s, raw)), changes, (now_s, present)), why
 
 
 def stabilise(raw: int, present: int, recommendations: tuple[Entry, ...], now_s: float, pace: Pace) -> int:
     """Up only as far as the least, down only as far as the largest recommendation of the window."""
-    up = min([raw, *(n for time_s, n in recommendations if time_s > now_s - pace.up_stabilisation_s)])
-    down = max([raw, *(n for time_s, n in recommendations if time_s > now_s - pace.down_stabilisation_s)])
+    up = min([raw, *[n for time_s, n in recommendations if time_s > now_s - pace.up_stabilisation_s]])
+    down = max([raw, *[n for time_s, n in recommendations if time_s > now_s - pace.down_stabilisation_s]])
     return min(max(present, up), down)
 
 
@@ -87,4 +93,4 @@ def _with_last_change(history: History, present: int) -> tuple[Entry, ...]:
 
 
 def _young(entries: tuple[Entry, ...], now_s: float, age_s: float) -> tuple[Entry, ...]:
-    return tuple(entry for entry in entries if entry[0] > now_s - age_s)
+    return tuple([entry for entry in entries if entry[0] > now_s - age_s])

@@ -1,9 +1,14 @@
-"""The features of section 4.2 of the sMoE paper, computed from one window's readings."""
+"""The features of section 4.2 of the sMoE paper, computed from one window's readings.
+
+Thousands of nodes are computed column by column: a list holds one number of every node, in the topology's order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import TypeVar
 
 from autoscaler.contract import (
     MIB,
@@ -15,27 +20,26 @@ from autoscaler.contract import (
     Topology,
 )
 from autoscaler.state.quantiles import histogram_quantile
-from autoscaler.state.readings import Readings, Series
-from autoscaler.state.shares import ratio, routing_entropy, tails, total, variance, with_fields, with_shares
+from autoscaler.state.readings import Buckets, Key, Readings, Series
+from autoscaler.state.shares import FIELDS, layer_shares, ratio, routing_entropy, tails, total, variance, with_fields
 
 NAMESPACE = "openfaas-fn"
+Column = list[float | None]
+_V = TypeVar("_V")
 
 
 def observe(topology: Topology, readings: Readings) -> Observation:
     """All features of one window. Numbers that could not be read are None; ``problems`` says why."""
     pipeline = topology.pipeline
     window_s = readings.window_s
-    nodes = [_node(pipeline, node, readings) for node in topology.nodes]
-    layers = []
-    for layer in range(topology.layers):
-        members = [i for i, node in enumerate(topology.nodes) if node.kind == "expert" and node.layer == layer]
-        shared = with_shares([nodes[i] for i in members])
-        for i, node in zip(members, shared, strict=True):
-            nodes[i] = node
-        layers.append(_layer(topology, layer, shared, readings))
+    nodes = _nodes(topology, readings)
     latency = readings.histogram(Series.REQUEST_SECONDS, pipeline)
     requests = readings.total(Series.REQUESTS, pipeline)
     tokens = readings.value(Series.REQUEST_TOKENS, pipeline)
+    experts: dict[int, list[NodeObservation]] = {layer: [] for layer in range(topology.layers)}
+    for node in nodes:
+        if node.kind == "expert" and node.layer in experts:
+            experts[node.layer].append(node)
     return Observation(
         start_s=readings.start_s,
         end_s=readings.end_s,
@@ -49,7 +53,7 @@ def observe(topology: Topology, readings: Readings) -> Observation:
         latency_p95_s=histogram_quantile(0.95, latency),
         latency_p99_s=histogram_quantile(0.99, latency),
         nodes=tuple(nodes),
-        layers=tuple(layers),
+        layers=tuple(_layer(topology, layer, row, readings) for layer, row in experts.items()),
         problems=readings.problems,
         stale=readings.stale or requests is None,
     )
@@ -78,103 +82,180 @@ def _layer(topology: Topology, layer: int, experts: Sequence[NodeObservation], r
     )
 
 
-def _node(pipeline: str, node: NodeInfo, readings: Readings) -> NodeObservation:
-    function_name = f"{node.function}.{NAMESPACE}"
-    configuration = present_configuration(readings, function_name)
-    work = _ingress_work(pipeline, readings) if node.kind == "ingress" else _node_work(pipeline, node.id, readings)
-    ready = readings.value(Series.REPLICAS_BY_STATE, function_name, "ready")
-    cpu_s = readings.value(Series.REPLICA_CPU_SECONDS, function_name)
-    measured = readings.count(Series.REPLICA_CPU_SECONDS, function_name)
-    window_s = readings.window_s
-    spent_s = total([work["busy_s"], work["wait_s"]])
-    in_flight = ratio(work["busy_s"], window_s)
-    return NodeObservation(
-        node=node.id,
-        function=node.function,
-        kind=node.kind,
-        layer=node.layer,
-        expert=node.expert,
-        configuration=configuration,
-        ready_replicas=None if ready is None else round(ready),
-        cpu_utilisation=_cpu_utilisation(configuration, function_name, readings),
-        memory_utilisation=_memory_utilisation(configuration, function_name, readings),
-        gpu_utilisation=None,
-        concurrency_utilisation=_concurrency_utilisation(configuration, ready, in_flight),
-        latency_p95_s=histogram_quantile(0.95, _latency(pipeline, node, readings)),
-        latency_mean_s=ratio(spent_s, work["calls"]),
-        tokens_per_s=ratio(work["tokens"], window_s),
-        requests_per_s=ratio(work["calls"], window_s),
-        in_flight=in_flight,
-        waiting=ratio(work["wait_s"], window_s),
-        busy_s=work["busy_s"],
-        cpu_s=cpu_s,
-        peak_tokens=readings.value(Series.NODE_TOKENS_PEAK, pipeline, node.id),
-        measured_replicas=measured,
-        age_s=max(readings.ages_s.values()) if len(readings.ages_s) == 2 else None,
-    )
-
-
-def _latency(pipeline: str, node: NodeInfo, readings: Readings) -> tuple[tuple[float, float], ...] | None:
-    if node.kind == "ingress":
-        return readings.histogram(Series.REQUEST_SECONDS, pipeline)
-    return readings.histogram(Series.NODE_CALL_SECONDS, pipeline, node.id)
-
-
-def _ingress_work(pipeline: str, readings: Readings) -> dict[str, float | None]:
-    """Calls, tokens, seconds at replicas and seconds waited, in this window. Nothing waits in front of the ingress."""
-    calls = readings.total(Series.REQUESTS, pipeline)
-    return {
-        "calls": calls,
-        "tokens": readings.value(Series.REQUEST_TOKENS, pipeline),
-        "busy_s": readings.value(Series.REQUEST_SECONDS_SUM, pipeline),
-        "wait_s": None if calls is None else 0.0,
+def _nodes(topology: Topology, readings: Readings) -> list[NodeObservation]:
+    infos, window_s = topology.nodes, readings.window_s
+    names: list[Key] = [(f"{node.function}.{NAMESPACE}",) for node in infos]
+    configurations = _configurations(names, readings)
+    ready = _column(readings.values.get(Series.REPLICAS_BY_STATE, {}), [(name, "ready") for (name,) in names])
+    measured = _column(readings.counts.get(Series.REPLICA_CPU_SECONDS, {}), names)
+    work = _work(topology, readings)
+    calls, busy, waited = work["calls"], work["busy_s"], work["wait_s"]
+    in_flight = _rates(busy, window_s)
+    calls_per_s, tokens_per_s = _rates(calls, window_s), _rates(work["tokens"], window_s)
+    p95 = _p95(topology, readings)
+    token_shares, call_shares, stragglers = _shares(infos, tokens_per_s, calls_per_s, p95)
+    age_s = max(readings.ages_s.values()) if len(readings.ages_s) == 2 else None
+    nothing: list[None] = [None] * len(infos)
+    columns: dict[str, Iterable[object]] = {
+        "node": [node.id for node in infos],
+        "function": [node.function for node in infos],
+        "kind": [node.kind for node in infos],
+        "layer": [node.layer for node in infos],
+        "expert": [node.expert for node in infos],
+        "configuration": configurations,
+        "ready_replicas": _whole(ready),
+        "cpu_utilisation": _cpu_utilisation(configurations, names, measured, readings),
+        "memory_utilisation": _memory_utilisation(configurations, names, readings),
+        "gpu_utilisation": nothing,
+        "concurrency_utilisation": map(_concurrency_utilisation, configurations, ready, in_flight),
+        "latency_p95_s": p95,
+        "latency_mean_s": [
+            None if spent is None or wait is None else ratio(spent + wait, count)
+            for spent, wait, count in zip(busy, waited, calls, strict=True)
+        ],
+        "tokens_per_s": tokens_per_s,
+        "requests_per_s": calls_per_s,
+        "in_flight": in_flight,
+        "waiting": _rates(waited, window_s),
+        "busy_s": busy,
+        "cpu_s": _column(readings.values.get(Series.REPLICA_CPU_SECONDS, {}), names),
+        "peak_tokens": _column(readings.values.get(Series.NODE_TOKENS_PEAK, {}), _keys(topology)),
+        "token_share": token_shares,
+        "request_share": call_shares,
+        "straggler_ratio": stragglers,
+        "measured_replicas": _whole(measured),
+        "busy_replica_s": nothing,
+        "age_s": [age_s] * len(infos),
     }
+    return [NodeObservation(*row) for row in zip(*(columns[name] for name in FIELDS), strict=True)]
 
 
-def _node_work(pipeline: str, node_id: str, readings: Readings) -> dict[str, float | None]:
-    """The same of a segment or expert.
+def _keys(topology: Topology) -> list[Key]:
+    return [(topology.pipeline, node.id) for node in topology.nodes]
+
+
+def _column(found: Mapping[Key, _V], keys: Iterable[Key]) -> list[_V | None]:
+    return list(map(found.get, keys))
+
+
+def _rates(amounts: Sequence[float | None], window_s: float) -> Column:
+    return [ratio(amount, window_s) for amount in amounts]
+
+
+def _whole(numbers: Sequence[float | None]) -> list[int | None]:
+    return [None if number is None else round(number) for number in numbers]
+
+
+def _p95(topology: Topology, readings: Readings) -> Column:
+    """EL(t). The ingress' is that of whole requests."""
+    found: Mapping[Key, Buckets] = readings.histograms.get(Series.NODE_CALL_SECONDS, {})
+    histograms = _column(found, _keys(topology))
+    for place, node in enumerate(topology.nodes):
+        if node.kind == "ingress":
+            histograms[place] = readings.histogram(Series.REQUEST_SECONDS, topology.pipeline)
+    return [None if buckets is None else histogram_quantile(0.95, buckets) for buckets in histograms]
+
+
+def _work(topology: Topology, readings: Readings) -> dict[str, Column]:
+    """Calls, tokens, seconds at replicas and seconds waited of every node, in this window.
 
     A node that was never called may have no series yet; where the ingress that would count its calls was read, that is
-    a zero and not a gap.
+    a zero and not a gap. Nothing waits in front of the ingress.
     """
-    counted = readings.total(Series.REQUESTS, pipeline) is not None
-    names = {
-        "calls": Series.NODE_CALLS,
-        "tokens": Series.NODE_TOKENS,
-        "busy_s": Series.NODE_BUSY_SECONDS,
-        "wait_s": Series.NODE_WAIT_SECONDS,
+    pipeline, keys = topology.pipeline, _keys(topology)
+    requests = readings.total(Series.REQUESTS, pipeline)
+    absent = None if requests is None else 0.0
+    found: dict[str, Column] = {}
+    for name, series in _WORK.items():
+        sums = readings.totals(series, 2)
+        found[name] = [sums.get(key, absent) for key in keys]
+    own = {
+        "calls": requests,
+        "tokens": readings.value(Series.REQUEST_TOKENS, pipeline),
+        "busy_s": readings.value(Series.REQUEST_SECONDS_SUM, pipeline),
+        "wait_s": absent,
     }
-    found = {name: readings.total(series, pipeline, node_id) for name, series in names.items()}
-    return {name: 0.0 if value is None and counted else value for name, value in found.items()}
+    for place, node in enumerate(topology.nodes):
+        if node.kind == "ingress":
+            for name, value in own.items():
+                found[name][place] = value
+    return found
 
 
-def present_configuration(readings: Readings, function_name: str) -> Configuration | None:
+_WORK = {
+    "calls": Series.NODE_CALLS,
+    "tokens": Series.NODE_TOKENS,
+    "busy_s": Series.NODE_BUSY_SECONDS,
+    "wait_s": Series.NODE_WAIT_SECONDS,
+}
+
+
+def _shares(infos: Sequence[NodeInfo], tokens: Column, calls: Column, p95: Column) -> tuple[Column, Column, Column]:
+    """TS, RS and SR of every expert within its layer; None for all other nodes."""
+    layers: dict[int, list[int]] = {}
+    for place, node in enumerate(infos):
+        if node.kind == "expert" and node.layer is not None:
+            layers.setdefault(node.layer, []).append(place)
+    found: tuple[Column, Column, Column] = ([None] * len(infos), [None] * len(infos), [None] * len(infos))
+    for places in layers.values():
+        shared = layer_shares([tokens[i] for i in places], [calls[i] for i in places], [p95[i] for i in places])
+        for column, numbers in zip(found, shared, strict=True):
+            for place, number in zip(places, numbers, strict=True):
+                column[place] = number
+    return found
+
+
+def _configurations(names: Sequence[Key], readings: Readings) -> list[Configuration | None]:
     """CC(t) from the gateway's gauges; None when one of them is missing."""
-    memory_bytes = readings.value(Series.MEMORY_LIMIT_BYTES, function_name)
-    cores = readings.value(Series.CPU_LIMIT_CORES, function_name)
-    replicas = readings.value(Series.REPLICAS_WANTED, function_name)
-    concurrency = readings.value(Series.MAX_INFLIGHT, function_name)
-    if not memory_bytes or not cores or replicas is None or concurrency is None:
-        return None
+    memory_bytes, cores, replicas, concurrency = (
+        _column(readings.values.get(series, {}), names)
+        for series in (
+            Series.MEMORY_LIMIT_BYTES,
+            Series.CPU_LIMIT_CORES,
+            Series.REPLICAS_WANTED,
+            Series.MAX_INFLIGHT,
+        )
+    )
+    return [
+        None if not memory or not cpu or count is None or slots is None else _configuration(memory, cpu, count, slots)
+        for memory, cpu, count, slots in zip(memory_bytes, cores, replicas, concurrency, strict=True)
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _configuration(memory_bytes: float, cores: float, replicas: float, concurrency: float) -> Configuration:
+    """Most functions have one of a few configurations."""
     return Configuration(max(1, round(memory_bytes / MIB)), cores, 0.0, round(replicas), round(concurrency))
 
 
-def _cpu_utilisation(configuration: Configuration | None, function_name: str, readings: Readings) -> float | None:
-    """CPU time used over CPU time configured, of the replicas that were there during the whole window."""
-    cpu_s = readings.measured.get(Series.REPLICA_CPU_SECONDS, {}).get((function_name,))
-    replicas = readings.count(Series.REPLICA_CPU_SECONDS, function_name)
-    if configuration is None or not configuration.cpu_cores or not replicas or cpu_s is None:
-        return None
-    real_per_configured = readings.value(Series.CPU_SCALE) or 1.0
-    return ratio(cpu_s, readings.window_s * replicas * configuration.cpu_cores * real_per_configured)
+def _cpu_utilisation(
+    configurations: Sequence[Configuration | None],
+    names: Sequence[Key],
+    replicas: Sequence[float | None],
+    readings: Readings,
+) -> Column:
+    """CPU time used over CPU time configured, of the ``replicas`` that were there during the whole window."""
+    used = _column(readings.measured.get(Series.REPLICA_CPU_SECONDS, {}), names)
+    window_s, real_per_configured = readings.window_s, readings.value(Series.CPU_SCALE) or 1.0
+    return [
+        None
+        if configuration is None or not configuration.cpu_cores or cpu_s is None or not count
+        else ratio(cpu_s, window_s * count * configuration.cpu_cores * real_per_configured)
+        for configuration, cpu_s, count in zip(configurations, used, _whole(replicas), strict=True)
+    ]
 
 
-def _memory_utilisation(configuration: Configuration | None, function_name: str, readings: Readings) -> float | None:
-    used_bytes = readings.value(Series.REPLICA_MEMORY_BYTES, function_name)
-    replicas = readings.count(Series.REPLICA_MEMORY_BYTES, function_name)
-    if configuration is None or used_bytes is None or not replicas:
-        return None
-    return used_bytes / (replicas * configuration.memory_mb * MIB)
+def _memory_utilisation(
+    configurations: Sequence[Configuration | None], names: Sequence[Key], readings: Readings
+) -> Column:
+    used = _column(readings.values.get(Series.REPLICA_MEMORY_BYTES, {}), names)
+    replicas = _whole(_column(readings.counts.get(Series.REPLICA_MEMORY_BYTES, {}), names))
+    return [
+        None
+        if configuration is None or used_bytes is None or not count
+        else used_bytes / (count * configuration.memory_mb * MIB)
+        for configuration, used_bytes, count in zip(configurations, used, replicas, strict=True)
+    ]
 
 
 def _concurrency_utilisation(

@@ -14,6 +14,10 @@ Buckets = tuple[tuple[float, float], ...]
 """(upper bound in seconds, increase of the cumulative count), ascending, the last bound infinite."""
 
 
+LARGEST = 1e15
+"""What is read lies from 0 up to below this; anything else (NaN, an infinity, less than nothing) is no number."""
+
+
 class Series(StrEnum):
     """Everything a window is made of; which metric carries it is the monitor's affair. Times are seconds."""
 
@@ -119,13 +123,16 @@ class Readings:
 
     def total(self, series: Series, *key: str) -> float | None:
         """Sum over all keys that begin with ``key``; None where there is none."""
-        length = len(key)
+        return self.totals(series, len(key)).get(key)
+
+    def totals(self, series: Series, length: int) -> Mapping[Key, float]:
+        """Sums over all keys that begin with the same ``length`` label values."""
         if (series, length) not in self._totals:
             sums: dict[Key, float] = {}
             for labels, value in self.values.get(series, {}).items():
                 sums[labels[:length]] = sums.get(labels[:length], 0.0) + value
             self._totals[series, length] = sums
-        return self._totals[series, length].get(key)
+        return self._totals[series, length]
 
     @cached_property
     def _totals(self) -> dict[tuple[Series, int], dict[Key, float]]:

@@ -23,33 +23,30 @@ def variance(values: Sequence[float]) -> float | None:
     return math.fsum((value - mean) ** 2 for value in values) / len(values)
 
 
-def with_shares(experts: Sequence[NodeObservation]) -> list[NodeObservation]:
-    """TS, RS and SR of one layer's experts.
+def layer_shares(
+    tokens: Sequence[float | None], calls: Sequence[float | None], p95_s: Sequence[float | None]
+) -> tuple[list[float | None], list[float | None], list[float | None]]:
+    """TS, RS and SR of one layer's experts, from their tokens, calls and tail latencies in the same order.
 
     Shares are None when any expert's number is unknown (a share of a part is no share) and when the layer had no work.
     SR is over the experts that have a tail latency, which are those that were called.
     """
-    tokens = total([node.tokens_per_s for node in experts])
-    calls = total([node.requests_per_s for node in experts])
-    slowest = max(tails(experts), default=None)
-    return [
-        with_fields(
-            node,
-            token_share=ratio(node.tokens_per_s, tokens),
-            request_share=ratio(node.requests_per_s, calls),
-            straggler_ratio=ratio(node.latency_p95_s, slowest),
-        )
-        for node in experts
-    ]
+    all_tokens, all_calls = total(tokens), total(calls)
+    slowest_s = max((one for one in p95_s if one is not None), default=None)
+    return (
+        [ratio(one, all_tokens) for one in tokens],
+        [ratio(one, all_calls) for one in calls],
+        [ratio(one, slowest_s) for one in p95_s],
+    )
 
 
-_NAMES = tuple(entry.name for entry in fields(NodeObservation))
-_values = attrgetter(*_NAMES)
+FIELDS = tuple(entry.name for entry in fields(NodeObservation))
+_values = attrgetter(*FIELDS)
 
 
 def with_fields(node: NodeObservation, **changes: object) -> NodeObservation:
     """``dataclasses.replace`` in a fifth of its time: hundreds of nodes are changed in every window."""
-    return NodeObservation(**{**dict(zip(_NAMES, _values(node), strict=True)), **changes})
+    return NodeObservation(**{**dict(zip(FIELDS, _values(node), strict=True)), **changes})
 
 
 def tails(experts: Sequence[NodeObservation]) -> list[float]:

@@ -11,10 +11,14 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
 
 from autoscaler.errors import PlatformError
 from autoscaler.platform.kubernetes.client import Event, ExpiredError, Object
+from autoscaler.platform.kubernetes.deployments import FUNCTION_LABEL, PIPELINE_LABEL
 
 log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
 
@@ -38,6 +42,43 @@ class Source(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An object as it is kept: what is asked of it at every look, and the rest packed.
+
+    Thousands of unpacked documents are ten times as large, and the garbage collector walks through all of them several
+    times in a tick.
+    """
+
+    name: str
+    uid: str
+    version: str
+    function: str
+    """Label of the function that it belongs to."""
+    pipeline: str
+    """Label of the pipeline, of a Deployment that of its pods."""
+    packed: bytes
+
+    @staticmethod
+    def of(document: Object) -> Kept:
+        meta = document["metadata"]
+        labels = meta.get("labels") or {}
+        pods = document.get("spec", {}).get("template", {}).get("metadata", meta).get("labels") or {}
+        return Kept(
+            meta["name"],
+            meta.get("uid", ""),
+            meta.get("resourceVersion", ""),
+            labels.get(FUNCTION_LABEL, ""),
+            pods.get(PIPELINE_LABEL, ""),
+            orjson.dumps(document),
+        )
+
+    def document(self) -> Object:
+        """A copy of one's own."""
+        found: dict[str, Any] = orjson.loads(self.packed)
+        return found
+
+
 class WatchCache:
     """``trimmed`` keeps of an object what is needed. ``clock``: seconds that only grow."""
 
@@ -45,7 +86,7 @@ class WatchCache:
         self._source = source
         self._trimmed = trimmed
         self._clock = clock
-        self._objects: dict[str, Object] = {}
+        self._objects: dict[str, Kept] = {}
         self._version = ""
         self._listed_s = 0.0
         self._whole = False
@@ -65,8 +106,8 @@ class WatchCache:
             self._cut()
         self._thread.join(timeout=5.0)
 
-    def objects(self) -> list[Object] | None:
-        """All objects, None where the watch is not whole now. They are shared: whoever changes one makes a copy."""
+    def objects(self) -> list[Kept] | None:
+        """All objects, None where the watch is not whole now."""
         with self._lock:
             return list(self._objects.values()) if self._whole else None
 
@@ -75,7 +116,7 @@ class WatchCache:
         with self._lock:
             known = self._objects.get(document["metadata"]["name"])
             if known is not None and _newer(document, known):
-                self._objects[document["metadata"]["name"]] = self._trimmed(document)
+                self._objects[known.name] = Kept.of(self._trimmed(document))
 
     def _run(self) -> None:
         failed = 0
@@ -107,7 +148,7 @@ class WatchCache:
 
     def _load(self) -> None:
         found, version = self._source.list()
-        objects = {one["metadata"]["name"]: self._trimmed(one) for one in found}
+        objects = {one["metadata"]["name"]: Kept.of(self._trimmed(one)) for one in found}
         with self._lock:
             self._objects, self._version, self._listed_s = objects, version(), self._clock()
 
@@ -120,10 +161,10 @@ class WatchCache:
             name = document["metadata"]["name"]
             known = self._objects.get(name)
             if kind == "DELETED":
-                if known is not None and known["metadata"].get("uid") == document["metadata"].get("uid"):
+                if known is not None and known.uid == document["metadata"].get("uid", ""):
                     del self._objects[name]
             elif known is None or _newer(document, known):
-                self._objects[name] = self._trimmed(document)
+                self._objects[name] = Kept.of(self._trimmed(document))
 
 
 def trimmed_deployment(document: Object) -> Object:
@@ -155,28 +196,31 @@ def trimmed_pod(document: Object) -> Object:
     meta, spec, status = document["metadata"], document["spec"], document.get("status") or {}
     annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith("smoe.")}
     kept = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
-    conditions = [one for one in status.get("conditions") or () if one["type"] in _CONDITIONS]
+    told = status.get("conditions") or ()
+    unready = any(one["type"] == "Ready" and one["status"] != "True" for one in told)
+    types = (*_CONDITIONS, "Ready", "ContainersReady") if unready else _CONDITIONS
+    conditions = [one for one in told if one["type"] in types]
     return {
         "metadata": {**_picked(meta, kept), "annotations": annotations},
         "spec": {
             **_picked(spec, ("nodeName",)),
             "containers": [_picked(one, ("name", "resources")) for one in spec.get("containers") or ()],
         },
-        "status": {**_picked(status, ("phase", "reason")), "conditions": conditions},
+        "status": {**_picked(status, ("phase",)), "conditions": conditions},
     }
 
 
-_CONDITIONS = ("PodResizePending", "PodResizeInProgress", "PodScheduled")
+_CONDITIONS = ("PodResizePending", "PodResizeInProgress", "PodScheduled", "DisruptionTarget")
 
 
 def _picked(document: Object, keys: tuple[str, ...]) -> Object:
     return {key: document[key] for key in keys if key in document}
 
 
-def _newer(document: Object, known: Object) -> bool:
+def _newer(document: Object, known: Kept) -> bool:
     """Whether it is of a later form; versions of one kind are numbers that grow. Another object of the name is."""
-    new, old = document["metadata"], known["metadata"]
-    if new.get("uid") != old.get("uid"):
+    meta = document["metadata"]
+    if meta.get("uid", "") != known.uid:
         return True
-    versions = new["resourceVersion"], old["resourceVersion"]
+    versions = meta["resourceVersion"], known.version
     return not all(one.isdigit() for one in versions) or int(versions[0]) > int(versions[1])

@@ -14,6 +14,10 @@ ConditionKind = Literal[
 ]
 
 
+DRIVEN_AWAY = ("DeletionByTaintManager", "DeletionByPodGC")
+"""Reasons of ``DisruptionTarget`` that are the node's."""
+
+
 @dataclass(frozen=True)
 class Condition:
     """One obstacle. ``pod`` is empty where the whole function has it; ``since_s`` Unix time, None where not told."""
@@ -48,9 +52,10 @@ def leaving(pod: Object) -> bool:
 
 def _of_pod(function: str, pod: Object) -> Iterator[Condition]:
     name, status = pod["metadata"]["name"], pod.get("status", {})
-    if status.get("reason") == "NodeLost":
+    lost = _lost(status)
+    if lost is not None:
         node = pod["spec"].get("nodeName", "")
-        yield Condition(function, "node lost", name, f"node {node} is not heard of any more")
+        yield Condition(function, "node lost", name, f"node {node} {lost}", _since(status))
         return
     if leaving(pod):
         return
@@ -63,6 +68,28 @@ def _of_pod(function: str, pod: Object) -> Iterator[Condition]:
             yield Condition(function, "resize failed", name, message, since_s)
         elif one["type"] == "PodScheduled" and one["status"] == "False" and reason == "Unschedulable":
             yield Condition(function, "unschedulable", name, message, since_s)
+
+
+def _lost(status: Object) -> str | None:
+    """What happened to the node of a pod, None where it is heard of.
+
+    Kubernetes marks the pods of a silent node unready and leaves their containers ready, which no kubelet does
+    (``MarkPodsNotReady``); minutes later it drives them away by taints, or collects them once the node is deleted.
+    """
+    true = {one["type"]: one.get("reason", "") for one in status.get("conditions") or () if one["status"] == "True"}
+    if true.get("DisruptionTarget") in DRIVEN_AWAY:
+        return "is gone, or drives its pods away"
+    gated = any(one.get("reason") == "ReadinessGatesNotReady" for one in status.get("conditions") or ())
+    if "Ready" not in true and "ContainersReady" in true and not gated:
+        return "is not heard of any more"
+    return None
+
+
+def _since(status: Object) -> float | None:
+    """When the pod was marked."""
+    marks = ("DisruptionTarget", "Ready")
+    found = {one["type"]: _moment(one.get("lastTransitionTime")) for one in status.get("conditions") or ()}
+    return next((found[mark] for mark in marks if mark in found), None)
 
 
 def _moment(text: str | None) -> float | None:

@@ -6,7 +6,7 @@ deployment, by the controller at a change); without it, the template says it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,13 +221,6 @@ def set_aside_patch(deployment: Object) -> Object | None:
         "metadata": {"labels": change, "annotations": note},
         "spec": {"template": {"metadata": {"labels": change}}},
     }
-
-
-def by_function(pods: Iterable[Object]) -> dict[str, list[Object]]:
-    found: dict[str, list[Object]] = {}
-    for pod in pods:
-        found.setdefault((pod["metadata"].get("labels") or {}).get(FUNCTION_LABEL, ""), []).append(pod)
-    return found
 
 
 def same(one: str, other: str) -> bool:

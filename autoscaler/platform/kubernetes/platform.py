@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError
 from autoscaler.platform.kubernetes import deployments as d
-from autoscaler.platform.kubernetes.cache import WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platform.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platform.kubernetes.client import MERGE, Event, KubernetesClient, Object, RefusedError
 from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind, conditions_of, leaving
 
@@ -21,10 +21,22 @@ QUOTA_HOLD_S = 60.0
 """After a quota was hit, a function is not grown past what it has for this long."""
 DEFERRED_LIMIT_S = 30.0
 """A resize that its node has no room for now is waited for this long; then the replicas are placed anew."""
+REFUSED_S = 60.0
+"""A refusal is shown for this long after it was last met, so that every scrape sees it."""
 COMMUNITY = (
     "OpenFaaS Community Edition: its own controller holds replicas between 1 and 5 and allows 15 functions; GPU shares "
     "and limits set here last until the next deployment of the function, and are set again then"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read from one form of a Deployment."""
+
+    version: str
+    configuration: Configuration | None
+    community: bool
+    """It is OpenFaaS's, and no operator owns it."""
 
 
 class KubernetesPlatform:
@@ -48,17 +60,17 @@ class KubernetesPlatform:
         self._gpu = gpu or d.GpuSettings()
         self._clock = clock
         self._version: tuple[int, int] | None = None
-        self._deployments: dict[str, Object] = {}
-        self._pods: dict[str, list[Object]] = {}
+        self._deployments: dict[str, Kept] = {}
+        self._pods: dict[str, list[Kept]] = {}
         self._read = False
         self._wished: dict[str, d.Live] = {}
         """What this controller asked for on Deployments whose owner may forget it."""
         self._held: dict[str, tuple[int, float]] = {}
         """Function over quota → replicas that fitted, and until when no more are asked for."""
-        self._refused: dict[str, Condition] = {}
+        self._refused: dict[str, tuple[Condition, float]] = {}
+        """Function → what was refused of it, and when that was met last."""
         self._caches: tuple[WatchCache, WatchCache] | None = None
-        self._known: dict[str, tuple[str, Configuration | None]] = {}
-        """Function → version of its Deployment, and the configuration read from it."""
+        self._known: dict[str, _Read] = {}
         self._settled: dict[str, tuple[str, ...]] = {}
         """Function → versions of its Deployment and pods, of which nothing had to be done."""
 
@@ -89,22 +101,28 @@ class KubernetesPlatform:
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
         self._read_all()
-        found = {name: self._configuration(name, document) for name, document in self._deployments.items()}
+        found = {name: self._known_of(kept).configuration for name, kept in self._deployments.items()}
         return {name: configuration for name, configuration in found.items() if configuration is not None}
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         """Raises FunctionGoneError, UnreachableError, and PlatformError for what the API server refuses."""
         if not self._read:
             self._read_all()
-        deployment = self._deployments.get(function)
+        kept = self._deployments.get(function)
+        deployment = None if kept is None else kept.document()
         before = None if deployment is None else d.live_of(deployment)
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
         self._check_quota(function, target)
-        if d.configuration_of(deployment) != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
-            self._change(function, before, d.wanted(before, target))
-        if int(self._deployments[function]["spec"].get("replicas", 1)) != target.replicas:
-            self._scale(function, target.replicas)
+        try:
+            if d.configuration_of(deployment) != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
+                self._change(function, before, d.wanted(before, target))
+            if int(self._deployment(function)["spec"].get("replicas", 1)) != target.replicas:
+                self._scale(function, target.replicas)
+        except RefusedError as error:
+            self._refuse(function, error)
+            raise
+        self._refused.pop(function, None)
 
     def keep(self) -> None:
         """Bring replicas in line, and answer what stands in the way. One function's trouble is not another's.
@@ -123,29 +141,41 @@ class KubernetesPlatform:
         """What stood in the way of which function when it was last read, and what was refused since."""
         seen = [
             condition
-            for function, deployment in sorted(self._deployments.items())
-            for condition in conditions_of(deployment, self._pods.get(function, ()))
+            for function in sorted(self._deployments)
+            if self._versions(function) != self._settled.get(function)
+            for condition in self._obstacles(function)
         ]
-        return (*seen, *(condition for _, condition in sorted(self._refused.items())))
+        now_s = self._clock()
+        refused = (condition for _, (condition, met_s) in sorted(self._refused.items()) if now_s - met_s < REFUSED_S)
+        return (*seen, *refused)
 
     def notes(self) -> tuple[str, ...]:
         """What this platform cannot do here, in sentences."""
         notes = []
         if not self._resizes:
             notes.append("this Kubernetes cannot resize pods (1.33 can): changed limits are rolled out")
-        foreign = [one["metadata"] for one in self._deployments.values() if not _own(one)]
-        if any(not _of_operator(meta) for meta in foreign):
+        if any(self._known_of(kept).community for kept in self._deployments.values()):
             notes.append(COMMUNITY)
         return tuple(notes)
 
     # inside
 
-    def _configuration(self, name: str, document: Object) -> Configuration | None:
-        version = document["metadata"].get("resourceVersion", "")
-        known = self._known.get(name)
-        if known is None or known[0] != version:
-            known = self._known[name] = version, d.configuration_of(document)
-        return known[1]
+    def _known_of(self, kept: Kept) -> _Read:
+        known = self._known.get(kept.name)
+        if known is None or known.version != kept.version:
+            document = kept.document()
+            community = not _own(document) and not _of_operator(document["metadata"])
+            known = self._known[kept.name] = _Read(kept.version, d.configuration_of(document), community)
+        return known
+
+    def _deployment(self, function: str) -> Object:
+        return self._deployments[function].document()
+
+    def _pods_of(self, function: str) -> list[Object]:
+        return [pod.document() for pod in self._pods.get(function, ())]
+
+    def _obstacles(self, function: str) -> Iterator[Condition]:
+        return conditions_of(self._deployment(function), self._pods_of(function))
 
     @property
     def _resizes(self) -> bool:
@@ -154,16 +184,18 @@ class KubernetesPlatform:
         return self._version >= RESIZE_SINCE
 
     def _read_all(self) -> None:
-        kept, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
-        mine = (
-            document
-            for document in (self._client.deployments(d.FUNCTION_LABEL) if kept is None else kept)
-            if (document["spec"]["template"]["metadata"].get("labels") or {}).get(d.PIPELINE_LABEL) == self._pipeline
-        )
-        found = {document["metadata"]["name"]: document for document in mine}
+        deployments, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
+        if deployments is None:
+            listed = self._client.deployments(d.FUNCTION_LABEL)
+            deployments = [Kept.of(trimmed_deployment(document)) for document in listed]
+        found = {kept.name: kept for kept in deployments if kept.pipeline == self._pipeline}
         if pods is None:
-            pods = list(self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}"))
-        self._pods = d.by_function(pods)
+            listed = self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}")
+            pods = [Kept.of(trimmed_pod(document)) for document in listed]
+        by_function: dict[str, list[Kept]] = {}
+        for pod in pods:
+            by_function.setdefault(pod.function, []).append(pod)
+        self._pods = by_function
         self._deployments, self._read = found, True
 
     def _check_quota(self, function: str, target: Configuration) -> None:
@@ -174,7 +206,7 @@ class KubernetesPlatform:
             raise PlatformError(f"function {function}: the namespace's quota has room for {most} replicas, not more")
 
     def _change(self, function: str, before: d.Live, after: d.Live) -> None:
-        deployment = self._deployments[function]
+        deployment = self._deployment(function)
         if not _own(deployment):
             self._wished[function] = after
         resized = (before.limits, before.requests) != (after.limits, after.requests)
@@ -195,16 +227,15 @@ class KubernetesPlatform:
                 self._roll_out(function, after)
                 return
             self._patch(function, d.live_patch(before), MERGE)
-            self._refuse(function, error)
             raise
 
     def _roll_out(self, function: str, live: d.Live, *, move: bool = False) -> None:
-        patch = d.template_patch(self._deployments[function], live, self._gpu, move=move)
+        patch = d.template_patch(self._deployment(function), live, self._gpu, move=move)
         self._patch(function, patch)
 
     def _scale(self, function: str, replicas: int) -> None:
         version = self._client.scale(function, replicas)
-        known = self._deployments[function]
+        known = self._deployment(function)
         meta = known["metadata"] if version is None else {**known["metadata"], "resourceVersion": version}
         self._took_over(function, {**known, "metadata": meta, "spec": {**known["spec"], "replicas": replicas}})
 
@@ -214,20 +245,20 @@ class KubernetesPlatform:
         self._took_over(function, self._client.patch_deployment(function, patch, *more))
 
     def _took_over(self, function: str, document: Object) -> None:
-        self._deployments[function] = document
+        self._deployments[function] = Kept.of(document)
         if self._caches is not None:
             self._caches[0].put(document)
 
-    def _pod_took_over(self, pods: list[Object], place: int, document: Object) -> None:
-        pods[place] = document
+    def _pod_took_over(self, pods: list[Kept], place: int, document: Object) -> None:
+        pods[place] = Kept.of(document)
         if self._caches is not None:
             self._caches[1].put(document)
 
     def _keep(self, function: str) -> None:
-        deployment = self._deployments[function]
         seen = self._versions(function)
         if seen == self._settled.get(function):
             return
+        deployment = self._deployment(function)
         aside = d.set_aside_patch(deployment)
         if aside is not None:
             log.info("function %s: OpenFaaS's own autoscaler is set aside (label %s)", function, d.SCALE_TYPE)
@@ -240,9 +271,10 @@ class KubernetesPlatform:
             log.info("function %s was deployed anew without what was set here; it is set again", function)
             self._change(function, live, wish)
             return
-        obstacles = list(conditions_of(deployment, self._pods.get(function, ())))
-        if any(self._moves(one) for one in obstacles):
-            log.warning("function %s: its replicas are placed anew: %s", function, obstacles[0])
+        obstacles = list(self._obstacles(function))
+        moving = next((one for one in obstacles if self._moves(one)), None)
+        if moving is not None:
+            log.warning("function %s: its replicas are placed anew: %s", function, moving)
             self._roll_out(function, live, move=True)
             return
         if any(one.kind == "quota" for one in obstacles):
@@ -251,13 +283,11 @@ class KubernetesPlatform:
             self._bring_in_line(function, live)
         else:
             self._settings_in_line(function, live)
-        self._refused.pop(function, None)
         if not obstacles and self._versions(function) == seen:
             self._settled[function] = seen
 
     def _versions(self, function: str) -> tuple[str, ...]:
-        documents = (self._deployments[function], *self._pods.get(function, ()))
-        return tuple([document["metadata"].get("resourceVersion", "") for document in documents])
+        return (self._deployments[function].version, *[pod.version for pod in self._pods.get(function, ())])
 
     def _moves(self, condition: Condition) -> bool:
         """Whether only other nodes can help: never on this one, or not for a long while."""
@@ -278,7 +308,7 @@ class KubernetesPlatform:
     def _bring_in_line(self, function: str, live: d.Live) -> None:
         self._settings_in_line(function, live)
         pods = self._pods.get(function, [])
-        for i, pod in enumerate(pods):
+        for i, pod in enumerate(self._pods_of(function)):
             patch = None if leaving(pod) else d.resize_patch(pod, function, live)
             if patch is not None:
                 try:
@@ -288,7 +318,7 @@ class KubernetesPlatform:
 
     def _settings_in_line(self, function: str, live: d.Live) -> None:
         pods = self._pods.get(function, [])
-        for i, pod in enumerate(pods):
+        for i, pod in enumerate(self._pods_of(function)):
             patch = None if leaving(pod) else d.settings_patch(pod, live)
             if patch is not None:
                 try:
@@ -306,10 +336,14 @@ class KubernetesPlatform:
             if error.code == 403
             else "refused"
         )
-        condition = Condition(function, kind, "", error.said, self._clock())
-        if self._refused.get(function, condition).message != condition.message or function not in self._refused:
+        now_s = self._clock()
+        known = self._refused.get(function)
+        condition = Condition(function, kind, "", error.said, now_s)
+        if known is not None and known[0].message == condition.message and now_s - known[1] < REFUSED_S:
+            condition = known[0]
+        else:
             log.warning("%s", condition)
-        self._refused[function] = condition
+        self._refused[function] = condition, now_s
 
 
 class _Kind:

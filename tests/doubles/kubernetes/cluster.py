@@ -83,11 +83,11 @@ class Cluster:
         self.settle()
 
     def lose_node(self, name: str) -> None:
-        """The node's kubelet is heard no more: its pods are not ready."""
+        """The node's kubelet is heard no more: its pods are marked unready, and nothing else of them is touched."""
         self.nodes[name].lost = True
         for pod in self.pods():
             if pod["spec"].get("nodeName") == name:
-                self._set_ready(pod, False, "NodeLost")
+                self._set_ready(pod, False)
         self.settle()
 
     def evict_lost(self) -> None:
@@ -96,6 +96,8 @@ class Cluster:
             if self.nodes[pod["spec"].get("nodeName", "")].lost:
                 changed = copied(pod)
                 changed["metadata"]["deletionTimestamp"] = now()
+                why = "Taint manager: deleting due to NoExecute taint"
+                _condition(changed, "DisruptionTarget", "True", "DeletionByTaintManager", why)
                 self.store.replace("pods", changed, "controller", status=True)
         self.settle()
 
@@ -212,6 +214,7 @@ class Cluster:
             changed["status"] |= {"podIP": ip, "phase": "Running", "startTime": now()}
             changed["status"]["containerStatuses"] = list(_statuses(changed))
             if self.serve_port is None:
+                _condition(changed, "ContainersReady", "True")
                 _condition(changed, "Ready", "True")
             self.store.replace("pods", changed, "kubelet", status=True)
             if self.serve_port is not None:
@@ -234,11 +237,11 @@ class Cluster:
         self._set_ready(pod, True)
         self.settle()
 
-    def _set_ready(self, pod: dict[str, Any], ready: bool, reason: str = "") -> None:
+    def _set_ready(self, pod: dict[str, Any], ready: bool) -> None:
         changed = copied(pod)
         _condition(changed, "Ready", "True" if ready else "False")
-        if reason:
-            changed["status"]["reason"] = reason
+        if ready:
+            _condition(changed, "ContainersReady", "True")
         self.store.replace("pods", changed, "kubelet", status=True)
 
     def _resize(self) -> None:

@@ -136,6 +136,32 @@ def test_what_held_it_back_is_told() -> None:
 
 @settings(deadline=None)
 @given(
+    st.lists(st.tuples(st.floats(0.1, 60), st.integers(1, 4)), min_size=1, max_size=40),
+    st.sampled_from([(0.0, 300.0), (30.0, 60.0), (60.0, 0.0)]),
+)
+def test_remembering_the_last_of_equal_recommendations_is_remembering_all(
+    steps: list[tuple[float, int]], windows: tuple[float, float]
+) -> None:
+    """The oracle keeps every recommendation. Bounds and rates are wide, so that only the windows are seen."""
+    up_s, down_s = windows
+    wide = replace(PACE, up_stabilisation_s=up_s, down_stabilisation_s=down_s, up_pods=100)
+    history, present, now_s = History(), 2, 0.0
+    kept: list[tuple[float, int]] = []
+    for pause_s, raw in steps:
+        now_s += pause_s
+        kept = kept or [(now_s, present)]
+        up = min([raw, *[n for time_s, n in kept if time_s > now_s - up_s]])
+        down = max([raw, *[n for time_s, n in kept if time_s > now_s - down_s]])
+        kept.append((now_s, raw))
+        expected = min(max(present, up), down)
+        present, history, _ = limit(raw, present, history, now_s, wide)
+        assert present == expected
+    runs = [i for i, (_, raw) in enumerate(steps) if i == 0 or raw != steps[i - 1][1]]
+    assert len(history.recommendations) <= len(runs) + 1
+
+
+@settings(deadline=None)
+@given(
     st.lists(st.tuples(st.floats(0.1, 100), st.integers(0, 60)), min_size=1, max_size=30),
     st.integers(1, 8),
 )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from autoscaler.contract import MIB, Observation
 from autoscaler.state.features import complete, observe
 from autoscaler.state.readings import SHAPES, Readings, Series
-from autoscaler.state.shares import routing_entropy, variance, with_shares
-from tests.unit.autoscaler.builders import NOW_S, configuration, info, observed, topology
+from autoscaler.state.shares import layer_shares, routing_entropy, variance
+from tests.unit.autoscaler.builders import NOW_S, configuration, topology
 
 INF = math.inf
 EXPERT = "m-expert-0-0.openfaas-fn"
@@ -133,10 +133,8 @@ def test_a_layer_without_work_has_no_shares() -> None:
 
 
 def test_a_share_of_an_unknown_whole_is_unknown() -> None:
-    experts = [
-        observed(info(f"expert-0-{j}", "expert", 0, j), tokens_per_s=value) for j, value in enumerate((5.0, None))
-    ]
-    assert [node.token_share for node in with_shares(experts)] == [None, None]
+    tokens, calls, stragglers = layer_shares([5.0, None], [2.0, 6.0], [None, 0.5])
+    assert (tokens, calls, stragglers) == ([None, None], [0.25, 0.75], [None, 1.0])
 
 
 def test_the_ingress_is_a_node_too(seen: Observation) -> None:
@@ -163,8 +161,7 @@ def test_without_a_list_the_metrics_are_all_there_is(seen: Observation) -> None:
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=64))
 def test_shares_add_up_to_one_and_entropy_lies_between_0_and_that_of_an_even_load(tokens: list[float]) -> None:
-    experts = [observed(info(f"expert-0-{j}", "expert", 0, j), tokens_per_s=x) for j, x in enumerate(tokens)]
-    shares = [node.token_share for node in with_shares(experts)]
+    shares, _, _ = layer_shares(tokens, tokens, tokens)
     if sum(tokens) == 0:
         assert shares == [None] * len(tokens)
         return

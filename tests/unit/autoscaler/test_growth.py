@@ -144,11 +144,14 @@ def test_only_replicas_measured_over_the_window_count_as_measured() -> None:
     assert found.measured[Series.REPLICA_CPU_SECONDS] == {("f",): 1.0}
 
 
-def test_only_samples_of_the_catalogue_are_parsed_and_nan_is_no_number() -> None:
+def test_only_samples_of_the_catalogue_are_parsed_and_what_cannot_be_is_no_number() -> None:
     text = (
         "# HELP smoe_node_tokens_total x\n# TYPE smoe_node_tokens_total counter\n"
         'smoe_node_tokens_total{node="expert-0-0",pipeline="m"} 4.0\n'
         'smoe_node_tokens_total{node="expert-0-1",pipeline="m"} NaN\n'
+        'smoe_node_tokens_total{node="expert-0-2",pipeline="m"} -4\n'
+        'smoe_node_tokens_total{node="expert-0-3",pipeline="m"} +Inf\n'
+        'smoe_node_tokens_total{node="expert-0-4",pipeline="m"} 1e300\n'
         'smoe_request_seconds_bucket{pipeline="m",le="0.5"} 3\n'
         'smoe_request_seconds_sum{pipeline="m"} 1.5\nsmoe_request_seconds_count{pipeline="m"} 3\n'
         "go_goroutines 7\n"

@@ -45,6 +45,11 @@ WINDOW_S, EVERY_S = 30, 5
             Series.REPLICAS_WANTED,
             'max by (function_name) (gateway_service_count{function_name=~"m(-.+)?[.]openfaas\\\\-fn"})',
         ),
+        (
+            Series.REPLICAS_BY_STATE,
+            "max by (function_name, state) "
+            '(smoe_function_replicas{function_name=~"m(-.+)?[.]openfaas\\\\-fn",state="ready"})',
+        ),
         (Series.CPU_SCALE, "max by () (smoe_cpu_scale)"),
     ],
 )
@@ -59,7 +64,9 @@ def test_measured_replicas_are_those_that_are_there_and_have_grown() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [(500, b"broken"), (200, b"no json"), (200, b'{"status": "error"}')], ids=["500", "no JSON", "no data"]
+    "reply",
+    [(500, b"broken"), (200, b"no json"), (200, b'{"status": "error"}'), (200, b'{"data": null}')],
+    ids=["500", "no JSON", "no data", "null"],
 )
 def test_a_server_that_fails_makes_the_window_stale(reply: Reply) -> None:
     with serve(lambda *_: reply) as server:

@@ -13,10 +13,10 @@ from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Decision
 from autoscaler.errors import PlatformError, UnreachableError
 from autoscaler.platform.kubernetes import KubernetesPlatform, cache
-from autoscaler.platform.kubernetes.cache import WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platform.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platform.kubernetes.client import Event, ExpiredError, Rate
 from autoscaler.platform.kubernetes.conditions import conditions_of
-from autoscaler.platform.kubernetes.deployments import configuration_of, resize_patch, settings_patch
+from autoscaler.platform.kubernetes.deployments import configuration_of, live_of, resize_patch, settings_patch
 from tests.doubles.kubernetes.functions import put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
@@ -148,14 +148,25 @@ def test_what_is_trimmed_away_is_nothing_that_is_read(double: Running, platforms
     assert configuration_of(short) == configuration_of(deployment)
     whole, kept = list(conditions_of(deployment, pods)), list(conditions_of(short, shorts))
     assert kept == whole and whole
-    live = platform._deployments[F]
-    from autoscaler.platform.kubernetes.deployments import live_of
-
-    wanted = live_of(live)
+    wanted = live_of(platform._deployment(F))
     assert wanted is not None
     for pod, trimmed in zip(pods, shorts, strict=True):
         assert resize_patch(trimmed, F, wanted) == resize_patch(pod, F, wanted)
         assert settings_patch(trimmed, wanted) == settings_patch(pod, wanted)
+
+
+def test_what_is_kept_comes_back_as_it_was_and_to_each_as_a_copy_of_his_own(
+    double: Running, platforms: Platforms
+) -> None:
+    put(double, spec(F), replicas=2)
+    deployment, (pod, _) = double.deployment(F), double.pods(F)
+    kept = [Kept.of(document) for document in (deployment, pod)]
+    assert [one.document() for one in kept] == [deployment, pod]
+    assert [(one.function, one.pipeline, one.version) for one in kept] == [
+        (F, "m", document["metadata"]["resourceVersion"]) for document in (deployment, pod)
+    ]
+    kept[0].document()["spec"]["replicas"] = 9
+    assert kept[0].document()["spec"]["replicas"] == 2
 
 
 class Script:
@@ -205,16 +216,16 @@ def test_each_watch_begins_where_the_last_one_ended() -> None:
 def test_an_expired_version_lists_anew() -> None:
     script, found = played(ExpiredError("watch"), [("ADDED", thing("b", "8"))])
     assert script.lists == 2
-    assert {one["metadata"]["name"] for one in found.objects() or ()} == {"a", "b"}
+    assert {one.name for one in found.objects() or ()} == {"a", "b"}
     found.close()
 
 
 def test_an_older_form_does_not_undo_what_a_write_was_answered() -> None:
     script, found = played()
-    found.put(thing("a", "12", spec=1))
-    script.watches.append([("MODIFIED", thing("a", "11", spec=0))])
+    found.put(thing("a", "12", spec={"replicas": 1}))
+    script.watches.append([("MODIFIED", thing("a", "11", spec={"replicas": 0}))])
     until(lambda: not script.watches)
-    assert found.objects() == [thing("a", "12", spec=1)]
+    assert [one.document() for one in found.objects() or ()] == [thing("a", "12", spec={"replicas": 1})]
     found.close()
 
 

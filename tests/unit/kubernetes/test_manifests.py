@@ -56,6 +56,36 @@ def test_objects_of_others_have_a_kind_and_a_name(path: str) -> None:
         assert document["apiVersion"] and document["kind"] and document["metadata"]["name"]
 
 
+CHART_KEYS = {
+    "": {
+        "openfaasPro", "functionNamespace", "openfaasImagePullPolicy", "clusterRole", "createCRDs", "basic_auth",
+        "rbac",
+        "generateBasicAuth", "securityContext", "exposeServices", "serviceType", "async", "autoscaler", "dashboard",
+        "oidcAuthPlugin", "functions", "gateway", "gatewayPro", "faasnetes", "operator", "queueWorker",
+        "queueWorkerPro",
+        "prometheus", "alertmanager", "nats", "ingress", "nodeSelector", "tolerations", "affinity",
+    },
+    "autoscaler": {"image", "replicas", "enabled", "resources", "disableHorizontalScaling"},
+    "functions": {"imagePullPolicy", "httpProbe", "setNonRootUser", "readinessProbe", "livenessProbe"},
+    "gateway": {
+        "image", "readTimeout", "writeTimeout", "upstreamTimeout", "replicas", "scaleFromZero", "nodePort",
+        "maxIdleConns",
+        "maxIdleConnsPerHost", "directFunctions", "logsProviderURL", "probeFunctions", "resources",
+    },
+    "operator": {"image", "create", "logs", "resources"},
+    "prometheus": {"image", "create", "retention", "resources", "annotations", "recordingRules"},
+    "alertmanager": {"image", "create", "resources"},
+}  # fmt: skip
+"""Keys of OpenFaaS's chart 15.0.6 (openfaas/faas-netes:chart/openfaas/values.yaml) beside which ours may stand."""
+
+
+def test_values_for_openfaas_s_chart_are_keys_that_it_reads() -> None:
+    values = yaml.safe_load((DEPLOY / "openfaas" / "values.yaml").read_text())
+    assert values.keys() <= CHART_KEYS[""]
+    sections = {name: set(value) for name, value in values.items() if isinstance(value, dict)}
+    assert sections and all(keys <= CHART_KEYS[name] for name, keys in sections.items())
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kustomize_builds_it_and_what_comes_out_is_valid(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")

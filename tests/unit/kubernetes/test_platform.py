@@ -164,9 +164,10 @@ def quota(double: Running, **hard: str) -> None:
     double.do(lambda: double.store.create("resourcequotas", document, "admin"))
 
 
-def test_a_resize_over_quota_is_taken_back_and_named_and_others_go_on(
-    double: Running, platform: KubernetesPlatform
-) -> None:
+def test_a_resize_over_quota_is_taken_back_and_named_and_others_go_on(double: Running, platforms: Platforms) -> None:
+    clock = Clock()
+    platform = platforms(clock=clock)
+    put(double, spec(F))
     put(double, spec("m-expert-0-1"))
     quota(double, **{"limits.memory": "1Gi"})
     platform.configurations()
@@ -178,8 +179,9 @@ def test_a_resize_over_quota_is_taken_back_and_named_and_others_go_on(
     result = apply(platform, decisions, lambda _: None)
     assert result.applied == ["m-expert-0-1"] and "exceeded quota: team" in result.failures[F]
     assert platform.configurations() == {F: configuration(), "m-expert-0-1": more}
-    assert [(one.function, one.kind) for one in platform.conditions()] == [(F, "quota")]
     platform.keep()
+    assert [(one.function, one.kind) for one in platform.conditions()] == [(F, "quota")]
+    clock.ahead_s = 61.0
     assert platform.conditions() == ()
 
 
@@ -198,6 +200,33 @@ def test_replicas_over_quota_are_not_asked_for_again_for_a_minute(double: Runnin
     clock.ahead_s = 61.0
     platform.apply(F, configuration(2), configuration(3))
     assert double.deployment(F)["spec"]["replicas"] == 3
+
+
+FORBIDDEN = Refusal(403, "Forbidden", 'deployments.apps "f" is forbidden: User "c" cannot patch resource')
+
+
+@pytest.mark.parametrize(
+    ("resource", "target"),
+    [
+        ("deployments/scale", configuration(3)),
+        ("deployments", configuration(memory_mb=512)),
+        ("pods/resize", configuration(memory_mb=512)),
+        ("deployments", GPU),
+    ],
+    ids=["replicas", "the note of new limits", "live limits", "a roll-out"],
+)
+def test_what_is_forbidden_is_named_until_it_is_allowed_and_others_go_on(
+    double: Running, platform: KubernetesPlatform, resource: str, target: Configuration
+) -> None:
+    double.set(refusals={("patch", resource): FORBIDDEN})
+    with pytest.raises(RefusedError, match="is forbidden"):
+        platform.apply(F, configuration(), target)
+    platform.keep()
+    assert kinds(platform) == ["forbidden"]
+    assert platform.configurations() == {F: configuration()}
+    double.set(refusals={})
+    order(platform, target)
+    assert "forbidden" not in kinds(platform)
 
 
 def test_a_deferred_resize_is_waited_for_and_then_placed_anew_once(double: Running, platforms: Platforms) -> None:
@@ -231,7 +260,9 @@ def test_a_lost_node_is_named_until_its_replicas_are_replaced(double: Running, p
     double.do(lambda: double.cluster.nodes.update({"node-2": Node()}))
     double.do(lambda: double.cluster.lose_node("node-1"))
     assert kinds(platform) == ["node lost"]
+    assert "node node-1 is not heard of any more" in platform.conditions()[0].message
     double.do(double.cluster.evict_lost)
+    assert kinds(platform) == ["node lost"]
     order(platform, configuration(memory_mb=512))
     alive = [pod for pod in double.pods(F) if "deletionTimestamp" not in pod["metadata"]]
     assert [pod["spec"]["nodeName"] for pod in alive] == ["node-2"]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from autoscaler.contract import Observation
+from autoscaler.contract import MetricsSource, Observation
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.lease import NotLeaderError
 from autoscaler.loop import Controller
-from autoscaler.platform.kubernetes import KubernetesPlatform
+from autoscaler.platform.kubernetes import KubernetesPlatform, cache
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from tests.doubles.kubernetes.functions import put, spec, writes
 from tests.doubles.kubernetes.running import Running
@@ -50,13 +52,13 @@ class Load:
 class Story:
     """Two experts in a cluster, a load, and a clock that moves by one tick at a time."""
 
-    def __init__(self, double: Running, platforms: Platforms, platform: KubernetesPlatform | None = None) -> None:
+    def __init__(self, double: Running, platform: KubernetesPlatform, source: MetricsSource | None = None) -> None:
         self.double = double
         self.load = Load(double)
-        self.platform = platform or platforms()
+        self.platform = platform
         limits = LimitSettings()
         self.controller = Controller(
-            topology(), self.load, POLICY, self.platform, limits, PRICES, wait=lambda _: None, window_s=TICK_S
+            topology(), source or self.load, POLICY, platform, limits, PRICES, wait=lambda _: None, window_s=TICK_S
         )
         self.now_s = NOW_S
         self.seen: list[tuple[int, ...]] = []
@@ -72,12 +74,24 @@ class Story:
 
 
 @pytest.fixture
-def story(double: Running, platforms: Platforms) -> Story:
+def story(
+    request: pytest.FixtureRequest, double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Story]:
+    """A story whose platform lists at each look, or (parameter ``watches``) follows by watches."""
+    monkeypatch.setattr(cache, "_WAITS_S", (0.01,))
     for function in FUNCTIONS:
         put(double, spec(function))
-    return Story(double, platforms)
+    platform = platforms()
+    if getattr(request, "param", "lists") == "watches":
+        platform.follow()
+    yield Story(double, platform)
+    platform.close()
 
 
+BOTH = pytest.mark.parametrize("story", ["lists", "watches"], indirect=True)
+
+
+@BOTH
 def test_ten_minutes_without_an_api_server_change_nothing_and_the_first_tick_after_them_catches_up(
     double: Running, story: Story
 ) -> None:
@@ -128,6 +142,7 @@ def test_old_data_hold_the_scale_for_as_long_as_they_are_old(story: Story) -> No
     assert story.seen[-1] == (1, 1)
 
 
+@BOTH
 def test_a_leader_killed_within_its_orders_leaves_what_the_next_one_completes(
     double: Running, story: Story, platforms: Platforms
 ) -> None:
@@ -139,7 +154,7 @@ def test_a_leader_killed_within_its_orders_leaves_what_the_next_one_completes(
         if orders > 1:
             raise NotLeaderError("killed")
 
-    dying = Story(double, platforms, platforms(guard=killed_after_one))
+    dying = Story(double, platforms(guard=killed_after_one))
     dying.load.calls = 8.4
     dying.play(1)
     assert sorted(dying.replicas()) == [1, 3]
@@ -147,6 +162,23 @@ def test_a_leader_killed_within_its_orders_leaves_what_the_next_one_completes(
     story.now_s = dying.now_s
     story.play(5)
     assert story.seen == [(3, 3)] * 5
+
+
+@pytest.mark.parametrize("story", ["watches"], indirect=True)
+def test_watches_that_are_dropped_in_every_tick_miss_nothing_and_flap_nothing(
+    double: Running, story: Story, platforms: Platforms
+) -> None:
+    story.load.calls = 8.4
+    for tick in range(12):
+        if tick == 8:
+            story.load.calls = 2.8
+        double.end_watches()
+        story.play(1)
+    end_s, pause = time.monotonic() + 20, threading.Event()
+    while story.platform.behind() and time.monotonic() < end_s:
+        pause.wait(0.01)
+    assert story.platform.configurations() == platforms().configurations()
+    assert story.seen == [(3, 3)] * 11 + [(1, 1)]
 
 
 def test_load_that_trembles_around_a_target_flaps_nothing(story: Story) -> None:
