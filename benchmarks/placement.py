@@ -3,8 +3,9 @@
 Rows: DeepSeek-V3 (58×256), V2-Lite (26×64) and Mixtral (32×8) at the sizes of the usual peer, flat and hierarchical.
 Beside ours stand EPLB's flat mode in NumPy (``autoscaler.placement.eplb``), Janus's Algorithm 2 as published, and,
 with ``--eplb``, the original ``eplb.py``. A row's statistics come from its first half of tokens; layouts are judged on
-those for tokens and co-activation, and by dispatching batches of the second half for activated experts. Choices of
-experts are made (``benchmarks.made_routing``) except in rows named real. ``moved`` is against the layout of the same
+those for tokens and co-activation, and by dispatching batches of the second half for activated experts. Where a layout
+has two replicas of an expert on one node, as EPLB's may, they count as one; ``by replica`` counts them as two. Choices
+of experts are made (``benchmarks.made_routing``) except in rows named real. ``moved`` is against the layout of the same
 method for statistics of another part of the tokens. All run on one thread; ``ms`` is the median processor time.
 Also the distance of Algorithm 2 and of the local search from the optimum of Eq. (2) on small instances. The last line
 is one JSON object.
@@ -30,7 +31,7 @@ from autoscaler.placement.activations import Activations, activations_of
 from autoscaler.placement.eplb import balanced
 from autoscaler.placement.exact import least_pairs
 from autoscaler.placement.janus import Nodes, Objective, place
-from autoscaler.placement.layout import Held, arrivals, coactivation_load, copies, token_load
+from autoscaler.placement.layout import Held, arrivals, coactivation_load, copies, once, token_load
 from benchmarks.made_routing import Choices, Law, made, real
 from functions.shared.aebs import ActivatedExpertBalance, replica_table
 
@@ -83,8 +84,11 @@ class Row:
     method: str
     ms: float
     tokens_mean: float
-    """Fullest node's tokens over the mean node's: mean over layers, then the worst layer."""
+    """Fullest node's tokens over the mean node's, an expert's split evenly over the nodes that hold it: mean over
+    layers, then the worst layer."""
     tokens_worst: float
+    replicas_mean: float
+    """As ``tokens_mean``, an expert's tokens split evenly over its replicas, also where two of them are on a node."""
     pairs: float
     """Fullest node's co-activation load, Eq. (1), over the ideal of all pairs apart: mean over layers."""
     activated: float
@@ -139,16 +143,21 @@ def timed_ms(method: Method, known: Activations, repeats: int) -> float:
 
 
 def activated(held: Held, experts: int, choices: Choices) -> float:
-    """Mean of the fullest node over held-out batches and some layers; a second replica on a node is left out."""
+    """Mean of the fullest node over held-out batches and some layers; no expert twice on a node."""
     counts = []
     for layer in np.linspace(0, len(held) - 1, JUDGED_LAYERS).astype(int):
-        slots = np.sort(held[layer], axis=1)
-        slots[:, 1:][slots[:, 1:] == slots[:, :-1]] = -1
-        choose = ActivatedExpertBalance(replica_table(slots, experts)).choose
+        choose = ActivatedExpertBalance(replica_table(held[layer], experts)).choose
         out = np.empty((BATCH, choices.shape[2]), dtype=np.int32)
         for at in range(0, min(len(choices) - BATCH + 1, BATCH * BATCHES), BATCH):
             counts.append(choose(np.ascontiguousarray(choices[at : at + BATCH, layer]), out))
     return float(np.mean(counts))
+
+
+def fullest_over_mean(held: Held, known: Activations) -> np.ndarray:
+    """[layers]: the fullest node's tokens over the mean node's."""
+    load = token_load(held, known.tokens)
+    most: np.ndarray = load.max(axis=1) / load.mean(axis=1)
+    return most
 
 
 def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -> list[Row]:
@@ -159,9 +168,7 @@ def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -
     for name, method in methods(size, original).items():
         before = method(earlier, None)
         held = method(known, before)
-        load = token_load(held, known.tokens)
-        load /= load.mean(axis=1, keepdims=True)
-        most = load.max(axis=1)
+        most = fullest_over_mean(once(held), known)
         rows.append(
             Row(
                 size.name,
@@ -170,8 +177,9 @@ def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -
                 round(timed_ms(method, known, repeats if name != "EPLB" else 1), 3),
                 round(float(most.mean()), 5),
                 round(float(most.max()), 5),
+                round(float(fullest_over_mean(held, known).mean()), 5),
                 round(float((coactivation_load(held, known.together).max(axis=1) / apart).mean()), 4),
-                round(activated(held, size.experts, choices[half:]), 3),
+                round(activated(once(held), size.experts, choices[half:]), 3),
                 int((copies(held, size.experts) - 1).clip(0).sum()),
                 round(arrivals(before, held) * size.expert_bytes / 1e9, 2),
             )
@@ -199,7 +207,7 @@ def over_optimum(seed: int) -> dict[str, tuple[float, float]]:
 
 def show(rows: list[Row]) -> None:
     for title in dict.fromkeys((row.size, row.law) for row in rows):
-        heads = ("method", "ms", "tokens max/mean", "worst", "co-activation", "activated", "twice", "moved GB")
+        heads = ("method", "ms", "tokens", "worst", "by replica", "co-activation", "activated", "twice", "moved GB")
         table = Table(*heads, title=f"{title[0]}, {title[1]}")
         for row in rows:
             if (row.size, row.law) == title:
@@ -208,6 +216,7 @@ def show(rows: list[Row]) -> None:
                     f"{row.ms:.2f}",
                     f"{row.tokens_mean:.4f}",
                     f"{row.tokens_worst:.4f}",
+                    f"{row.replicas_mean:.4f}",
                     f"{row.pairs:.3f}",
                     f"{row.activated:.2f}",
                     str(row.twice),
@@ -228,6 +237,7 @@ def unmet(rows: list[Row]) -> list[str]:
             found += [f"worst balance: {at}"] if ours.tokens_worst > row.tokens_worst + 1e-9 else []
             found += [f"co-activation: {at}"] if ours.pairs >= row.pairs else []
             found += [f"twice: {at}"] if ours.twice else []
+            found += [f"balance by replica: {at}"] if ours.replicas_mean > row.replicas_mean + 1e-9 else []
     return found
 
 

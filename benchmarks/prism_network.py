@@ -117,8 +117,8 @@ class Way:
     round_trip_ms: float
 
 
-def measure(one: Node, other: Node) -> Way:
-    """Send some megabytes from one node to another, and single bytes there and back."""
+def measure(one: Node, other: Node, nbytes: int = TRIED_BYTES) -> Way:
+    """Send ``nbytes`` from one node to another, and single bytes there and back."""
     server = other.run(lambda: socket.create_server((other.address, 0)))
     port = server.getsockname()[1]
 
@@ -127,7 +127,7 @@ def measure(one: Node, other: Node) -> Way:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(20):
                 line.sendall(line.recv(1))
-            left = TRIED_BYTES
+            left = nbytes
             while left:
                 left -= len(line.recv(1 << 20))
             line.sendall(b"!")
@@ -142,10 +142,10 @@ def measure(one: Node, other: Node) -> Way:
                 line.recv(1)
                 trips.append(time.perf_counter() - began_s)
             began_s = time.perf_counter()
-            line.sendall(bytes(TRIED_BYTES))
+            line.sendall(bytes(nbytes))
             line.recv(1)
             spent_s = time.perf_counter() - began_s
-        return Way(TRIED_BYTES * 8 / spent_s / 1e6, sorted(trips)[len(trips) // 2] * 1000)
+        return Way(nbytes * 8 / spent_s / 1e6, sorted(trips)[len(trips) // 2] * 1000)
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()

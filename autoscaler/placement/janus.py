@@ -3,7 +3,7 @@
 Counts: one replica each, the rest one by one to the expert with most tokens per replica, never more than there are
 nodes (a second replica on one node helps nobody). Placement minimises the greatest *co-activation load* of a node,
 Eq. (1) and (2): experts that the same tokens activate should lie apart. ``coactivation`` is the paper's Algorithm 2
-followed by a bounded local search. ``tokens-first``, the default, evens out tokens first (which
+followed by a bounded local search. ``tokens-first``, the default, begins with EPLB's evened-out tokens (which
 Eq. (2) does not see) and then lowers the co-activation load by exchanges that leave no node with more tokens than
 EPLB's fullest would have. ``tokens`` evens out tokens as far as it can and stops there.
 
@@ -22,13 +22,14 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from autoscaler.placement.capped import place_capped
 from autoscaler.placement.errors import InfeasibleError, PlacementError
 from autoscaler.placement.layout import Floats, Held, Singles, keep_in_place
 from autoscaler.placement.search import place_layers
 
 Objective = Literal["tokens-first", "coactivation", "tokens"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-EFFORT = 12
+EFFORT = 3
 """How often the local search looks at all exchanges of the fullest node, for each layer (and group of nodes). Large
 layouts gain up to some hundred, small ones end at the optimum of Eq. (2) with some thousand."""
 
@@ -89,15 +90,22 @@ class _Search:
     slack: float
     effort: int
 
-    def run(self, tokens: Floats, together: Singles | None, nodes: Nodes, least: Floats | None = None) -> Placement:
-        """``least`` [layers]: tokens that some node has in any case; the mean node's where not given."""
-        layers, experts = tokens.shape
-        held = np.empty((layers, nodes.count, nodes.slots), dtype=np.int32)
-        counts = np.empty((layers, experts), dtype=np.int32)
-        pairs = np.zeros((1, 0, 0), dtype=np.float32) if together is None else together
-        by_tokens = self.objective != "coactivation"
-        mean = tokens.sum(axis=1) / nodes.count if least is None else least
-        place_layers(tokens, pairs, together is not None, by_tokens, mean * (1 + self.slack), self.effort, held, counts)
+    def run(
+        self, tokens: Floats, together: Singles | None, nodes: Nodes, least: Floats | None = None, per_layer: int = 1
+    ) -> Placement:
+        """``least`` [parts]: tokens that some node has in any case; the mean node's where not given. ``per_layer``
+        neighbouring parts are one layer."""
+        parts, experts = tokens.shape
+        held = np.empty((parts, nodes.count, nodes.slots), dtype=np.int32)
+        counts = np.empty((parts, experts), dtype=np.int32)
+        if self.objective == "tokens-first" and together is not None:
+            mean = tokens.sum(axis=1) / nodes.count if least is None else least
+            order = np.argsort(-tokens, axis=1, kind="stable")
+            allowed = mean * (1 + self.slack)
+            place_capped(tokens, order, together, allowed, per_layer, self.effort, held, counts)
+        else:
+            pairs = np.zeros((1, 0, 0), dtype=np.float32) if together is None else together
+            place_layers(tokens, pairs, self.objective != "coactivation", self.effort, held, counts)
         return Placement(held, counts)
 
     def grouped(self, tokens: Floats, together: Singles | None, nodes: Nodes, expert_groups: int) -> Placement:
@@ -118,7 +126,7 @@ class _Search:
             pairs = np.stack(blocks, axis=1).reshape(layers * nodes.groups, local.shape[1], local.shape[1])
         members = nodes.count // nodes.groups
         fullest = local.sum(axis=1).reshape(layers, nodes.groups).max(axis=1) / members
-        inner = self.run(local, pairs, Nodes(members, nodes.slots), np.repeat(fullest, nodes.groups))
+        inner = self.run(local, pairs, Nodes(members, nodes.slots), np.repeat(fullest, nodes.groups), nodes.groups)
         flat = inner.held.reshape(layers, nodes.groups, -1)
         held = np.where(flat < 0, -1, np.take_along_axis(chosen, np.maximum(flat, 0), axis=2))
         counts = np.empty((layers, experts), dtype=np.int32)

@@ -43,6 +43,13 @@ def check(held: Held, experts: int) -> None:
         raise PlacementError(f"layer {layer}: expert {expert} stands {found[layer, node, expert]} times on node {node}")
 
 
+def once(held: Held) -> Held:
+    """The layout with second replicas of an expert on a node left out; slots in another order."""
+    slots = np.sort(held, axis=2)
+    slots[:, :, 1:][slots[:, :, 1:] == slots[:, :, :-1]] = -1
+    return slots
+
+
 def token_load(held: Held, tokens: Floats) -> Floats:
     """[layers, nodes]: tokens by node; ``tokens`` [layers, experts] of an expert split evenly over its replicas."""
     found = copies(held, tokens.shape[1])

@@ -24,7 +24,7 @@ LEVEL = 1.002
 """Tokens are level enough when the fullest node is at most this many times the mean."""
 compiled = njit(cache=True, nogil=True, error_model="numpy")
 """No checks for division by zero (counts are at least 1): a third less to compile."""
-_MULTIPLIER, _INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
+MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
 
 
 class State(NamedTuple):
@@ -73,26 +73,6 @@ def _by_share(share, order):  # type: ignore[no-untyped-def]
             order[to] = order[to - 1]
             to -= 1
         order[to] = expert
-
-
-@compiled
-def peer_load(tokens, nodes, slots):  # type: ignore[no-untyped-def]
-    """Tokens of the fullest node as EPLB would place them, where a node may hold an expert twice."""
-    counts = np.empty(len(tokens), dtype=np.int32)
-    counts_of(tokens, nodes * slots, nodes * slots, counts)
-    share = tokens / counts
-    load, used = np.zeros(nodes), np.zeros(nodes, dtype=np.int64)
-    order = np.arange(len(tokens))
-    _by_share(share, order)
-    for expert in order:
-        for _ in range(counts[expert]):
-            best = -1
-            for node in range(nodes):
-                if used[node] < slots and (best < 0 or load[node] < load[best]):
-                    best = node
-            load[best] += share[expert]
-            used[best] += 1
-    return load.max()
 
 
 @compiled
@@ -229,8 +209,8 @@ def _level(state, share, together, goal, budget):  # type: ignore[no-untyped-def
 
 
 @compiled
-def _descend(state, share, together, cap, budget):  # type: ignore[no-untyped-def]
-    """Exchanges of the node with the greatest co-activation load while they lower it, tokens within ``cap``."""
+def _descend(state, share, together, budget):  # type: ignore[no-untyped-def]
+    """Exchanges of the node with the greatest co-activation load while they lower it."""
     nodes, slots = state.held.shape
     while budget > 0:
         full = _largest(state.pairs)
@@ -245,13 +225,11 @@ def _descend(state, share, together, cap, budget):  # type: ignore[no-untyped-de
                 if node == full or state.on[node, leaving]:
                     continue
                 grown = state.pairs[node] + state.near[node, leaving]
-                room = cap - state.tokens[node] - share[leaving]
-                gap = cap - state.tokens[full] + share[leaving]
                 for other in range(slots):
                     coming = state.held[node, other]
                     if coming < 0:
-                        larger = max(without, grown) if room >= 0 else found
-                    elif state.on[full, coming] or room + share[coming] < 0 or gap < share[coming]:
+                        larger = max(without, grown)
+                    elif state.on[full, coming]:
                         continue
                     else:
                         both = together[leaving, coming]
@@ -266,20 +244,21 @@ def _descend(state, share, together, cap, budget):  # type: ignore[no-untyped-de
 
 
 @compiled
-def iterate(state, share, together, on_tokens, limit, budget):  # type: ignore[no-untyped-def]
-    """Iterated local search on the greatest tokens of a node until ``limit`` is reached, or on its greatest Eq. (1)
-    load with tokens within ``limit``. ``state`` ends at the best layout found; what is left of the budget."""
+def iterate(state, share, together, on_tokens, goal, budget):  # type: ignore[no-untyped-def]
+    """Iterated local search on the greatest tokens of a node, or on its greatest Eq. (1) load, until it is ``goal``.
+
+    ``state`` ends at the best layout found; returns what is left of the budget.
+    """
     nodes, slots = state.held.shape
     bears = state.tokens if on_tokens else state.pairs
     best = state.held.copy()
     least = bears.max()
-    goal, cap = (limit, np.inf) if on_tokens else (0.0, limit)
     random = np.uint64(nodes * 8191 + slots)
     while True:
-        if on_tokens:
+        if on_tokens:  # noqa: SIM108 (two searches, not two values)
             budget = _level(state, share, together, goal, budget)
         else:
-            budget = _descend(state, share, together, cap, budget)
+            budget = _descend(state, share, together, budget)
         now = bears.max()
         if now < least * (1 - RELATIVE):
             least = now
@@ -291,12 +270,12 @@ def iterate(state, share, together, on_tokens, limit, budget):  # type: ignore[n
             return budget
         done = 0
         for _ in range(8 * KICKS):
-            random = random * _MULTIPLIER + _INCREMENT
+            random = random * MULTIPLIER + INCREMENT
             draw = np.int64(random >> np.uint64(20))
             first = _largest(bears) if done == 0 else draw % nodes
             second = (first + 1 + (draw >> 10) % (nodes - 1)) % nodes
             slot, other = (draw >> 20) % slots, (draw >> 30) % slots
-            if _may_exchange(state, first, slot, second, other, share, cap):
+            if _may_exchange(state, first, slot, second, other):
                 _exchange(state, first, slot, second, other, share, together)
                 done += 1
                 if done == KICKS:
@@ -305,12 +284,11 @@ def iterate(state, share, together, on_tokens, limit, budget):  # type: ignore[n
 
 
 @compiled
-def _may_exchange(state, first, slot, second, other, share, cap):  # type: ignore[no-untyped-def]
+def _may_exchange(state, first, slot, second, other):  # type: ignore[no-untyped-def]
     leaving, coming = state.held[first, slot], state.held[second, other]
-    if leaving == coming or (leaving >= 0 and state.on[second, leaving]) or (coming >= 0 and state.on[first, coming]):
-        return False
-    shift = (share[leaving] if leaving >= 0 else 0.0) - (share[coming] if coming >= 0 else 0.0)
-    return state.tokens[first] - shift <= cap and state.tokens[second] + shift <= cap
+    return not (
+        leaving == coming or (leaving >= 0 and state.on[second, leaving]) or (coming >= 0 and state.on[first, coming])
+    )
 
 
 @compiled
@@ -361,16 +339,15 @@ def even_tokens(state, tokens, counts, goal, budget):  # type: ignore[no-untyped
 
 
 @compiled
-def place_layers(tokens, together, with_pairs, by_tokens, allowed, scans, held, counts):  # type: ignore[no-untyped-def]
+def place_layers(tokens, together, by_tokens, scans, held, counts):  # type: ignore[no-untyped-def]
     """Fill ``held`` [layers, nodes, slots] and ``counts`` [layers, experts].
 
-    ``with_pairs``: search on co-activation, ``together`` [layers, experts, experts] float32 ([1, 0, 0] without).
-    ``by_tokens``: start from evened-out tokens; then no node may have more than EPLB's fullest or than ``allowed``
-    [layers], unless evening out ended above that. ``scans``: looks at all exchanges of the fullest node.
+    ``by_tokens``: even out tokens, ``together`` is not read; else Algorithm 2 and a search on co-activation,
+    ``together`` [layers, experts, experts] float32. ``scans``: looks at all exchanges of the fullest node.
     """
     layers, nodes, slots = held.shape
     experts, look = tokens.shape[1], nodes * slots * slots
-    nothing, empty = np.zeros((0, 0), dtype=np.float32), np.full((nodes, slots), -1, dtype=np.int32)
+    empty = np.full((nodes, slots), -1, dtype=np.int32)
     state = State(
         np.empty((nodes, slots), dtype=np.int32),
         np.empty((nodes, experts), dtype=np.uint8),
@@ -380,18 +357,12 @@ def place_layers(tokens, together, with_pairs, by_tokens, allowed, scans, held, 
     )
     for layer in range(layers):
         counts_of(tokens[layer], nodes * slots, nodes, counts[layer])
-        pair, cap = (together[layer] if with_pairs else nothing), np.inf
         if by_tokens:
             goal = LEVEL * tokens[layer].sum() / nodes
-            if with_pairs:
-                goal = max(peer_load(tokens[layer], nodes, slots), allowed[layer])
             even_tokens(state, tokens[layer], counts[layer], goal, max(scans, EVENING) * look)
-            held[layer] = state.held
-            cap = max(state.tokens.max(), goal) * (1 + RELATIVE)
-            _fill(state, held[layer], tokens[layer] / counts[layer], pair)
         else:
-            _fill(state, empty, tokens[layer], pair)
-            greedy(state, counts[layer], tokens[layer] / counts[layer], pair, False)
-        if with_pairs:
-            iterate(state, tokens[layer] / counts[layer], pair, False, cap, scans * look)
+            share = tokens[layer] / counts[layer]
+            _fill(state, empty, tokens[layer], together[layer])
+            greedy(state, counts[layer], share, together[layer], False)
+            iterate(state, share, together[layer], False, 0.0, scans * look)
         held[layer] = state.held

@@ -14,7 +14,7 @@ from autoscaler.placement.eplb import balanced
 from autoscaler.placement.errors import InfeasibleError, PlacementError
 from autoscaler.placement.exact import least_pairs
 from autoscaler.placement.janus import OBJECTIVES, Nodes, Placement, place
-from autoscaler.placement.layout import arrivals, check, coactivation_load, copies, keep_in_place, token_load
+from autoscaler.placement.layout import arrivals, check, coactivation_load, copies, keep_in_place, once, token_load
 from tests.unit.placement.conftest import Known
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.integers(0, 1000))
@@ -50,7 +50,10 @@ def test_every_instance_that_fits_gets_a_layout_within_all_limits(shape: tuple[i
     check(placed.held, experts)
     assert np.array_equal(copies(placed.held, experts).sum(axis=1), placed.counts)
     assert placed.counts.max() <= nodes
-    assert (placed.counts.sum(axis=1) == min(nodes * slots, nodes * experts)).all()
+    full = min(nodes * slots, nodes * experts)
+    assert (placed.counts.sum(axis=1) <= full).all()
+    if objective != "tokens-first":  # which leaves a slot free where any replica would raise the greatest load
+        assert (placed.counts.sum(axis=1) == full).all()
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -95,13 +98,13 @@ def test_counts_go_to_the_most_tokens_per_replica_up_to_one_a_node() -> None:
 def test_no_worse_than_eplb_on_tokens(known: Known, experts: int, nodes: Nodes) -> None:
     stats = known(8, experts, k=2, tokens=2000)
     ours = place(stats.tokens, stats.together, nodes).held
-    theirs = balanced(stats.tokens, nodes.count, nodes.slots)
+    theirs = once(balanced(stats.tokens, nodes.count, nodes.slots))
     mine, peers = (token_load(held, stats.tokens).max(axis=1) for held in (ours, theirs))
     assert mine.mean() <= peers.mean() + 1e-6
     assert mine.max() <= peers.max() + 1e-6
 
 
-@pytest.mark.parametrize(("experts", "nodes"), [(32, Nodes(8, 5)), (16, Nodes(4, 6))])
+@pytest.mark.parametrize(("experts", "nodes"), [(32, Nodes(8, 5)), (16, Nodes(4, 6)), (8, Nodes(8, 2))])
 def test_better_than_eplb_on_coactivation(known: Known, experts: int, nodes: Nodes) -> None:
     stats = known(8, experts, k=2, tokens=2000)
     held = place(stats.tokens, stats.together, nodes, effort=100).held, balanced(stats.tokens, nodes.count, nodes.slots)

@@ -1,0 +1,83 @@
+"""Tokens first, then co-activation: EPLB's limit is kept, nothing stands twice, and the search only improves."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.placement.activations import Activations
+from autoscaler.placement.eplb import balanced
+from autoscaler.placement.janus import Nodes, place
+from autoscaler.placement.layout import Held, check, coactivation_load, copies, once, token_load
+from tests.unit.placement.conftest import Known
+
+SHAPES = st.tuples(st.integers(2, 6), st.integers(2, 5), st.integers(0, 8), st.integers(0, 10_000))
+
+
+def pairs(held: Held, known: Activations) -> np.ndarray:
+    """[layers]: Eq. (1) of the fullest node."""
+    return coactivation_load(held, known.together).max(axis=1)
+
+
+def tokens(held: Held, known: Activations) -> np.ndarray:
+    """[layers]: of the fullest node."""
+    return token_load(held, known.tokens).max(axis=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SHAPES)
+def test_no_expert_stands_twice_and_no_node_bears_more_than_eplbs_fullest(
+    shape: tuple[int, int, int, int],
+) -> None:
+    nodes, slots, fewer, seed = shape
+    experts = max(2, nodes * slots - fewer)
+    rng = np.random.default_rng(seed)
+    together = np.triu(rng.integers(0, 40, (3, experts, experts)), 1).astype(np.float32)
+    known = Activations(
+        rng.uniform(1.0, 60.0, (3, experts)),  # ties may be broken otherwise
+        np.ascontiguousarray(together + together.transpose(0, 2, 1)),
+    )
+    placed = place(known.tokens, known.together, Nodes(nodes, slots), effort=30)
+    check(placed.held, experts)
+    assert np.array_equal(copies(placed.held, experts).sum(axis=1), placed.counts)
+    theirs = once(balanced(known.tokens, nodes, slots))
+    assert (tokens(placed.held, known) <= tokens(theirs, known) * (1 + 1e-6)).all()
+
+
+def test_more_effort_is_never_worse(known: Known) -> None:
+    stats = known(6, 24, k=4, tokens=1000)
+    loads = [
+        pairs(place(stats.tokens, stats.together, Nodes(6, 5), effort=effort).held, stats) for effort in (0, 3, 60)
+    ]
+    assert (loads[1] <= loads[0]).all()
+    assert (loads[2] <= loads[1]).all()
+    assert (loads[2] < loads[0]).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_much_effort_ends_at_the_least_load_that_any_layout_of_the_same_tokens_has(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    together = np.triu(rng.integers(1, 30, (1, 5, 5)), 1).astype(np.float32)
+    together = np.ascontiguousarray(together + together.transpose(0, 2, 1))
+    load = np.full((1, 5), 10.0)
+    placed = place(load, together, Nodes(3, 2), slack=1.0, effort=3000)
+    best = np.inf  # every way to put two of five experts (or one twice-free slot) on three nodes
+    choices = [*itertools.combinations(range(5), 2), *((expert,) for expert in range(5))]
+    for chosen in itertools.product(choices, repeat=3):
+        if len(set(itertools.chain(*chosen))) == 5:
+            best = min(best, max(float(together[0][pair]) if len(pair) == 2 else 0.0 for pair in chosen))
+    assert pairs(placed.held, Activations(load, together)).max() == best
+
+
+def test_an_expert_that_eplb_puts_twice_on_a_node_stands_there_once() -> None:
+    load = np.array([[10.0, 1.0, 1.0]])
+    together = np.ones((1, 3, 3), dtype=np.float32)
+    together[:, range(3), range(3)] = 0
+    assert (copies(balanced(load, 3, 3), 3) > 1).any()
+    placed = place(load, together, Nodes(3, 3))
+    check(placed.held, 3)
+    assert token_load(placed.held, load).max() <= token_load(once(balanced(load, 3, 3)), load).max() + 1e-6
