@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from functions.ingress.statistics import Statistics
+from functions.shared.instruments import IngressInstruments
 from moe.manifest import load
 from smoe.cli import cli
 
@@ -67,3 +70,18 @@ def test_what_cannot_be_placed_gets_a_sentence(
     result = run(minilm_pipeline, tmp_path, statistics, *options)
     assert result.exit_code != 0
     assert sentence in str(result.exception)
+
+
+async def test_an_ingresss_statistics_are_taken_as_they_are(minilm_pipeline: Path, tmp_path: Path) -> None:
+    manifest = load(minilm_pipeline, verify=False)
+    loop = asyncio.get_running_loop()
+    instruments = IngressInstruments("minilm", [node.id for node in manifest.nodes], manifest.layers, loop.time)
+    for layer in range(manifest.layers):
+        instruments.activations.add(layer, np.array([[0, 1]] * 5 + [[2, 3]]), loop.time())
+    statistics = Statistics(instruments, loop)
+    document = json.loads(statistics.document())
+    statistics.close()
+    found = told(run(minilm_pipeline, tmp_path, document, "--node", "a", "--node", "b", "--json"))
+    for layer in range(manifest.layers):
+        first, second, *_ = (found["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer))
+        assert first != second, "experts chosen together are kept apart"
