@@ -74,6 +74,8 @@ class Last:
     states: Floats
     outputs: Floats
     price: float
+    refused: tuple[Floats, float] | None = None
+    """Outputs and price of the action that this one replaced."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,12 @@ def reward_of(observation: Observation, price: float, mean_price: float, slo_s: 
     return -PRICE_WEIGHT * price / mean_price - (violation if missed else 0.0)
 
 
+def refused_reward(price: float, mean_price: float, violation: float) -> float:
+    """Of an action that was not tried. Its price is known all the same, and the rest is the best that it could have
+    come to where it was too dear, the SLO missed where it was too cheap."""
+    return -PRICE_WEIGHT * price / mean_price - (violation if price < mean_price else 0.0)
+
+
 def price_of(chosen: dict[str, Configuration], prices: PriceSheet) -> float:
     """Per second, all replicas of all experts."""
     return sum(found.replicas * prices.unit_per_s(found) for found in chosen.values())
@@ -130,11 +138,11 @@ class LearningPolicy:
             trainer.remember(memory, observation, seen)
         if self._learns:
             trainer.update(trainer.settings.updates)
-        outputs, chosen, price = self._act(seen, observation)
-        return pipeline.wished(chosen, "exploring", Last(seen, outputs, price))
+        last, chosen = self._act(seen, observation)
+        return pipeline.wished(chosen, "exploring", last)
 
-    def _act(self, seen: Floats, observation: Observation) -> tuple[Floats, dict[str, Configuration], float]:
-        trainer, pipeline = self._trainer, self._pipeline
+    def _act(self, seen: Floats, observation: Observation) -> tuple[Last, dict[str, Configuration]]:
+        trainer, pipeline, refused = self._trainer, self._pipeline, None
         outputs = trainer.history.replay(trainer.rng)
         if self._learns:
             outputs = noisy(trainer.learner.agent.outputs(seen, pipeline.adjacency), self._noise, trainer.rng)
@@ -142,10 +150,11 @@ class LearningPolicy:
         price = price_of(chosen, trainer.prices)
         if self._learns and not trainer.history.is_safe(price):
             trainer.replayed += 1
+            refused = outputs, price
             outputs = trainer.history.replay(trainer.rng)
             chosen = pipeline.configurations(outputs, observation)
             price = price_of(chosen, trainer.prices)
-        return outputs, chosen, price
+        return Last(seen, outputs, price, refused), chosen
 
 
 class Trainer:
@@ -203,11 +212,15 @@ class Trainer:
             self.update(self.settings.offline_updates)
 
     def remember(self, last: Last, observation: Observation, seen: Floats) -> None:
-        """What the last action led to."""
+        """What the last action led to, and what is known of the one that it replaced: a critic that never heard of what
+        the actor wishes would lead it ever farther away."""
         mean_price, violation = self.history.mean_price, self.settings.violation
         reward = reward_of(observation, last.price, mean_price, self._slo_s, violation)
         self.rewards.append(reward)
         self.buffer.add(last.states, last.outputs, reward, seen)
+        if last.refused is not None:
+            outputs, price = last.refused
+            self.buffer.add(last.states, outputs, refused_reward(price, mean_price, violation), seen)
 
     def update(self, count: int) -> None:
         """Learn from the buffer ``count`` times, where it holds anything."""

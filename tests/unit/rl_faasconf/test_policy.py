@@ -147,7 +147,7 @@ def test_the_controller_makes_it_from_a_settings_file(small: Workload, tmp_path:
         make_policy(replace(making, settings=replace(given_settings, policy_settings=None)))
 
 
-@pytest.mark.parametrize("name", [name for name in PAPER_WORKLOADS if not name.startswith("b2b")])
+@pytest.mark.parametrize("name", PAPER_WORKLOADS)
 def test_workloads_of_the_paper_have_weights_of_their_family(name: str) -> None:
     grid = Grid((name,), ("slow",), (0,), ("faasconf",), (0,))
     assert policy_of("faasconf", paper_workload(name), grid, Group(name, "slow", 0, 0)).name == "faasconf"

@@ -13,7 +13,7 @@ from autoscaler.errors import SettingsError
 from rl.evaluate.grid import Grid
 from rl.faasconf.storage import load_state, save_state
 from rl.faasconf.train import train
-from rl.faasconf.training import Judged, Trainer, TrainingSettings, reward_of
+from rl.faasconf.training import Judged, Trainer, TrainingSettings, refused_reward, reward_of
 from tests.unit.rl_faasconf.conftest import Observe
 
 SETTINGS = TrainingSettings(
@@ -43,6 +43,26 @@ def test_the_reward_is_minus_price_and_minus_a_fixed_part_for_a_missed_slo(obser
     assert reward_of(replace(silent, in_flight=0.0), price, 1.5, 0.2, 0.5) == pytest.approx(-2 * 0.457)
 
 
+def test_a_refused_action_is_as_good_as_it_could_be_when_too_dear_and_missed_when_too_cheap() -> None:
+    assert refused_reward(9.0, 3.0, 0.5) == pytest.approx(-3 * 0.457)
+    assert refused_reward(1.5, 3.0, 0.5) == pytest.approx(-0.5 * 0.457 - 0.5)
+
+
+def test_what_safe_exploration_refuses_is_remembered_beside_what_replaces_it(grid: Grid) -> None:
+    """A critic that saw the replacements alone never hears of what the actor wishes: 24 layers were not learnt so."""
+    trainer = Trainer(grid, SETTINGS)
+    mean_price = trainer.history.mean_price
+    trainer.history = replace(trainer.history, prices=np.full(4, mean_price))  # nothing else is safe
+    trainer.step()
+    assert len(trainer.buffer) == 5
+    trainer.step()
+    assert (len(trainer.buffer), trainer.replayed) == (5 + 2 * 5, 6)
+    tried, refused = (trainer.buffer.arrays["actions"][start:15:2] for start in (5, 6))
+    assert not np.array_equal(tried, refused)
+    states = trainer.buffer.arrays["states"]
+    assert np.array_equal(states[5:15:2], states[6:15:2])
+
+
 def test_the_cheapest_that_keeps_the_slo_is_best_else_the_fewest_violations() -> None:
     rows = [Judged(0, 9.0, 0, 20, 0.0, 0.0), Judged(1, 5.0, 1, 20, 0.0, 0.0), Judged(2, 1.0, 2, 20, 0.0, 0.0)]
     assert min(rows, key=lambda row: row.rank) is rows[1]
@@ -58,7 +78,7 @@ def test_training_fills_learns_and_judges(grid: Grid) -> None:
     assert trainer.judge().judged_windows == 4
     assert (trainer.history.actions.shape, len(trainer.history.prices)) == ((4, 48, 5), 4)
     trainer.step()
-    assert len(trainer.buffer) == 10
+    assert trainer.buffer.added == 10 + 5  # so few good actions have nearly one price, and no other is safe
 
 
 def test_the_same_seed_trains_the_same_and_a_stopped_training_goes_on(grid: Grid, tmp_path: Path) -> None:

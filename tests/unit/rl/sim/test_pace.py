@@ -1,0 +1,48 @@
+"""How fast the machine is at the moment: in the simulator, and found again from single requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.fidelity_machine import Singles, Usage, pace_of
+from rl.latency.contract import Noise
+from rl.sim.requests import Requests
+from rl.sim.simulation import Simulation
+from rl.workload import Host, Workload
+from tests.unit.rl.sim.builders import Limited, configuration, initial, one_expert, play, workload
+
+HOST = Host(2.0, 0.002, 0.001, 0.001, 0.002, 1e-5, Noise.lognormal(0.1))
+
+
+def lone_latencies(found: Workload, pace: float, count: int) -> tuple[np.ndarray, list[int]]:
+    """Seconds of equal requests that never meet, and their tokens."""
+    counts = np.tile(np.array([12, 5, 4, 3, 7, 5], dtype=np.uint16)[:, None], count)
+    requests = Requests(2.0 * np.arange(count, dtype=np.float64), counts, "lone requests")
+    slower = replace(found, host=replace(HOST, pace=pace))
+    latency, _ = play(Simulation(slower, requests, initial(slower), seed=3), [2.0 * count + 9.0])
+    return latency, counts[:, 0].tolist()
+
+
+def test_at_half_the_pace_of_the_machine_a_request_takes_twice_as_long() -> None:
+    host = Host(4.0, 0.01, 0.002, 0.003, 0.04, 0.0001)
+    found, requests = one_expert([0.0], [10], Limited(base_s=0.1, token_s=0.0, alone_use=1.0), host=host)
+    slower = replace(found, host=replace(host, pace=2.0))
+    once, twice = (play(Simulation(one, requests, initial(one)), [9.0])[0][0] for one in (found, slower))
+    assert twice == pytest.approx(2 * once, rel=1e-12)
+
+
+@pytest.mark.parametrize("pace", [0.8, 1.3])
+def test_the_pace_is_found_again_from_single_requests(pace: float) -> None:
+    """They are measured at the client, so what the ingress does not see lies on top of each."""
+    found = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
+    latency, counts = lone_latencies(found, pace, 400)
+    singles = Singles(latency.tolist(), counts, 0.003)
+    assert pace_of(singles, found, configuration()) == pytest.approx(pace, rel=0.02)
+
+
+def test_cores_in_use_are_of_the_whole_machine_and_of_others() -> None:
+    machine, others = Usage().cores()
+    assert 0 <= others <= machine + 1e-9
