@@ -23,11 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-import numpy as np
-
 from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import SettingsError
-from autoscaler.placement.search import counts_of
 from autoscaler.policies import Making
 from autoscaler.policy.performance import Load, PassModel, alone_seconds
 from autoscaler.policy.rows import by_function, refuse_broken, total
@@ -282,13 +279,13 @@ class _Plan:
         """The same attention and as many slots, replicas by the present activations."""
         if self._settings.scaling == "model":
             return self.present
-        return self._action(self._attention_part(None), self._slots(self._extra))
+        return self._action(self._attention_part(None), *self._slots([self._extra]))
 
     def _modules(self, up: bool) -> Iterator[Action]:
         s = self._settings
         most = max((len(layer) * (s.max_replicas - 1) for layer in self._layers), default=0)
         extras = _from(self._extra, range(0, most + 1, s.slots_step), up)
-        experts = [self._slots(extra) for extra in extras]
+        experts = self._slots(extras)
         counts = _from(self._attention, range(s.min_replicas, s.max_replicas + 1), up)
         for attention in counts if self._scales_attention else [None]:
             part = self._attention_part(attention)
@@ -307,17 +304,19 @@ class _Plan:
         said = "segments as they are" if count is None else f"{count} of every segment"
         return Part(chosen, self._cost(chosen), self._model.attention_s(self._now | chosen), said)
 
-    def _slots(self, extra: int) -> Part:
-        """Section 3.4: ``extra`` slots a layer beyond one an expert, one by one to the greatest tokens per replica."""
-        chosen: dict[str, int] = {}
-        for layer in self._layers:
-            counts = np.empty(len(layer), dtype=np.int32)
-            tokens = np.array([self._tokens[name] for name in layer], dtype=np.float64)
-            counts_of(tokens, len(layer) + extra, self._settings.max_replicas, counts)
-            chosen |= {
-                name: max(self._settings.min_replicas, int(count)) for name, count in zip(layer, counts, strict=True)
-            }
-        return self._expert_part(chosen, f"{extra} slots a layer beyond one an expert")
+    def _slots(self, extras: Sequence[int]) -> list[Part]:
+        """Section 3.4 for each of ``extras``, which rise: so many slots a layer beyond one an expert, one by one to the
+        greatest tokens per replica, of equals to the one with fewer replicas."""
+        s, counts, given, parts = self._settings, dict.fromkeys(self._owned, 1), 0, []
+        for extra in extras:
+            for layer in self._layers * (extra - given):
+                room = [name for name in layer if counts[name] < s.max_replicas]
+                if room:
+                    counts[max(room, key=lambda name: (self._tokens[name] / counts[name], -counts[name]))] += 1
+            given = extra
+            chosen = {name: max(s.min_replicas, count) for name, count in counts.items()}
+            parts.append(self._expert_part(chosen, f"{extra} slots a layer beyond one an expert"))
+        return parts
 
     def _expert_part(self, replicas: Mapping[str, int], said: str) -> Part:
         chosen = {name: replicas[name] for name in self._owned}
