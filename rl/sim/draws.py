@@ -17,9 +17,9 @@ Tokens = NDArray[np.uint16]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_ONE = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_TWO = np.uint64(0x94D049BB133111EB)
-PASS, SERVICE, COLD_START, LENGTH = 4_000_000, 3_000_000, 2_000_000, 1_000_000
-"""Streams of the scatter of passes and of calls (numbered by request), of cold starts and of requests' lengths; layers'
-routing has the streams from 0."""
+DISPATCH, PASS, SERVICE, COLD_START, LENGTH = 5_000_000, 4_000_000, 3_000_000, 2_000_000, 1_000_000
+"""Streams of dispatch at random, of the scatter of passes and of calls (numbered by request), of cold starts and of
+requests' lengths; layers' routing has the streams from 0."""
 ATOMS = 1024
 """Of a noise table: as many values, equally likely, chosen by the upper ten bits of a draw."""
 ATOM_SHIFT = np.uint64(54)

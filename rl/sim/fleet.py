@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from rl.sim.replicas import (
     READY,
     ROW,
     SINCE,
+    SITE,
     VIRTUAL,
     Replicas,
 )
@@ -44,14 +45,21 @@ class Fleet:
     """
 
     def __init__(
-        self, workload: Workload, nodes: tuple[NodeInfo, ...], tables: ResourceTables, seed: int, most_calls: int
+        self,
+        workload: Workload,
+        nodes: tuple[NodeInfo, ...],
+        tables: ResourceTables,
+        seed: int,
+        most_calls: int,
+        sites: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        """``sites``: machines of each node's replicas, see :class:`rl.sim.machines.Machines`."""
         count, slots = len(nodes), 1 << max(0, most_calls - 1).bit_length()
         self.nodes = nodes
         self.most_calls = most_calls
         self.configurations: list[Configuration | None] = [None] * count
         self.clock = np.zeros((count, 7, 8))
-        self.slot = np.zeros((count, 4, 8), dtype=np.int64)
+        self.slot = np.zeros((count, 5, 8), dtype=np.int64)
         self.end = np.zeros((count, 8, slots))
         self.call = np.zeros((count, 8, slots), dtype=np.uint32)
         self.orders = np.zeros((count, 5), dtype=np.int64)
@@ -60,6 +68,7 @@ class Fleet:
         self._workload = workload
         self._tables = tables
         self._seed = seed
+        self._sites = sites
         self._row_now = [-1] * count
         self._row_next = [-1] * count
         self._started = [0] * count
@@ -200,13 +209,16 @@ class Fleet:
         full = self._tables.bucket[self._row_now[node], BURST]
         clock = (ready_s, FAR, 0.0, ready_s, FAR, 0.0, full)
         self.clock[node, [READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL], r] = clock
-        self.slot[node, [ROW, GENERATION, ACTIVE, HEAD], r] = (
-            self._row_now[node],
-            self.orders[node, NOW_GENERATION],
-            0,
-            0,
-        )
+        site = 0 if self._sites is None else self._site(node, self._sites[node])
+        slot = (self._row_now[node], self.orders[node, NOW_GENERATION], 0, 0, site)
+        self.slot[node, [ROW, GENERATION, ACTIVE, HEAD, SITE], r] = slot
         self.orders[node, COUNT] = r + 1
+
+    def _site(self, node: int, sites: Sequence[int]) -> int:
+        """The first machine of those with fewest replicas of the node that stay."""
+        count = self.orders[node, COUNT]
+        staying = self.slot[node, SITE, :count][self.clock[node, DRAIN, :count] >= FAR].tolist()
+        return min(sites, key=staying.count)
 
     def _grow(self) -> None:
         """Room for twice as many replicas."""

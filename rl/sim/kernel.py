@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from rl.sim.compiled import compiled, inner
 from rl.sim.draws import ATOMS, COLD_START, LENGTH, SERVICE, draw, route, stream_key, uniform
 from rl.sim.histograms import Cells, bucket_of, cells_of, count_spans
+from rl.sim.machines import Sited
 from rl.sim.node import (
     BUSY_S,
     CALLS,
@@ -82,7 +83,7 @@ def enter(due: Calls, arrived: Floats, gather: Floats, end_s: float) -> int:
 def run_nodes(
     begin_s: float, end_s: float, keys: NDArray[np.uint64], nodes: Ints, entering: Calls, held: Calls, held_from: Ints,
     arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens, source: Ints, replicas: Replicas,
-    rows: Rows, limits: Limits, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    rows: Rows, limits: Limits, machines: Sited | None, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
 ) -> tuple[Calls, Ints]:  # fmt: skip
     """Some nodes of a stage over one window; returns what still waits at them, as ``held`` and ``held_from``.
 
@@ -104,8 +105,8 @@ def run_nodes(
         taken = run_node(
             begin_s, end_s, keys[node], queue[:size], waiting, arrived, gather, tokens, replicas.clock[node],
             replicas.slot[node], replicas.end[node], replicas.call[node], replicas.order[node], replicas.order_s[node],
-            replicas.room[node], rows.work, rows.pace, rows.stretch, rows.use, rows.bucket, rows.noise, limits, cells,
-            bounds, meter[node], histogram[node],
+            replicas.room[node], rows.work, rows.pace, rows.stretch, rows.use, rows.bucket, rows.noise, limits,
+            machines, node, cells, bounds, meter[node], histogram[node],
         )  # fmt: skip
         left = size - taken
         still[still_from[k] : still_from[k] + left] = queue[taken:size]
@@ -154,8 +155,8 @@ def leave(
 def run_stage(
     begin_s: float, end_s: float, hop_s: float, keys: NDArray[np.uint64], nodes: Ints, due: Calls, held: Calls,
     held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens,
-    source: Ints, replicas: Replicas, rows: Rows, limits: Limits, cells: Cells, bounds: Floats, meter: Floats,
-    histogram: Ints, barrier: Ints,
+    source: Ints, replicas: Replicas, rows: Rows, limits: Limits, machines: Sited | None, cells: Cells,
+    bounds: Floats, meter: Floats, histogram: Ints, barrier: Ints,
 ) -> tuple[Calls, Calls, Calls, Calls, Ints]:  # fmt: skip
     """The nodes of one stage over one window: a segment, or the experts of a layer.
 
@@ -167,7 +168,7 @@ def run_stage(
     here = enter(due, arrived, gather, end_s)
     still, still_from = run_nodes(
         begin_s, end_s, keys, nodes, due[:here], held, held_from, arrived, gather[0], marks, counts, source, replicas,
-        rows, limits, cells, bounds, meter, histogram,
+        rows, limits, machines, cells, bounds, meter, histogram,
     )  # fmt: skip
     gone, remaining = leave(hop_s, due[:here], unfinished, arrived, gather, marks, cells, bounds, barrier)
     return gone, due[here:].copy(), remaining, still, still_from

@@ -14,6 +14,7 @@ import numpy as np
 from rl.sim.compiled import inner
 from rl.sim.draws import ATOM_SHIFT, draw_bits
 from rl.sim.histograms import Cells, bucket_of
+from rl.sim.machines import Sited, choose_at, reply_s, slowed
 from rl.sim.replicas import (
     ACTIVE,
     BURST,
@@ -34,6 +35,7 @@ from rl.sim.replicas import (
     REFILL,
     ROW,
     SINCE,
+    SITE,
     VIRTUAL,
     Calls,
     Floats,
@@ -114,13 +116,14 @@ def run_node(
     begin_s: float, end_s: float, key: np.uint64, queue: Calls, waiting: int, arrived: Floats, gather: Floats,
     tokens: Tokens, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, room: Ints,
     work: Floats, pace: Floats, stretch: Floats, use: Floats, bucket: Floats, noise: Floats, limits: Limits,
-    cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    machines: Sited | None, node: int, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
 ) -> int:  # fmt: skip
     """One node from ``begin_s`` to ``end_s`` (events at ``end_s`` belong to the next window).
 
     ``queue [n] uint32``: requests in order of arrival, the first ``waiting`` of which have arrived before; ``arrived
     [requests]`` says when. Returns how many of them were taken into service: ``queue`` from there on still waits.
-    ``gather [requests]`` is raised to the end of each call. ``clock`` to ``room`` are this node's state. All in one
+    ``machines``: of ``node``, which is one of theirs; None has no word of them in the compiled code. ``gather
+    [requests]`` is raised to the end of each call. ``clock`` to ``room`` are this node's state. All in one
     piece: arrays that are handed on inside the loop would be counted by reference at each call, which takes four times
     as long as everything else.
     """
@@ -171,12 +174,15 @@ def run_node(
             coming[q] = soon_s if size_r else FAR
             busy_s += 0.0 if size_r else now_s - idle_s
             done_s, first = earliest(coming, count)
-            span_s = now_s - arrived[request]
+            left_at_s = now_s
+            if machines is not None:
+                left_at_s += reply_s(machines, node, request, tokens[request], slot[SITE, q])
+            span_s = left_at_s - arrived[request]
             ended += 1
             latency_s += span_s
             flight -= tokens[request]
             histogram[bucket_of(cells, bounds, span_s)] += 1
-            gather[request] = max(gather[request], now_s)
+            gather[request] = max(gather[request], left_at_s)
         else:
             length = tokens[queue[np.uint32(come)]]
             sent += length
@@ -185,13 +191,18 @@ def run_node(
             come += 1
             next_s = arrived[queue[np.uint32(come)]] if come < size else FAR
         while taken < come:
-            r = choose(active, room, count)
+            if machines is None:
+                r = choose(active, room, count)
+            else:
+                r = choose_at(machines, node, queue[np.uint32(taken)], active, room, slot[SITE], count)
             if r < 0:
                 break
             p = np.uint32(r)
             request, size_r, base, head = queue[np.uint32(taken)], active[p], r * slots, heads[p]
             kind, many = np.uint32(row[p]), np.uint32(size_r)
             alone_s = work[kind, tokens[request]] * noise[kind, draw_bits(key, request) >> ATOM_SHIFT]
+            if machines is not None:
+                alone_s *= slowed(machines, node, request)
             if size_r == 0 and taken + 1 == come and (limits is None or bucket[kind, REFILL] >= 1):
                 # An idle replica, and the call ends before anything else happens: it needs no place among others.
                 soon_s = now_s + alone_s * stretch[kind, np.uint32(1)]
@@ -199,6 +210,8 @@ def run_node(
                     span_s = soon_s - now_s
                     served_s += span_s
                     busy_s += span_s
+                    if machines is not None:
+                        soon_s += reply_s(machines, node, request, tokens[request], slot[SITE, p])
                     latency_s += soon_s - arrived[request]
                     waited_s += now_s - max(arrived[request], begin_s)
                     ended += 1

@@ -16,6 +16,7 @@ from rl.sim import kernel
 from rl.sim.errors import SimulationError
 from rl.sim.fleet import Fleet
 from rl.sim.host import SharedMachine
+from rl.sim.machines import Machines, Sited, plan_stage, sited
 from rl.sim.requests import Requests
 from rl.sim.tables import ResourceTables
 from rl.workload import Workload
@@ -79,7 +80,8 @@ class Simulation:
     """State of one episode. ``configurations``: function → what it is deployed with, replicas ready at the start.
 
     ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
-    else; on a shared machine there is only one. ``seed`` scatters service and cold starts; requests bring their own
+    else; on a shared machine there is only one. ``machines``: where replicas are, and which rule chooses among them;
+    None: nowhere in particular. ``seed`` scatters service and cold starts; requests bring their own
     draws. Two simulations with equal arguments that are advanced over the same windows are equal bit for bit, on any
     machine. Raises SimulationError.
     """
@@ -93,6 +95,7 @@ class Simulation:
         seed: int = 0,
         most_calls: int | None = None,
         threads: int = 1,
+        machines: Machines | None = None,
     ) -> None:
         experts = workload.experts
         if requests.counts.shape[0] != 1 + len(experts):
@@ -107,7 +110,10 @@ class Simulation:
         limits = [configurations[node.function].concurrency for node in self.nodes if node.function in configurations]
         slots = most_calls or max([workload.space.concurrency_max, *limits])
         self.tables = ResourceTables(workload, requests.most_tokens, slots)
-        self.fleet = Fleet(workload, self.nodes, self.tables, seed, slots)
+        self._seed = seed
+        self._machines = machines
+        sites = None if machines is None else machines.sites(self.nodes)
+        self.fleet = Fleet(workload, self.nodes, self.tables, seed, slots, sites)
         for node, info in enumerate(self.nodes):
             if info.function not in configurations:
                 raise SimulationError(f"function {info.function} has no configuration to start with")
@@ -119,7 +125,10 @@ class Simulation:
         self._stages = self._lay_out()
         self._reached = np.zeros(size)
         self._gather = np.zeros((threads, size))
+        self._sited = None if machines is None else sited(machines, workload, self.nodes, size)
         self._host = None
+        if workload.host is not None and machines is not None:
+            raise SimulationError(f"{workload.name} runs on one machine; machines need a workload without a host")
         if workload.host is not None:
             nodes = [stage.nodes for stage in self._stages]
             self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
@@ -197,14 +206,25 @@ class Simulation:
             if self._stage == len(self._stages):
                 self._finished = self._run_host(self._host)
             return number
+        if self._machines is not None and self._sited is not None:
+            self._plan(stage, self._machines, self._sited)
         gone = self._run_alone(stage) if self._pool is None or stage.nodes.size == 1 else self._run_shared(stage)
         if number + 1 < len(self._stages):
             following = self._stages[number + 1]
             following.due = np.concatenate([following.due, gone])
+            if self._machines is not None:  # replies of other machines come late, also after the next window's first
+                following.due = following.due[np.argsort(self._reached[following.due], kind="stable")]
         else:
             self._finished = gone
         self._stage += 1
         return number
+
+    def _plan(self, stage: _Stage, machines: Machines, found: Sited) -> None:
+        fleet, here = self.fleet, int(np.searchsorted(self._reached[stage.due], self._until_s, side="left"))
+        plan_stage(
+            found, machines.count, stage.nodes, stage.due[:here], self.requests.counts, self._source, fleet.clock,
+            fleet.slot, fleet.orders, self.now_s, self._seed,
+        )  # fmt: skip
 
     def _run_host(self, host: SharedMachine) -> Calls:
         return host.run(
@@ -216,8 +236,8 @@ class Simulation:
         gone, stage.due, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
             self.now_s, self._until_s, self.workload.hop_s, self._keys, stage.nodes, stage.due, stage.held,
             stage.held_from, stage.unfinished, self._reached, self._gather, self._marks, self.requests.counts,
-            self._source, self.fleet.replicas, self.tables.rows, self.tables.limits, CELLS, BOUNDS, self.meter,
-            self._histogram, self._barrier_of(stage),
+            self._source, self.fleet.replicas, self.tables.rows, self.tables.limits, self._sited, CELLS, BOUNDS,
+            self.meter, self._histogram, self._barrier_of(stage),
         )  # fmt: skip
         return gone
 
@@ -242,8 +262,8 @@ class Simulation:
         return kernel.run_nodes(
             self.now_s, self._until_s, self._keys, stage.nodes[part], entering, stage.held,
             stage.held_from[part[0] : part[-1] + 2], self._reached, self._gather[thread], self._marks,
-            self.requests.counts, self._source, self.fleet.replicas, self.tables.rows, self.tables.limits, CELLS,
-            BOUNDS, self.meter, self._histogram,
+            self.requests.counts, self._source, self.fleet.replicas, self.tables.rows, self.tables.limits,
+            self._sited, CELLS, BOUNDS, self.meter, self._histogram,
         )  # fmt: skip
 
     def _barrier_of(self, stage: _Stage) -> Ints:
