@@ -12,7 +12,7 @@ prompts, requests are the other half. Parts:
 * ``scale``: 4 to 256 GPUs at two loads and three bandwidths (Fig. 8), and the time to plan; 64 experts × 61 layers.
 
 Costs of computing are set from one A100's data sheet, those of a message are a guess (``--message-ms``); the result
-is also given for other guesses. A real run with network namespaces is not part of this command. The last line is one
+is also given for other guesses. The real run with network namespaces is ``benchmarks.prism_real``. The last line is one
 JSON object.
 """
 
