@@ -25,7 +25,7 @@ from autoscaler.platform.shadow import ShadowPlatform
 from autoscaler.settings import PLATFORMS, SHORT_NAMES, ControllerSettings, is_policy, validate
 from autoscaler.topology import load_topology
 
-YOUNG_OBJECTS = 50_000
+YOUNG_OBJECTS = 300_000
 """New objects after which the collector looks at them."""
 SHOWN = 8
 """Changes named in one line for people."""

@@ -205,7 +205,7 @@ async def _patch(cluster: Cluster, request: web.Request) -> web.Response:
 
 
 async def _query(cluster: Cluster, request: web.Request) -> web.Response:
-    """An instant query: the rows of the metric that it names, compressed as Prometheus does."""
+    """An instant query: the rows of the metric that it names, compressed where that is asked for."""
     data = {**request.query, **await request.post()}
     reply = web.Response(body=cluster.answers.body(str(data["query"]), float(str(data["time"]))))
     reply.content_type = "application/json"

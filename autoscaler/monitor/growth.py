@@ -77,6 +77,8 @@ def readings_of(
     gathered = _Gathered()
     for address, history in targets.items():
         scrapes = history.window(start_s, now_s)
+        if scrapes and scrapes[0][0] < start_s - stale_s:
+            del scrapes[0]  # it was away: what it counted meanwhile, or before it started again, is not of this window
         age_s = now_s - history.scrapes[-1][0] if history.scrapes else None
         if history.listed and (age_s is None or age_s > stale_s):
             sentences.append(f"target {address} ({history.job}) has no scrape younger than {stale_s:g} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from autoscaler.commands import autoscale, line, summary
+from autoscaler.commands import autoscale, line, spared_collections, summary
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.logger import read_contexts, read_pipeline
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
@@ -104,3 +105,13 @@ def test_a_summary_is_json_and_has_what_was_seen_wished_limited_and_done() -> No
             "applied": True,
         }
     ]
+
+
+def test_what_stays_is_out_of_the_collector_s_way_until_the_end() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with spared_collections() as settle:
+        assert (gc.get_threshold(), gc.get_freeze_count()) == (before, frozen)
+        settle()
+        assert gc.get_threshold()[0] > before[0] and gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects()) < 1000
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)

@@ -118,6 +118,19 @@ def test_a_target_that_does_not_answer_any_more_is_told_and_makes_the_window_sta
     assert found.value(Series.NODE_TOKENS, *LABELS) is None
 
 
+@pytest.mark.parametrize("back", [7200.0, 12.0], ids=["it went on counting", "it started again"])
+def test_what_was_counted_while_nobody_could_look_is_of_no_window(back: float) -> None:
+    """A minute of calls in a window of 5 s would look like twelve times the load, a restart like none at all."""
+    gateway = history("gateway", [(float(t), {}) for t in range(0, 75, 5)])
+    away: list[Scrape] = [(0.0, {KEY: 6000.0}), (5.0, {KEY: 6100.0})]
+    first = readings_of({"g": gateway, "i": history("ingress", [*away, (65.0, {KEY: back})])}, 65.0, 5.0)
+    assert first.stale and "two scrapes are needed" in first.problems[-1]
+    assert first.value(Series.NODE_TOKENS, "m", "expert-0-0") is None
+    seen: list[Scrape] = [*away, (65.0, {KEY: back}), (70.0, {KEY: back + 100.0})]
+    second = readings_of({"g": gateway, "i": history("ingress", seen)}, 70.0, 5.0)
+    assert not second.stale and second.value(Series.NODE_TOKENS, "m", "expert-0-0") == 100.0
+
+
 def test_replicas_of_the_ingress_are_summed_and_gateways_are_not() -> None:
     def gateway_scrape(time_s: float) -> Scrape:
         return time_s, {("gateway_service_count", (("function_name", "m.openfaas-fn"),)): 2.0}
