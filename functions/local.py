@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from functions import worker
 from moe.grouping import group
@@ -29,6 +30,7 @@ from moe.manifest import load
 
 _PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 60.0
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass
@@ -38,17 +40,43 @@ class WorkerProcess:
     function: str
     pid: int
     port: int
+    host: str = LOOPBACK
     node: str = ""
     """The machine it plays to be on."""
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
 
-def fork_worker(function: str, environ: Mapping[str, str]) -> WorkerProcess:
+class Ground(Protocol):
+    """Where workers are started: played nodes may have networks of their own."""
+
+    feed_host: str
+    """Address at which this process is reached from every node."""
+
+    def host(self, node: str) -> str:
+        """Address at which a node's workers listen."""
+
+    def fork(self, node: str, start: Callable[[], WorkerProcess]) -> WorkerProcess:
+        """``start()`` on that node; on a thread that outlives the worker, which dies with the one it was forked by."""
+
+
+class OneMachine:
+    """All nodes on this machine's loopback device."""
+
+    feed_host = LOOPBACK
+
+    def host(self, node: str) -> str:
+        return LOOPBACK
+
+    def fork(self, node: str, start: Callable[[], WorkerProcess]) -> WorkerProcess:
+        return start()
+
+
+def fork_worker(function: str, environ: Mapping[str, str], host: str = LOOPBACK) -> WorkerProcess:
     """Fork a worker and wait until it is ready. Raises RuntimeError when it ends before."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+    listener = socket.create_server((host, 0), backlog=512)
     port = listener.getsockname()[1]
     read_end, write_end = os.pipe()
     parent_pid = os.getpid()
@@ -77,7 +105,7 @@ def fork_worker(function: str, environ: Mapping[str, str]) -> WorkerProcess:
             raise RuntimeError(f"the worker of {function} ended before it was ready; its error is above")
     finally:
         os.close(read_end)
-    return WorkerProcess(function, pid, port)
+    return WorkerProcess(function, pid, port, host)
 
 
 def _tell(write_end: int) -> None:
@@ -101,6 +129,7 @@ class LocalPipeline:
         max_functions: int = 0,
         nodes: Sequence[str] = (),
         environ: Mapping[str, str] | None = None,
+        ground: Ground | None = None,
     ) -> None:
         self._directory = directory.resolve()
         self._replicas = replicas
@@ -108,10 +137,12 @@ class LocalPipeline:
         self._max_functions = max_functions
         self._nodes = tuple(nodes) or ("",)
         self._environ = dict(environ or {})
-        self._feed = _Feed()
+        self._ground = ground or OneMachine()
+        self._feed = _Feed(self._ground.feed_host)
         self.manifest = load(self._directory, verify=False)
         self.workers: list[WorkerProcess] = []
         self.ingress: WorkerProcess | None = None
+        self._added: list[WorkerProcess] = []
 
     @property
     def url(self) -> str:
@@ -137,26 +168,40 @@ class LocalPipeline:
         self.stop()
 
     def start(self) -> None:
-        base = {
+        for number, function in enumerate(group(self.manifest, self._max_functions).functions[1:]):
+            for replica in range(self._replicas):
+                node = self._nodes[(number + replica) % len(self._nodes)]
+                own = {"smoe_nodes": ",".join(function.nodes)}
+                self.workers.append(self._fork(function.name, node, own))
+        self.publish()
+        self._feed.start()
+        self.ingress = self._fork_ingress({})
+
+    def add_ingress(self, environ: Mapping[str, str]) -> WorkerProcess:
+        """One more ingress over the same workers, with settings of its own; it ends with the others."""
+        self._added.append(self._fork_ingress(environ))
+        return self._added[-1]
+
+    def _fork_ingress(self, environ: Mapping[str, str]) -> WorkerProcess:
+        feed = {
+            "smoe_nodes": "ingress",
+            "max_inflight": "0",
+            "smoe_feed_url": self._feed.url,
+        }
+        return self._fork(self.manifest.name, self._nodes[0], {**feed, **environ})
+
+    def _fork(self, function: str, node: str, own: Mapping[str, str]) -> WorkerProcess:
+        environ = {
             "smoe_pipeline": str(self._directory),
             "max_inflight": str(self._max_inflight),
             "smoe_max_functions": str(self._max_functions),
             "write_timeout": "5s",
+            "smoe_node": node,
             **self._environ,
+            **own,
         }
-        for number, function in enumerate(group(self.manifest, self._max_functions).functions[1:]):
-            for replica in range(self._replicas):
-                node = self._nodes[(number + replica) % len(self._nodes)]
-                own = {"smoe_nodes": ",".join(function.nodes), "smoe_node": node}
-                self.workers.append(replace(fork_worker(function.name, {**base, **own}), node=node))
-        self.publish()
-        feed = {
-            "smoe_nodes": "ingress",
-            "max_inflight": "0",
-            "smoe_feed_url": self._feed.start(),
-            "smoe_node": self._nodes[0],
-        }
-        self.ingress = fork_worker(self.manifest.name, {**base, **feed})
+        host = self._ground.host(node)
+        return replace(self._ground.fork(node, lambda: fork_worker(function, environ, host)), node=node)
 
     def publish(self) -> None:
         """Tell the ingress which workers are ready now."""
@@ -174,7 +219,7 @@ class LocalPipeline:
 
     def stop(self) -> None:
         """SIGTERM to all, wait, SIGKILL to those that stay."""
-        processes = [*self.workers, *([self.ingress] if self.ingress else [])]
+        processes = [*self.workers, *([self.ingress] if self.ingress else []), *self._added]
         for process in processes:
             _signal(process.pid, signal.SIGTERM)
         self._feed.stop()
@@ -187,7 +232,7 @@ class LocalPipeline:
                 pass
             finally:
                 timer.cancel()
-        self.workers, self.ingress = [], None
+        self.workers, self.ingress, self._added = [], None, []
 
 
 def _signal(pid: int, number: int) -> None:
@@ -198,23 +243,23 @@ def _signal(pid: int, number: int) -> None:
 class _Feed:
     """The gateway's replica feed in small: NDJSON snapshots over HTTP."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str) -> None:
+        self._host = host
         self._changed = threading.Condition()
         self._version = 0
         self._functions: Mapping[str, object] = {}
         self._server: ThreadingHTTPServer | None = None
 
-    def start(self) -> str:
+    def start(self) -> None:
         handler = _feed_handler(self._snapshot)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer((self._host, 0), handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self.url
 
     @property
     def url(self) -> str:
         assert self._server is not None, "start it first"
-        return f"http://127.0.0.1:{self._server.server_address[1]}/system/replicas"
+        return f"http://{self._host}:{self._server.server_address[1]}/system/replicas"
 
     def publish(self, functions: Mapping[str, object]) -> None:
         with self._changed:

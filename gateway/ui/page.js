@@ -128,6 +128,8 @@ function showDetail(node) {
   const parts = [`${node.ready ?? "–"} of ${node.replicas ?? "–"} replicas`, c.memory, c.compute, `${c.slots} calls at once`,
     `${number(node.tokens_per_s)} tokens/s`, `P95 ${seconds(node.latency_p95_s)}`, `CPU ${percent(node.cpu_utilisation)}`, `slots ${percent(node.concurrency_utilisation)}`];
   if (node.waiting) parts.push(`${number(node.waiting)} waiting`);
+  const placed = node.live?.annotations?.["smoe.placement"];
+  if (placed) parts.splice(1, 0, `on ${placed.replaceAll(",", ", ")}`);
   at("detail").replaceChildren(name, `  ${parts.join("  ·  ")}`);
 }
 

@@ -1,0 +1,32 @@
+"""The arithmetic of ``benchmarks.dispatch``: what a row makes of its turns."""
+
+from __future__ import annotations
+
+import os
+
+from benchmarks.dispatch import Counted, Row, cpu_s
+from functions.local import WorkerProcess
+
+
+def counted(passes: float, cpu: float) -> Counted:
+    return Counted(passes, 6 * passes, 3 * passes, 4 * passes, 5 * passes, 8000 * passes, cpu, 2 * cpu)
+
+
+def test_a_row_says_what_one_pass_costs_and_takes_the_median_of_processor_time() -> None:
+    row = Row("aebs", "direct", WorkerProcess("m", os.getpid(), 1))
+    row.turns = [counted(10, 0.1), counted(10, 0.2), counted(20, 20.0)]
+    row.taken_ms = [1.0, 3.0, 200.0]
+    found = row.figures(layers=3)
+    assert (found["passes"], found["fullest"], found["remote"], found["messages"]) == (40, 2.0, 4.0, 5.0)
+    assert (found["kB"], found["ingress_cpu_ms"], found["workers_cpu_ms"]) == (8.0, 20.0, 40.0)
+    assert (found["p50_ms"], found["scatters_a_pass"]) == (3.0, 1.0)
+
+
+def test_counters_are_what_came_since() -> None:
+    assert counted(12, 3.0).since(counted(2, 1.0)) == counted(10, 2.0)
+
+
+def test_processor_seconds_grow_with_work() -> None:
+    before_s = cpu_s(os.getpid())
+    assert sum(range(2_000_000)) > 0
+    assert cpu_s(os.getpid()) > before_s
