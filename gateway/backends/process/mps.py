@@ -8,7 +8,6 @@ log below the state folder; it ends with the gateway (``mps_keeper``).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import subprocess
@@ -24,7 +23,7 @@ DEFAULT_PIPE = Path("/tmp/nvidia-mps")  # noqa: S108 (MPS' own default)
 PID_FILE = "nvidia-cuda-mps-control.pid"
 LONGEST_PIPE = 80
 """Characters; MPS makes sockets in its pipe folder, and a socket's whole path may have 107."""
-_ASK_TIMEOUT_S = 5.0
+_ASK_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 20.0
 
@@ -125,25 +124,25 @@ class Mps:
 
     async def _ask(self, command: str, pipe: Path) -> str | None:
         """The daemon's answer to one command; None where no daemon answers. Raises BackendError without the program."""
-        try:
-            asked = await asyncio.create_subprocess_exec(
-                self._control,
-                stdin=subprocess.PIPE,
+
+        def ask() -> subprocess.CompletedProcess[bytes]:
+            return subprocess.run(
+                [self._control],
+                input=command.encode() + b"\n",
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=self._environment(pipe),
+                timeout=_ASK_TIMEOUT_S,
+                check=False,
             )
+
+        try:
+            asked = await asyncio.to_thread(ask)
+        except subprocess.TimeoutExpired:
+            return None
         except OSError as error:
             raise BackendError(f"GPU shares need {self._control}, which cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(_ASK_TIMEOUT_S):
-                answer, _ = await asked.communicate(command.encode() + b"\n")
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                asked.kill()
-            await asked.wait()
-            return None
-        text = answer.decode(errors="replace").strip()
+        text = asked.stdout.decode(errors="replace").strip()
         return text if asked.returncode == 0 and text else None
 
     def _environment(self, pipe: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.backends.process.gpus import TENTHS, Gpu, Seats, binding
@@ -121,6 +121,7 @@ def _loads(wanted: list[int], way: tuple[int, ...]) -> Counter[int]:
     return loads
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 10), max_size=6))
 def test_what_is_accepted_fits_and_on_one_gpu_what_fits_is_accepted(wanted: list[int]) -> None:
     for gpus in ((A,), (A, B)):
@@ -145,6 +146,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(steps)
 def test_no_order_of_events_takes_more_than_ten_tenths_of_a_gpu_or_loses_some(history: list[Step]) -> None:
     seats, living, count = Seats((A, B)), dict[str, str](), 0
