@@ -104,7 +104,9 @@ class Scatter:
             )
         ]
         if self._transfer == "direct" or len(sent) == 1:
-            await gather_or_cancel([self._direct(group, context) for group in sent])
+            calls = [self._caller.call(one.node_id, {"x": one.x}, context, one.record, one.node) for one in sent]
+            for group, reply in zip(sent, await gather_or_cancel(calls), strict=True):
+                group.y = reply["y"]
         else:
             await self._in_two_phases(sent, x, context)
         if any(group.record.node for group in sent):

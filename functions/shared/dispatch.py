@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from functions.shared.client import ConnectionPool, RawReply, ReplyTimeoutError, TransportError, request_head
 from functions.shared.errors import (
@@ -187,6 +187,7 @@ class Dispatcher:
             record.node = slot.replica.node
             try:
                 reply = await self._post(slot, path, chunks, deadline_s - begun_s, [(REQUEST_ID, request_id), *headers])
+                slot.failures = 0
                 if reply.status == 429:
                     self._suspend(function, slot, BUSY_WAIT_S)
             except ReplyTimeoutError:
@@ -246,24 +247,24 @@ class Dispatcher:
         set aside. Raises TransportError, DeadlineError."""
         try:
             left_s = deadline_s - self._loop.time()
-            return await self._post(slot, path, chunks, left_s, [(REQUEST_ID, request_id), *headers])
+            reply = await self._post(slot, path, chunks, left_s, [(REQUEST_ID, request_id), *headers])
         except ReplyTimeoutError:
             raise DeadlineError(f"{name} did not answer within the request's time") from None
         except TransportError:
             self._failed(self._functions[name], slot, set())
             raise
+        slot.failures = 0
+        return reply
 
-    async def _post(
+    def _post(
         self, slot: Slot, path: str, chunks: Sequence[Body], left_s: float, headers: Sequence[tuple[str, str]]
-    ) -> RawReply:
-        """One request with ``left_s`` seconds of time. Raises TransportError."""
+    ) -> Coroutine[Any, Any, RawReply]:
+        """One request with ``left_s`` seconds of time. Raises TransportError when awaited."""
         length = sum(len(chunk) for chunk in chunks)
         head = request_head(
             path, slot.replica.address, CONTENT_TYPE, length, [*headers, (TIMEOUT_MS, f"{left_s * 1000:.1f}")]
         )
-        reply = await slot.pool.call(head, chunks, left_s)
-        slot.failures = 0
-        return reply
+        return slot.pool.call(head, chunks, left_s)
 
     # slots
 
