@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import click
 import numpy as np
 import psutil
 
@@ -23,6 +24,8 @@ SINGLES, SINGLES_PER_S = 40, 5.0
 """Single requests, and how many a second: none meets another."""
 SIMULATED = 400
 """Of them in the simulator, whose median has to be known better than the measured one."""
+MOST_PACE = 2.0
+"""A machine that takes longer is not one that is slower now, but one that is in use."""
 SEED = 5
 
 
@@ -40,14 +43,20 @@ class Singles:
 
 def pace_of(singles: Singles, workload: Workload, asked_for: Configuration) -> float:
     """Median seconds of ``singles`` over those of the same in the simulator, both without what the ingress does not
-    see. ``asked_for``: what every function ran with."""
+    see. ``asked_for``: what every function ran with. Raises ClickException where the machine was in use."""
     assert workload.host is not None
     alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0))
     counts = np.tile(np.array(singles.counts, dtype=np.uint16)[:, None], SIMULATED)
     start = {node.function: asked_for for node in workload.topology.nodes}
     requests = Requests(np.arange(SIMULATED) / SINGLES_PER_S, counts, "single requests")
     window = Simulation(alone, requests, start, seed=SEED).advance(SIMULATED / SINGLES_PER_S + 60.0)
-    return float((np.median(singles.latency_s) - singles.front_s) / np.median(window.latency_s))
+    pace = float((np.median(singles.latency_s) - singles.front_s) / np.median(window.latency_s))
+    if pace > MOST_PACE:
+        raise click.ClickException(
+            f"single requests took {pace:.1f} times as long as the profile says, at most {MOST_PACE:g} times can be "
+            f"compared; somebody else uses the machine"
+        )
+    return pace
 
 
 class Usage:

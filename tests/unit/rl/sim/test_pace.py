@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import click
 import numpy as np
 import pytest
 
@@ -41,6 +42,13 @@ def test_the_pace_is_found_again_from_single_requests(pace: float) -> None:
     latency, counts = lone_latencies(found, pace, 400)
     singles = Singles(latency.tolist(), counts, 0.003)
     assert pace_of(singles, found, configuration()) == pytest.approx(pace, rel=0.02)
+
+
+def test_a_machine_in_use_is_not_compared_with() -> None:
+    found = workload((3, 2), Limited(), hop_s=0.0, request_s=0.003, host=HOST)
+    latency, counts = lone_latencies(found, 2.5, 20)
+    with pytest.raises(click.ClickException, match="times as long as the profile says"):
+        pace_of(Singles(latency.tolist(), counts, 0.003), found, configuration())
 
 
 def test_cores_in_use_are_of_the_whole_machine_and_of_others() -> None:
