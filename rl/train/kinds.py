@@ -69,6 +69,8 @@ class Kind(Protocol):
         """With the routing of ``seed``; all else is the same for all seeds."""
         ...
 
+    def __hash__(self) -> int: ...
+
 
 @dataclass(frozen=True)
 class PaperKind:

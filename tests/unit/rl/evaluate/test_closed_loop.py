@@ -39,5 +39,5 @@ def test_the_learnt_policy_is_first_where_none_within_the_target_is_cheaper(
 def test_a_target_that_the_cheapest_configurations_keep_is_refused() -> None:
     play = Play(make_trace([0.0], duration_s=1.0, source="one"), ("a",), 0.25, 2.0, 0.03, Path("profile"), 0)
     refuse_slack(replace(PLAYED, p95_over_slo=1.01), play)
-    with pytest.raises(click.ClickException, match="250 ms does not bind.*0.90 of it"):
+    with pytest.raises(click.ClickException, match=r"250 ms does not bind.*0\.90 of it"):
         refuse_slack(PLAYED, play)
