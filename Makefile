@@ -47,6 +47,7 @@ imports:
 	$(BIN)/lint-imports
 
 test-cluster: setup  ## the Kubernetes suite on a real cluster: make test-cluster KUBECONFIG=FILE
+	@test -n "$(KUBECONFIG)" || { echo "say KUBECONFIG=FILE: which cluster to try"; exit 1; }
 	SMOE_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/python -m pytest tests/cluster
 
 bench: setup  ## the benchmarks that end within minutes, one after the other
