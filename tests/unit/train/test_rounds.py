@@ -147,7 +147,7 @@ def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list
     assert (tmp_path / "parts" / BEST).is_file()
     assert any((tmp_path / "parts" / "tensorboard").iterdir())
     stored = json.loads((tmp_path / "parts" / "run.json").read_text())
-    assert set(stored) == {"settings", "code_sha256", "traces_sha256", "versions"}
+    assert set(stored) == {"settings", "code_sha256", "traces_sha256", "pipelines_sha256", "versions"}
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
