@@ -43,6 +43,7 @@ from rl.profile.shelf import fitting, open_profile
 from rl.sim.play import play
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
+from rl.train.kinds import SEGMENT
 from rl.workload import Workload
 from smoe import lifecycle as service
 from smoe.deployment import DeploymentSettings
@@ -61,7 +62,6 @@ START = Configuration(memory_mb=256, cpu_cores=2.0, gpu_share=0.0, replicas=2, c
 """Of every expert; ``static`` keeps it."""
 CHEAPEST = Configuration(memory_mb=128, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=1)
 """The least of Φ; where it keeps the SLO there is nothing to decide."""
-SEGMENT = Configuration(memory_mb=256, cpu_cores=6.0, gpu_share=0.0, replicas=2, concurrency=8)
 MAX_WORDS = 24
 INGRESS_CONCURRENCY = 512
 

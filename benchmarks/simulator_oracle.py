@@ -152,8 +152,12 @@ class Node:
             self.catch_up(replica)
             replica.calls.remove(call)
             self.schedule(replica)
-            call.done.succeed()
+            self.answered(replica, call)
             self.dispatch()
+
+    def answered(self, replica: Replica, call: Call) -> None:
+        """A call has ended on a replica."""
+        call.done.succeed()
 
     def order(self, target: Configuration) -> None:
         """A new configuration, ordered now."""

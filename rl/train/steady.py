@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoscaler.contract import Configuration, Observation
-from rl.episodes import Episode
+from rl.episodes import QUANTILE, Episode
 from rl.sim.simulation import Simulation
 from rl.train.teacher import PLANS
 
@@ -22,7 +22,6 @@ CONCURRENCY = 4
 """Of every expert: calls at once cost nothing here, and share what the quota leaves."""
 TOLERATED = 0.02
 """Share of windows more than with the best resource that may be above λ."""
-QUANTILE = 0.95
 
 
 class SteadyTeacher:

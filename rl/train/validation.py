@@ -18,7 +18,7 @@ from rl.agent.contract import State
 from rl.bound.bounds import lower_bound
 from rl.bound.loads import windows
 from rl.bound.physics import Physics
-from rl.episodes import WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
+from rl.episodes import QUANTILE, WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
 from rl.train.kinds import Kind, reference_of
@@ -26,7 +26,6 @@ from rl.train.lanes import Decide, play
 from rl.train.settings import TrainingSettings, ValidationSettings
 from traces.trace import PATTERNS
 
-QUANTILE = 0.95
 FEWEST_JUDGED = 6
 """Windows of a clip that have requests, after the warm-up."""
 MOST_TRIED = 40

@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,26 @@ def test_metrics_count_every_node_that_worked(served: LocalPipeline, bert: Path)
     assert float(lines['smoe_node_in_flight{node="segment-0",pipeline="tiny"}']) == 0
 
 
+@contextmanager
+def asking(url: str, expected: Any, times: int) -> Iterator[list[BaseException]]:
+    """Four clients that ask and compare ``times`` each; what went wrong, all of it when the block has ended."""
+    failures: list[BaseException] = []
+
+    def client() -> None:
+        for _ in range(times):
+            try:
+                close(ask(url, {"inputs": TEXTS[0]})["embeddings"], expected)
+            except BaseException as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=client) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    yield failures
+    for thread in threads:
+        thread.join()
+
+
 def test_grouped_functions_answer_the_same(bert: Path) -> None:
     with LocalPipeline(bert, max_functions=4) as pipeline:
         assert len(pipeline.workers) == 3
@@ -125,26 +146,13 @@ def test_grouped_functions_answer_the_same(bert: Path) -> None:
 
 def test_killed_replicas_and_drained_ones_lose_no_request(bert: Path) -> None:
     expected = WholeModel(bert).embed(TEXTS[:1])
-    failures: list[BaseException] = []
     with LocalPipeline(bert, replicas=2, max_functions=3) as pipeline:
-
-        def client() -> None:
-            for _ in range(40):
-                try:
-                    close(ask(pipeline.url, {"inputs": TEXTS[0]})["embeddings"], expected)
-                except BaseException as error:
-                    failures.append(error)
-
-        threads = [threading.Thread(target=client) for _ in range(4)]
-        for thread in threads:
-            thread.start()
         victims = [pipeline.workers[0], pipeline.workers[2]]
-        for victim, number in zip(victims, (signal.SIGKILL, signal.SIGTERM), strict=True):
-            ask(pipeline.url, {"inputs": TEXTS[0]})
-            os.kill(victim.pid, number)
-            assert os.waitpid(victim.pid, 0)[1] == (number if number == signal.SIGKILL else 0)
-        for thread in threads:
-            thread.join()
+        with asking(pipeline.url, expected, times=40) as failures:
+            for victim, number in zip(victims, (signal.SIGKILL, signal.SIGTERM), strict=True):
+                ask(pipeline.url, {"inputs": TEXTS[0]})
+                os.kill(victim.pid, number)
+                assert os.waitpid(victim.pid, 0)[1] == (number if number == signal.SIGKILL else 0)
     assert failures == []
 
 

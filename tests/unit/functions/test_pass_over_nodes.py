@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler.placement.activations import activations_of
 from functions.local import LocalPipeline
 from moe.reference import WholeModel
-from tests.unit.functions.test_pass import TEXTS, ask, close
+from tests.unit.functions.test_pass import TEXTS, ask, asking, close
 
 
 def statistics(pipeline: LocalPipeline) -> dict[str, Any]:
@@ -105,24 +104,13 @@ def test_without_nodes_nothing_is_said_of_machines(bert: Path) -> None:
 @pytest.mark.parametrize(("rule", "transfer"), [("local-first", "direct"), ("aebs", "two-phase")])
 def test_a_node_that_dies_in_mid_pass_loses_no_request(bert: Path, rule: str, transfer: str) -> None:
     expected = WholeModel(bert).embed(TEXTS[:1])
-    failures: list[BaseException] = []
     environ = {"smoe_dispatch": rule, "smoe_transfer": transfer}
-    with LocalPipeline(bert, replicas=2, max_functions=6, nodes=("a", "b"), environ=environ) as pipeline:
-
-        def client() -> None:
-            for _ in range(25):
-                try:
-                    close(ask(pipeline.url, {"inputs": TEXTS[0]})["embeddings"], expected)
-                except BaseException as error:
-                    failures.append(error)
-
-        threads = [threading.Thread(target=client) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+    with (
+        LocalPipeline(bert, replicas=2, max_functions=6, nodes=("a", "b"), environ=environ) as pipeline,
+        asking(pipeline.url, expected, times=25) as failures,
+    ):
         ask(pipeline.url, {"inputs": TEXTS[0]})
         for victim in pipeline.workers:
             if victim.node == "b":
                 os.kill(victim.pid, signal.SIGKILL)
-        for thread in threads:
-            thread.join()
     assert failures == []

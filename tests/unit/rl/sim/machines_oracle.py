@@ -63,14 +63,8 @@ class MachineNode(Node):
             replica.calls.append(call)
             self.schedule(replica)
 
-    def end(self, replica: Replica, call: Call, after_s: float, version: int) -> Generator[simpy.Event, Any, None]:
-        yield self.pipeline.clock.timeout(after_s)
-        if version == replica.version:
-            self.catch_up(replica)
-            replica.calls.remove(call)
-            self.schedule(replica)
-            self.pipeline.clock.process(self.reply(call, self.site[id(replica)]))
-            self.dispatch()
+    def answered(self, replica: Replica, call: Call) -> None:
+        self.pipeline.clock.process(self.reply(call, self.site[id(replica)]))
 
     def reply(self, call: Call, site: int) -> Generator[simpy.Event, Any, None]:
         found = self.pipeline.machines
