@@ -249,7 +249,6 @@ def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapp
     seed = options["seed"]
     trace = scale.fit(catalog.bursty_hour(folder, "uniform", seed), options["seconds"], options["mean_rps"], seed)
     texts = tuple(chosen.choose(trace.requests, seed))
-    compare_with_whole_model(client, pipeline, directory, texts[:8])  # the first passes after a start are slower
     parity = compare_with_whole_model(client, pipeline, directory, texts[:8])
     return Play(
         trace,

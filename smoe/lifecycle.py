@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,16 +10,16 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from gateway.backends.process import kernel
 from moe.manifest import Manifest
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.errors import GatewayUnreachableError, NotReadyError, StateError
 from smoe.gateway_client import GatewayClient
 from smoe.state import running_pid
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--cpu-scale", str(settings.cpu_scale)),
         *("--image", "smoe/function=functions.worker:main"),
         *("--preload", "functions.worker"),
+        *(("--preload", "functions.ingress.ahead") if len(settings.nodes) > 1 else ()),
         *("--image", "smoe/memory=functions.memory.manager:main"),
         *("--pipelines-dir", str(settings.pipelines.resolve())),
         *("--standbys", str(settings.standbys)),
@@ -95,21 +95,13 @@ def start_gateway(settings: GatewaySettings, *, detach: bool, timeout_s: float =
 
 
 def _spawn(command: list[str], log: IO[bytes], *, detach: bool) -> subprocess.Popen[bytes]:
-    parent_pid = os.getpid()
-    libc = ctypes.CDLL(None, use_errno=True)
-
-    def die_with_parent() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent_pid:
-            os._exit(1)
-
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=None if detach else die_with_parent,
+        preexec_fn=None if detach else partial(kernel.die_with_parent, os.getpid(), signal.SIGTERM),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

@@ -9,7 +9,7 @@ const MEASURES = {
   cpu: { title: "CPU use", unit: (v) => percent(v), of: (n) => n.cpu_utilisation, most: 1 },
   slots: { title: "slots in use", unit: (v) => percent(v), of: (n) => n.concurrency_utilisation, most: 1 },
 };
-const page = { views: [], functions: [], chosen: new URLSearchParams(location.search).get("pipeline"), measure: null };
+const page = { views: [], functions: [], replicas: {}, chosen: new URLSearchParams(location.search).get("pipeline"), measure: null };
 const at = (id) => document.getElementById(id);
 
 const number = (v) => v == null ? "–" : v >= 10000 ? `${(v / 1000).toFixed(v >= 1e5 ? 0 : 1)}k` : v >= 100 || Number.isInteger(v) ? v.toFixed(0) : v >= 10 ? v.toFixed(1) : v.toFixed(2);
@@ -63,6 +63,7 @@ function show() {
   showFigures(view, nodes);
   showCharts(view);
   showHeat(nodes, view);
+  showMachines(nodes);
   showDecisions(view);
   showConfiguration(nodes);
 }
@@ -133,6 +134,22 @@ function showDetail(node) {
   at("detail").replaceChildren(name, `  ${parts.join("  ·  ")}`);
 }
 
+function showMachines(nodes) {
+  // Machines that replicas run on, from the replica feed; none where replicas have no machine.
+  const own = new Set(nodes.map((n) => n.function)), found = new Map();
+  for (const [key, { replicas }] of Object.entries(page.replicas)) {
+    const name = key.slice(0, key.lastIndexOf("."));
+    for (const one of own.has(name) ? replicas : []) {
+      if (!one.node) continue;
+      const row = found.get(one.node) ?? { functions: new Set(), ready: 0, starting: 0, draining: 0 };
+      row.functions.add(name); row[one.state] += 1;
+      found.set(one.node, row);
+    }
+  }
+  at("machines").hidden = !found.size;
+  table(at("nodes"), [...found].sort().map(([name, row]) => [[name, "nowrap"], [row.functions.size, "n"], [row.ready, "n"], [row.starting, "n"], [row.draining, "n"]]), "");
+}
+
 function changeOf(d) {
   const parts = [], step = (name, key, unit = "") => { if (d.present[key] !== d.target[key]) parts.push(`${name} ${d.present[key]} → ${d.target[key]}${unit}`); };
   step("replicas", "replicas"); step("memory", "memory_mb", " MiB"); step("cores", "cpu_cores"); step("GPU", "gpu_share"); step("calls at once", "concurrency");
@@ -171,3 +188,4 @@ document.documentElement.style.setProperty("--heat-stops", scaleStops());
 colours(matchMedia("(prefers-color-scheme: dark)").matches);
 poll("/system/view", (found) => { page.views = found.views; }, VIEW_MS);
 poll("/system/functions", (found) => { page.functions = found; }, FUNCTIONS_MS);
+poll("/system/replicas", (found) => { page.replicas = found.functions; }, FUNCTIONS_MS);

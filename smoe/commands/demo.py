@@ -31,7 +31,7 @@ from smoe.errors import SmoeError
 from smoe.gateway_client import GatewayClient
 from smoe.parity import Parity, compare_with_whole_model
 from smoe.pipelines import ensure_pipeline
-from smoe.report import ReportPaths, build
+from smoe.report import ReportPaths, build, closing
 from smoe.state import read_password
 from smoe.view.build import ViewBuilder
 from smoe.view.live import View
@@ -125,7 +125,7 @@ def run(**options: Any) -> None:
     finally:
         lifecycle.stop_process(process)
     paths = _report(settings, manifest, trace, source, result, slo_s, since_s, parity)
-    _closing(console, paths, result)
+    _closing(console, paths, slo_s)
 
 
 def _interrupt(*_: object) -> None:
@@ -276,9 +276,11 @@ def _report(
 
 
 def _parity_line(parity: Parity) -> str:
+    warm = "" if parity.warm else ", still getting faster"
     return (
         f"answers of {parity.texts} real prompts equal the whole model's within {parity.max_rel_err:.1e}; one prompt "
-        f"takes {parity.unloaded_p50_s * 1000:.0f} ms through the functions, {parity.whole_p50_s * 1000:.0f} ms whole"
+        f"takes {parity.unloaded_p50_s * 1000:.0f} ms through the functions (after {parity.warm_up_passes} to warm up, "
+        f"which began at {parity.cold_p50_s * 1000:.0f} ms{warm}), {parity.whole_p50_s * 1000:.0f} ms whole"
     )
 
 
@@ -290,13 +292,7 @@ def _plan_line(settings: RunSettings, trace: Trace, source: str, slo_s: float) -
     )
 
 
-def _closing(console: Console, paths: ReportPaths, result: ReplayResult) -> None:
-    summary = result.summary
-    latency = summary.get("latency_s") or {}
-    tail = ", ".join(
-        f"{name.upper()} {latency[name] * 1000:.0f} ms" for name in ("p50", "p95", "p99") if name in latency
-    )
-    console.print(f"{summary['requests']} requests, {summary['failed']} failed; {tail}")
-    console.print(
-        f"report: {paths.html} (pictures: {', '.join(path.name for path in paths.pictures)}; numbers: {paths.json})"
-    )
+def _closing(console: Console, paths: ReportPaths, slo_s: float) -> None:
+    for line in closing(paths.numbers, slo_s):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"report      {paths.html} (numbers: {paths.json})", soft_wrap=True, markup=False, highlight=False)

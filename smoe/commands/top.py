@@ -9,9 +9,14 @@ from pathlib import Path
 import click
 
 from autoscaler.build import build_controller
+from autoscaler.contract import TickReport
 from autoscaler.loop import run
 from autoscaler.settings import ControllerSettings
 from smoe.commands.options import connect, gateway_option, password_option, state_option
+from smoe.elastic.managers import Managers, read_feed_token
+from smoe.errors import StateError
+from smoe.gateway_client import GatewayClient
+from smoe.nodes import PATIENCE_S, NodeWatch
 from smoe.view.build import ViewBuilder
 from smoe.view.live import View
 
@@ -39,7 +44,9 @@ def top(
     prometheus: str | None,
     ticks: int | None,
 ) -> None:
-    """Show PIPELINE live: layers x experts by load, replicas, P95 against the SLO, cost per hour. Ctrl-C ends it."""
+    """Show PIPELINE live: layers x experts by load, replicas, P95 against the SLO, cost per hour, nodes. Ctrl-C ends
+    it.
+    """
     client = connect(state, gateway_url, password_file)
     client.functions()
     password = password_file or state / "secrets" / "basic-auth-password"
@@ -55,14 +62,15 @@ def top(
     )
     controller, window_s = build_controller(settings)
     builder = ViewBuilder(pipeline, "watching", time.time(), settings.slo_s, controller.prices.currency)
+    watch = NodeWatch(client, _managers(client, state), controller.topology.functions())
     stop = threading.Event()
     seen = 0
     with View() as view:
 
-        def on_tick(report: object) -> None:
+        def on_tick(report: TickReport) -> None:
             nonlocal seen
             seen += 1
-            view.show(builder.tick(report))  # type: ignore[arg-type]
+            view.show(builder.tick(report, watch.look()))
             if ticks is not None and seen >= ticks:
                 stop.set()
 
@@ -70,3 +78,11 @@ def top(
             run(controller, interval_s, lambda wait_s: stop.wait(wait_s), on_tick, window_s=window_s)
         except KeyboardInterrupt:
             return
+
+
+def _managers(client: GatewayClient, state: Path) -> Managers | None:
+    """None without the token that managers take: then weights are not shown."""
+    try:
+        return Managers(client, read_feed_token(state), PATIENCE_S)
+    except StateError:
+        return None

@@ -6,5 +6,6 @@ stays empty.
 """
 
 from smoe.report.build import ReportError, ReportPaths, build
+from smoe.report.closing import closing
 
-__all__ = ["ReportError", "ReportPaths", "build"]
+__all__ = ["ReportError", "ReportPaths", "build", "closing"]

@@ -29,6 +29,8 @@ class ReportPaths:
     html: Path
     json: Path
     pictures: tuple[Path, ...]
+    numbers: Mapping[str, Any]
+    """As in ``json``."""
 
 
 def build(
@@ -65,7 +67,7 @@ def write(out_dir: Path, run: Run, slo_s: float, meta: Mapping[str, Any]) -> Rep
     }
     html = page(numbers, pictures, run.actions, run.start_s, slo_s)
     paths = ReportPaths(
-        out_dir / "report.html", out_dir / "report.json", tuple(out_dir / f"{name}.png" for name in pictures)
+        out_dir / "report.html", out_dir / "report.json", tuple(out_dir / f"{name}.png" for name in pictures), numbers
     )
     try:
         out_dir.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from autoscaler.contract import Configuration, Decision, NodeObservation, TickReport
-from smoe.view.model import DecisionLine, ExpertCell, ViewState
+from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 from traces.replay import Progress
 
 HISTORY = 240
@@ -25,8 +25,8 @@ class ViewBuilder:
         self._decisions: deque[DecisionLine] = deque(maxlen=DECISIONS)
         self.state = ViewState(pipeline, policy, elapsed_s=0.0, window_s=0.0, slo_s=slo_s, currency=currency)
 
-    def tick(self, report: TickReport) -> ViewState:
-        """Take in one window; returns the new state (also kept in ``state``)."""
+    def tick(self, report: TickReport, nodes: tuple[NodeRow, ...] = ()) -> ViewState:
+        """Take in one window and the machines at its end; returns the new state (also kept in ``state``)."""
         seen = report.observation
         moment_s = seen.end_s - self._started_s
         self._history.append(seen.latency_p95_s)
@@ -50,6 +50,7 @@ class ViewBuilder:
             busy_per_hour=per_hour(report.cost.busy, seen.window_s),
             experts=tuple(_cell(node) for node in seen.nodes if node.kind == "expert"),
             segments=tuple((node.node, _replicas(node)) for node in seen.nodes if node.kind != "expert"),
+            nodes=nodes,
             p95_history_s=tuple(self._history),
             decisions=tuple(self._decisions),
             problems=(*seen.problems, *failed, *held[:2]),

@@ -33,6 +33,27 @@ class DecisionLine:
 
 
 @dataclass(frozen=True)
+class NodeRow:
+    """One node (machine) now. None: not known, because no weights manager told."""
+
+    node: str
+    ready: int
+    starting: int = 0
+    draining: int = 0
+    """Replicas of the pipeline's functions there, by state."""
+    weights_bytes: int | None = None
+    """Of all weights in its memory."""
+    limit_bytes: int | None = None
+    """Most that its memory may hold; 0 is no limit."""
+    arriving: int | None = None
+    """Weights files on their way: those that grew since the last look."""
+    arriving_bytes: int | None = None
+    """Of these, there already."""
+    broken_off: int | None = None
+    """Files that are there in part and do not grow."""
+
+
+@dataclass(frozen=True)
 class ViewState:
     """Everything on the screen. ``experts`` may come in any order and need not be complete."""
 
@@ -55,6 +76,8 @@ class ViewState:
     experts: tuple[ExpertCell, ...] = ()
     segments: tuple[tuple[str, int | None], ...] = ()
     """(node id, replicas) of the ingress and the segments."""
+    nodes: tuple[NodeRow, ...] = ()
+    """Machines, where replicas have any."""
     p95_history_s: tuple[float | None, ...] = ()
     """P95 of past windows, oldest first."""
     decisions: tuple[DecisionLine, ...] = ()

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from smoe.view.model import DecisionLine, ExpertCell, ViewState
+from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 
 BARS = "▁▂▃▄▅▆▇█"
 UNKNOWN = "\u2013"  # en dash
@@ -41,10 +41,13 @@ def render(state: ViewState, width: int = 100, height: int | None = None) -> Ren
     parts: list[RenderableType] = [_headline(state, width), _heat_map(state, width)]
     if state.segments:
         parts.append(_segments(state.segments))
+    if state.nodes:
+        parts.append(_nodes(state.nodes))
     most = WIDE_DECISIONS if width >= WIDE_COLUMNS else NARROW_DECISIONS
     if height is not None:
         layers = len({cell.layer for cell in state.experts})
         taken = 12 + layers + bool(state.segments) + (2 + min(4, len(state.problems)) if state.problems else 0)
+        taken += 3 + len(state.nodes) if state.nodes else 0
         most = min(most, max(0, height - taken - 3))
     if most:
         parts.append(_decisions(state.decisions, most))
@@ -74,6 +77,8 @@ def plain_line(state: ViewState) -> str:
         parts.append(f"failed={state.failed}")
     if busiest is not None:
         parts.append(f"busiest={busiest}")
+    if state.nodes:
+        parts.append("nodes=" + ",".join(_node_words(row) for row in state.nodes))
     parts.extend(f"{line.function}: {line.change} ({line.reason})" for line in state.decisions if _fresh(line, state))
     parts.extend(f"problem: {problem}" for problem in state.problems)
     return "  ".join(parts)
@@ -178,6 +183,46 @@ def _segments(segments: Sequence[tuple[str, int | None]]) -> RenderableType:
                 f"{TIMES}{UNKNOWN if replicas is None else replicas}", style="bold"
             )
     return text
+
+
+def _nodes(rows: Sequence[NodeRow]) -> RenderableType:
+    """A line a machine: replicas there, weights in its memory, weights on their way."""
+    table = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, header_style="dim")
+    for name in ("node", "replicas", "weights"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("transfers")
+    for row in rows:
+        states = (row.ready, "ready"), (row.starting, "starting"), (row.draining, "draining")
+        replicas = ", ".join(f"{count} {state}" for count, state in states if count or state == "ready")
+        table.add_row(row.node, replicas, _weights(row), _transfers(row))
+    return Panel(table, title="nodes", title_align="left")
+
+
+def _weights(row: NodeRow) -> str:
+    if row.weights_bytes is None:
+        return UNKNOWN
+    return _mb(row.weights_bytes) + (f" of {_mb(row.limit_bytes)}" if row.limit_bytes else "")
+
+
+def _transfers(row: NodeRow) -> Text:
+    if row.arriving is None:
+        return Text(UNKNOWN)
+    text = Text()
+    if row.arriving:
+        text.append(f"{row.arriving} arriving, {_mb(row.arriving_bytes or 0)} there", style="bold")
+    if row.broken_off:
+        text.append(f"{', ' if row.arriving else ''}{row.broken_off} broken off", style="yellow")
+    return text if text else Text("none", style="dim")
+
+
+def _node_words(row: NodeRow) -> str:
+    """``a:33``, ``b:4/12.0MB(3 arriving)``: ready replicas, weights, transfers."""
+    weights = "" if row.weights_bytes is None else f"/{_mb(row.weights_bytes).replace(' ', '')}"
+    return f"{row.node}:{row.ready}{weights}" + (f"({row.arriving} arriving)" if row.arriving else "")
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"
 
 
 def _decisions(decisions: Sequence[DecisionLine], most: int) -> RenderableType:

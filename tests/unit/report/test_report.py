@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration, Cost, Decision, Observation, TickReport
 from autoscaler.logger import FunctionLogger
-from smoe.report import ReportError, build
+from smoe.report import ReportError, build, closing
 from smoe.report.log import LogError, from_ticks, read_log
 from smoe.report.model import NodeWindow, PipelineWindow, Run
 from smoe.report.numbers import client_windows, compute, expert_shares
@@ -200,3 +200,23 @@ def test_a_layers_shares_add_up_to_one(tokens: dict[tuple[int, int], float]) -> 
     for layer, shares in expert_shares(nodes)["shares"].items():
         assert sum(shares.values()) == pytest.approx(1.0)
         assert set(shares) == {str(e) for la, e in tokens if str(la) == layer}
+
+
+def test_the_closing_lines_say_plainly_whether_the_slo_was_kept() -> None:
+    run = Run(*from_ticks(TICKS), tuple(REQUESTS))
+    assert closing(compute(run, 0.15, {}), 0.15) == [
+        "requests    4 answered, 1 failed (1 rejected)",
+        "P95         285 ms, 90% above the SLO of 150 ms: MISSED; 40.0% of all requests were answered within it "
+        "(P50 150 ms, P99 297 ms)",
+        "windows     1 of 2 had a P95 above the SLO, the worst at 295 ms",
+        "controller  3 changes (more replicas 3), 2 of them applied; 5 replicas; $2.88 an hour provisioned, "
+        "$0.72 of it busy",
+    ]
+    assert "below the SLO of 400 ms: kept" in closing(compute(run, 0.4, {}), 0.4)[1]
+
+
+def test_the_closing_lines_of_a_run_without_answers_invent_nothing() -> None:
+    lines = closing(compute(Run((), (), (), ()), 0.15, {"planned": 7}), 0.15)
+    assert lines[0] == "requests    0 of 7 planned answered, 0 failed"
+    assert lines[1] == "P95         nothing was answered; the SLO was 150 ms"
+    assert lines[2:] == ["windows     0 of 0 had a P95 above the SLO", "controller  0 changes; cost not measured"]

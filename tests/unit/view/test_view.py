@@ -14,7 +14,7 @@ from rich.console import Console
 from autoscaler.contract import Configuration, Cost, Decision, NodeObservation, Observation, TickReport
 from smoe.view.build import ViewBuilder, describe_change
 from smoe.view.live import View
-from smoe.view.model import DecisionLine, ExpertCell, ViewState
+from smoe.view.model import DecisionLine, ExpertCell, NodeRow, ViewState
 from smoe.view.render import plain_line, render
 from traces.replay import Progress
 from traces.results import RequestRecord
@@ -222,3 +222,42 @@ def test_a_change_names_only_what_differs() -> None:
         describe_change(configuration(1), Configuration(256, 0.5, 0.0, 1, 8))
         == "concurrency 4 → 8, cpu 1 → 0.5 cores, memory 512 → 256 MB"
     )
+
+
+NODES = (
+    NodeRow("a", 32, 0, 1, 90_300_000, 200_000_000, 0, 0, 0),
+    NodeRow("b", 4, 2, 0, 12_000_000, 0, 3, 1_500_000, 1),
+    NodeRow("c", 1),
+)
+
+
+@pytest.mark.parametrize("width", [100, 160])
+def test_every_node_shows_replicas_weights_and_transfers_and_dashes_where_nobody_told(width: int) -> None:
+    lines = text_of(grid(2, 2, nodes=NODES), width).splitlines()
+    told = [" ".join(line.strip("│ ").split()) for line in lines]
+    rows = {name: line for name in "abc" for line in told if line.startswith(f"{name} ")}
+    assert rows == {
+        "a": "a 32 ready, 1 draining 90.3 MB of 200.0 MB none",
+        "b": "b 4 ready, 2 starting 12.0 MB 3 arriving, 1.5 MB there, 1 broken off",
+        "c": "c 1 ready – –",
+    }
+    assert max(cell_len(line) for line in lines) <= width
+    assert not any("transfers" in line for line in text_of(grid(2, 2), width).splitlines())
+
+
+def test_nodes_fit_into_a_narrow_terminal() -> None:
+    lines = text_of(grid(2, 2, nodes=NODES), 80).splitlines()
+    assert max(cell_len(line) for line in lines) <= 80
+    assert sum(any(f"{count} ready" in line for line in lines) for count in (32, 4, 1)) == 3
+
+
+def test_nodes_stay_and_decisions_give_way_on_a_low_terminal() -> None:
+    decisions = tuple(DecisionLine(float(i), f"f{i}", "replicas 1 → 2", "why") for i in range(9))
+    text = text_of(grid(6, 4, decisions=decisions, nodes=NODES), 100, 26)
+    assert "c " in text and "transfers" in text and "f8" not in text and len(text.splitlines()) <= 26
+
+
+def test_a_plain_line_names_nodes_in_short() -> None:
+    line = plain_line(grid(2, 2, nodes=NODES))
+    assert line.endswith("nodes=a:32/90.3MB,b:4/12.0MB(3 arriving),c:1")
+    assert "nodes=" not in plain_line(grid(2, 2))

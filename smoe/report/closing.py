@@ -1,0 +1,62 @@
+"""The report in a few plain lines, for the end of a run in a terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+NAMES = {"up": "more replicas", "down": "fewer replicas", "limits": "other limits", "other": "others"}
+"""Kinds of actions (:mod:`smoe.report.model`) as people say them."""
+
+
+def closing(numbers: Mapping[str, Any], slo_s: float) -> list[str]:
+    """Requests, latency against the SLO, cost, and what the controller did. ``numbers``: those of ``report.json``."""
+    return [_answers(numbers), _latency(numbers, slo_s), _windows(numbers), _controller(numbers)]
+
+
+def _answers(numbers: Mapping[str, Any]) -> str:
+    requests = numbers["requests"]
+    left_out = "" if requests["complete"] else f" of {requests['planned']} planned"
+    reasons = [f"{count} {name}" for name, count in requests["outcomes"].items() if name not in ("ok", "cancelled")]
+    why = f" ({', '.join(reasons)})" if reasons else ""
+    return f"requests    {requests['ok']}{left_out} answered, {requests['failed']} failed{why}"
+
+
+def _latency(numbers: Mapping[str, Any], slo_s: float) -> str:
+    requests = numbers["requests"]
+    latency = requests["latency_s"]
+    if latency is None:
+        return f"P95         nothing was answered; the SLO was {_ms(slo_s)}"
+    over = latency["p95"] / slo_s - 1
+    verdict = "MISSED" if over > 0 else "kept"
+    part = f"{abs(over):.0%} {'above' if over > 0 else 'below'}"
+    return (
+        f"P95         {_ms(latency['p95'])}, {part} the SLO of {_ms(slo_s)}: {verdict}; "
+        f"{requests['slo_attainment']:.1%} of all requests were answered within it "
+        f"(P50 {_ms(latency['p50'])}, P99 {_ms(latency['p99'])})"
+    )
+
+
+def _windows(numbers: Mapping[str, Any]) -> str:
+    windows = numbers["windows"]
+    worst = "" if windows["worst_p95_s"] is None else f", the worst at {_ms(windows['worst_p95_s'])}"
+    return f"windows     {windows['violated']} of {windows['with_answers']} had a P95 above the SLO{worst}"
+
+
+def _controller(numbers: Mapping[str, Any]) -> str:
+    actions, replicas, cost = numbers["actions"], numbers["replicas"], numbers["cost"]
+    kinds = ", ".join(f"{NAMES[kind]} {count}" for kind, count in actions["by_kind"].items())
+    applied = "" if actions["applied"] == actions["count"] else f", {actions['applied']} of them applied"
+    did = f"{actions['count']} changes{f' ({kinds})' if kinds else ''}{applied}"
+    least, most = replicas["least"], replicas["most"]
+    scale = "" if least is None else f"; {most} replicas" if least == most else f"; {least} to {most} replicas"
+    paid = "cost not measured"
+    if cost["provisioned_per_hour"] is not None:
+        paid = f"${cost['provisioned_per_hour']:.2f} an hour provisioned"
+        if cost["busy_per_hour"] is not None:
+            paid += f", ${cost['busy_per_hour']:.2f} of it busy"
+    return f"controller  {did}{scale}; {paid}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"
