@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 
+from benchmarks.ablations.fresh import AFTER
 from benchmarks.scaling_watch import FeedWatch, Picture, Scales, Weight
 from benchmarks.steady_load import Seen, SteadyLoad
 from gateway.backends.process.placement import PREFIX, memory_root
@@ -27,6 +26,8 @@ from smoe.state import read_gateway
 
 HOME, OTHER = "a", "b"
 TIMEOUT_S = 600.0
+SLOW_SCALES_S = 2.0
+"""Between weighings beside changes that take a minute or more and are timed too: weighing takes a tenth of a core."""
 PRIVATE, FORKED, FRESH = "bench/private", "bench/forked", "bench/fresh"
 IMAGES = tuple(f"{image}=benchmarks.ablations.{image.rpartition('/')[2]}:main" for image in (PRIVATE, FORKED, FRESH))
 
@@ -93,7 +94,7 @@ class Stage:
         self._setting = setting
         self.running = running
         state = running.state
-        self.names = [str(one["service"]) for one in function_deployments(setting.manifest, _deployment(image))]
+        self.names = [str(one["service"]) for one in function_deployments(setting.manifest, deployment(image))]
         self._watch = watch
         self._standbys = standbys
         self._gateway = psutil.Process(running.pid)
@@ -122,11 +123,13 @@ class Stage:
         """Every worker for a new one, by a changed environment."""
         self._generation += 1
         old = self._watch.pictures[-1].ready
-        deployments = deployed(self._connect(), self._setting.manifest.name).deployments
+        client = self._connect()
+        deployments = deployed(client, self._setting.manifest.name).deployments
 
         def order() -> None:
-            with ThreadPoolExecutor(8) as pool:
-                list(pool.map(self._deploy_anew, deployments.values()))
+            for deployment in deployments.values():
+                environment = {**deployment["envVars"], "smoe_generation": str(self._generation)}
+                client.deploy({**deployment, "envVars": environment})
 
         def exchanged(picture: Picture) -> bool:
             return all(
@@ -144,8 +147,8 @@ class Stage:
             for name in self.names:
                 client.remove(name)
             self._watch.until(lambda picture: not any(picture.alive.get(name) for name in self.names), TIMEOUT_S)
-            for deployment in reversed(function_deployments(self._setting.manifest, _deployment(image, replicas))):
-                client.deploy(deployment)
+            for one in reversed(function_deployments(self._setting.manifest, deployment(image, replicas))):
+                client.deploy(one)
 
         return self.change(
             "up", order, lambda picture: all(len(picture.ready.get(name, ())) == replicas for name in self.names)
@@ -158,6 +161,18 @@ class Stage:
             self.wait_standbys()
             time.sleep(1.0)
         measured.weights[name] = (span, scales.weights)
+
+    def time_and_weigh(self, change: Callable[[], Span], measured: Measured) -> None:
+        """Both at once, for changes that take long: the scales hardly slow them."""
+        with Scales([self.running.pid], self.running.folders, pause_s=SLOW_SCALES_S) as scales:
+            span = change()
+            time.sleep(SLOW_SCALES_S)
+        measured.spans.append(span)
+        measured.weights["up"] = (span, scales.weights)
+
+    def start_anew_from_now_on(self) -> None:
+        """Workers of the image FRESH were forked so far."""
+        fresh_flag(self._setting).touch()
 
     def wait_standbys(self) -> None:
         """Until the pool of prepared workers is full: the pause before a change begins then."""
@@ -193,14 +208,18 @@ class Stage:
         time.sleep(self._setting.pause_s)
         return before_s
 
-    def _deploy_anew(self, deployment: dict[str, Any]) -> None:
-        environment = {**deployment["envVars"], "smoe_generation": str(self._generation)}
-        self._connect().deploy({**deployment, "envVars": environment})
+
+def fresh_flag(setting: Setting) -> Path:
+    """The file whose being there makes workers of the image FRESH start anew."""
+    return setting.folder / "fresh"
 
 
-def _deployment(image: str, replicas: int = 1) -> DeploymentSettings:
-    given = DeploymentSettings(min_replicas=replicas, ingress_replicas=replicas)
-    return given if not image else DeploymentSettings(f"{image}:1", min_replicas=replicas, ingress_replicas=replicas)
+def deployment(image: str, replicas: int = 1, environment: Mapping[str, str] | None = None) -> DeploymentSettings:
+    """Of the whole pipeline; ``image`` empty: the package's own."""
+    given = DeploymentSettings(
+        min_replicas=replicas, ingress_replicas=replicas, extra_environment=dict(environment or {})
+    )
+    return replace(given, image=f"{image}:1") if image else given
 
 
 def _name(process: psutil.Process) -> str:
@@ -243,7 +262,9 @@ def stage(
     """A gateway, the pipeline with one replica of each function, clients on it; fills ``measured`` at the end."""
     with gateway(setting, name, standbys) as running:
         client = GatewayClient.from_state(running.state)
-        lifecycle.deploy_pipeline(client, setting.manifest, _deployment(image), timeout_s=TIMEOUT_S)
+        fresh_flag(setting).unlink(missing_ok=True)
+        settings = deployment(image, 1, {AFTER: str(fresh_flag(setting))} if image == FRESH else None)
+        lifecycle.deploy_pipeline(client, setting.manifest, settings, timeout_s=TIMEOUT_S)
         url = f"{client.url}/function/{setting.manifest.name}"
         with (
             SteadyLoad(

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,11 +32,23 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.live_rows import FORKED, FRESH, PRIVATE, Measured, Setting, Span, gateway, stage
+from benchmarks.live_rows import (
+    FORKED,
+    FRESH,
+    PRIVATE,
+    SLOW_SCALES_S,
+    TIMEOUT_S,
+    Measured,
+    Setting,
+    Span,
+    deployment,
+    gateway,
+    stage,
+)
+from benchmarks.run_folder import run_folder
 from benchmarks.scaling_watch import Scales, Weight
 from moe.reference import WholeModel
 from smoe import lifecycle
-from smoe.deployment import DeploymentSettings
 from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
 from traces.prompts import load_prompts
@@ -67,7 +80,11 @@ def no_standbys(setting: Setting, rounds: int) -> Measured:
 
 def no_pre_initialisation(setting: Setting, rounds: int) -> Measured:
     """And each worker is a Python of its own that imports everything."""
-    return _rounds(setting, "no-pre-initialisation", FRESH, 0, 1, peers=False)
+    measured = Measured()
+    with stage(setting, "no-pre-initialisation", FRESH, 0, peers=False, measured=measured) as here:
+        here.start_anew_from_now_on()
+        here.time_and_weigh(here.onto_other_node, measured)
+    return measured
 
 
 def cold_restart(setting: Setting, rounds: int) -> Measured:
@@ -124,11 +141,10 @@ def _rounds(
 
 
 def _restart(setting: Setting, name: str, image: str, replicas: int) -> Measured:
-    """Timed and weighed at once: the old workers are gone, so there is nothing that weighing could slow but starts."""
     measured = Measured()
     with stage(setting, name, image, 0, peers=False, measured=measured) as here:
-        here.weigh("up", lambda: here.cold_restart(image, replicas), measured)
-        measured.spans.append(measured.weights["up"][0])
+        here.start_anew_from_now_on()
+        here.time_and_weigh(lambda: here.cold_restart(image, replicas), measured)
     return measured
 
 
@@ -138,21 +154,20 @@ def _second(setting: Setting, name: str, replicas: int) -> Measured:
     with stage(setting, name, "", 0, peers=False, measured=measured) as here:
         before_s = time.monotonic()
         time.sleep(setting.pause_s)
-        deployment = DeploymentSettings(f"{FRESH}:1", min_replicas=replicas, ingress_replicas=replicas)
         first = here.running
         with Scales([first.pid], first.folders) as alone:
             time.sleep(0.5)
         ordered_s = time.monotonic()
         with (
             gateway(setting, f"{name}-second", 0, ()) as second,
-            Scales([first.pid, second.pid], first.folders) as both,
+            Scales([first.pid, second.pid], first.folders, pause_s=SLOW_SCALES_S) as both,
         ):
             client = GatewayClient.from_state(second.state)
-            lifecycle.deploy_pipeline(client, setting.manifest, deployment, timeout_s=600.0)
+            lifecycle.deploy_pipeline(client, setting.manifest, deployment(FRESH, replicas), timeout_s=TIMEOUT_S)
             while any(f.get("availableReplicas", 0) < replicas for f in client.functions()):
                 time.sleep(0.1)
             ready_s = time.monotonic()
-            time.sleep(1.0)
+            time.sleep(SLOW_SCALES_S)
         span = Span("up", before_s, ordered_s, ready_s, ready_s)
         measured.spans.append(span)
         measured.weights["up"] = (span, [*alone.weights, *both.weights])
@@ -284,8 +299,8 @@ def main(chosen: str, rounds: int, clients: int, rate: float, pause_s: float, li
     unknown = [name for name in names if name not in ROWS]
     if unknown:
         raise click.BadParameter(f"{unknown[0]!r} is no row; rows are {', '.join(ROWS)}", param_hint="--rows")
-    with tempfile.TemporaryDirectory(prefix="smoe-live-scaling-") as name:
-        folder = Path(name)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with run_folder("smoe-live-scaling-") as folder:
         directory, manifest = ensure_pipeline(PRESET, folder / "pipelines")
         texts, expected = expectations(directory)
         setting = Setting(folder, directory, manifest, texts, expected.numpy(), clients, rate, pause_s, link, disk)

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +41,7 @@ from autoscaler.placement.migration import Scale, decide
 from benchmarks.prism import METHODS, planners
 from benchmarks.prism_clients import Counts, Served, counted, joined, play
 from benchmarks.prism_network import SWITCH, Node, become_switch, connect, measure
+from benchmarks.run_folder import run_folder
 from moe.manifest import INGRESS, Manifest
 from moe.preset import minilm_folder
 from moe.split import split
@@ -333,8 +333,8 @@ def main(
     setting = Setting(**options)
     tasks = [load_prompts(texts, words, (task,)).texts for task in TASKS]
     with (
-        tempfile.TemporaryDirectory(prefix="smoe-prism-") as folder,
-        running(nodes, Path(folder), experts, top_k, way.mbit) as stage,
+        run_folder("smoe-prism-") as folder,
+        running(nodes, folder, experts, top_k, way.mbit) as stage,
     ):
         alike = np.ones((len(NODES), *stage.shape))
         stage.take(planners(0)["Uniform"](alike, stage.cluster, stage.expert_bytes, None))

@@ -15,18 +15,24 @@ from functions.shared.settings import FunctionSettings, SettingsError
 from functions.shared.weights import provide
 from moe.grouping import group
 from moe.manifest import Manifest, load
+from moe.tokenize import TextTokenizer
 
 log = logging.getLogger(__name__)
 
 
-def build(settings: FunctionSettings, loop: asyncio.AbstractEventLoop, manifest: Manifest | None = None) -> Application:
-    """``manifest``: the pipeline's, where it has been read already. Fetches a pipeline that is elsewhere. Raises
-    SettingsError or ManifestError."""
+def build(
+    settings: FunctionSettings,
+    loop: asyncio.AbstractEventLoop,
+    manifest: Manifest | None = None,
+    tokenizer: TextTokenizer | None = None,
+) -> Application:
+    """``manifest``, ``tokenizer``: the pipeline's, where they have been read already. Fetches a pipeline that is
+    elsewhere. Raises SettingsError or ManifestError."""
     if settings.pipeline_address is not None:
         settings = provide(settings, prove=False)
     manifest = manifest or load(settings.pipeline_dir, verify=False, trusted=True)
     if settings.is_ingress:
-        return Ingress(manifest, settings, loop)
+        return Ingress(manifest, settings, loop, tokenizer)
     only_experts = all(node_id.startswith("expert-") for node_id in settings.nodes)
     make = expert.application if only_experts else segment.application
     return relaying(make(manifest, settings, loop), settings, loop)

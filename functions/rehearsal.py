@@ -1,4 +1,5 @@
-"""What a standby does before it knows its function: read the pipeline's manifest and go through one call.
+"""What a standby does before it knows its function: read the pipeline's manifest and go through one call; one that is
+to be an ingress reads the tokenizer instead.
 
 A forked process shares its parent's memory until it writes; the first call of anything writes in many places. A
 rehearsed one has done that before it is needed.
@@ -21,30 +22,39 @@ from functions.shared.server import FunctionServer, ServerSettings
 from functions.shared.settings import FunctionSettings
 from moe.manifest import MANIFEST_FILE, Manifest, Node, load
 from moe.runtime import DTYPES
+from moe.tokenize import TextTokenizer
 
 REHEARSAL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class KnownManifest:
-    """A manifest and the file it was read from."""
+class Known:
+    """What was read of a pipeline's folder ahead."""
 
     manifest: Manifest
+    tokenizer: TextTokenizer | None
+    """Of an ingress, loaded."""
     path: Path
+    """Of the manifest's file."""
     seen: tuple[int, int, int]
-    """Inode, time of change in ns, bytes."""
+    """Its inode, time of change in ns, bytes."""
 
-    def if_still_of(self, directory: Path) -> Manifest | None:
-        """The manifest, unless the folder is another one or its manifest has changed since."""
+    def is_of(self, directory: Path) -> bool:
+        """Whether it is this folder's and its manifest, which names the tokenizer's content, has not changed since."""
         path = directory / MANIFEST_FILE
-        return self.manifest if path == self.path and _signature(path) == self.seen else None
+        return path == self.path and _signature(path) == self.seen
 
 
-def read_manifest(directory: Path) -> KnownManifest:
-    """Raises ManifestError."""
-    path = directory / MANIFEST_FILE
+def read(settings: FunctionSettings) -> Known:
+    """Raises MoeError."""
+    path = settings.pipeline_dir / MANIFEST_FILE
     seen = _signature(path)
-    return KnownManifest(load(directory, verify=False, trusted=True), path, seen)
+    manifest = load(settings.pipeline_dir, verify=False, trusted=True)
+    tokenizer = None
+    if settings.is_ingress and manifest.tokenizer is not None:
+        tokenizer = TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
+        tokenizer.encode("warm")
+    return Known(manifest, tokenizer, path, seen)
 
 
 def rehearse(settings: FunctionSettings, manifest: Manifest, loop: asyncio.AbstractEventLoop) -> None:

@@ -24,7 +24,6 @@ from functions.shared.live import follow
 from functions.shared.server import FunctionServer, ServerSettings
 from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
 from moe.errors import MoeError
-from moe.manifest import Manifest
 
 log = logging.getLogger("functions.worker")
 
@@ -42,18 +41,20 @@ def prepare(environ: Mapping[str, str]) -> Callable[[Mapping[str, str], socket.s
     """What can be done before the function is known, for a standby of this pipeline; returns the rest of :func:`main`.
 
     The event loop, the manifest, and one call of the smallest expert, so that the memory which is first touched by
-    attaching and computing is there. Weights stay mapped by nobody. Raises SettingsError or MoeError.
+    attaching and computing is there; of an ingress the tokenizer. Weights stay mapped by nobody. Raises SettingsError
+    or MoeError.
     """
     runner = _runner()
     loop = runner.get_loop()
     settings = from_environment(environ)
-    known = rehearsal.read_manifest(settings.pipeline_dir)
-    rehearsal.rehearse(settings, known.manifest, loop)
+    known = rehearsal.read(settings)
+    if not settings.is_ingress:
+        rehearsal.rehearse(settings, known.manifest, loop)
 
     def rest(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
         settings = from_environment(environ)
         with runner:
-            runner.run(_serve(settings, listener, ready, known.if_still_of(settings.pipeline_dir)))
+            runner.run(_serve(settings, listener, ready, known if known.is_of(settings.pipeline_dir) else None))
 
     return rest
 
@@ -66,10 +67,11 @@ def _runner() -> asyncio.Runner:
 
 
 async def _serve(
-    settings: FunctionSettings, listener: socket.socket, ready: Callable[[], None], manifest: Manifest | None = None
+    settings: FunctionSettings, listener: socket.socket, ready: Callable[[], None], known: rehearsal.Known | None = None
 ) -> None:
     loop = asyncio.get_running_loop()
-    application = applications.build(settings, loop, manifest)
+    manifest, tokenizer = (known.manifest, known.tokenizer) if known else (None, None)
+    application = applications.build(settings, loop, manifest, tokenizer)
     if isinstance(application, Ingress):
         application.follow(applications.resolver_for(settings, application.manifest))
     server = FunctionServer(application, ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s))

@@ -9,6 +9,7 @@ import binascii
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.contract import InvalidSpecError
-from gateway.specs import split_name
+from gateway.specs import MAX_REPLICAS, check_namespace, split_name
 
 _TRUE = ("1", "t", "true")
 _FALSE = ("", "0", "f", "false")
@@ -58,6 +59,34 @@ def named(name: Any, namespace: Any, request: Request) -> tuple[str, str]:
         if value is not None and not isinstance(value, str):
             raise InvalidSpecError(f"{what} must be a string")
     return split_name(name, namespace or request.query_params.get("namespace"))
+
+
+@dataclass(frozen=True)
+class ReplicaOrder:
+    """What one function of many is to have."""
+
+    name: str
+    namespace: str
+    replicas: int
+    annotations: Mapping[str, str]
+
+
+def replica_orders(document: Mapping[str, Any]) -> list[ReplicaOrder]:
+    """``{"functions": {"NAME": {"replicas": 2, "annotations": {…}}}}``; annotations may be left out."""
+    functions = document.get("functions")
+    if not isinstance(functions, dict) or not functions:
+        raise InvalidSpecError("functions must be an object with a function's name to each order")
+    found = []
+    for key, order in functions.items():
+        name, namespace = split_name(key)
+        replicas = order.get("replicas") if isinstance(order, dict) else None
+        if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
+            raise InvalidSpecError(f"{key[:80]}: replicas must be a whole number from 0 to {MAX_REPLICAS}")
+        annotations = order.get("annotations", {})
+        if not isinstance(annotations, dict) or not all(isinstance(value, str) for value in annotations.values()):
+            raise InvalidSpecError(f"{key[:80]}: annotations must be an object of strings")
+        found.append(ReplicaOrder(name, check_namespace(namespace), replicas, annotations))
+    return found
 
 
 def secret_value(document: Mapping[str, Any]) -> bytes:

@@ -6,10 +6,12 @@ import asyncio
 import json
 import platform
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -28,7 +30,7 @@ from gateway.contract import (
     Replica,
     Usage,
 )
-from gateway.inputs import flag, moment, named, read_json, read_object, secret_value, whole
+from gateway.inputs import flag, moment, named, read_json, read_object, replica_orders, secret_value, whole
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.specs import (
@@ -45,7 +47,7 @@ from gateway.store import FunctionStore
 
 METRICS_LABEL = "smoe.metrics"
 FEED_PERIOD_S = 5.0
-FEED_PAUSE_S = 0.02
+FEED_PAUSE_S = 0.05
 """Changes that come within this time are one snapshot: a change of a whole pipeline is a few, not a few hundred."""
 
 
@@ -61,6 +63,8 @@ class SystemApi:
         self._max_bytes = settings.max_json_bytes
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
         self._closing = asyncio.Event()
+        self._line: tuple[int, bytes] = (-1, b"")
+        """The feed's last line and the version it is of."""
 
     def routes(self) -> list[Route]:
         """Everything under ``/system``, ``/healthz`` and the description of it all."""
@@ -73,6 +77,7 @@ class SystemApi:
             Route("/system/functions", self.delete_function, methods=["DELETE"]),
             Route("/system/function/{name}", self.describe_function, methods=["GET"]),
             Route("/system/scale-function/{name}", self.scale_function, methods=["POST"]),
+            Route("/system/scale-functions", self.scale_functions, methods=["POST"]),
             Route("/system/info", self.info, methods=["GET"]),
             Route("/system/namespaces", self.namespaces, methods=["GET"]),
             Route("/system/namespace/{namespace}", self.namespace, methods=["GET"]),
@@ -148,6 +153,20 @@ class SystemApi:
         state = self._backend.get(name, namespace)
         _, high = scale_bounds(state.spec)
         await self._scale(state, replicas if high is None else min(replicas, high))
+        return Response(status_code=202)
+
+    async def scale_functions(self, request: Request) -> Response:
+        """Replicas of many functions, and annotations beside those they have. All are checked before one changes."""
+        found = replica_orders(await read_object(request, self._max_bytes))
+        orders = [(self._backend.get(one.name, one.namespace), one) for one in found]
+        for state, one in orders:
+            spec = replace(state.spec, annotations={**state.spec.annotations, **one.annotations})
+            if spec != state.spec:
+                await self._backend.update(spec)
+            _, high = scale_bounds(spec)
+            replicas = one.replicas if high is None else min(one.replicas, high)
+            await self._scale(self._backend.get(one.name, one.namespace), replicas)
+            await asyncio.sleep(0)  # calls go on meanwhile
         return Response(status_code=202)
 
     async def alert(self, request: Request) -> Response:
@@ -271,7 +290,9 @@ class SystemApi:
     async def _follow(self) -> AsyncGenerator[bytes]:
         while True:
             version = self._backend.version()
-            yield json.dumps(self._snapshot(), separators=(",", ":")).encode() + b"\n"
+            if self._line[0] != version:  # made once for all who follow
+                self._line = (version, orjson.dumps(self._snapshot()) + b"\n")
+            yield self._line[1]
             await asyncio.sleep(FEED_PAUSE_S)
             await self._backend.wait_change(version, FEED_PERIOD_S)
 

@@ -41,6 +41,7 @@ class NodeCaller:
             node.id: (grouping.function_of(node.id).name, grouping.function_of(node.id).path(node.id))
             for node in manifest.nodes
         }
+        self._segments = frozenset(segment.id for segment in manifest.segments)
 
     def address(self, node_id: str) -> tuple[str, str]:
         """The function that serves a node, and the path it serves it at."""
@@ -77,14 +78,18 @@ class NodeCaller:
         finally:
             meter.end(tokens, begun_s, self._loop.time(), record)
             if record.node:
-                self._instruments.traffic.message(record.node, wire.total_bytes(chunks), received_bytes)
+                traffic = self._instruments.traffic
+                traffic.message(record.node, wire.total_bytes(chunks), received_bytes)
+                if received_bytes and node_id in self._segments:
+                    traffic.of(record.node).segment_calls += 1
 
 
 async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """All results in order; when one fails the others are cancelled and its error is raised."""
     if len(calls) == 1:
         return [await calls[0]]
-    tasks = [asyncio.create_task(call) for call in calls]
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
     except BaseException:

@@ -41,11 +41,18 @@ CLIENT_GONE = 499
 class Ingress:
     """Serves the model's HTTP API on one event loop."""
 
-    def __init__(self, manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: FunctionSettings,
+        loop: asyncio.AbstractEventLoop,
+        tokenizer: TextTokenizer | None = None,
+    ) -> None:
+        """``tokenizer``: the pipeline's, where it is loaded already. Raises TextError, ManifestError, SettingsError."""
         if manifest.tokenizer is None:
             raise TextError(f"pipeline {manifest.name} has no tokenizer, so its ingress cannot take texts")
         self.manifest = manifest
-        self.tokenizer = TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
+        self.tokenizer = tokenizer or TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
         self.tokenizer.encode("warm")
         self.instruments = IngressInstruments(
             manifest.name,

@@ -15,7 +15,7 @@ from functions.shared.arrays import Array, Arrays
 from functions.shared.dispatch import CallRecord
 from functions.shared.errors import NodeFailedError
 from functions.shared.instruments import IngressInstruments
-from moe.manifest import Manifest, Node
+from moe.manifest import Manifest
 
 
 class PipelinePass:
@@ -40,7 +40,7 @@ class PipelinePass:
         """
         lengths = inputs["lengths"]
         first = {"token_ids": inputs["token_ids"], "lengths": lengths}
-        reply = await self._segment(self._segments[0], first, context)
+        reply = await self._caller.call(self._segments[0].id, first, context, CallRecord())
         memory: Arrays = {}
         for layer in range(self._manifest.layers):
             tensors = {"hidden": await self.layer(layer, reply, context), "lengths": lengths}
@@ -51,7 +51,7 @@ class PipelinePass:
                 tensors |= {**memory, "token_ids": inputs["decoder_token_ids"], "lengths": lengths}
             elif "memory" in segment.inputs:
                 tensors |= memory
-            reply = await self._segment(segment, tensors, context)
+            reply = await self._caller.call(segment.id, tensors, context, CallRecord())
             if "memory" in reply:
                 memory["memory"] = reply["memory"]
         return reply
@@ -69,11 +69,3 @@ class PipelinePass:
         outputs = await self._scatter.outputs(layer, groups, routed.get("x", residual), expert_ids, context)
         self._instruments.barriers[layer].observe(self._loop.time() - begun_s)
         return groups.combine(residual, outputs)
-
-    async def _segment(self, segment: Node, tensors: Arrays, context: PassContext) -> Arrays:
-        """One segment. Raises CallError."""
-        record = CallRecord()
-        reply = await self._caller.call(segment.id, tensors, context, record)
-        if record.node:
-            self._instruments.traffic.of(record.node).segment_calls += 1
-        return reply

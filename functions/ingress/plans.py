@@ -5,7 +5,9 @@ gives experts in order of falling tokens to the node with the fewest tokens so f
 and the table of replicas alone, so every ingress decides the same without talking. Which of several replicas on the
 node serves is the dispatcher's choice, and so is another node where none of them has a free slot.
 
-The compiled rules are loaded when they are first needed: Numba is optional in a function's image.
+The compiled rules are loaded when they are first needed: Numba is optional in a function's image. A warm parent whose
+replicas will be on several nodes loads them before it forks (:mod:`functions.ingress.ahead`), because that takes most
+of a second of processor time.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class LayerPlans:
     def load(self) -> None:
         """Load the compiled rule now. Raises SettingsError where that is not possible."""
         try:
-            self._make = _maker(self._rule)
+            self._make = maker(self._rule)
         except Exception as error:  # Numba is missing, or has no place for its cache
             raise SettingsError(f"smoe_dispatch is {self._rule}, which needs Numba: {error}") from error
 
@@ -113,7 +115,7 @@ class LayerPlans:
         self._loading.add_done_callback(done)
 
 
-def _maker(rule: PlanRule) -> Callable[[ReplicaTable], Choose]:
+def maker(rule: PlanRule) -> Callable[[ReplicaTable], Choose]:
     """The compiled rule, made ready by one call on a small table."""
     from functions.shared.aebs import ActivatedExpertBalance, replica_table
     from functions.shared.replica_rules import ReplicaRule

@@ -97,22 +97,28 @@ class Scatter:
         """``y [m, d]`` of each of ``groups.experts`` on its tokens of ``x [T, d]``. Raises CallError."""
         names = self._experts[layer]
         at = None if self._plans is None else self._plans.nodes(layer, groups.experts, expert_ids)
-        sent = [
-            _Group(names[expert], part, groups.tokens[low:high], node)
-            for expert, part, low, high, node in zip(
-                groups.experts, groups.scatter(x), groups.edges, groups.edges[1:], at or repeat(""), strict=False
-            )
-        ]
-        if self._transfer == "direct" or len(sent) == 1:
-            calls = [self._caller.call(one.node_id, {"x": one.x}, context, one.record, one.node) for one in sent]
-            for group, reply in zip(sent, await gather_or_cancel(calls), strict=True):
-                group.y = reply["y"]
+        parts = groups.scatter(x)
+        if self._transfer == "direct" or len(parts) == 1:
+            records = [CallRecord() for _ in parts]
+            calls = [
+                self._caller.call(names[expert], {"x": part}, context, record, node)
+                for expert, part, record, node in zip(groups.experts, parts, records, at or repeat(""), strict=False)
+            ]
+            outputs = [reply["y"] for reply in await gather_or_cancel(calls)]
         else:
+            sent = [
+                _Group(names[expert], part, groups.tokens[low:high], node)
+                for expert, part, low, high, node in zip(
+                    groups.experts, parts, groups.edges, groups.edges[1:], at or repeat(""), strict=False
+                )
+            ]
             await self._in_two_phases(sent, x, context)
-        if any(group.record.node for group in sent):
-            machines = [group.record.node for group in sent]
-            self._instruments.traffic.scattered(layer, machines, [len(group.tokens) for group in sent])
-        return [group.y for group in sent if group.y is not None]
+            records = [group.record for group in sent]
+            outputs = [group.y for group in sent if group.y is not None]
+        if any(record.node for record in records):
+            machines, tokens = [record.node for record in records], [len(part) for part in parts]
+            self._instruments.traffic.scattered(layer, machines, tokens)
+        return outputs
 
     async def _direct(self, group: _Group, context: PassContext) -> None:
         """A group on its own. Raises CallError."""

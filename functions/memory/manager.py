@@ -3,7 +3,7 @@
     POST /hold     {"regions": [{"name", "bytes", "sha256", "peer": "HOST:PORT" | null}]}   have them, a few at once
     POST /release  {"names": [...]}                                          give regions back
     GET  /held                                                               what is here and coming, measured rates
-    POST /bytes/NAME  with x-smoe-offset                                     a piece of a region, for other managers
+    POST /bytes/NAME  with x-smoe-offset                 a piece of a region and its digest, for other managers
 
 Every path takes the bearer token of the replica feed. A region that is coming already is waited for, not fetched twice.
 Environment: ``smoe_weights_dir`` (the node's memory folder), ``smoe_pipelines_dir`` (disk), ``smoe_node``,
@@ -16,21 +16,21 @@ import asyncio
 import hmac
 import json
 import logging
+import mmap
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from functions.memory.regions import MemoryRoomError, Region, RegionError, Regions, SourceError, check_name
-from functions.memory.sources import OFFSET, PIECE, Line, from_disk, from_peer
+from functions.memory.regions import Filling, MemoryRoomError, Region, RegionError, Regions, SourceError, check_name
+from functions.memory.sources import DIGEST, OFFSET, PIECE, Line, from_disk, from_peer
 from functions.shared.messages import Reply, Request, error_reply
 from functions.shared.server import FunctionServer, ServerSettings
 from functions.shared.settings import SettingsError, duration_s
@@ -98,6 +98,8 @@ class Manager:
         self._coming: dict[str, asyncio.Task[dict[str, Any]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk_reads: dict[str, int] = {}
+        self._digests: dict[str, str] = {}
+        """Of regions that are whole."""
         self._stopping = False
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
@@ -202,15 +204,12 @@ class Manager:
 
     async def _fetch(self, region: Region, peer: str | None) -> dict[str, Any]:
         began_s = time.monotonic()
-        filling = self.regions.fill(region)
+        filling = self.regions.fill(region, from_peer=peer is not None)
         line = self._in if peer else self._disk
         line.begin(began_s)
         try:
-            if filling.offset < region.nbytes:
-                async with aclosing(self._source(region, peer, filling.offset)) as pieces:
-                    async for piece in pieces:
-                        filling.append(piece)
-            filling.finish()
+            await self._bring(filling, peer)
+            self._digests[region.name] = filling.digest
         finally:
             filling.close()
             line.end(filling.offset - filling.resumed_at, time.monotonic())
@@ -222,28 +221,54 @@ class Manager:
         source = "peer" if peer else "disk"
         return {"source": source, "copied": copied, "resumed_at": filling.resumed_at, "seconds": seconds}
 
-    def _source(self, region: Region, peer: str | None, offset: int) -> AsyncGenerator[bytes]:
+    async def _bring(self, filling: Filling, peer: str | None) -> None:
+        """The bytes that are not there yet, and the proof of all of them. Raises SourceError, RegionError."""
+        region, token = filling.region, self._settings.token
         if peer is None:
-            return from_disk(self._settings.pipelines / region.name, offset, self._disk)
-        return from_peer(peer, region.name, offset, region.nbytes, self._settings.token, self._in)
+            if filling.offset < region.nbytes:
+                await from_disk(self._settings.pipelines / region.name, filling.offset, self._disk, filling.append)
+            filling.finish()
+        else:
+            proved = await from_peer(peer, region.name, filling.offset, region.nbytes, token, self._in, filling.append)
+            filling.finish(proved)
 
     def _release(self, name: str) -> int:
         if name in self._coming:
             raise RegionError(f"{name} is coming at this moment")
+        self._digests.pop(name, None)
         return self.regions.release(name)
 
     async def _bytes(self, name: str, offset: int) -> Reply:
+        """A piece of a region, written from where it is: its pages are mapped, not read."""
         path = self.regions.path(name)
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
             raise RegionError(f"{name[:80]} is not held on node {self._settings.node}") from error
         try:
-            piece = os.pread(descriptor, PIECE, offset)
+            piece = _mapped(descriptor, offset)
+            if name not in self._digests:  # filled by an earlier manager
+                self._digests[name] = self.regions.digest(name)
         finally:
             os.close(descriptor)
         await self._out.carry(len(piece))
-        return Reply(200, (piece,), "application/octet-stream")
+        return Reply(200, (piece,), "application/octet-stream", {DIGEST: self._digests[name]})
+
+
+def _mapped(descriptor: int, offset: int) -> memoryview:
+    """At most PIECE bytes of a file from ``offset`` on; none where it ends before."""
+    left = os.fstat(descriptor).st_size - offset
+    if offset < 0 or left <= 0:
+        return memoryview(b"")
+    before = offset % mmap.ALLOCATIONGRANULARITY
+    pages = mmap.mmap(
+        descriptor,
+        min(PIECE, left) + before,
+        flags=mmap.MAP_SHARED | mmap.MAP_POPULATE,
+        prot=mmap.PROT_READ,
+        offset=offset - before,
+    )
+    return memoryview(pages)[before:]
 
 
 def _region(asked: Mapping[str, Any]) -> Region:

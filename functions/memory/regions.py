@@ -1,5 +1,8 @@
 """Regions of one node: files in its memory folder, unfinished ones marked, whole ones read-only for everybody.
 
+What comes from disk is proved by the manifest's sha256. Its digest (XXH3, 128 bits: a twentieth of the time) then
+proves what other nodes copy: they trust whoever has the feed's token, not the line.
+
 The folder outlives the manager: a manager that starts again finds whole regions as they are and goes on with an
 unfinished one where it stopped.
 """
@@ -11,6 +14,8 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)+")
 UNFINISHED = ".part"
@@ -70,14 +75,23 @@ class Regions:
         """Where a whole region is; workers map this file."""
         return self.folder / check_name(name)
 
-    def fill(self, region: Region) -> Filling:
-        """Begin to fill a region, or go on where it was left. Raises RegionError when the node has no room for it."""
+    def digest(self, name: str) -> str:
+        """Of a whole region, as :attr:`Filling.digest`. Raises OSError."""
+        digest = xxhash.xxh3_128()
+        with self.path(name).open("rb", buffering=0) as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def fill(self, region: Region, *, from_peer: bool = False) -> Filling:
+        """Begin to fill a region, or go on where it was left; ``from_peer``: its digest will prove it, not its sha256.
+        Raises RegionError when the node has no room for it."""
         present = sum(size for name, size in self._files() if name.removesuffix(UNFINISHED) != region.name)
         if self.limit_bytes and present + region.nbytes > self.limit_bytes:
             raise RegionError(
                 f"{region.name} has {region.nbytes} bytes; this node holds {present} of {self.limit_bytes} allowed"
             )
-        return Filling(self.path(region.name), region)
+        return Filling(self.path(region.name), region, from_peer=from_peer)
 
     def release(self, name: str) -> int:
         """Give a region's memory back, whole or not; returns its bytes. Workers that map it keep their pages."""
@@ -102,13 +116,14 @@ class Regions:
 class Filling:
     """An unfinished region: bytes are appended, and it becomes whole only when they are the right ones."""
 
-    def __init__(self, path: Path, region: Region) -> None:
+    def __init__(self, path: Path, region: Region, *, from_peer: bool = False) -> None:
         self.region = region
         self._whole = path
         self._part = path.with_name(path.name + UNFINISHED)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self._digest = hashlib.sha256()
+        self._digest = xxhash.xxh3_128()
+        self._sha256 = None if from_peer else hashlib.sha256()
         self.offset = self._read_again()
         """Bytes that are there: where to go on."""
         self.resumed_at = self.offset
@@ -120,14 +135,25 @@ class Filling:
         view = memoryview(data)
         while view:
             view = view[os.write(self._descriptor, view) :]
-        self._digest.update(data)
+        self._note(data)
         self.offset += len(data)
 
-    def finish(self) -> Path:
-        """Make it whole, read-only, under its name. Raises RegionError when the content is not what was asked for."""
+    @property
+    def digest(self) -> str:
+        """Of the bytes that are there: XXH3 of 128 bits, in hexadecimal digits."""
+        return self._digest.hexdigest()
+
+    def finish(self, proved: str = "") -> Path:
+        """Make it whole, read-only, under its name. ``proved``: the digest as the node has it that it came from.
+
+        Raises RegionError when the content is not what was asked for.
+        """
         if self.offset != self.region.nbytes:
             raise RegionError(f"{self.region.name}: {self.offset} of {self.region.nbytes} bytes are there")
-        if self._digest.hexdigest() != self.region.sha256:
+        if self._sha256 is None:
+            if self.digest != proved:
+                raise self._spoilt(f"its digest is not the one of the node it came from ({proved[:40]!r})")
+        elif self._sha256.hexdigest() != self.region.sha256:
             raise self._spoilt("its sha256 is not the manifest's")
         os.fchmod(self._descriptor, 0o400)
         self._part.replace(self._whole)
@@ -148,9 +174,14 @@ class Filling:
         offset = 0
         while offset < size:
             block = os.pread(self._descriptor, _BLOCK, offset)
-            self._digest.update(block)
+            self._note(block)
             offset += len(block)
         return offset
+
+    def _note(self, data: bytes | bytearray | memoryview) -> None:
+        self._digest.update(data)
+        if self._sha256 is not None:
+            self._sha256.update(data)
 
     def _spoilt(self, why: str) -> RegionError:
         self._part.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ Ints = NDArray[np.int64]
 
 PERIODS = 10
 """Parts of the window; it moves on by one part at a time."""
-FOLD_TOKENS = 4096
+FOLD_TOKENS = 16_384
 """Choices of so many tokens are kept before they are summed."""
 
 
@@ -75,7 +76,7 @@ class ActivationWindow:
         for layer, kept in enumerate(self._pending):
             for ids in _by_width(kept):
                 period.tokens[layer] += np.bincount(ids.ravel(), minlength=experts)
-                first, second = np.triu_indices(ids.shape[1], 1)
+                first, second = _pairs(ids.shape[1])
                 pairs = ids[:, first].astype(np.int64) * experts + ids[:, second]
                 counts = np.bincount(pairs.ravel(), minlength=experts * experts).reshape(experts, experts)
                 period.together[layer] += (counts + counts.T).astype(np.int32)
@@ -91,6 +92,13 @@ class ActivationWindow:
         while self._periods[0].number <= number - PERIODS:
             self._periods.popleft()
         return self._periods[-1]
+
+
+@lru_cache(maxsize=64)
+def _pairs(width: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Every two of ``width`` choices, as positions."""
+    first, second = np.triu_indices(width, 1)
+    return first, second
 
 
 def _by_width(kept: Sequence[NDArray[np.int32]]) -> list[NDArray[np.int32]]:

@@ -23,7 +23,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from functions.shared.client import ConnectionPool, RawReply, ReplyTimeoutError, TransportError, request_head
+from functions.shared.client import ConnectionPool, RawReply, ReplyTimeoutError, TransportError
 from functions.shared.errors import (
     DeadlineError,
     NodeFailedError,
@@ -78,6 +78,8 @@ class Slot:
     suspended_until_s: float = 0.0
     failures: int = 0
     """Calls in a row that could not reach it."""
+    heads: dict[str, str] = field(default_factory=dict)
+    """Path → the part of a request's head that is the same in each."""
 
 
 @dataclass(slots=True)
@@ -178,15 +180,16 @@ class Dispatcher:
         last = "it had no ready replica"
         failures = 0
         while failures < MAX_ATTEMPTS:
-            waited_from_s = self._loop.time()
-            slot = None if function.waiting else self._choose(function, avoid, node)
-            if slot is None:
-                slot = await self._acquire(function, deadline_s, avoid, last, node)
             begun_s = self._loop.time()
-            record.wait_s += begun_s - waited_from_s
+            slot = None if function.waiting else self._choose(function, avoid, node, begun_s)
+            if slot is None:
+                waited_from_s = begun_s
+                slot = await self._acquire(function, deadline_s, avoid, last, node)
+                begun_s = self._loop.time()
+                record.wait_s += begun_s - waited_from_s
             record.node = slot.replica.node
             try:
-                reply = await self._post(slot, path, chunks, deadline_s - begun_s, [(REQUEST_ID, request_id), *headers])
+                reply = await _post(slot, path, chunks, deadline_s - begun_s, request_id, headers)
                 slot.failures = 0
                 if reply.status == 429:
                     self._suspend(function, slot, BUSY_WAIT_S)
@@ -226,7 +229,7 @@ class Dispatcher:
         """A slot as a call would get it now, for :meth:`send`; to be given back with :meth:`release`. None: all are
         taken, or others wait for one."""
         function = self._functions.setdefault(name, _Function(name))
-        return None if function.waiting else self._choose(function, set(), node)
+        return None if function.waiting else self._choose(function, set(), node, self._loop.time())
 
     def release(self, name: str, slot: Slot) -> None:
         """Give a slot back that :meth:`take` gave."""
@@ -246,8 +249,7 @@ class Dispatcher:
         """One message to a taken slot of ``name``; the reply has whatever status. A replica that cannot be reached is
         set aside. Raises TransportError, DeadlineError."""
         try:
-            left_s = deadline_s - self._loop.time()
-            reply = await self._post(slot, path, chunks, left_s, [(REQUEST_ID, request_id), *headers])
+            reply = await _post(slot, path, chunks, deadline_s - self._loop.time(), request_id, headers)
         except ReplyTimeoutError:
             raise DeadlineError(f"{name} did not answer within the request's time") from None
         except TransportError:
@@ -255,16 +257,6 @@ class Dispatcher:
             raise
         slot.failures = 0
         return reply
-
-    def _post(
-        self, slot: Slot, path: str, chunks: Sequence[Body], left_s: float, headers: Sequence[tuple[str, str]]
-    ) -> Coroutine[Any, Any, RawReply]:
-        """One request with ``left_s`` seconds of time. Raises TransportError when awaited."""
-        length = sum(len(chunk) for chunk in chunks)
-        head = request_head(
-            path, slot.replica.address, CONTENT_TYPE, length, [*headers, (TIMEOUT_MS, f"{left_s * 1000:.1f}")]
-        )
-        return slot.pool.call(head, chunks, left_s)
 
     # slots
 
@@ -298,13 +290,20 @@ class Dispatcher:
             slot.suspended_until_s = until_s
             self._loop.call_at(until_s + 0.001, self._grant, function)
 
-    def _choose(self, function: _Function, avoid: set[str], node: str) -> Slot | None:
+    def _choose(self, function: _Function, avoid: set[str], node: str, now_s: float) -> Slot | None:
         """Take a free slot: on ``node`` where it can be, then by the rule, then in the feed's order.
 
         Replicas that failed this call only where there is no other.
         """
-        now_s = self._loop.time()
         limit = function.max_inflight
+        if len(function.slots) == 1:  # nothing to choose
+            (slot,) = function.slots.values()
+            if (limit and slot.in_flight >= limit) or slot.suspended_until_s > now_s:
+                return None
+            if slot.failures and slot.in_flight and not slot.replica.balanced:
+                return None
+            slot.in_flight += 1
+            return slot
         rule = self._rule
         node = node or self._node
         best: Slot | None = None
@@ -359,7 +358,7 @@ class Dispatcher:
             waiter = waiting.popleft()
             if waiter.turn.done():
                 continue
-            slot = self._choose(function, waiter.avoid, waiter.node)
+            slot = self._choose(function, waiter.avoid, waiter.node, self._loop.time())
             if slot is not None:
                 waiter.turn.set_result(slot)
                 continue
@@ -382,6 +381,23 @@ class Dispatcher:
         if not function.slots:
             return NoReplicaError(f"{function.name} has no ready replica; {last}")
         return DeadlineError(f"the request's time was spent waiting for {function.name}; {last}")
+
+
+def _post(
+    slot: Slot, path: str, chunks: Sequence[Body], left_s: float, request_id: str, headers: Sequence[tuple[str, str]]
+) -> Coroutine[Any, Any, RawReply]:
+    """One request with ``left_s`` seconds of time. Raises TransportError when awaited."""
+    start = slot.heads.get(path)
+    if start is None:
+        start = slot.heads[path] = (
+            f"POST {path} HTTP/1.1\r\nhost: {slot.replica.address}\r\ncontent-type: {CONTENT_TYPE}\r\n"
+        )
+    more = "".join([f"{name}: {value}\r\n" for name, value in headers]) if headers else ""
+    head = (
+        f"{start}content-length: {sum(map(len, chunks))}\r\n{REQUEST_ID}: {request_id}\r\n{more}"
+        f"{TIMEOUT_MS}: {left_s * 1000:.1f}\r\n\r\n"
+    )
+    return slot.pool.call(head.encode("latin-1", "replace"), chunks, left_s)
 
 
 def _sentence(reply: RawReply) -> str:

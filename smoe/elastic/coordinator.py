@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -29,7 +29,6 @@ from smoe.gateway_client import GatewayClient
 
 log = logging.getLogger(__name__)
 
-ORDERS_AT_ONCE = 8
 WAIT_S = 0.2
 
 
@@ -54,7 +53,6 @@ class Options:
     peers: bool = True
     """Copy from other nodes before reading from disk."""
     switch_timeout_s: float = 120.0
-    orders_at_once: int = ORDERS_AT_ONCE
 
 
 class Coordinator:
@@ -63,7 +61,7 @@ class Coordinator:
     def __init__(
         self, connect: Callable[[], GatewayClient], manifest: Manifest, state: Path, options: Options | None = None
     ) -> None:
-        """``connect`` makes a client; each thread that gives orders has one of its own."""
+        """``connect`` makes a client; each thread that copies has one of its own."""
         self._connect = connect
         self._local = threading.local()
         self._manifest = manifest
@@ -75,13 +73,13 @@ class Coordinator:
     def plan(self, target: Places) -> MovePlan:
         """What reaching ``target`` would move; functions it does not name stay. Raises MoveError, RegionError."""
         found = deployed(self._client, self._manifest.name)
-        return self._plan(found, self._whole(found, target))
+        return self._plan(found, _whole(self._manifest.name, self._known_places(found), target))
 
     def move(self, target: Places) -> Moved:
         """Reach ``target`` and return when the last old worker is gone. Raises MoveError once it was taken back."""
         found = deployed(self._client, self._manifest.name)
         before = self._known_places(found)
-        return self._move(found, before, self._whole(found, target))
+        return self._move(found, before, _whole(self._manifest.name, before, target))
 
     def resume(self) -> Moved | None:
         """Finish a move that was broken off; None where there is none. Raises MoveError as :meth:`move` does."""
@@ -103,12 +101,12 @@ class Coordinator:
         plan = self._plan(found, target)
         self._journal.write(Entry(self._manifest.name, "copying", before, target))
         try:
-            self._copy(plan)
+            self._copy(plan, found)
             copied_s = time.monotonic() - began_s
             self._journal.write(Entry(self._manifest.name, "switching", before, target))
             self._order(found, target)
-            ready_s = self._wait(target, settled=False) - began_s
-            settled_s = self._wait(target, settled=True) - began_s
+            reached_s = self._reached(target)
+            ready_s, settled_s = next(reached_s) - began_s, next(reached_s) - began_s
         except (SmoeError, RegionError) as error:
             self._take_back(found, before, plan, error)
         self._journal.write(Entry(self._manifest.name, "releasing", before, target))
@@ -134,9 +132,9 @@ class Coordinator:
         wanted = regions_by_node(self._manifest, found, target)
         return plan_move(nodes, wanted, sizes, peers=self._options.peers)
 
-    def _copy(self, plan: MovePlan) -> None:
+    def _copy(self, plan: MovePlan, deployment: Deployed) -> None:
         """Take the plan's steps, each node its own one after the other. The first failure ends the move."""
-        found = self._regions(deployed(self._client, self._manifest.name))
+        found = self._regions(deployment)
         there = {(step.node, step.region): threading.Event() for step in plan.steps}
         by_node: dict[str, list[Step]] = {}
         for step in plan.steps:
@@ -154,7 +152,9 @@ class Coordinator:
                 broken.set()
                 raise
 
-        if not by_node:
+        if len(by_node) < 2:
+            for steps in by_node.values():
+                bring(steps)
             return
         with ThreadPoolExecutor(len(by_node)) as pool:
             for done in [pool.submit(bring, steps) for steps in by_node.values()]:
@@ -203,33 +203,35 @@ class Coordinator:
     # replicas
 
     def _order(self, found: Deployed, target: Places) -> None:
-        """Tell the gateway, many functions at once; those that are as wished already are left alone."""
+        """Tell the gateway in one order; functions that are as wished already are left alone."""
         now = self._known_places(found)
-        changed = [name for name in target if dict(target[name]) != now[name]]
-
-        def one(name: str) -> None:
+        orders: dict[str, dict[str, Any]] = {}
+        for name in target:
             wished = {node: count for node, count in target[name].items() if count}
-            deployment = found.deployments[name]
-            annotations = deployment.get("annotations", {})
-            if wished and not _in_proportion(annotations.get(PLACEMENT, ""), wished):
+            if wished == now[name]:
+                continue
+            orders[name] = {"replicas": sum(wished.values())}
+            annotation = found.deployments[name].get("annotations", {}).get(PLACEMENT, "")
+            if wished and not _in_proportion(annotation, wished):
                 text = ",".join(f"{node}={count}" for node, count in sorted(wished.items()))
-                self._client.deploy({**deployment, "annotations": {**annotations, PLACEMENT: text}})
-            else:
-                self._client.scale(name, sum(wished.values()))
+                orders[name]["annotations"] = {PLACEMENT: text}
+        if orders:
+            self._client.scale_all(orders)
 
-        with ThreadPoolExecutor(self._options.orders_at_once) as pool:
-            for done in [pool.submit(one, name) for name in changed]:
-                done.result()
-
-    def _wait(self, target: Places, *, settled: bool) -> float:
-        """Monotonic time at which all replicas were ready where wished (and, settled, no others there). MoveError."""
+    def _reached(self, target: Places) -> Iterator[float]:
+        """Monotonic times: all replicas are ready where wished; and no others are left. Raises MoveError."""
         end_s = time.monotonic() + self._options.switch_timeout_s
-        late = list(target)
+        settled, late = False, list(target)
         with closing(self._client.follow_replicas()) as feed:
             for replicas in feed:
-                late = [name for name in target if not _reached(replicas.get(name, []), target[name], settled)]
+                late = [name for name in target if not _is_reached(replicas.get(name, []), target[name], settled)]
+                if not late and not settled:
+                    yield time.monotonic()
+                    settled = True
+                    late = [name for name in target if not _is_reached(replicas.get(name, []), target[name], settled)]
                 if not late:
-                    return time.monotonic()
+                    yield time.monotonic()
+                    return
                 if time.monotonic() > end_s:
                     break
         raise MoveError(
@@ -246,7 +248,8 @@ class Coordinator:
             if step.source != "reuse":
                 brought.setdefault(step.node, []).append(step.region)
         needed = regions_by_node(self._manifest, found, before)
-        self._wait(before, settled=True)
+        for _ in self._reached(before):
+            pass
         self._release({node: [n for n in names if n not in needed.get(node, ())] for node, names in brought.items()})
         self._journal.clear(self._manifest.name)
         raise MoveError(f"the move was taken back: {error}") from error
@@ -277,12 +280,13 @@ class Coordinator:
     def _known_places(self, found: Deployed) -> dict[str, dict[str, int]]:
         return places_now(self._client, found.deployments)
 
-    def _whole(self, found: Deployed, target: Places) -> dict[str, dict[str, int]]:
-        """``target`` with the functions that it leaves out as they are. Raises MoveError for functions not there."""
-        unknown = sorted(set(target) - set(found.deployments))
-        if unknown:
-            raise MoveError(f"{unknown[0]} is no function of pipeline {self._manifest.name}")
-        return {name: dict(target.get(name, now)) for name, now in self._known_places(found).items()}
+
+def _whole(pipeline: str, now: Places, target: Places) -> dict[str, dict[str, int]]:
+    """``target`` with the functions that it leaves out as they are ``now``. Raises MoveError for others than those."""
+    unknown = sorted(set(target) - set(now))
+    if unknown:
+        raise MoveError(f"{unknown[0]} is no function of pipeline {pipeline}")
+    return {name: dict(target.get(name, places)) for name, places in now.items()}
 
 
 def _before(step: Step, there: Mapping[tuple[str, str], threading.Event]) -> threading.Event | None:
@@ -299,7 +303,7 @@ def _in_proportion(annotation: str, wished: Mapping[str, int]) -> bool:
     )
 
 
-def _reached(replicas: list[dict[str, Any]], wished: Mapping[str, int], settled: bool) -> bool:
+def _is_reached(replicas: list[dict[str, Any]], wished: Mapping[str, int], settled: bool) -> bool:
     ready: dict[str, int] = {}
     for one in replicas:
         if one["state"] == "ready":

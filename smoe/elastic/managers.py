@@ -22,6 +22,8 @@ IMAGE = f"smoe/memory:{__version__}"
 LABEL = "smoe.memory"
 """Of a manager's function: the node whose memory it manages."""
 PLACEMENT = "smoe.placement"
+BACKGROUND = "smoe.background"
+"""Annotation: managers give way to workers where processor time is short."""
 CALL_TIMEOUT_S = 15.0
 HOLD_TIMEOUT_S = 600.0
 RETRY_S = 0.1
@@ -56,7 +58,7 @@ def deploy_managers(client: GatewayClient, nodes: Mapping[str, NodeSettings], ti
                 "image": IMAGE,
                 "envVars": environment,
                 "labels": {LABEL: node, "com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"},
-                "annotations": {PLACEMENT: f"{node}=1"},
+                "annotations": {PLACEMENT: f"{node}=1", BACKGROUND: "true"},
             }
         )
     client.wait_ready([function_name(node) for node in nodes], timeout_s)
@@ -87,7 +89,7 @@ def read_feed_token(state: Path) -> str:
 
 
 class Managers:
-    """Managers by node. Their addresses change when they are started again, so the feed is asked anew each time."""
+    """Managers by node. Addresses change when managers start again: one that is not reached is looked up anew."""
 
     def __init__(self, client: GatewayClient, token: str, patience_s: float = 10.0) -> None:
         """``patience_s``: how long a manager that does not answer is waited for; the gateway starts it again."""
@@ -96,6 +98,7 @@ class Managers:
         self._patience_s = patience_s
         self._session = requests.Session()
         self._session.trust_env = False
+        self._addresses: dict[str, str] = {}
 
     def nodes(self) -> list[str]:
         """Nodes that have a manager. Raises MoveError where there is none."""
@@ -122,6 +125,7 @@ class Managers:
         What came before a failure stays. Raises ManagerGoneError, SourceLostError, MoveError.
         """
         addresses: dict[str, str] = {}
+        self._addresses.clear()  # a peer that was started again would be taken for lost
         for peer in {peer for _, peer in wanted if peer is not None}:
             address = self._address(peer)
             if address is None:
@@ -149,7 +153,7 @@ class Managers:
         headers = {"Authorization": f"Bearer {self._token}"}
         while True:
             why = "has no ready replica"
-            address = self._address(node)
+            address = self._address(node, anew=end_s is not None)
             if address is not None:
                 try:
                     reply = self._session.post(
@@ -175,6 +179,12 @@ class Managers:
             raise SourceLostError(f"node {node}: {text}")
         raise MoveError(f"the weights manager of node {node} answered {reply.status_code} to {path}: {text}")
 
-    def _address(self, node: str) -> str | None:
-        replicas = self._client.replicas().get(function_name(node), [])
-        return next((str(one["address"]) for one in replicas if one["state"] == "ready"), None)
+    def _address(self, node: str, *, anew: bool = False) -> str | None:
+        if anew or node not in self._addresses:
+            self._addresses = {
+                name: str(one["address"])
+                for name, replicas in self._client.replicas().items()
+                for one in reversed(replicas)
+                if one["state"] == "ready"
+            }
+        return self._addresses.get(function_name(node))

@@ -45,6 +45,9 @@ class Cgroups(Protocol):
     def set_cpu(self, slot: str, cores: float | None) -> bool:
         """Real cores; False where this machine cannot limit."""
 
+    def set_share(self, slot: str, share: float) -> None:
+        """Its part of the processors beside other slots, where there is not enough for all; 1 is the usual one."""
+
     def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
         """False when more than that is in use after reclaiming, and the old limit stays."""
 
@@ -78,6 +81,9 @@ class NoCgroups:
 
     def set_cpu(self, slot: str, cores: float | None) -> bool:
         return False
+
+    def set_share(self, slot: str, share: float) -> None:
+        return
 
     def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
         return True
@@ -119,6 +125,10 @@ class CgroupsV1:
         # The kernel checks each write against the other value, so the quota goes out of the way first.
         _write(folder / "cpu.cfs_quota_us", UNLIMITED_V1)
         return _write(folder / "cpu.cfs_period_us", period_us) and _write(folder / "cpu.cfs_quota_us", quota_us)
+
+    def set_share(self, slot: str, share: float) -> None:
+        if "cpu" in self._by:
+            _write(self._by["cpu"] / slot / "cpu.shares", max(2, round(1024 * share)))
 
     def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
         """Version 1 reclaims by itself when the limit is lowered and refuses (EBUSY) what does not fit."""
@@ -177,6 +187,10 @@ class CgroupsV2:
             return False
         text = "max" if cores is None else " ".join(map(str, quota(cores, self._period_s)))
         return _write(self._base / slot / "cpu.max", text)
+
+    def set_share(self, slot: str, share: float) -> None:
+        if "cpu" in self._controllers:
+            _write(self._base / slot / "cpu.weight", max(1, round(100 * share)))
 
     def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
         """Version 2 kills when ``memory.max`` goes below usage, so reclaim first and look."""

@@ -24,6 +24,8 @@ from gateway.backends.process import channel, kernel, secret_mount
 
 Entry = Callable[[Mapping[str, str], socket.socket, Callable[[], None]], None]
 
+LEAST_SHARE = {"cpu.shares": b"10", "cpu.weight": b"1"}
+"""A hundredth of what others have (cgroup version 1 and 2): many may end at once, and none may starve."""
 _RESET_SIGNALS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT)
 
 
@@ -46,7 +48,25 @@ def run(parent_pid: int, channel_descriptor: int, join: list[str]) -> NoReturn:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+        step_back([Path(path).parent for path in join])
         os._exit(code)
+
+
+def step_back(folders: list[Path]) -> None:
+    """Give way to everybody else: taking a process's memory apart takes ten times the processor time of its last call.
+
+    ``folders``: its cgroups; without a share of its own there a process can only be nice.
+    """
+    for name, share in LEAST_SHARE.items():
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(folder / name, os.O_WRONLY)
+                try:
+                    os.write(descriptor, share)
+                finally:
+                    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        os.nice(19)
 
 
 def _start_clean(channel_descriptor: int, join: list[str]) -> None:

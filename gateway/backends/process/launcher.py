@@ -46,6 +46,8 @@ class Program:
     """Folder to show at /var/openfaas/secrets; empty where there is nothing to show."""
     group: str = ""
     """Programs of one group may be started from the same standbys; empty: from blanks only."""
+    background: bool = False
+    """It gives way to others where there is not enough processor time for all."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class _Slot:
     on_prepared: asyncio.Future[None] | None = None
     on_end: Callable[[Ended], None] | None = None
     reader: LineReader | None = None
+    share: float = 1.0
+    """Of the processors, once it is ready."""
 
 
 class Launcher:
@@ -191,6 +195,7 @@ class Launcher:
             os.close(writing)
         held.reader = LineReader(reading, on_line)
         held.on_ready, held.on_end = on_ready, on_end
+        held.share = self._settings.starting_share if program.background else 1.0
         self._listen(slot)
         return slot, held.forked.pid, f"{host}:{port}"
 
@@ -218,10 +223,11 @@ class Launcher:
             held.on_prepared.set_result(None)
         elif event == "ready" and held.on_ready is not None:
             on_ready, held.on_ready = held.on_ready, None
+            self.cgroups.set_share(slot, held.share)
             on_ready()
 
     def _take_standby(self, program: Program) -> str | None:
-        slot = self.standbys.take(program.group, program.entry, program.environ)
+        slot = self.standbys.take(program.group, program.name, program.entry, program.environ)
         return slot if slot in self._slots else None
 
     async def _prepare(self, entry: str, environ: Mapping[str, str]) -> tuple[str, int]:
@@ -260,6 +266,7 @@ class Launcher:
             self._tidy(slot)
             raise
         self._slots[slot] = _Slot(forked)
+        self.cgroups.set_share(slot, self._settings.starting_share)
         return slot
 
     def _refill(self) -> None:

@@ -19,6 +19,9 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _LIVE_KEYS = ("max_inflight",)
 _RESERVED = ("port",)
 PIPELINE_LABEL = "smoe.pipeline"
+NODES_LABEL = "smoe.nodes"
+BACKGROUND = "smoe.background"
+"""Annotation of functions that give way to others (``true``)."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,14 @@ def prepare(
     )
     write_timeout_s = duration_s(spec.env_vars, "write_timeout", settings.write_timeout_s)
     return Prepared(
-        Program(entry, spec.name, environ, str(secrets) if spec.secrets else "", _group(spec, entry)),
+        Program(
+            entry,
+            spec.name,
+            environ,
+            str(secrets) if spec.secrets else "",
+            _group(spec, entry),
+            spec.annotations.get(BACKGROUND) == "true",
+        ),
         limits_of(spec, gpus),
         whole_number(spec.env_vars, "max_inflight", 0),
         write_timeout_s,
@@ -87,9 +97,11 @@ def prepare(
 
 
 def _group(spec: FunctionSpec, entry: str) -> str:
-    """Functions of one group may take each other's standbys: one pipeline and one entry. Empty: no standbys."""
+    """Functions of one group may take each other's standbys: one pipeline, one entry, and the ingress apart, whose
+    standbys prepare what no other has. Empty: no standbys."""
     pipeline = spec.labels.get(PIPELINE_LABEL, "")
-    return f"{entry} {pipeline}" if pipeline else ""
+    kind = " ingress" if spec.labels.get(NODES_LABEL) == "ingress" else ""
+    return f"{entry} {pipeline}{kind}" if pipeline else ""
 
 
 def image_name(image: str) -> str:

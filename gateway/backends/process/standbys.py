@@ -25,6 +25,8 @@ class _Group:
 
     entry: str
     environ: Mapping[str, str]
+    functions: set[str] = field(default_factory=set)
+    """Those that have started a replica: no change by one replica each takes more standbys."""
     slots: deque[str] = field(default_factory=deque)
     bytes_each: int = 0
     """Own memory of the last one measured."""
@@ -43,12 +45,13 @@ class Standbys:
     _bytes: dict[str, int] = field(default_factory=dict)
     """Own memory by slot."""
 
-    def take(self, name: str, entry: str, environ: Mapping[str, str]) -> str | None:
-        """A standby for a function of this group, or None; the group is now the one used last."""
+    def take(self, name: str, function: str, entry: str, environ: Mapping[str, str]) -> str | None:
+        """A standby for a function of group ``name``, or None; the group is now the one used last."""
         if not name or not self.wished:
             return None
         group = self._groups.setdefault(name, _Group(entry, environ))
         group.entry, group.environ = entry, environ
+        group.functions.add(function)
         self._groups.move_to_end(name)
         slot = group.slots.popleft() if group.slots else None
         if slot is not None:
@@ -75,7 +78,7 @@ class Standbys:
     async def _add(self, name: str) -> bool:
         """One more standby of a group; False where it has enough or memory is used up by groups used later."""
         group = self._groups[name]
-        if len(group.slots) >= self.wished or not self._room(name, group.bytes_each):
+        if len(group.slots) >= min(self.wished, len(group.functions)) or not self._room(name, group.bytes_each):
             return False
         try:
             slot, group.bytes_each = await self.prepare(group.entry, group.environ)

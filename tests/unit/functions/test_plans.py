@@ -105,7 +105,7 @@ async def test_a_rule_that_cannot_be_loaded_is_said_once(
     def missing(rule: str) -> None:
         raise ImportError("no numba here")
 
-    monkeypatch.setattr("functions.ingress.plans._maker", missing)
+    monkeypatch.setattr("functions.ingress.plans.maker", missing)
     dispatcher = Dispatcher(asyncio.get_running_loop())
     plans = LayerPlans([["e0"]], dispatcher, "aebs")
     dispatcher.update(table({0: ["a", "b"]}))

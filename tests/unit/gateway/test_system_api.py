@@ -202,6 +202,45 @@ async def test_scaling_an_unknown_function_is_404(running: Running) -> None:
     assert (await running.system("POST", "/system/scale-function/g", {"replicas": 1})).status == 404
 
 
+SCALE_ALL = "/system/scale-functions"
+
+
+async def test_many_functions_are_scaled_in_one_order_and_keep_their_annotations(running: Running) -> None:
+    await deploy(running, annotations={"kept": "yes"}, labels={"com.openfaas.scale.max": "5"})
+    await deploy(running, service="g")
+    orders = {"f": {"replicas": 9, "annotations": {"new": "too"}}, "g.openfaas-fn": {"replicas": 2}}
+    assert (await running.system("POST", SCALE_ALL, {"functions": orders})).status == 202
+    assert (len(running.replicas("f")), len(running.replicas("g"))) == (5, 2)
+    found = (await running.system("GET", "/system/function/f")).json()
+    assert found["annotations"] == {"kept": "yes", "new": "too"}
+    assert found["replicas"] == 5
+
+
+@pytest.mark.parametrize(
+    ("functions", "status"),
+    [
+        pytest.param({"f": {"replicas": 4}, "nobody": {"replicas": 1}}, 404, id="unknown"),
+        pytest.param({"f": {"replicas": 4}, "g": {}}, 400, id="no-number"),
+        pytest.param({"f": {"replicas": 4}, "g": {"replicas": 1, "annotations": {"a": 1}}}, 400, id="annotations"),
+        pytest.param({"f": {"replicas": 4}, "g.elsewhere": {"replicas": 1}}, 400, id="namespace"),
+        pytest.param({}, 400, id="nothing"),
+        pytest.param(["f"], 400, id="a-list"),
+    ],
+)
+async def test_an_order_with_one_mistake_changes_nothing(running: Running, functions: Any, status: int) -> None:
+    await deploy(running)
+    await deploy(running, service="g")
+    before = len(running.replicas("f"))
+    answer = await running.system("POST", SCALE_ALL, {"functions": functions})
+    assert (answer.status, len(running.replicas("f"))) == (status, before)
+    assert answer.text
+
+
+async def test_the_feeds_token_does_not_scale(running: Running) -> None:
+    token = f"Bearer {running.credentials.feed_token}"
+    assert (await running.call("POST", SCALE_ALL, b"{}", authorization=token)).status == 401
+
+
 # secrets
 
 

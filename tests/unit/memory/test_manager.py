@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
 from functions.memory.manager import Manager, ManagerSettings, from_environment
 from functions.memory.regions import Region, RegionError, SourceError
-from functions.memory.sources import PIECE, Line
+from functions.memory.sources import DIGEST, PIECE, Line, from_peer
 from functions.shared.client import ConnectionPool, request_head
 from functions.shared.messages import Reply, Request
 from functions.shared.server import FunctionServer, ServerSettings
@@ -50,7 +51,8 @@ async def node(tmp_path: Path, name: str, application: object = None, **settings
 
 
 async def test_weights_come_from_disk_once_and_then_from_memory_to_memory(tmp_path: Path) -> None:
-    async with node(tmp_path, "a") as first, node(tmp_path, "b") as second:
+    slow = {"link_bytes_per_s": 1e9}  # so that a piece is there before the one ahead of it has passed the line
+    async with node(tmp_path, "a") as first, node(tmp_path, "b", **slow) as second:
         assert (await first.manager.hold(REGION, None))["source"] == "disk"
         assert (await second.manager.hold(REGION, first.address))["source"] == "peer"
         assert (await second.manager.hold(REGION, first.address))["source"] == "reuse"
@@ -68,14 +70,16 @@ async def test_a_region_wanted_twice_at_once_is_read_once(tmp_path: Path) -> Non
 class Breaks:
     """A peer that sends so many pieces and then nothing but errors."""
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, pieces: int, digest: str = xxhash.xxh3_128_hexdigest(CONTENT)) -> None:
         self.pieces = pieces
+        self._headers = {DIGEST: digest}
 
     def submit(self, request: Request, answer: Any) -> None:
         self.pieces -= 1
         offset = int(request.headers["x-smoe-offset"])
         piece = CONTENT[offset : offset + PIECE]
-        answer(Reply(200, (piece,)) if self.pieces >= 0 else Reply(500, (b"broken",)))
+        sent = Reply(200, (piece,), headers=self._headers)
+        answer(sent if self.pieces >= 0 else Reply(500, (b"broken",)))
 
     def metrics(self) -> bytes:
         return b""
@@ -107,6 +111,63 @@ async def test_content_that_is_not_the_manifests_is_refused(tmp_path: Path) -> N
         with pytest.raises(RegionError, match="sha256"):
             await one.manager.hold(Region(REGION.name, len(CONTENT), "0" * 64), None)
         assert one.manager.held()["held"] == {}
+
+
+async def test_bytes_of_a_peer_that_are_not_what_it_has_proved_are_thrown_away(tmp_path: Path) -> None:
+    async with node(tmp_path, "a", Breaks(9, "0" * 32)) as peer, node(tmp_path, "b") as target:
+        with pytest.raises(RegionError, match="digest"):
+            await target.manager.hold(REGION, peer.address)
+        assert (target.manager.held()["held"], target.manager.held()["unfinished"]) == ({}, {})
+
+
+async def test_a_manager_that_starts_again_proves_what_it_finds_to_its_peers(tmp_path: Path) -> None:
+    async with node(tmp_path, "a") as first:
+        await first.manager.hold(REGION, None)
+    async with node(tmp_path, "a") as again, node(tmp_path, "b") as second:
+        assert (await second.manager.hold(REGION, again.address))["copied"] == len(CONTENT)
+        assert second.manager.regions.path(REGION.name).read_bytes() == CONTENT
+
+
+async def test_a_region_all_of_whose_bytes_are_there_is_proved_without_copying(tmp_path: Path) -> None:
+    async with node(tmp_path, "a") as first, node(tmp_path, "b") as second:
+        await first.manager.hold(REGION, None)
+        filling = second.manager.regions.fill(REGION, from_peer=True)  # broken off before its end was noted
+        filling.append(CONTENT)
+        filling.close()
+        found = await second.manager.hold(REGION, first.address)
+        assert (found["resumed_at"], found["copied"]) == (len(CONTENT), 0)
+        assert second.manager.held()["held"] == {REGION.name: len(CONTENT)}
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        pytest.param(b"", "ended before", id="nothing"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nfive!", "ended before", id="too-few"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nmore", "more came", id="too-many"),
+        pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "only", id="empty"),
+        pytest.param(b"what is this\r\n\r\n", "not HTTP", id="no-http"),
+        pytest.param(b"x" * 100_000, "head", id="endless-head"),
+    ],
+)
+async def test_a_peer_that_sends_something_else_is_a_lost_source(sent: bytes, words: str) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(sent)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        taken = bytearray()
+        with pytest.raises(SourceError, match=words):
+            await from_peer(address, REGION.name, 0, 20, "secret", Line(), taken.extend)
+    assert len(asked) == (1 if words == "only" else 3)
+    assert b"x-smoe-offset: 0" in asked[0]
+    if words == "ended before" and sent:
+        assert b"x-smoe-offset: 5" in asked[1]  # goes on behind what came
 
 
 async def test_a_line_with_a_rate_carries_no_faster() -> None:

@@ -40,31 +40,43 @@ async def test_a_group_gets_standbys_once_it_has_started_something() -> None:
     pool = processes.pool(2, 100)
     await pool.fill(lambda: True)
     assert pool.count() == 0
-    assert pool.take("one", "a", {}) is None
+    assert pool.take("one", "f", "a", {}) is None
+    assert pool.take("one", "g", "a", {}) is None
     await pool.fill(lambda: True)
-    assert pool.take("one", "a", {}) == "a0"
+    assert pool.take("one", "f", "a", {}) == "a0"
     assert pool.count() == 1
+
+
+async def test_a_group_gets_no_more_standbys_than_it_has_functions() -> None:
+    processes = Processes({"a": 1})
+    pool = processes.pool(3, 100)
+    for function in ("f", "g", "f"):
+        pool.take("one", function, "a", {})
+    await pool.fill(lambda: True)
+    assert pool.count() == 2
 
 
 async def test_the_group_used_longest_ago_gives_way_when_memory_is_short() -> None:
     processes = Processes({"a": 30, "b": 40})
     pool = processes.pool(2, 100)
-    pool.take("old", "a", {})
+    for function in ("f", "g"):
+        pool.take("old", function, "a", {})
     await pool.fill(lambda: True)
-    pool.take("new", "b", {})
+    for function in ("h", "i"):
+        pool.take("new", function, "b", {})
     await pool.fill(lambda: True)
     assert processes.ended == ["a1", "a0"]
     assert pool.count() == 2
-    assert pool.take("new", "b", {}) == "b2"
+    assert pool.take("new", "f", "b", {}) == "b2"
 
 
 async def test_a_standby_that_died_is_not_handed_out() -> None:
     processes = Processes({"a": 1})
     pool = processes.pool(1, 100)
-    pool.take("one", "a", {})
+    pool.take("one", "f", "a", {})
     await pool.fill(lambda: True)
     pool.forget("a0")
-    assert pool.take("one", "a", {}) is None
+    assert pool.take("one", "f", "a", {}) is None
 
 
 async def test_a_standby_that_cannot_be_prepared_is_left_out() -> None:
@@ -72,7 +84,7 @@ async def test_a_standby_that_cannot_be_prepared_is_left_out() -> None:
         raise BackendError("no memory")
 
     pool = Standbys(2, 100, fails, lambda slot: None)
-    pool.take("one", "a", {})
+    pool.take("one", "f", "a", {})
     await pool.fill(lambda: True)
     assert pool.count() == 0
 
@@ -86,8 +98,8 @@ def test_memory_stays_within_its_limit_whatever_is_started(
 
     async def story() -> None:
         pool = processes.pool(wished, limit)
-        for name, filled in uses:
-            taken = pool.take(name, name, {})
+        for number, (name, filled) in enumerate(uses):
+            taken = pool.take(name, f"function-{number % 3}", name, {})
             if taken is not None:
                 assert taken[0] == name
                 processes.ended.append(taken)  # it is a replica now
@@ -121,6 +133,19 @@ async def test_functions_of_other_pipelines_do_not_take_it(running: Starter) -> 
         await backend.create(spec("other", "prepared", labels={"smoe.pipeline": "large"}), 1)
         state = await until(backend, "other", ready(1))
         assert (await ask_json(state.ready[0].address))["environ"]["prepared_for"] == ""
+
+
+async def test_an_ingress_has_standbys_of_its_own(running: Starter) -> None:
+    images = {"test/prepared": f"{ENTRIES}:prepared"}
+    async with running(images=images, standbys=2) as backend:
+        pool = backend._launcher.standbys
+        await backend.create(spec("worker", "prepared", labels={**LABELS, "smoe.nodes": "expert-0-0"}), 1)
+        await backend.create(spec("front", "prepared", labels={**LABELS, "smoe.nodes": "ingress"}), 1)
+        await eventually(lambda: pool.count() == 2)
+        await backend.scale("front", NAMESPACE, 2)
+        state = await until(backend, "front", ready(2))
+        environ = (await ask_json(state.ready[1].address))["environ"]
+        assert (environ["prepared_for"], environ["OPENFAAS_NAME"]) == ("front", "front")
 
 
 def test_exchanges_go_on_in_turn() -> None:
