@@ -1,8 +1,9 @@
 """The machine that ``benchmarks.fidelity`` plays on: how fast it was just before a play, and who used it meanwhile.
 
-Virtual cores are not equally fast all day. So before each play the same request is sent some times, alone and with
-every function at a full core, and the simulation is told how many times as long that took as the profile says
-(``rl.workload.Host.pace``). No play has a part in it.
+Virtual cores are not equally fast all day. So before each play some requests are sent, alone and with every function
+at a full core, and the simulation is told how many times as long they took as the profile says
+(``rl.workload.Host.pace``). No play has a part in it, but they are as far apart as a play's, and of as many texts: one
+text again and again, sent twice as fast, finds warmer caches and says that the machine is faster than plays find it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
 from rl.workload import Workload
 
-SINGLES, SINGLES_PER_S = 40, 5.0
+SINGLES, SINGLES_PER_S = 40, 2.5
 """Single requests, and how many a second: none meets another."""
 SIMULATED = 400
 """Of them in the simulator, whose median has to be known better than the measured one."""
@@ -31,14 +32,16 @@ SEED = 5
 
 @dataclass(frozen=True)
 class Singles:
-    """What single requests of one text took."""
+    """What single requests took."""
 
     latency_s: list[float]
     """At the client."""
-    counts: list[int]
-    """[1 + experts]: the text's tokens, then those of each expert."""
+    counts: list[list[int]]
+    """[1 + experts, texts], see ``rl.sim.requests``; requests take the texts in turn."""
     front_s: float
     """Mean seconds of them that the ingress does not see: client and gateway, there and back."""
+    others_cores: float = 0.0
+    """That processes outside the benchmark used meanwhile."""
 
 
 def pace_of(singles: Singles, workload: Workload, asked_for: Configuration) -> float:
@@ -46,7 +49,8 @@ def pace_of(singles: Singles, workload: Workload, asked_for: Configuration) -> f
     see. ``asked_for``: what every function ran with. Raises ClickException where the machine was in use."""
     assert workload.host is not None
     alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0))
-    counts = np.tile(np.array(singles.counts, dtype=np.uint16)[:, None], SIMULATED)
+    texts = np.array(singles.counts, dtype=np.uint16).reshape(len(singles.counts), -1)
+    counts = texts[:, np.arange(SIMULATED) % texts.shape[1]]
     start = {node.function: asked_for for node in workload.topology.nodes}
     requests = Requests(np.arange(SIMULATED) / SINGLES_PER_S, counts, "single requests")
     window = Simulation(alone, requests, start, seed=SEED).advance(SIMULATED / SINGLES_PER_S + 60.0)

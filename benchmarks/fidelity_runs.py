@@ -184,17 +184,18 @@ class Bench:
         return OpenFaasPlatform(self.client.url, self.topology.pipeline, self.auth)
 
 
-def send_singles(bench: Bench, text: str, counts: np.ndarray) -> Singles:
-    """Single requests of one text, every function with a full core. ``counts [1 + experts, 1]``: the text's."""
+def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Singles:
+    """Single requests of ``texts`` in turn, every function with a full core. ``counts [1 + experts, texts]``."""
     settle(bench.client, bench.platform, {node.function: FULL for node in bench.topology.nodes[1:]})
-    source, begun_s = ScrapeSource(bench.client.url, bench.auth), time.time()
+    source, begun_s, usage = ScrapeSource(bench.client.url, bench.auth), time.time(), Usage()
     source.read(begun_s, 1.0)
-    _, result = bench.player.play(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), [text])
+    _, result = bench.player.play(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
+    _, others_cores = usage.cores()
     now_s = time.time()
     values = source.read(now_s, now_s - begun_s).values
     spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
     seen = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
-    return Singles(seen, counts[:, 0].tolist(), float(np.mean(seen) - spent_s / count))
+    return Singles(seen, counts.tolist(), float(np.mean(seen) - spent_s / count), others_cores)
 
 
 def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, singles: Singles) -> Record:

@@ -18,13 +18,14 @@ from tests.unit.rl.sim.builders import Limited, configuration, initial, one_expe
 HOST = Host(2.0, 0.002, 0.001, 0.001, 0.002, 1e-5, Noise.lognormal(0.1))
 
 
-def lone_latencies(found: Workload, pace: float, count: int) -> tuple[np.ndarray, list[int]]:
-    """Seconds of equal requests that never meet, and their tokens."""
-    counts = np.tile(np.array([12, 5, 4, 3, 7, 5], dtype=np.uint16)[:, None], count)
+def lone_latencies(found: Workload, pace: float, count: int) -> tuple[np.ndarray, list[list[int]]]:
+    """Seconds of requests that never meet, of two texts in turn, and these texts' tokens."""
+    texts = np.array([[12, 5, 4, 3, 7, 5], [40, 9, 20, 11, 22, 18]], dtype=np.uint16).T
+    counts = texts[:, np.arange(count) % 2]
     requests = Requests(2.0 * np.arange(count, dtype=np.float64), counts, "lone requests")
     slower = replace(found, host=replace(HOST, pace=pace))
     latency, _ = play(Simulation(slower, requests, initial(slower), seed=3), [2.0 * count + 9.0])
-    return latency, counts[:, 0].tolist()
+    return latency, texts.tolist()
 
 
 def test_at_half_the_pace_of_the_machine_a_request_takes_twice_as_long() -> None:
