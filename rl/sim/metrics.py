@@ -19,6 +19,7 @@ from autoscaler.state.features import NAMESPACE, observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
 from autoscaler.state.shares import with_fields
 from functions.shared.metric_names import PEAK_WINDOW_S
+from rl.latency.contract import LimitedLatencyModel
 from rl.sim import kernel
 from rl.sim.simulation import BOUNDS, Simulation, Window
 
@@ -65,6 +66,10 @@ class SimulatedMetrics:
         for node in simulation.workload.topology.nodes:
             if node.kind == "ingress":
                 values[Series.REPLICAS_BY_STATE][f"{node.function}.{NAMESPACE}", "ready"] = 1.0
+        latency = simulation.workload.latency
+        if isinstance(latency, LimitedLatencyModel):  # its CPU seconds are real ones
+            node_cost = next(iter(simulation.workload.costs.values()))
+            values[Series.CPU_SCALE][()] = float(latency.throttle(node_cost, 1.0, 0.0).refill)
         finished = np.concatenate([window.finished for window in windows])
         answered = float(finished.size)
         values[Series.REQUESTS][pipeline, "200"] = answered

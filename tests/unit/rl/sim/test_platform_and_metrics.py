@@ -6,22 +6,41 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from autoscaler.contract import Configuration, Observation, Proposal
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import PlatformError
 from autoscaler.prices import total_cost
-from rl.latency.contract import Noise
+from rl.latency.contract import NodeCost, Noise, Throttle
 from rl.sim import kernel
 from rl.sim.metrics import SimulatedMetrics
 from rl.sim.platform import SimulatedPlatform
 from rl.sim.play import Step, play
 from rl.sim.requests import draw_requests
 from rl.sim.simulation import Simulation, Window
-from tests.unit.rl.sim.builders import Arithmetic, configuration, initial, poisson, workload
+from rl.workload import Host
+from tests.unit.rl.sim.builders import (
+    EXPERT,
+    Arithmetic,
+    Limited,
+    configuration,
+    initial,
+    one_expert,
+    poisson,
+    workload,
+)
 
 EPOCH_S = 1_700_000_000.0
 GPU = configuration(2, cpu_cores=0.0, gpu_share=0.2)
+HOST = Host(4.0, 0.01, 0.002, 0.003, 0.04, 0.0001)
+
+
+class Halved(Limited):
+    """A configured core is half a real one."""
+
+    def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
+        return super().throttle(node, 0.5 * np.asarray(cpu_cores), gpu_share)
 
 
 def simulation(rate: float = 40.0, count: int = 2000, expert: Configuration | None = None) -> Simulation:
@@ -56,6 +75,17 @@ def test_an_observation_says_what_happened_in_its_window(expert: Configuration) 
     used = node.gpu_utilisation if expert.gpu_share else node.cpu_utilisation
     assert used == pytest.approx(0.5 * row[kernel.BUSY_S] / 20)
     assert 0 < (node.memory_utilisation or 0) < 1
+
+
+@pytest.mark.parametrize("host", [None, HOST])
+def test_cores_in_use_are_of_the_real_cores_that_a_configured_one_is(host: Host | None) -> None:
+    found, requests = one_expert([0.0, 0.5, 1.0], [10, 10, 10], Halved(base_s=0.1, token_s=0.0), host=host)
+    subject = Simulation(found, requests, initial(found, configuration(cpu_cores=0.6)))
+    observation, windows = observed(subject, [4.0, 8.0], 8.0)
+    spent_s = sum(window.meter[subject.index[EXPERT], kernel.CPU_S] for window in windows)
+    node = observation.node("expert-0-0")
+    assert node is not None and spent_s > 0
+    assert node.cpu_utilisation == pytest.approx(spent_s / (8 * 0.6 * 0.5))
 
 
 def test_shares_and_entropy_are_those_of_the_real_state_code() -> None:
