@@ -18,6 +18,8 @@ from gateway.backends.process.guardian import empty_cgroup, processes
 log = logging.getLogger(__name__)
 
 PREFIX = "smoe-"
+ENDING = "ending"
+ENDING_SHARE = 0.25
 MIN_QUOTA_US = 1000
 """The kernel's smallest CFS quota and period."""
 MAX_PERIOD_US = 1_000_000
@@ -38,6 +40,9 @@ class Cgroups(Protocol):
     notes: tuple[str, ...]
     folders: tuple[Path, ...]
     """What has to be emptied and removed at the end."""
+    ending: Path | None
+    """The file a process writes ``0`` to when it ends: all that end share one small part of the processors, because
+    taking a process's memory apart takes ten times the processor time of its last call. None where there is none."""
 
     def make(self, slot: str) -> list[Path]:
         """Create the slot; returns the files a process writes ``0`` to in order to join."""
@@ -75,6 +80,7 @@ class NoCgroups:
     def __init__(self, *notes: str) -> None:
         self.notes = notes
         self.folders: tuple[Path, ...] = ()
+        self.ending: Path | None = None
 
     def make(self, slot: str) -> list[Path]:
         return []
@@ -109,6 +115,11 @@ class CgroupsV1:
         self._period_s = period_s
         self.notes = notes
         self.folders = tuple(dict.fromkeys(self._by.values()))
+        self.ending: Path | None = None
+        if "cpu" in self._by:
+            (self._by["cpu"] / ENDING).mkdir(exist_ok=True)
+            self.ending = self._by["cpu"] / ENDING / "cgroup.procs"
+            self.set_share(ENDING, ENDING_SHARE)
 
     def make(self, slot: str) -> list[Path]:
         for folder in self.folders:
@@ -177,6 +188,11 @@ class CgroupsV2:
         self._period_s = period_s
         self.notes = notes
         self.folders: tuple[Path, ...] = (base,)
+        self.ending: Path | None = None
+        if "cpu" in controllers:
+            (base / ENDING).mkdir(exist_ok=True)
+            self.ending = base / ENDING / "cgroup.procs"
+            self.set_share(ENDING, ENDING_SHARE)
 
     def make(self, slot: str) -> list[Path]:
         (self._base / slot).mkdir(exist_ok=True)

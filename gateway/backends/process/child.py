@@ -24,13 +24,13 @@ from gateway.backends.process import channel, kernel, secret_mount
 
 Entry = Callable[[Mapping[str, str], socket.socket, Callable[[], None]], None]
 
-LEAST_SHARE = {"cpu.shares": b"10", "cpu.weight": b"1"}
-"""A hundredth of what others have (cgroup version 1 and 2): many may end at once, and none may starve."""
 _RESET_SIGNALS = (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGQUIT)
 
 
-def run(parent_pid: int, channel_descriptor: int, join: list[str]) -> NoReturn:
-    """Body of the forked process. Never returns, whatever happens."""
+def run(parent_pid: int, channel_descriptor: int, join: list[str], ending: str) -> NoReturn:
+    """Body of the forked process. Never returns, whatever happens. ``join``, ``ending``: files of cgroups to enter now,
+    and (where not empty) at the end.
+    """
     code = 1
     try:
         kernel.die_with_parent(parent_pid)
@@ -48,25 +48,9 @@ def run(parent_pid: int, channel_descriptor: int, join: list[str]) -> NoReturn:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        step_back([Path(path).parent for path in join])
+        with contextlib.suppress(OSError):
+            _enter(ending)
         os._exit(code)
-
-
-def step_back(folders: list[Path]) -> None:
-    """Give way to everybody else: taking a process's memory apart takes ten times the processor time of its last call.
-
-    ``folders``: its cgroups; without a share of its own there a process can only be nice.
-    """
-    for name, share in LEAST_SHARE.items():
-        for folder in folders:
-            with contextlib.suppress(OSError):
-                descriptor = os.open(folder / name, os.O_WRONLY)
-                try:
-                    os.write(descriptor, share)
-                finally:
-                    os.close(descriptor)
-    with contextlib.suppress(OSError):
-        os.nice(19)
 
 
 def _start_clean(channel_descriptor: int, join: list[str]) -> None:
@@ -79,10 +63,18 @@ def _start_clean(channel_descriptor: int, join: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     close_all_but(channel_descriptor)
     for path in join:
-        descriptor = os.open(path, os.O_WRONLY)
-        os.write(descriptor, b"0")
-        os.close(descriptor)
+        _enter(path)
     kernel.name_process("smoe-blank")
+
+
+def _enter(path: str) -> None:
+    """Join the cgroup of a ``cgroup.procs`` file; none where it is empty. Raises OSError."""
+    if path:
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.write(descriptor, b"0")
+        finally:
+            os.close(descriptor)
 
 
 def close_all_but(kept: int) -> None:

@@ -195,7 +195,7 @@ class Launcher:
             os.close(writing)
         held.reader = LineReader(reading, on_line)
         held.on_ready, held.on_end = on_ready, on_end
-        held.share = self._settings.starting_share if program.background else 1.0
+        held.share = self._settings.background_share if program.background else 1.0
         self._listen(slot)
         return slot, held.forked.pid, f"{host}:{port}"
 
@@ -261,7 +261,7 @@ class Launcher:
         slot = f"{self._counter:06d}"
         join = self.cgroups.make(slot)
         try:
-            forked = await self._parent.fork(slot, join)
+            forked = await self._parent.fork(slot, join, self.cgroups.ending)
         except BaseException:
             self._tidy(slot)
             raise

@@ -74,7 +74,7 @@ class WarmParent:
         message, descriptors = channel.receive(self._control)
         try:
             if message["op"] == "fork":
-                self._fork(message["slot"], message["join"], descriptors[0])
+                self._fork(message["slot"], message["join"], message["ending"], descriptors[0])
             elif message["op"] == "signal":
                 self._signal(message["slot"], message["signal"], group=message["group"])
             elif message["op"] == "stop":
@@ -83,13 +83,13 @@ class WarmParent:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _fork(self, slot: str, join: list[str], channel_descriptor: int) -> None:
+    def _fork(self, slot: str, join: list[str], ending: str, channel_descriptor: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         me = os.getpid()
         pid = os.fork()
         if pid == 0:
-            child.run(me, channel_descriptor, join)
+            child.run(me, channel_descriptor, join, ending)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         self._slots[pid] = slot

@@ -49,9 +49,11 @@ class ProcessSettings:
     """Own memory that all standbys together may use; those of the pipeline least recently started go first."""
     standby_cores: float = 0.25
     """CPU limit of a blank while it prepares, so that preparing does not slow what serves."""
-    starting_share: float = 0.2
-    """Part of the processors that a replica gets beside those that serve until it is ready, and one in the background
-    always; where there is enough for all it is no limit."""
+    starting_share: float = 0.4
+    """Part of the processors that a replica gets until it is ready, beside 1 of each that serves; where there is
+    enough for all it is no limit."""
+    background_share: float = 0.5
+    """The same for functions that give way to others."""
     nodes: tuple[str, ...] = ()
     """Nodes played on this machine, each with a memory folder of its own; the first takes what names none."""
     networks: Mapping[str, Network] = field(default_factory=dict)

@@ -104,8 +104,9 @@ class WarmParent:
         if threads > 1:
             log.warning("the warm parent has %d threads after its imports; forking such a process is not safe", threads)
 
-    async def fork(self, slot: str, join: list[Path], timeout_s: float = 30.0) -> Forked:
-        """Fork a blank that joins the cgroups whose ``cgroup.procs`` are given. Raises BackendError."""
+    async def fork(self, slot: str, join: list[Path], ending: Path | None = None, timeout_s: float = 30.0) -> Forked:
+        """Fork a blank that joins the cgroups whose ``cgroup.procs`` are given, and ``ending`` when it ends. Raises
+        BackendError."""
         if self._control is None or self.closing:
             raise BackendError("the warm parent is not running")
         ours, theirs = channel.pair()
@@ -113,7 +114,8 @@ class WarmParent:
         self._forks[slot] = future
         try:
             with theirs:
-                message = {"op": "fork", "slot": slot, "join": [str(path) for path in join]}
+                paths = {"join": [str(path) for path in join], "ending": str(ending) if ending else ""}
+                message = {"op": "fork", "slot": slot, **paths}
                 channel.send(self._control, message, (theirs.fileno(),))
             pid = await asyncio.wait_for(future, timeout_s)
         except (channel.ChannelError, BlockingIOError, TimeoutError) as error:

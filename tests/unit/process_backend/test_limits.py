@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
+from gateway.backends.process import channel, child
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.cgroups import CgroupsV1
 from gateway.contract import Usage
@@ -154,3 +156,50 @@ async def test_a_limit_that_no_replica_fits_in_is_said(running: Starter, enforce
         await until(backend, "f", lambda s: s.restarts >= 1)
         reasons = ("less than an empty replica uses", "out of memory")
         assert any(reason in text for text in await log_texts(backend, "f") for reason in reasons)
+
+
+@pytest.mark.usefixtures("enforced")
+async def test_what_starts_or_ends_gives_way_to_what_serves(running: Starter) -> None:
+    async with running(starting_share=0.25, background_share=0.5) as backend:
+        cgroups = backend._launcher.cgroups
+        shares: list[str] = []
+        set_share = cgroups.set_share
+
+        def noted(slot: str, share: float) -> None:
+            set_share(slot, share)
+            shares.append(f"{slot} {share} {share_seen(backend, slot)}")
+
+        cgroups.set_share = noted  # type: ignore[method-assign]
+        await backend.create(spec("f"), 1)
+        await until(backend, "f", ready(1))
+        slot = next(iter(backend._functions[f"f.{NAMESPACE}"].replicas.values())).slot
+        of_f = [line for line in shares if line.startswith(slot)]
+        assert of_f[-1] == f"{slot} 1.0 1.0"
+        await backend.create(spec("b", annotations={"smoe.background": "true"}), 1)
+        await until(backend, "b", ready(1))
+        assert shares[-1].endswith(" 0.5 0.5")
+        assert share_seen(backend, "ending") == 0.25
+
+
+def test_a_process_that_ends_enters_the_cgroup_of_those_that_end(tmp_path: Path) -> None:
+    ending = tmp_path / "cgroup.procs"
+    ending.touch()
+    ours, theirs = channel.pair()
+    me = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(theirs.fileno(), 100)
+        child.run(me, 100, [], str(ending))
+    theirs.close()
+    ours.close()  # nobody tells it what to become
+    _, status = os.waitpid(pid, 0)
+    assert (os.waitstatus_to_exitcode(status), ending.read_text()) == (0, "0")
+
+
+def share_seen(backend: ProcessBackend, slot: str) -> float:
+    """A slot's part of the processors beside others, from the kernel's file."""
+    cgroups = backend._launcher.cgroups
+    if isinstance(cgroups, CgroupsV1):
+        folder = next(folder / slot for folder in cgroups.folders if (folder / slot / "cpu.shares").exists())
+        return round(int((folder / "cpu.shares").read_text()) / 1024, 2)
+    return int((cgroups.folders[0] / slot / "cpu.weight").read_text()) / 100
