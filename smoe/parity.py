@@ -22,7 +22,7 @@ from moe.reference import WholeModel
 from smoe.errors import GatewayRefusedError
 from smoe.gateway_client import GatewayClient
 
-ROUNDS = 3
+ROUNDS = 5
 """That are measured."""
 STEADY_ROUNDS = 2
 """Rounds in a row that were no faster than those before, after which a pipeline is warm."""

@@ -35,7 +35,11 @@ class ViewBuilder:
             for decision in report.decisions
             if decision.changes
         )
-        held = [f"{d.function}: present scale held, {d.reason}" for d in report.decisions if not d.valid]
+        held = [
+            f"{decision.function}: {decision.reason}"
+            for decision in report.decisions
+            if not decision.valid and not any(problem in decision.reason for problem in seen.problems)
+        ]
         failed = [f"{function}: change failed, {why}" for function, why in report.failures.items()]
         self.state = replace(
             self.state,

@@ -16,7 +16,8 @@ class View:
     """Use as a context manager and call :meth:`show` whenever there is something new.
 
     On a terminal the screen is redrawn. Elsewhere (pipe, file, CI, ``TERM=dumb``) a line is printed for each new
-    window, told by ``elapsed_s``; calls within a window add nothing. Colour follows ``NO_COLOR`` through rich.
+    window, told by ``elapsed_s``; calls within a window, and before the first, add nothing. Colour follows ``NO_COLOR``
+    through rich.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -42,6 +43,6 @@ class View:
         """Put ``state`` on the screen."""
         if self._live is not None:
             self._live.update(render(state, self.console.width, self.console.height), refresh=True)
-        elif state.elapsed_s >= self._last_line_s + 0.999 * state.window_s:
+        elif state.window_s > 0 and state.elapsed_s >= self._last_line_s + 0.999 * state.window_s:
             self._last_line_s = state.elapsed_s
             self.console.print(plain_line(state), soft_wrap=True, markup=False, highlight=False)

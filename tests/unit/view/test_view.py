@@ -109,6 +109,7 @@ def test_any_state_renders_within_its_width(cells: list[tuple[int, int, float | 
 def test_without_a_terminal_there_is_one_plain_line_per_window() -> None:
     stream = io.StringIO()
     with View(Console(file=stream, width=80)) as view:
+        view.show(ViewState("minilm", "hpa", elapsed_s=0.5, window_s=0.0))
         for elapsed in (5.0, 6.0, 7.0, 10.0):
             view.show(grid(2, 2, elapsed_s=elapsed))
     lines = stream.getvalue().splitlines()
@@ -206,6 +207,19 @@ def test_a_change_that_did_not_happen_is_not_shown_as_done() -> None:
     assert "m-expert-0-0: change failed, 500 from the gateway" in failed.problems
     dry = ViewBuilder("m", "hpa", 0.0, None).tick(report(5.0, applied=(), dry_run=True))
     assert dry.decisions[-1].change.endswith("(dry run)")
+
+
+def test_what_is_held_is_told_once_with_its_reason() -> None:
+    def held(reason: str) -> Decision:
+        present = configuration(1)
+        return Decision("m-expert-0-0", "expert-0-0", present, present, present, reason, valid=False)
+
+    builder = ViewBuilder("m", "hpa", 0.0, None)
+    seen = report(5.0)
+    known = replace(seen, decisions=(held("present scale held: a scrape failed"),) * 24)
+    assert builder.tick(known).problems == ("a scrape failed",)
+    other = replace(seen, decisions=(held("present scale held: no data of cpu"),))
+    assert builder.tick(other).problems == ("a scrape failed", "m-expert-0-0: present scale held: no data of cpu")
 
 
 def test_replay_progress_is_taken_over_between_windows() -> None:
