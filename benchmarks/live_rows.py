@@ -28,6 +28,9 @@ HOME, OTHER = "a", "b"
 TIMEOUT_S = 600.0
 SLOW_SCALES_S = 2.0
 """Between weighings beside changes that take a minute or more and are timed too: weighing takes a tenth of a core."""
+FRESH_RUNTIME_MIB = 640
+"""Memory of a worker that shares no interpreter with others, before it holds weights: with the limit of a forked one
+the kernel kills it while it imports, again and again."""
 PRIVATE, FORKED, FRESH = "bench/private", "bench/forked", "bench/fresh"
 IMAGES = tuple(f"{image}=benchmarks.ablations.{image.rpartition('/')[2]}:main" for image in (PRIVATE, FORKED, FRESH))
 
@@ -217,7 +220,10 @@ def fresh_flag(setting: Setting) -> Path:
 def deployment(image: str, replicas: int = 1, environment: Mapping[str, str] | None = None) -> DeploymentSettings:
     """Of the whole pipeline; ``image`` empty: the package's own."""
     given = DeploymentSettings(
-        min_replicas=replicas, ingress_replicas=replicas, extra_environment=dict(environment or {})
+        min_replicas=replicas,
+        ingress_replicas=replicas,
+        extra_environment=dict(environment or {}),
+        runtime_mib=FRESH_RUNTIME_MIB if image == FRESH else DeploymentSettings.runtime_mib,
     )
     return replace(given, image=f"{image}:1") if image else given
 

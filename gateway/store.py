@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 from collections.abc import Iterator
@@ -14,15 +15,16 @@ log = logging.getLogger(__name__)
 
 
 class FunctionStore:
-    """One JSON file a function: its deployment and its number of replicas. Writes are atomic."""
+    """One JSON file a function: its deployment and its number of replicas. Writes are atomic, from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._parts = itertools.count()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def save(self, spec: FunctionSpec, replicas: int) -> None:
         path = self._path(spec.name, spec.namespace)
-        part = path.with_suffix(".part")
+        part = path.with_suffix(f".{next(self._parts)}.part")
         part.write_text(json.dumps({"deployment": deployment_of(spec), "replicas": replicas}))
         part.chmod(0o600)
         part.replace(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
@@ -22,6 +22,7 @@ from gateway.contract import (
     DEFAULT_NAMESPACE,
     Backend,
     ConflictError,
+    FunctionSpec,
     FunctionState,
     GatewayError,
     InvalidSpecError,
@@ -159,15 +160,22 @@ class SystemApi:
         """Replicas of many functions, and annotations beside those they have. All are checked before one changes."""
         found = replica_orders(await read_object(request, self._max_bytes))
         orders = [(self._backend.get(one.name, one.namespace), one) for one in found]
+        done: list[tuple[FunctionSpec, int]] = []
         for state, one in orders:
             spec = replace(state.spec, annotations={**state.spec.annotations, **one.annotations})
             if spec != state.spec:
                 await self._backend.update(spec)
             _, high = scale_bounds(spec)
             replicas = one.replicas if high is None else min(one.replicas, high)
-            await self._scale(self._backend.get(one.name, one.namespace), replicas)
+            await self._backend.scale(one.name, one.namespace, replicas)
+            done.append((spec, replicas))
             await asyncio.sleep(0)  # calls go on meanwhile
+        await asyncio.to_thread(self._save_all, done)
         return Response(status_code=202)
+
+    def _save_all(self, done: Sequence[tuple[FunctionSpec, int]]) -> None:
+        for spec, replicas in done:
+            self._store.save(spec, replicas)
 
     async def alert(self, request: Request) -> Response:
         """Every alert is followed as far as it can be; functions that are not there are named in the reply."""

@@ -93,6 +93,8 @@ class Launcher:
         self._blanks: deque[str] = deque()
         self.standbys = Standbys(settings.standbys, settings.standby_bytes, self._prepare, self._discard)
         self._started_s = 0.0
+        self._next_s = 0.0
+        """When the next launch may begin."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._refill_task: asyncio.Task[None] | None = None
         self._closing = False
@@ -137,12 +139,20 @@ class Launcher:
         await self._available.wait()
         self._launching += 1
         try:
+            await self._turn()
             slot = self._take_standby(program) or await self._take_blank()
             return self._assign(slot, program, limits, on_line, on_ready, on_end)
         finally:
             self._launching -= 1
             self._started_s = asyncio.get_running_loop().time()
             self._refill()
+
+    async def _turn(self) -> None:
+        """Wait for this launch's turn."""
+        now_s = asyncio.get_running_loop().time()
+        self._next_s = max(now_s, self._next_s + self._settings.start_gap_s)
+        if self._next_s > now_s:
+            await asyncio.sleep(self._next_s - now_s)
 
     def signal(self, slot: str, number: int, *, group: bool = False) -> None:
         """Send a signal to a replica, or to it and everything it started."""

@@ -178,7 +178,7 @@ async def test_what_starts_or_ends_gives_way_to_what_serves(running: Starter) ->
         await backend.create(spec("b", annotations={"smoe.background": "true"}), 1)
         await until(backend, "b", ready(1))
         assert shares[-1].endswith(" 0.5 0.5")
-        assert share_seen(backend, "ending") == 0.25
+        assert share_seen(backend, "ending") == 0.5
 
 
 def test_a_process_that_ends_enters_the_cgroup_of_those_that_end(tmp_path: Path) -> None:
