@@ -2,10 +2,12 @@
 
 ``python -m benchmarks.janus TRACE --out FOLDER``: two days of a ServeGen trace through a modelled pipeline under the
 controller's own loop, a decision every half hour as in the paper, every replica one core. Compared are ``janus``
-(replicas of segments and slots of experts apart), the same performance model in steps of full replicas of everything
-and in its doublings (as the paper's 16, 32 and 64 GPUs), HPA, and the whole model held at the peak's size. Settings
-of each are chosen on the day before: the cheapest that keeps the P95 within the SLO in 95 % of the windows. All then
-give equal service by that rule; what they really gave over the two days stands beside the resources.
+(every segment and every layer's experts by themselves), the paper's two numbers (replicas of all segments, slots of all
+layers), the same performance model in steps of full replicas of everything and in its doublings (as the paper's 16, 32
+and 64 GPUs), HPA, and the whole model held at the peak's size. Settings of each are chosen on the day before: the
+cheapest that keeps the P95 within the SLO in 95 % of the windows. All then give equal service by that rule; what they
+really gave over the two days stands beside the resources. Seeds draw arrivals, lengths, routing and seconds anew; the
+first has every row and the picture, the others those that the resources are compared by.
 
 Dispatch is compared apart, on ``--machines`` that serve a pass's experts one after the other, with Janus's placement:
 ``janus`` with activated-expert-balanced dispatch against ``janus`` with random dispatch, each with its own settings,
@@ -60,9 +62,13 @@ MOST_VIOLATED = 0.05
 """Of the tuning day's windows, for settings that keep the SLO."""
 WARM_UP = 2
 """Decisions that are played but not counted."""
-HEADROOM, LOAD_FACTOR = (0.95, 0.9, 0.85, 0.8, 0.7), (1.2,)
-CPU_TARGETS = (0.5, 0.42, 0.35, 0.3)
-JANUS, WHOLE, DOUBLED, HPA, PEAK = "janus", "whole model", "whole model, doubled", "hpa", "whole model, held at peak"
+HEADROOM, LOAD_FACTOR = (0.9,), (1.0, 1.2, 1.4, 1.6, 1.8, 2.1)
+CPU_TARGETS = (0.42, 0.36, 0.31, 0.27, 0.24, 0.21)
+"""As many and as far apart as the load factors."""
+JANUS, NUMBERS, WHOLE, DOUBLED = "janus", "janus, two numbers", "whole model", "whole model, doubled"
+HPA, PEAK = "hpa", "whole model, held at peak"
+COMPARED = (JANUS, WHOLE, HPA)
+"""Rows of every seed."""
 BALANCED, RANDOM = "janus, aebs on machines", "janus, random on machines"
 
 
@@ -135,7 +141,7 @@ def candidates(name: str, workload: Workload) -> list[Setting]:
         return [Setting(*one) for one in hpa]
     if name == DOUBLED:
         return [Setting(said, DoublingPolicy(policy)) for said, policy in model("model")]
-    return [Setting(*one) for one in model("model" if name == WHOLE else "modules")]
+    return [Setting(*one) for one in model({WHOLE: "model", NUMBERS: "modules"}.get(name, "stages"))]
 
 
 def best(tried: Sequence[tuple[Setting, Played]]) -> Setting:
@@ -148,7 +154,7 @@ def best(tried: Sequence[tuple[Setting, Played]]) -> Setting:
 
 def worlds_of(bare: Workload, machines: int, slo_factor: float, seed: int) -> dict[str, World]:
     """Row → what it is played in, with its SLO."""
-    makers: dict[str, Maker] = dict.fromkeys((JANUS, WHOLE, DOUBLED, HPA), simulate)
+    makers: dict[str, Maker] = dict.fromkeys((JANUS, NUMBERS, WHOLE, DOUBLED, HPA), simulate)
     makers |= {BALANCED: on_machines(machines, "aebs"), RANDOM: on_machines(machines, "random")}
     slo_s = {make: slo_factor * unloaded_s(bare, seed, make) for make in (simulate, makers[RANDOM])}
     slo_s[makers[BALANCED]] = slo_s[makers[RANDOM]]
@@ -177,9 +183,10 @@ def compare(
         found[name], said[name] = play_one(one, requests, chosen.policy, trace), chosen.said
         tuned = ", ".join(f"{it.said}: {own.mean_cores:.1f} cores, {own.violated:.3f} over" for it, own in tried)
         print(f"{name}: {chosen.said} (tuned on {tuned})", file=sys.stderr, flush=True)
-    peak = int(found[WHOLE].replicas["expert"].max())
-    held = StaticPolicy(dict.fromkeys(workload.initial(REPLICA), REPLICA.with_replicas(peak)))
-    found[PEAK], said[PEAK] = play_one(worlds[WHOLE], requests, held, trace), f"{peak} replicas"
+    if DOUBLED in worlds:
+        peak = int(found[WHOLE].replicas["expert"].max())
+        held = StaticPolicy(dict.fromkeys(workload.initial(REPLICA), REPLICA.with_replicas(peak)))
+        found[PEAK], said[PEAK] = play_one(worlds[WHOLE], requests, held, trace), f"{peak} replicas"
     return found, said
 
 
@@ -205,7 +212,7 @@ def draw(found: Mapping[str, Played], trace: Trace, clock: Clock, out: Path) -> 
     counted, _ = np.histogram(trace.arrival_s, edges)
     load.step(clock.hours(edges[:-1]), counted / clock.slice_s, where="post", color="black", linewidth=0.8)
     load.set(ylabel="requests/s", title=f"{trace.source.split(',')[0]}, simulated; one core a replica")
-    for name in (JANUS, WHOLE, DOUBLED, HPA):
+    for name in (JANUS, NUMBERS, WHOLE, HPA):
         hours = clock.hours(found[name].start_s)
         cores.step(hours, found[name].cores, where="post", label=name, linewidth=1.2)
         tails.step(hours, 1000 * found[name].p95_s, where="post", label=name, linewidth=1.0)
@@ -241,42 +248,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slo-factor", type=float, default=1.5, help="SLO over the P95 of a pass that meets no other")
     parser.add_argument("--most", type=int, default=16, help="replicas of a function at most")
     parser.add_argument("--machines", type=int, default=8, help="for the comparison of dispatch")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=_seeds, default=(0, 1, 2), help="the first has all rows (default 0,1,2)")
     given = parser.parse_args(arguments)
     clock = Clock(given.slice, given.decision_windows)
-    worlds = worlds_of(world(given.workload, given.most, clock), given.machines, given.slo_factor, given.seed)
-    try:
-        tuning = sliced(given.trace, given.first_day - 1, 1, clock, given.seed)
-        trace = sliced(given.trace, given.first_day, given.days, clock, given.seed)
-    except TraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    found, said = compare(worlds, tuning, trace, clock, given.seed)
+    bare = world(given.workload, given.most, clock)
+    found: dict[int, dict[str, Played]] = {}
+    traces: dict[int, Trace] = {}
+    for seed in given.seeds:
+        worlds = worlds_of(bare, given.machines, given.slo_factor, seed)
+        try:
+            tuning = sliced(given.trace, given.first_day - 1, 1, clock, seed)
+            traces[seed] = sliced(given.trace, given.first_day, given.days, clock, seed)
+        except TraceError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        rows = worlds if seed == given.seeds[0] else {name: worlds[name] for name in COMPARED}
+        found[seed], said = compare(rows, tuning, traces[seed], clock, seed)
+        print(f"seed {seed}\n{table(found[seed], said)}", flush=True)
+    first = given.seeds[0]
     given.out.mkdir(parents=True, exist_ok=True)
-    print(table(found, said))
-    draw(found, trace, clock, given.out / "janus.png")
-    write_windows(found, clock, given.out / "windows.csv")
-    print(json.dumps(summary(found, given.workload, trace, given.seed)))
+    draw(found[first], traces[first], clock, given.out / "janus.png")
+    write_windows(found[first], clock, given.out / "windows.csv")
+    print(json.dumps(summary(found, given.workload, traces)))
     return 0
 
 
-def summary(found: Mapping[str, Played], workload: str, trace: Trace, seed: int) -> dict[str, Any]:
-    """The last line."""
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def summary(found: Mapping[int, Mapping[str, Played]], workload: str, traces: Mapping[int, Trace]) -> dict[str, Any]:
+    """The last line: ratios of sums over seeds, or of the first seed for rows that only it has."""
+    one = found[next(iter(found))]
+
+    def cores(name: str) -> float:
+        return sum(rows[name].mean_cores for rows in found.values())
+
+    def over(name: str) -> float:
+        return float(np.mean([rows[name].violated for rows in found.values()]))
+
     return {
-        "resources_ratio": found[JANUS].mean_cores / found[WHOLE].mean_cores,
-        "resources_ratio_doubled": found[JANUS].mean_cores / found[DOUBLED].mean_cores,
-        "resources_ratio_hpa": found[JANUS].mean_cores / found[HPA].mean_cores,
-        "resources_ratio_random_dispatch": found[BALANCED].mean_cores / found[RANDOM].mean_cores,
-        "slo_attainment": found[JANUS].attainment,
-        "slo_attainment_whole": found[WHOLE].attainment,
-        "cores": {name: round(one.mean_cores, 2) for name, one in found.items()},
-        "windows_over": {name: round(one.violated, 4) for name, one in found.items()},
-        "slo_ms": 1000 * found[JANUS].slo_s,
-        "slo_ms_on_machines": 1000 * found[RANDOM].slo_s,
+        "resources_ratio": cores(JANUS) / cores(WHOLE),
+        "resources_ratio_hpa": cores(JANUS) / cores(HPA),
+        "resources_ratio_numbers": one[NUMBERS].mean_cores / one[WHOLE].mean_cores,
+        "resources_ratio_doubled": one[JANUS].mean_cores / one[DOUBLED].mean_cores,
+        "resources_ratio_random_dispatch": one[BALANCED].mean_cores / one[RANDOM].mean_cores,
+        "windows_over": {name: over(name) for name in COMPARED},
+        "slo_attainment": float(np.mean([rows[JANUS].attainment for rows in found.values()])),
+        "slo_attainment_whole": float(np.mean([rows[WHOLE].attainment for rows in found.values()])),
+        "seeds": {
+            str(seed): {
+                name: {
+                    "cores": round(row.mean_cores, 2),
+                    "windows_over": round(row.violated, 4),
+                    "slo_attainment": round(row.attainment, 4),
+                    "slo_ms": round(1000 * row.slo_s, 1),
+                }
+                for name, row in rows.items()
+            }
+            for seed, rows in found.items()
+        },
         "workload": workload,
-        "requests": trace.requests,
-        "trace_sha256": trace.sha256,
-        "seed": seed,
+        "requests": {str(seed): trace.requests for seed, trace in traces.items()},
+        "trace_sha256": {str(seed): trace.sha256 for seed, trace in traces.items()},
         "simulated": True,
     }
 

@@ -21,11 +21,11 @@ from autoscaler.placement.levelled import (
     fullest,
     give_up_doubles,
     recount,
-    replicate,
+    sort_falling,
     spread,
     weigh,
 )
-from autoscaler.placement.search import INCREMENT, KICKS, MULTIPLIER, compiled
+from autoscaler.placement.search import INCREMENT, KICKS, MULTIPLIER, compiled, replicate
 
 
 @compiled
@@ -273,7 +273,8 @@ def place_capped(tokens, order, together, allowed, per_layer, scans, held, count
     for first in range(0, parts, per_layer):
         limit = least = allowed[first]
         for part in range(first, first + per_layer):
-            replicate(tokens[part], order[part], nodes * slots - experts, counts[part], share[part], falling)
+            replicate(tokens[part], order[part], nodes * slots - experts, nodes * slots, counts[part], share[part])
+            sort_falling(order[part], share[part], falling)
             limit = max(limit, spread(falling, counts[part], share[part], held[part], load[part]))
             layout = Layout(held[part], counts[part], share[part], load[part], bears, pairs)
             least = max(least, allowed[part], give_up_doubles(layout, tokens[part]))

@@ -35,28 +35,8 @@ class Layout(NamedTuple):
 
 
 @compiled
-def replicate(tokens, order, spare, counts, share, falling):  # type: ignore[no-untyped-def]
-    """EPLB's counts: ``spare`` replicas one by one to the greatest share; ``falling``: experts by falling share.
-
-    ``order`` has experts by falling tokens, so the next expert with one replica is the greatest of its kind.
-    """
-    counts[:] = 1
-    share[:] = tokens
-    copied, ahead = 0, np.empty(spare, dtype=np.int64)
-    for _ in range(spare):
-        best = -1
-        for at in range(copied):
-            expert = ahead[at]
-            if best < 0 or share[expert] > share[best] or (share[expert] == share[best] and expert < best):
-                best = expert
-        if copied < len(order):
-            first = order[copied]
-            if best < 0 or share[first] > share[best] or (share[first] == share[best] and first < best):
-                best = first
-                ahead[copied] = first
-                copied += 1
-        counts[best] += 1
-        share[best] = tokens[best] / counts[best]
+def sort_falling(order, share, falling):  # type: ignore[no-untyped-def]
+    """``falling``: experts by falling share, equal ones as in ``order``, which is nearly that already."""
     falling[:] = order
     for at in range(1, len(order)):
         expert, to = falling[at], at

@@ -43,19 +43,29 @@ class State(NamedTuple):
 
 
 @compiled
-def counts_of(tokens, slots, most, counts):  # type: ignore[no-untyped-def]
-    """Janus 3.4: one replica each, then one more to the greatest tokens per replica, at most ``most`` an expert."""
+def replicate(tokens, order, spare, most, counts, share):  # type: ignore[no-untyped-def]
+    """One replica each, then ``spare`` more one by one to the greatest tokens per replica, at most ``most`` an expert.
+
+    Janus 3.4, and EPLB's counts where ``most`` is not reached. ``order``: experts by falling tokens, so the next one
+    with one replica is the greatest of its kind. Of equals the lower number. Fills ``counts`` and ``share`` [experts].
+    """
     counts[:] = 1
-    share = tokens.copy()
-    for _ in range(slots - len(tokens)):
+    share[:] = tokens
+    copied, ahead = 0, np.empty(len(order), dtype=np.int64)
+    for _ in range(spare):
         best = -1
-        for expert in range(len(tokens)):
+        for at in range(copied):
+            expert = ahead[at]
             if counts[expert] < most and (
-                best < 0
-                or share[expert] > share[best]
-                or (share[expert] == share[best] and counts[expert] < counts[best])
+                best < 0 or share[expert] > share[best] or (share[expert] == share[best] and expert < best)
             ):
                 best = expert
+        if copied < len(order) and most > 1:
+            first = order[copied]
+            if best < 0 or share[first] > share[best] or (share[first] == share[best] and first < best):
+                best = first
+                ahead[copied] = first
+                copied += 1
         if best < 0:
             return
         counts[best] += 1
@@ -355,13 +365,15 @@ def place_layers(tokens, together, by_tokens, scans, held, counts):  # type: ign
         np.empty((nodes, experts)),
         np.empty(nodes),
     )
+    order, share = np.empty(experts, dtype=np.int64), np.empty(experts)
     for layer in range(layers):
-        counts_of(tokens[layer], nodes * slots, nodes, counts[layer])
+        order[:] = np.arange(experts)
+        _by_share(tokens[layer], order)
+        replicate(tokens[layer], order, nodes * slots - experts, nodes, counts[layer], share)
         if by_tokens:
             goal = LEVEL * tokens[layer].sum() / nodes
             even_tokens(state, tokens[layer], counts[layer], goal, max(scans, EVENING) * look)
         else:
-            share = tokens[layer] / counts[layer]
             _fill(state, empty, tokens[layer], together[layer])
             greedy(state, counts[layer], share, together[layer], False)
             iterate(state, share, together[layer], False, 0.0, scans * look)

@@ -17,7 +17,7 @@ from autoscaler.policy.rows import EVERY_KIND, by_function, calls
 
 
 @dataclass(frozen=True)
-class HpaSettings:
+class HpaSettings(Pace):
     """Defaults are Kubernetes' own, except that calls in flight stand beside CPU.
 
     ``targets`` are utilisations, 0 to 1: ``cpu`` of the CPU limit, ``concurrency`` of the calls a replica takes at once
@@ -26,32 +26,7 @@ class HpaSettings:
 
     targets: Mapping[Metric, float] = field(default_factory=lambda: {"cpu": 0.8, "concurrency": 0.7})
     tolerance: float = 0.1
-    min_replicas: int = 1
-    max_replicas: int = 8
-    up_stabilisation_s: float = 0.0
-    down_stabilisation_s: float = 300.0
-    up_pods: int = 4
-    """Most replicas added in ``period_s``, or ``up_percent`` of the present ones, whichever is more."""
-    up_percent: float = 100.0
-    down_pods: int = 0
-    """Most replicas taken away in ``period_s``, or ``down_percent`` of the present ones, whichever is more."""
-    down_percent: float = 100.0
-    period_s: float = 15.0
     kinds: frozenset[NodeKind] = EVERY_KIND
-
-    @property
-    def pace(self) -> Pace:
-        return Pace(
-            self.up_stabilisation_s,
-            self.down_stabilisation_s,
-            self.up_pods,
-            self.up_percent,
-            self.down_pods,
-            self.down_percent,
-            self.period_s,
-            self.min_replicas,
-            self.max_replicas,
-        )
 
 
 class HpaPolicy:
@@ -66,7 +41,6 @@ class HpaPolicy:
         histories: dict[str, History] = dict(memory) if isinstance(memory, dict) else {}
         wishes: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
-        pace = self.settings.pace
         for function, nodes in by_function(observation, self.settings.kinds).items():
             present = nodes[0].configuration
             if present is None:
@@ -77,7 +51,7 @@ class HpaPolicy:
                 reasons[function] = reason
                 continue
             history = histories.get(function, NOTHING)
-            wanted, histories[function], why = limit(raw, present.replicas, history, now_s, pace)
+            wanted, histories[function], why = limit(raw, present.replicas, history, now_s, self.settings)
             wishes[function] = present if wanted == present.replicas else present.with_replicas(wanted)
             reasons[function] = f"{reason}; {why}" if why else reason
         return Proposal(wishes, reasons, histories)

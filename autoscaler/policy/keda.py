@@ -51,22 +51,14 @@ HTTP_ADD_ON_TARGET = 100.0
 
 
 @dataclass(frozen=True)
-class KedaSettings:
-    """Times and tolerance are KEDA's and the HPA's defaults; replica bounds are the paper's."""
+class KedaSettings(Pace):
+    """Times and tolerance are KEDA's and the HPA's defaults. ``min_replicas`` 0 lets a function without calls go to
+    zero."""
 
     triggers: tuple[Trigger, ...] = (Trigger(),)
     polling_interval_s: float = 30.0
     cooldown_period_s: float = 300.0
     tolerance: float = 0.1
-    up_stabilisation_s: float = 0.0
-    down_stabilisation_s: float = 300.0
-    period_s: float = 15.0
-    up_pods: int = 4
-    up_percent: float = 100.0
-    down_percent: float = 100.0
-    min_replicas: int = 1
-    """0 lets a function without calls go to zero."""
-    max_replicas: int = 8
     kinds: frozenset[NodeKind] = EVERY_KIND
 
     def __post_init__(self) -> None:
@@ -81,6 +73,7 @@ class KedaSettings:
                 ("down_stabilisation_s", self.down_stabilisation_s, self.down_stabilisation_s >= 0, "0 or more"),
                 ("period_s", self.period_s, self.period_s > 0, "above 0"),
                 ("up_pods", self.up_pods, self.up_pods >= 0, "0 or more"),
+                ("down_pods", self.down_pods, self.down_pods >= 0, "0 or more"),
                 ("up_percent", self.up_percent, self.up_percent >= 0, "0 or more"),
                 ("down_percent", self.down_percent, 0 <= self.down_percent <= 100, "0 to 100"),
                 ("min_replicas", self.min_replicas, 0 <= self.min_replicas <= self.max_replicas, "0 to max_replicas"),
@@ -91,17 +84,7 @@ class KedaSettings:
     @property
     def pace(self) -> Pace:
         """Of the generated HPA, which never goes below one replica."""
-        return Pace(
-            self.up_stabilisation_s,
-            self.down_stabilisation_s,
-            self.up_pods,
-            self.up_percent,
-            0,
-            self.down_percent,
-            self.period_s,
-            max(1, self.min_replicas),
-            self.max_replicas,
-        )
+        return self if self.min_replicas else replace(self, min_replicas=1)
 
 
 @dataclass(frozen=True)

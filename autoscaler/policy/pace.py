@@ -13,19 +13,21 @@ Entry = tuple[float, int]
 """(Unix time, number of replicas)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Fields as in :class:`autoscaler.policy.hpa.HpaSettings`."""
+    """Times and rates are the HPA's defaults, bounds of replicas the paper's."""
 
-    up_stabilisation_s: float
-    down_stabilisation_s: float
-    up_pods: int
-    up_percent: float
-    down_pods: int
-    down_percent: float
-    period_s: float
-    min_replicas: int
-    max_replicas: int
+    up_stabilisation_s: float = 0.0
+    down_stabilisation_s: float = 300.0
+    up_pods: int = 4
+    """Most replicas added in ``period_s``, or ``up_percent`` of the present ones, whichever is more."""
+    up_percent: float = 100.0
+    down_pods: int = 0
+    """Most replicas taken away in ``period_s``, or ``down_percent`` of the present ones, whichever is more."""
+    down_percent: float = 100.0
+    period_s: float = 15.0
+    min_replicas: int = 1
+    max_replicas: int = 8
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.policy.demand import by_average_value, by_resource
-from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.pace import History, Pace, limit
 
-PACE = HpaSettings().pace
+PACE = Pace()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from autoscaler.contract import Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policy.beside import BesidePolicy
-from autoscaler.policy.janus import JanusPolicy, JanusSettings
+from autoscaler.policy.janus import JanusMemory, JanusPolicy, JanusSettings
 from autoscaler.policy.performance import mean_seconds
 from autoscaler.prices import PriceSheet
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation
@@ -51,7 +51,9 @@ def window(
 
 
 def settings(**more: Any) -> JanusSettings:
-    return JanusSettings(**{"slo_s": 0.2, "headroom": 1.0, "load_factor": 1.0, "down_windows": 2, **more})
+    """The paper's two numbers, nothing kept in reserve, nothing remembered of seconds and load."""
+    plain = {"scaling": "modules", "headroom": 1.0, "load_factor": 1.0, "smoothing": 1.0, "load_smoothing": 1.0}
+    return JanusSettings(**{"slo_s": 0.2, "down_windows": 2, "tail_windows": 1, **plain, **more})
 
 
 def story(policy: JanusPolicy, *windows: Observation, step_s: float = 10.0) -> Proposal:
@@ -219,12 +221,58 @@ def test_dearer_segments_are_spared_where_either_side_would_do() -> None:
     assert found["segment-0"] == 1 and found["expert-0-0"] > 1
 
 
+def test_with_stages_by_themselves_only_the_busy_expert_grows() -> None:
+    """The same window as by hand above: what 0-0 needs is given to no other layer, and to no other segment."""
+    measured = window({"expert-0-0": 0.08}, RATES, 4 * 0.01 / 0.9 + 0.4)
+    found = JanusPolicy(settings(scaling="stages"), PRICES).propose(measured, NOW_S, None)
+    assert counts(found) == {**dict.fromkeys((*SEGMENTS, *EXPERTS), 1), "expert-0-0": 2}
+    assert "3 replicas of segments, 6 of experts, predicted P95 140 ms of 200" in found.reasons["m-expert-0-0"]
+
+
+def test_calm_stages_hand_their_replicas_to_busier_ones_where_that_is_cheaper() -> None:
+    """Four replicas a segment save 3.3 ms together, a second one of 0-0 saves 305 ms; 432 ms cannot do without both."""
+    replicas = dict.fromkeys(SEGMENTS, 4)
+    calm = window({"expert-0-0": 0.08}, RATES, 0.43, replicas)
+    found = counts(story(JanusPolicy(settings(scaling="stages", slo_s=0.432), PRICES), calm, calm))
+    assert [found[node] for node in SEGMENTS] == [1, 1, 1] and found["expert-0-0"] == 2
+
+
+def test_a_load_that_the_present_scale_could_not_bear_is_answered_before_the_slo_is_missed() -> None:
+    """P95 is 250 of 450 ms with 8 calls a second at 0-0; 1.6 times as many are more than its replica can serve."""
+    rates = RATES | {"expert-0-0": 8.0}
+    measured = window({"expert-0-0": 0.08}, rates, 0.25)
+    found = JanusPolicy(settings(scaling="stages", slo_s=0.45, load_factor=1.6), PRICES).propose(measured, NOW_S, None)
+    assert counts(found)["expert-0-0"] == 2 and "P95 would near the SLO" in found.reasons["m-expert-0-0"]
+
+
+def test_what_is_remembered_of_windows_is_smoothed() -> None:
+    policy = JanusPolicy(settings(smoothing=0.25, load_smoothing=0.5, tail_windows=2), PRICES)
+    usual = window({}, dict.fromkeys(RATES, 10.0), 0.1)
+    other = window({"expert-0-0": 0.02}, dict.fromkeys(RATES, 30.0), 0.4)
+    memory = story(policy, usual, usual, other).memory
+    assert isinstance(memory, JanusMemory)
+    assert memory.alone_s["m-expert-0-0"] == pytest.approx(0.75 * 0.01 + 0.25 * 0.02)
+    assert set(memory.calls_per_s.values()) == {20.0}
+    first, mean_s = mean_seconds(0.01, 10.0, 1, SLOTS, 1.0), mean_seconds(0.01, 30.0, 1, SLOTS, 1.0)
+    smoothed_s = mean_seconds(0.0125, 30.0, 1, SLOTS, 1.0)
+    assert memory.tails == pytest.approx((0.1 / (5 * first), 0.4 / (4 * mean_s + smoothed_s)))
+
+
+def test_a_window_of_overload_among_others_is_not_planned_for() -> None:
+    """One P95 of ten times the others': the median tail, and with it the scale, stays."""
+    usual, overload = (window({}, RATES, p95_s) for p95_s in (0.1, 1.0))
+    policy = JanusPolicy(settings(tail_windows=5), PRICES)
+    found = story(policy, usual, usual, usual, overload)
+    assert set(counts(found).values()) == {1} and "P95 nears the SLO" in found.reasons["m-expert-0-0"]
+    assert max(counts(story(policy, overload)).values()) > 1
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"headroom": 0.0}, "janus: headroom is 0.0; allowed is above 0, at most 1"),
         ({"sharing": 1.5}, "sharing is 1.5"),
-        ({"scaling": "both"}, "scaling is 'both'; allowed is modules or model"),
+        ({"scaling": "both"}, "scaling is 'both'; allowed is stages, modules, model"),
         ({"slots_step": 0}, "slots_step is 0"),
     ],
 )

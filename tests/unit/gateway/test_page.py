@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import re
 import shutil
 import struct
 import time
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.backends.fake import FakeBackend
+from gateway.contract import FunctionState
 from gateway.page import TYPES
 from gateway.views import Views
 from tests.unit.autoscaler.servers import serve
@@ -23,6 +27,16 @@ from tests.unit.gateway.view_document import document
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
+
+
+class Placed(FakeBackend):
+    """Replicas of a function are on nodes a, b, a, … in turn."""
+
+    def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
+        return [
+            replace(one, replicas=tuple(replace(each, node="ab"[at % 2]) for at, each in enumerate(one.replicas)))
+            for one in super().list(namespace)
+        ]
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -156,6 +170,7 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
     assert len(configuration) == len(seen["nodes"])
     assert configuration["minilm-expert-0-0"][4:6] == ["256 MiB", "1.50 cores"]
     assert shown(dom, "notice") == "<b>target 10.0.0.1:8080</b> could not be scraped"
+    assert re.search(r'id="machines" hidden', dom)
     assert 'class="line"' in dom and 'class="slo"' in dom and 'class="over"' in dom
     width, height = struct.unpack(">II", picture.read_bytes()[16:24])
     assert (width, height) == (1440, 1500) and picture.stat().st_size > 50_000
@@ -163,12 +178,17 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
-async def test_without_a_controller_a_browser_still_shows_what_is_deployed(start: Starter, tmp_path: Path) -> None:
-    async with start() as running:
+async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_where(
+    start: Starter, tmp_path: Path
+) -> None:
+    async with start(backend=Placed()) as running:
         for name in ("segment-0", "expert-0-0", "expert-0-1", "segment-1"):
-            await running.deploy(f"p-{name}", labels={"smoe.pipeline": "p", "smoe.nodes": name})
+            replicas = 3 if name == "expert-0-0" else 1
+            await running.deploy(f"p-{name}", replicas, labels={"smoe.pipeline": "p", "smoe.nodes": name})
+        await running.deploy("other", 4)
         dom, _ = await browse(running, tmp_path, "900,900")
     assert (shown(dom, "pipeline"), shown(dom, "state")) == ("p", "no controller")
+    assert cells(dom, "nodes") == [["a", "4", "5", "0", "0"], ["b", "1", "1", "0", "0"]]
     assert sorted(row[0] for row in cells(dom, "configuration")) == [
         "p-expert-0-0",
         "p-expert-0-1",

@@ -84,7 +84,7 @@ def test_every_expert_may_go_to_every_machine_and_first_to_those_of_the_placemen
 
 def test_in_the_controller_s_loop_it_grows_until_the_slo_holds_and_shrinks_when_load_goes() -> None:
     """120 requests a second for a minute and 5 a second for another, from one replica of everything."""
-    found = workload((3, 2), Arithmetic(), slo_s=0.15, segment_configuration=configuration(1))
+    found = workload((3, 2), Arithmetic(), slo_s=0.2, segment_configuration=configuration(1))
     arrivals = np.concatenate([poisson(120.0, 7200), 60.0 + poisson(5.0, 300, seed=1)])
     requests = draw_requests(found, arrivals, seed=2)
     policy = JanusPolicy(JanusSettings(found.slo_s, down_windows=2), CORES)
