@@ -64,7 +64,7 @@ class ProcessSettings:
     """Functions that may have more replicas than wished at once because old ones wait for new ones; bounds memory."""
     concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))
     """Replicas starting at once; more only makes each of them slower."""
-    start_gap_s: float = 0.015
+    start_gap_s: float = 0.01
     """Between two launches: calls that wait for the gateway's loop or a processor get their turn."""
     host: str = "127.0.0.1"
     python: str = sys.executable
