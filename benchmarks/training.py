@@ -28,10 +28,9 @@ from rl.train.commands import changed, line_of
 from rl.train.lanes import Actions, Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
-from rl.train.steady import SteadyTeacher
-from rl.train.teacher import Teacher, TeacherSettings
+from rl.train.teacher import TeacherSettings
 from rl.train.validation import Validator, holding
-from rl.train.warm_start import on_lattice, teacher_of
+from rl.train.warm_start import Teaching, on_lattice, teacher_of
 
 
 def acting(path: Path) -> Decide:
@@ -46,7 +45,7 @@ def acting(path: Path) -> Decide:
 
 def teaching(settings: TeacherSettings) -> Decide:
     """The teacher of the warm start as a policy, each episode with its own."""
-    teachers: dict[int, tuple[Episode, Teacher | SteadyTeacher]] = {}
+    teachers: dict[int, tuple[Episode, Teaching]] = {}
 
     def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:
         plans = []

@@ -9,7 +9,8 @@ where the paper is silent: lengths of requests, routing (Zipf that drifts), cold
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoscaler.contract import Configuration, ConfigurationSpace, NodeInfo, Topology
@@ -57,7 +58,15 @@ LIFECYCLE = Lifecycle(
 """Assumed: a container with its runtime loaded from a warm image in 2 s (4 s with a CUDA context), weights at 1 GB/s
 from a local disk, a patch of the manifest seen after 0.1 to 0.2 s."""
 SEGMENT = Configuration(memory_mb=2048, cpu_cores=0.0, gpu_share=0.2, replicas=2, concurrency=8)
-"""The paper scales experts; segments are given what keeps them from being the bottleneck."""
+"""The paper scales experts; segments are given what keeps them from being the bottleneck, see :func:`segments_at`."""
+SEGMENT_RPS = 31.25
+"""Requests per second on average for a replica of a segment; bursts bring ten times as many."""
+
+
+def segments_at(mean_rps: float) -> Configuration:
+    """Of every segment where so many requests come on average: :data:`SEGMENT`, with more replicas where the load asks
+    for them."""
+    return replace(SEGMENT, replicas=max(SEGMENT.replicas, math.ceil(mean_rps / SEGMENT_RPS)))
 
 
 def paper_workload(
@@ -69,9 +78,11 @@ def paper_workload(
     mean_tokens: int | None = None,
     space: ConfigurationSpace | None = None,
     memory_mb_per_core: float | None = None,
+    mean_rps: float = 0.0,
     seed: int = 0,
 ) -> Workload:
-    """One of ``PAPER_WORKLOADS``; ``mean_tokens`` sets the size of requests. Raises ValueError for another name."""
+    """One of ``PAPER_WORKLOADS``; ``mean_tokens`` sets the size of requests, ``mean_rps`` is the load that segments are
+    made for (:func:`segments_at`). Raises ValueError for another name."""
     if name not in PAPER_WORKLOADS:
         raise ValueError(f"there is no workload {name!r}; there are: {', '.join(PAPER_WORKLOADS)}")
     kind, _, count = name.partition("-")
@@ -92,7 +103,7 @@ def paper_workload(
         request_s=0.0005,
         hop_s=0.0001,
         memory_mb_per_core=memory_mb_per_core,
-        segment_configuration=SEGMENT,
+        segment_configuration=segments_at(mean_rps),
     )
 
 

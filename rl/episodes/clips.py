@@ -122,7 +122,9 @@ def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = No
         split=clip.split,
     )
     found = arrivals(grid, Group(clip.workload, clip.pattern, clip.tokens, seed))
-    workload = workload or paper_workload(clip.workload, mean_tokens=clip.tokens or None, seed=seed)
+    if workload is None:
+        tokens = clip.tokens or None
+        workload = paper_workload(clip.workload, mean_tokens=tokens, mean_rps=clip.mean_rps, seed=seed)
     requests = draw_requests(workload, found.arrival_s / clip.speed, seed=seed, source=found.source)
     return Work(clip, seed, workload, requests, found.seconds / clip.speed)
 

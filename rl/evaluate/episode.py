@@ -65,8 +65,9 @@ def prepare(grid: Grid, group: Group) -> Work:
 
 @lru_cache(maxsize=32)
 def _prepared(grid: Grid, group: Group) -> Work:
-    workload = paper_workload(group.workload, mean_tokens=group.tokens or None, seed=group.seed)
     found = arrivals(grid, group)
+    mean_rps = grid.mean_rps or found.arrival_s.size / found.seconds
+    workload = paper_workload(group.workload, mean_tokens=group.tokens or None, mean_rps=mean_rps, seed=group.seed)
     requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)
     return Work(group, workload, requests, found, grid.start, grid.warm_up_windows * grid.window_s)
 

@@ -65,8 +65,8 @@ class Kind(Protocol):
     @property
     def starts(self) -> tuple[Configuration, ...]: ...
 
-    def workload(self, seed: int) -> Workload:
-        """With the routing of ``seed``; all else is the same for all seeds."""
+    def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
+        """With the routing of ``seed``, and segments for a load of ``mean_rps``; all else is the same for all seeds."""
         ...
 
     def __hash__(self) -> int: ...
@@ -90,13 +90,12 @@ class PaperKind:
     def starts(self) -> tuple[Configuration, ...]:
         return CPU_STARTS if self.slo_s is not None else (*GPU_STARTS, *CPU_STARTS)
 
-    def workload(self, seed: int) -> Workload:
+    def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
+        space = None if self.slo_s is None else ConfigurationSpace(gpu_shares=())
+        found = paper_workload(self.paper, space=space, mean_rps=mean_rps, seed=seed)
         if self.size is not None:
-            return replace(resized(paper_workload(self.paper, seed=seed), *self.size, seed=seed), name=self.name)
-        if self.slo_s is None:
-            return paper_workload(self.paper, seed=seed)
-        space = ConfigurationSpace(gpu_shares=())
-        return replace(paper_workload(self.paper, space=space, seed=seed), name=self.name, slo_s=self.slo_s)
+            found = resized(found, *self.size, seed=seed)
+        return replace(found, name=self.name, slo_s=self.slo_s or found.slo_s)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class OwnPipeline:
         """Of manifest and profile."""
         return {"manifest": _measured(self).topology.manifest_sha256, "profile": file_sha256(_profile(self))}
 
-    def workload(self, seed: int) -> Workload:
+    def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
         """Raises ProfileError and ``moe.errors.ManifestError``."""
         plain = _measured(self)
         counts = [len(plain.topology.experts(layer)) for layer in range(plain.topology.layers)]

@@ -92,7 +92,7 @@ class Rounds:
         reference, episodes = self.register(kind), list[Episode]()
         while len(episodes) < settings.lanes:
             clip = next(clips)
-            own = kind.workload(SEEDS[clip.split] + clip.seed)
+            own = kind.workload(SEEDS[clip.split] + clip.seed, clip.mean_rps)
             try:
                 work = work_of(clip, self.data, own)
             except EvaluationError:

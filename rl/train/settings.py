@@ -22,15 +22,20 @@ class ValidationSettings:
     every: int = 800
     """Windows of training between two."""
     seeds: int = 1
-    """Clips of each workload and pattern."""
+    """Clips of each workload, pattern and rate."""
     seconds: float = 900.0
-    mean_rps: float = 20.0
+    mean_rps: tuple[float, ...] = (20.0,)
+    """Of clips: as many of each workload and pattern at every one of these rates. At 20 the least share of a GPU serves
+    nearly every window of the paper's workloads, at 250 it does not."""
     warm_up: int = 4
     """Windows at the start that are not counted, as in evaluations."""
     violated: float = 0.01
     """Share of windows over the SLO up to which an actor is chosen by its cost alone."""
     price: float = 5.0
     """What a further share of 1 costs, in C_ref: 1 % more windows are worth 5 % of it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean_rps", tuple(self.mean_rps))  # a list, where it was stored
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from rl.bound.physics import NodeRows, Physics
 from rl.bound.window import Enclosure, enclose_frontiers
 from rl.reward import Meter
 from rl.sim.requests import Requests
+from rl.train.errors import TrainingError
 from rl.workload import Workload
 
 Floats = NDArray[np.float64]
@@ -38,11 +40,12 @@ LEAST_CALLS_PER_S = 1e-3
 IDLE_S = 1e6
 """Latency that is no limit."""
 PLANS = Mapping[str, Configuration]
+Kind = Literal["queueing", "hindsight"]
 
 
 @dataclass(frozen=True)
 class TeacherSettings:
-    """How careful the teacher is."""
+    """Which teacher, and how careful it is."""
 
     keep: float = 0.82
     """P95 of recent requests that is planned for, over λ."""
@@ -50,6 +53,15 @@ class TeacherSettings:
     """Windows whose largest load is planned for, and whose requests are looked at. After as many without any, the
     cheapest configurations are planned: the first window that has requests again is the price."""
     meter: Meter = "provisioned"
+    kind: Kind = "queueing"
+    """``queueing``: this one, for loads at which hardly a call waits; ``hindsight``: :mod:`rl.train.hindsight`."""
+    boldness: tuple[float, float] = (1.0, 2.5)
+    """Least and most of an episode's playing teacher, see :meth:`Teacher.plan`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "boldness", tuple(self.boldness))  # a list, where it was stored
+        if self.kind not in get_args(Kind):
+            raise TrainingError(f"teacher: kind is {self.kind!r}; allowed: {', '.join(get_args(Kind))}")
 
 
 Load = tuple[float, float]

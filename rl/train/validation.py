@@ -95,23 +95,32 @@ class Validator:
         self._kinds = {kind.name: kind for kind in settings.judged}
         self._works: dict[Clip, Work] = {}
         self.clips = {
-            kind.name: [clip for pattern in PATTERNS for clip in self._choose(kind, pattern)]
+            kind.name: [
+                clip
+                for rates in self._rates(kind)
+                for pattern in PATTERNS
+                for clip in self._choose(kind, pattern, rates)
+            ]
             for kind in self._kinds.values()
         }
 
     def work(self, clip: Clip) -> Work:
         """Of a clip of :attr:`clips`, made once."""
         if clip not in self._works:
-            workload = self._kinds[clip.workload].workload(SEEDS[clip.split] + clip.seed)
+            workload = self._kinds[clip.workload].workload(SEEDS[clip.split] + clip.seed, clip.mean_rps)
             self._works[clip] = work_of(clip, self.data, workload)
         return self._works[clip]
 
-    def _choose(self, kind: Kind, pattern: str) -> list[Clip]:
+    def _rates(self, kind: Kind) -> list[tuple[float, float]]:
+        """Lowest and highest mean rate, of one set of clips after the other."""
+        return [kind.mean_rps] if kind.mean_rps else [(rate, rate) for rate in self.settings.validation.mean_rps]
+
+    def _choose(self, kind: Kind, pattern: str, rates: tuple[float, float]) -> list[Clip]:
         """Clips of a pattern with enough windows to be judged: a bursty hour may hold its requests in two of them."""
         own, name = self.settings.validation, kind.name
         drawn = training_clips(
             (name,), (pattern,), seed=len(name), split="validation", seconds=own.seconds * kind.window_s / WINDOW_S,
-            mean_rps=kind.mean_rps or (own.mean_rps, own.mean_rps), window_s=kind.window_s, speed=kind.speed,
+            mean_rps=rates, window_s=kind.window_s, speed=kind.speed,
         )  # fmt: skip
         found: list[Clip] = []
         for clip in itertools.islice(drawn, MOST_TRIED):

@@ -6,17 +6,19 @@ of λ; the label is always the careful one's. Off with ``warm_start = 0``: then 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
+from autoscaler.contract import Observation
 from rl.agent.contract import State
 from rl.agent.ddpg.moves import resources_by_price
 from rl.episodes import Episode
+from rl.train.hindsight import HindsightTeacher
 from rl.train.lanes import Actions
 from rl.train.steady import SteadyTeacher
 from rl.train.teacher import PLANS, Teacher, TeacherSettings
 
-BOLDEST = 2.5
-"""Most that a playing teacher lets experts take, as a multiple of what the careful one does."""
 SCATTERED = 0.25
 """Share of episodes in which each layer gets a resource at random: the critic has to see what no teacher does."""
 CHEAP = 0.3
@@ -29,7 +31,9 @@ class Teachers:
     def __init__(self, episodes: list[Episode], settings: TeacherSettings, rng: np.random.Generator) -> None:
         self._rng = rng
         self._teachers = {id(one): teacher_of(one, settings) for one in episodes}
-        self._boldness = {id(one): None if rng.random() < SCATTERED else rng.uniform(1, BOLDEST) for one in episodes}
+        self._boldness = {
+            id(one): None if rng.random() < SCATTERED else rng.uniform(*settings.boldness) for one in episodes
+        }
 
     def plan(self, episode: Episode, state: State) -> tuple[Actions, Actions]:
         """[n, K, 4] each: the careful plan for the coming window, and what is played."""
@@ -48,10 +52,18 @@ class Teachers:
         return lattice.within(found, state.least_memory)
 
 
-def teacher_of(episode: Episode, settings: TeacherSettings) -> Teacher | SteadyTeacher:
-    """The one that knows the machine of the episode."""
+class Teaching(Protocol):
+    """One episode's teacher; see :meth:`rl.train.teacher.Teacher.plan`."""
+
+    def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]: ...
+
+
+def teacher_of(episode: Episode, settings: TeacherSettings) -> Teaching:
+    """The one that knows the machine of the episode, or that the settings ask for."""
     if episode.workload.host is not None:
         return SteadyTeacher(episode)
+    if settings.kind == "hindsight":
+        return HindsightTeacher(episode, settings)
     return Teacher(episode.workload, episode.requests, settings)
 
 

@@ -1,0 +1,100 @@
+"""The teacher for heavy loads: what recent windows would have needed, found out with their own requests.
+
+Each window's requests are played by themselves, every expert with the same configuration: the cheapest one with which
+their P95 would have been ``keep`` · λ is what the window needed. The plan for the coming window is the most that any of
+the last ``look_back`` windows needed. The simulator is asked and not a queueing model, because what breaks an SLO on
+the P95 are seconds within a window in which ten times the mean come, and long requests, which are long at every layer
+at once; no mean knows of either. A window that nothing would have served says nothing, and one without requests needs
+the cheapest. The teacher knows each request and the latency model, which a policy in production does not; what it
+cannot know is the coming window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autoscaler.contract import Configuration, ConfigurationSpace, Observation
+from autoscaler.prices import PriceSheet
+from rl.episodes import QUANTILE, Episode
+from rl.sim.requests import Requests
+from rl.sim.simulation import Simulation
+from rl.train.teacher import PLANS, TeacherSettings
+
+CONCURRENCY = 8
+"""Calls at once of every expert: they cost nothing."""
+REPLICAS = (2, 4)
+"""Of the largest resource, after one replica of each."""
+CHOICES = 8
+"""So many, from the cheapest on: what serves the worst second of an hour costs twenty times what serves its windows."""
+STEP = 0.75
+"""Of boldness, for the next cheaper choice."""
+
+
+class HindsightTeacher:
+    """One episode's. ``choices``: what all experts may get, in order of price."""
+
+    def __init__(self, episode: Episode, settings: TeacherSettings) -> None:
+        self.settings, self._episode = settings, episode
+        workload = episode.workload
+        self.choices = choices_of(workload.space, workload.prices)
+        self._needed: list[int] = []
+
+    def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
+        """As of :class:`rl.train.teacher.Teacher`; the second is cheaper by a choice for each ``STEP`` that
+        ``boldness`` is above 1, or dearer by as many below."""
+        self._look(observation)
+        level = max(self._needed[-self.settings.look_back :])
+        bold = level - int(np.ceil((boldness - 1) / STEP))
+        return self._named(level), self._named(min(max(0, bold), len(self.choices) - 1))
+
+    def _look(self, observation: Observation) -> None:
+        """Find out about the windows that have ended since the last call."""
+        episode = self._episode
+        while len(self._needed) < round(observation.end_s / episode.window_s):
+            begin_s = len(self._needed) * episode.window_s
+            self._needed.append(self._need(between(episode.requests, begin_s, begin_s + episode.window_s)))
+
+    def _need(self, requests: Requests) -> int:
+        """The first choice that serves them, by bisection; 0 where none does."""
+        low, high = 0, len(self.choices)
+        while low < high:
+            middle = (low + high) // 2
+            if self._serves(requests, self.choices[middle]):
+                high = middle
+            else:
+                low = middle + 1
+        return low % len(self.choices)
+
+    def _serves(self, requests: Requests, choice: Configuration) -> bool:
+        if not requests.arrival_s.size:
+            return True
+        workload = self._episode.workload
+        simulation = Simulation(workload, requests, workload.initial(choice), seed=self._episode.seed)
+        latency_s = simulation.advance(2 * self._episode.window_s).latency_s
+        answered = latency_s.size / requests.arrival_s.size
+        if answered < QUANTILE:
+            return False
+        return float(np.quantile(latency_s, QUANTILE / answered)) <= self.settings.keep * workload.slo_s
+
+    def _named(self, level: int) -> PLANS:
+        return {node.function: self.choices[level] for node in self._episode.workload.experts}
+
+
+def choices_of(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Configuration]:
+    """Each resource at one replica, then more replicas of the largest, in order of price, :data:`CHOICES` at most;
+    cores that cost more than the least share of a GPU are left out, as they are slower."""
+    smallest = Configuration(min(space.memory_sizes_mb), *space.resources[0], space.replicas_min, CONCURRENCY)
+    found = [replace(smallest, cpu_cores=cores, gpu_share=share) for cores, share in space.resources]
+    least = min((prices.unit_per_s(one) for one in found if one.gpu_share), default=np.inf)
+    found = sorted((one for one in found if one.gpu_share or prices.unit_per_s(one) < least), key=prices.unit_per_s)
+    more = (replace(found[-1], replicas=count) for count in REPLICAS if count in space.replica_counts)
+    return [*found, *more][:CHOICES]
+
+
+def between(requests: Requests, begin_s: float, end_s: float) -> Requests:
+    """Those that arrive from ``begin_s`` until ``end_s``, on a clock that begins then."""
+    first, last = np.searchsorted(requests.arrival_s, (begin_s, end_s), side="left")
+    return Requests(requests.arrival_s[first:last] - begin_s, requests.counts[:, first:last].copy(), requests.source)
