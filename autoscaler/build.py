@@ -21,6 +21,8 @@ from autoscaler.topology import load_topology
 from autoscaler.view import View
 
 PROMETHEUS_WINDOW_S = 30.0
+ORDERS_AT_ONCE = 8
+"""Of a cluster, whose API server answers each after milliseconds; a gateway changes one function after the other."""
 
 
 def build_controller(settings: ControllerSettings, platform: Platform | None = None) -> tuple[Controller, float]:
@@ -63,6 +65,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         view=View(topology, settings.slo_s, prices.currency, settings.view_dir),
         dry_run=settings.dry_run,
         window_s=window_s,
+        orders_at_once=ORDERS_AT_ONCE if settings.platform == "kubernetes" else 1,
     )
     return controller, window_s
 

@@ -223,7 +223,7 @@ class Decision:
 
     @cached_property
     def changes(self) -> bool:
-        return self.target != self.present
+        return self.target is not self.present and self.target != self.present
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,10 @@ log = logging.getLogger("smoe.autoscaler")
 
 
 class Controller:
-    """One pipeline under one policy. ``window_s`` is how far back a tick looks."""
+    """One pipeline under one policy.
+
+    ``window_s`` is how far back a tick looks, ``orders_at_once`` how many orders the platform takes at the same time.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Controller:
         view: View | None = None,
         dry_run: bool = False,
         window_s: float = 5.0,
+        orders_at_once: int = 1,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self.topology = topology
@@ -58,6 +62,7 @@ class Controller:
         self.view = view
         self._dry_run = dry_run
         self._wait = wait
+        self._orders_at_once = orders_at_once
         self._memory: object = None
         self._limit_state = LimitState()
         self._told: tuple[str, ...] = ()
@@ -77,7 +82,7 @@ class Controller:
         decision_s = time.perf_counter() - begun_s
         result = Result()
         if not self._dry_run:
-            result = apply(self._platform, decisions, self._wait)
+            result = apply(self._platform, decisions, self._wait, self._orders_at_once)
             self._limit_state = self._limit_state.after(result.applied, now_s)
         cost, by_node = total_cost(observation, self.prices)
         report = TickReport(
@@ -127,10 +132,11 @@ class Controller:
             if problem not in self._told:
                 log.warning("%s", problem)
         self._told = problems
+        every = log.isEnabledFor(logging.DEBUG)
         for decision in report.decisions:
-            level = logging.INFO if decision.changes or (decision.limits_hit and decision.valid) else logging.DEBUG
-            if log.isEnabledFor(level):
-                log.log(level, "%s", describe(decision, report))
+            loud = decision.changes or (decision.limits_hit and decision.valid)
+            if loud or every:
+                log.log(logging.INFO if loud else logging.DEBUG, "%s", describe(decision, report))
         for keeper in (self._logger, self.view):
             if keeper is not None:
                 try:

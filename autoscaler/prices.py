@@ -68,13 +68,19 @@ def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: Pri
         return Cost(None, None)
     unit = prices.unit_per_s(configuration)
     replicas = max(configuration.replicas, nodes[0].ready_replicas or 0)
-    exact = [node.busy_replica_s for node in nodes if node.busy_replica_s is not None]
-    seconds = [node.busy_s for node in nodes if node.busy_s is not None]
-    if len(exact) == len(nodes):
-        busy_s: float | None = sum(exact)
-    else:
-        busy_s = min(sum(seconds), replicas * window_s) if len(seconds) == len(nodes) else None
+    busy_s = _total([node.busy_replica_s for node in nodes])
+    if busy_s is None:
+        seconds = _total([node.busy_s for node in nodes])
+        busy_s = None if seconds is None else min(seconds, replicas * window_s)
     return Cost(None if busy_s is None else busy_s * unit, replicas * window_s * unit)
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """The sum, None where one is unknown."""
+    if len(values) == 1:
+        return values[0]
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict[str, Cost]]:
@@ -87,8 +93,9 @@ def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict
         functions.setdefault(node.function, []).append(node)
     costs: list[Cost] = []
     by_node: dict[str, Cost] = {}
+    window_s = observation.window_s
     for nodes in functions.values():
-        cost = function_cost(nodes, observation.window_s, prices)
+        cost = function_cost(nodes, window_s, prices)
         costs.append(cost)
         part = cost
         if len(nodes) > 1:

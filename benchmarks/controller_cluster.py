@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +97,7 @@ class Cluster:
                 self.put(self.pods, known, "DELETED")
             elif not wanted:
                 break
-        self.answers.forget()
+        self.answers.forget(function)
 
     def put(self, kind: Kind, document: Object, event: str = "ADDED") -> Object:
         self.version += 1
@@ -225,11 +227,16 @@ class Answers:
     ) -> None:
         """``names``: node → function, ingress first; ``replicas`` of a function now, and its ``limits``."""
         self._pipeline = pipeline
-        self._names = names
         self._nodes = list(names)[1:]
         self._replicas = replicas
         self._limits = limits
         self._rows: dict[str, list[bytes]] = {}
+        self._functions = list(names.values())
+        self._places = {function: place for place, function in enumerate(self._functions)}
+        self._changed: list[str] = []
+        """Functions whose replicas have changed, one after the other."""
+        self._written: dict[str, int] = {}
+        """Query → how many of those changes its rows know."""
         self._ticks = 0
 
     def body(self, query: str, time_s: float) -> bytes:
@@ -238,22 +245,29 @@ class Answers:
         if series is Series.REQUESTS:  # the first query of a tick
             self._ticks += 1
         rows = [_row({}, time_s)] if query.startswith("max(timestamp") else self._current(series, query)
-        return b'{"status":"success","data":{"resultType":"vector","result":[' + b",".join(rows) + b"]}}"
+        data = b",".join(rows).replace(_TIME, f"{time_s:.3f}".encode())
+        return b'{"status":"success","data":{"resultType":"vector","result":[' + data + b"]}}"
 
-    def forget(self) -> None:
-        """Replicas have changed: what counts them is written anew when it is asked for."""
-        counting = [METRICS[series] for series in _COUNTED]
-        self._rows = {query: rows for query, rows in self._rows.items() if not any(name in query for name in counting)}
+    def forget(self, function: str) -> None:
+        """Its replicas have changed: the rows that count them are written anew when they are asked for."""
+        self._changed.append(function)
 
     def _current(self, series: Series, query: str) -> list[bytes]:
         if query not in self._rows:
             self._rows[query] = [_row(labels, value) for labels, value in self._made(series, query)]
+            self._written[query] = len(self._changed)
         rows = self._rows[query]
+        if series in _COUNTED:
+            for function in self._changed[self._written[query] :]:
+                made = [_row(labels, value) for labels, value in self._of_function(series, query, function)]
+                begin = self._places[function] * len(made)
+                rows[begin : begin + len(made)] = made
+            self._written[query] = len(self._changed)
         if series not in _LOAD:
             return rows
         rows = rows.copy()
         for i in range(-self._ticks % BUSY_EVERY, len(rows), BUSY_EVERY):
-            rows[i] = _row(self._labels(series, self._nodes[i]), BUSY_TIMES * _VALUES.get(series, 1.0))
+            rows[i] = _row(self._labels(series, self._nodes[i]), BUSY_TIMES * _varied(series, i))
         return rows
 
     def _made(self, series: Series, query: str) -> Iterator[tuple[dict[str, str], float]]:
@@ -261,16 +275,10 @@ class Answers:
         if series is Series.REQUESTS:
             yield {"pipeline": self._pipeline, "code": "200"}, 600.0
         elif "node" in shape.labels:
-            yield from ((self._labels(series, node), value) for node in self._nodes)
+            yield from ((self._labels(series, node), _varied(series, i)) for i, node in enumerate(self._nodes))
         elif "function_name" in shape.labels:
-            states = ("ready",) if ONLY[Series.REPLICAS_BY_STATE] in query else ("starting", "ready", "draining")
-            for function in self._names.values():
-                labels = {"function_name": f"{function}.{NAMESPACE}"}
-                counted = self._counted(series, query, function, value)
-                if "state" not in shape.labels:
-                    yield labels, counted
-                    continue
-                yield from (({**labels, "state": state}, counted if state == "ready" else 0.0) for state in states)
+            for function in self._functions:
+                yield from self._of_function(series, query, function)
         else:
             labels = {"pipeline": self._pipeline} if shape.labels else {}
             labels |= {"layer": "0"} if "layer" in shape.labels else {}
@@ -278,6 +286,15 @@ class Answers:
             yield from (({**labels, "le": bound}, value) for bound in bounds)
             if not bounds:
                 yield labels, value
+
+    def _of_function(self, series: Series, query: str, function: str) -> Iterator[tuple[dict[str, str], float]]:
+        labels = {"function_name": f"{function}.{NAMESPACE}"}
+        counted = self._counted(series, query, function, _varied(series, self._places[function]))
+        if "state" not in SHAPES[series].labels:
+            yield labels, counted
+            return
+        states = ("ready",) if ONLY[Series.REPLICAS_BY_STATE] in query else ("starting", "ready", "draining")
+        yield from (({**labels, "state": state}, counted if state == "ready" else 0.0) for state in states)
 
     def _labels(self, series: Series, node: str) -> dict[str, str]:
         code = {"code": "200"} if "code" in SHAPES[series].labels else {}
@@ -292,8 +309,18 @@ class Answers:
         return value * replicas if series in _COUNTED else value
 
 
+@cache
+def _varied(series: Series, place: int) -> float:
+    """The value of one of many nodes or functions: like the others' up to a tenth, as measured values are."""
+    return _VALUES.get(series, 1.0) * random.Random(f"{series}/{place}").uniform(1.0, 1.1)
+
+
 def _row(labels: dict[str, str], value: float) -> bytes:
-    return orjson.dumps({"metric": labels, "value": [1763750000.123, f"{value:.17g}"]})
+    return b'{"metric":%b,"value":[%b,"%b"]}' % (orjson.dumps(labels), _TIME, f"{value:.17g}".encode())
+
+
+_TIME = b"@time"
+"""In a row that is kept: the time of the query stands in every row."""
 
 
 _COUNTED = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import yaml
 from kubernetes import client, config
 
 
@@ -29,6 +30,12 @@ def read_kubeconfig(kubeconfig: Path | None) -> client.Configuration:
         else:
             path = None if kubeconfig is None else str(kubeconfig)
             config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
-    except (config.ConfigException, OSError) as error:
-        raise NoClusterError(f"no way to reach a Kubernetes API server: {error}") from error
+    except _BROKEN as error:
+        said = " ".join(str(error).split())[:300] or type(error).__name__
+        where = "" if kubeconfig is None else f" by {kubeconfig}"
+        raise NoClusterError(f"no way to reach a Kubernetes API server{where}: {said}") from error
     return found
+
+
+_BROKEN = (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError)
+"""What kubernetes.config raises for files that are missing, not YAML, or YAML of something else."""

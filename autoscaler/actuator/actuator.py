@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from autoscaler.contract import Configuration, Decision, Platform
 from autoscaler.errors import PlatformError, UnreachableError
@@ -30,21 +32,22 @@ def plan(decisions: Iterable[Decision]) -> list[Decision]:
     return sorted(changing, key=lambda decision: (not _grows(decision.present, decision.target), decision.function))
 
 
-def apply(platform: Platform, decisions: Iterable[Decision], wait: Callable[[float], object] = time.sleep) -> Result:
-    """Each change by itself: one that fails does not stop the others, unless the platform is out of reach."""
+def apply(
+    platform: Platform,
+    decisions: Iterable[Decision],
+    wait: Callable[[float], object] = time.sleep,
+    at_once: int = 1,
+) -> Result:
+    """Each change by itself: one that fails does not stop the others, unless the platform is out of reach.
+
+    ``at_once``: orders that wait for the platform's answer at the same time, each in a thread. What only takes capacity
+    away is ordered when all that adds some was answered.
+    """
     result = Result()
     asked: dict[str, Configuration] = {}
-    unreachable = ""
-    for decision in plan(decisions):
-        if unreachable:
-            result.failures[decision.function] = f"not tried: {unreachable}"
-            continue
-        try:
-            platform.apply(decision.function, decision.present, decision.target)
-        except UnreachableError as error:
-            unreachable = result.failures[decision.function] = str(error)
-        except PlatformError as error:
-            result.failures[decision.function] = str(error)
+    for decision, why in _ordered(platform, plan(decisions), at_once):
+        if why:
+            result.failures[decision.function] = why
         else:
             asked[decision.function] = decision.target
     if asked:
@@ -53,6 +56,31 @@ def apply(platform: Platform, decisions: Iterable[Decision], wait: Callable[[flo
     for function, why in result.failures.items():
         log.warning("function %s was not changed: %s", function, why)
     return result
+
+
+def _ordered(platform: Platform, planned: list[Decision], at_once: int) -> Iterator[tuple[Decision, str]]:
+    """Each decision with why it failed; empty where the platform took it."""
+    unreachable: list[str] = []
+
+    def order(decision: Decision) -> str:
+        if unreachable:
+            return f"not tried: {unreachable[0]}"
+        try:
+            platform.apply(decision.function, decision.present, decision.target)
+        except UnreachableError as error:
+            unreachable.append(str(error))
+            return str(error)
+        except PlatformError as error:
+            return str(error)
+        return ""
+
+    if at_once == 1 or len(planned) < 2:
+        yield from ((decision, order(decision)) for decision in planned)
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="orders") as pool:
+        for _, alike in groupby(planned, lambda decision: _grows(decision.present, decision.target)):
+            batch = list(alike)
+            yield from zip(batch, list(pool.map(order, batch)), strict=True)
 
 
 def verify(

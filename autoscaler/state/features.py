@@ -139,7 +139,9 @@ def _column(found: Mapping[Key, _V], keys: Iterable[Key]) -> list[_V | None]:
 
 
 def _rates(amounts: Sequence[float | None], window_s: float) -> Column:
-    return [ratio(amount, window_s) for amount in amounts]
+    if not window_s:
+        return [None] * len(amounts)
+    return [None if amount is None else amount / window_s for amount in amounts]
 
 
 def _whole(numbers: Sequence[float | None]) -> list[int | None]:
@@ -147,13 +149,17 @@ def _whole(numbers: Sequence[float | None]) -> list[int | None]:
 
 
 def _p95(topology: Topology, readings: Readings) -> Column:
-    """EL(t). The ingress' is that of whole requests."""
-    found: Mapping[Key, Buckets] = readings.histograms.get(Series.NODE_CALL_SECONDS, {})
-    histograms = _column(found, _keys(topology))
+    """EL(t), as the source tells it or from its buckets. The ingress' is that of whole requests."""
+    told, keys = readings.tails.get(Series.NODE_CALL_SECONDS), _keys(topology)
+    if told is None:
+        found: Mapping[Key, Buckets] = readings.histograms.get(Series.NODE_CALL_SECONDS, {})
+        p95 = [histogram_quantile(0.95, buckets) for buckets in _column(found, keys)]
+    else:
+        p95 = _column(told, keys)
     for place, node in enumerate(topology.nodes):
         if node.kind == "ingress":
-            histograms[place] = readings.histogram(Series.REQUEST_SECONDS, topology.pipeline)
-    return [None if buckets is None else histogram_quantile(0.95, buckets) for buckets in histograms]
+            p95[place] = histogram_quantile(0.95, readings.histogram(Series.REQUEST_SECONDS, topology.pipeline))
+    return p95
 
 
 def _work(topology: Topology, readings: Readings) -> dict[str, Column]:

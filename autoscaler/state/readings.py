@@ -110,6 +110,8 @@ class Readings:
     problems: tuple[str, ...] = ()
     stale: bool = False
     """Too little or too old to decide on; ``problems`` says why."""
+    tails: Values = field(default_factory=dict)
+    """P95 in seconds of histograms of which the source tells nothing else."""
 
     def value(self, series: Series, *key: str) -> float | None:
         return self.values.get(series, {}).get(key)
@@ -127,6 +129,8 @@ class Readings:
 
     def totals(self, series: Series, length: int) -> Mapping[Key, float]:
         """Sums over all keys that begin with the same ``length`` label values."""
+        if length == len(SHAPES[series].labels):
+            return self.values.get(series, {})
         if (series, length) not in self._totals:
             sums: dict[Key, float] = {}
             for labels, value in self.values.get(series, {}).items():

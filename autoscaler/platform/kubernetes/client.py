@@ -121,6 +121,7 @@ class KubernetesClient:
         self._api = api
         self._timeout_s = timeout_s
         self._wait = wait
+        self._counting = threading.Lock()
 
     def version(self) -> tuple[int, int]:
         """Major and minor version of the API server."""
@@ -201,7 +202,7 @@ class KubernetesClient:
         try:
             limit = urllib3.Timeout(connect=self._timeout_s, read=seconds + self._timeout_s)
             with self._open("GET", path, None, query, "application/json", limit, stream=True) as reply:
-                self.calls["WATCH", resource, reply.status] += 1
+                self._count("WATCH", resource, reply.status)
                 if reply.status >= 300:
                     raise ExpiredError(what) if reply.status == 410 else _refused(what, reply.status, reply.read())
                 opened(reply.shutdown)
@@ -244,18 +245,22 @@ class KubernetesClient:
             try:
                 status, data = self._once(method, path, body, query, content_type)
             except (urllib3.exceptions.HTTPError, OSError, client.ApiException) as error:
-                self.calls[method, resource, 0] += 1
+                self._count(method, resource, 0)
                 if not left:
                     host = self._api.configuration.host
                     raise UnreachableError(f"{what} at {host} failed: {type(error).__name__}") from error
             else:
-                self.calls[method, resource, status] += 1
+                self._count(method, resource, status)
                 if status < 300:
                     return _object(what, data)
                 if not left or status not in _REPEATED:
                     raise _refused(what, status, data)
             self._wait(_WAITS_S[-left])
         raise AssertionError("unreachable")
+
+    def _count(self, verb: str, resource: str, status: int) -> None:
+        with self._counting:  # orders and watches come from several threads
+            self.calls[verb, resource, status] += 1
 
     def _once(
         self, method: str, path: str, body: Object | None, query: Mapping[str, str] | None, content_type: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError
@@ -13,6 +13,7 @@ from autoscaler.platform.kubernetes import deployments as d
 from autoscaler.platform.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platform.kubernetes.client import MERGE, Event, KubernetesClient, Object, RefusedError
 from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind, conditions_of, leaving
+from autoscaler.platform.kubernetes.known import Known, own
 
 log = logging.getLogger("smoe.autoscaler.kubernetes")
 
@@ -27,16 +28,6 @@ COMMUNITY = (
     "OpenFaaS Community Edition: its own controller holds replicas between 1 and 5 and allows 15 functions; GPU shares "
     "and limits set here last until the next deployment of the function, and are set again then"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What was read from one form of a Deployment."""
-
-    version: str
-    configuration: Configuration | None
-    community: bool
-    """It is OpenFaaS's, and no operator owns it."""
 
 
 class KubernetesPlatform:
@@ -60,8 +51,7 @@ class KubernetesPlatform:
         self._gpu = gpu or d.GpuSettings()
         self._clock = clock
         self._version: tuple[int, int] | None = None
-        self._deployments: dict[str, Kept] = {}
-        self._pods: dict[str, list[Kept]] = {}
+        self._known = Known(pipeline)
         self._read = False
         self._wished: dict[str, d.Live] = {}
         """What this controller asked for on Deployments whose owner may forget it."""
@@ -70,9 +60,6 @@ class KubernetesPlatform:
         self._refused: dict[str, tuple[Condition, float]] = {}
         """Function → what was refused of it, and when that was met last."""
         self._caches: tuple[WatchCache, WatchCache] | None = None
-        self._known: dict[str, _Read] = {}
-        self._settled: dict[str, tuple[str, ...]] = {}
-        """Function → versions of its Deployment and pods, of which nothing had to be done."""
 
     def follow(self) -> None:
         """Keep Deployments and pods by watches from now on, instead of listing them at each look."""
@@ -101,15 +88,13 @@ class KubernetesPlatform:
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
         self._read_all()
-        found = {name: self._known_of(kept).configuration for name, kept in self._deployments.items()}
-        return {name: configuration for name, configuration in found.items() if configuration is not None}
+        return self._known.configurations()
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         """Raises FunctionGoneError, UnreachableError, and PlatformError for what the API server refuses."""
         if not self._read:
             self._read_all()
-        kept = self._deployments.get(function)
-        deployment = None if kept is None else kept.document()
+        deployment = self._known.deployment(function)
         before = None if deployment is None else d.live_of(deployment)
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
@@ -129,7 +114,7 @@ class KubernetesPlatform:
 
         Raises UnreachableError.
         """
-        for function in sorted(self._deployments):
+        for function in self._known.unsettled():
             try:
                 self._keep(function)
             except FunctionGoneError:
@@ -139,12 +124,7 @@ class KubernetesPlatform:
 
     def conditions(self) -> tuple[Condition, ...]:
         """What stood in the way of which function when it was last read, and what was refused since."""
-        seen = [
-            condition
-            for function in sorted(self._deployments)
-            if self._versions(function) != self._settled.get(function)
-            for condition in self._obstacles(function)
-        ]
+        seen = [condition for function in self._known.unsettled() for condition in self._obstacles(function)]
         now_s = self._clock()
         refused = (condition for _, (condition, met_s) in sorted(self._refused.items()) if now_s - met_s < REFUSED_S)
         return (*seen, *refused)
@@ -154,28 +134,21 @@ class KubernetesPlatform:
         notes = []
         if not self._resizes:
             notes.append("this Kubernetes cannot resize pods (1.33 can): changed limits are rolled out")
-        if any(self._known_of(kept).community for kept in self._deployments.values()):
+        if self._known.any_of_the_community_edition():
             notes.append(COMMUNITY)
         return tuple(notes)
 
     # inside
 
-    def _known_of(self, kept: Kept) -> _Read:
-        known = self._known.get(kept.name)
-        if known is None or known.version != kept.version:
-            document = kept.document()
-            community = not _own(document) and not _of_operator(document["metadata"])
-            known = self._known[kept.name] = _Read(kept.version, d.configuration_of(document), community)
-        return known
-
     def _deployment(self, function: str) -> Object:
-        return self._deployments[function].document()
-
-    def _pods_of(self, function: str) -> list[Object]:
-        return [pod.document() for pod in self._pods.get(function, ())]
+        found = self._known.deployment(function)
+        if found is None:
+            raise FunctionGoneError(f"function {function} was deleted meanwhile")
+        return found
 
     def _obstacles(self, function: str) -> Iterator[Condition]:
-        return conditions_of(self._deployment(function), self._pods_of(function))
+        deployment = self._known.deployment(function)
+        return iter(()) if deployment is None else conditions_of(deployment, self._known.pods(function))
 
     @property
     def _resizes(self) -> bool:
@@ -188,15 +161,11 @@ class KubernetesPlatform:
         if deployments is None:
             listed = self._client.deployments(d.FUNCTION_LABEL)
             deployments = [Kept.of(trimmed_deployment(document)) for document in listed]
-        found = {kept.name: kept for kept in deployments if kept.pipeline == self._pipeline}
         if pods is None:
             listed = self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}")
             pods = [Kept.of(trimmed_pod(document)) for document in listed]
-        by_function: dict[str, list[Kept]] = {}
-        for pod in pods:
-            by_function.setdefault(pod.function, []).append(pod)
-        self._pods = by_function
-        self._deployments, self._read = found, True
+        self._known.look(deployments, pods)
+        self._read = True
 
     def _check_quota(self, function: str, target: Configuration) -> None:
         most, until_s = self._held.get(function, (0, 0.0))
@@ -207,7 +176,7 @@ class KubernetesPlatform:
 
     def _change(self, function: str, before: d.Live, after: d.Live) -> None:
         deployment = self._deployment(function)
-        if not _own(deployment):
+        if not own(deployment):
             self._wished[function] = after
         resized = (before.limits, before.requests) != (after.limits, after.requests)
         settled = before.max_inflight == after.max_inflight or d.takes_live_settings(deployment)
@@ -237,27 +206,25 @@ class KubernetesPlatform:
         version = self._client.scale(function, replicas)
         known = self._deployment(function)
         meta = known["metadata"] if version is None else {**known["metadata"], "resourceVersion": version}
-        self._took_over(function, {**known, "metadata": meta, "spec": {**known["spec"], "replicas": replicas}})
+        self._took_over({**known, "metadata": meta, "spec": {**known["spec"], "replicas": replicas}})
 
     def _patch(self, function: str, patch: Object, content_type: str | None = None) -> None:
         """Patch the Deployment and take over what came of it."""
         more = () if content_type is None else (content_type,)
-        self._took_over(function, self._client.patch_deployment(function, patch, *more))
+        self._took_over(self._client.patch_deployment(function, patch, *more))
 
-    def _took_over(self, function: str, document: Object) -> None:
-        self._deployments[function] = Kept.of(document)
+    def _took_over(self, document: Object) -> None:
+        self._known.put(Kept.of(document))
         if self._caches is not None:
             self._caches[0].put(document)
 
-    def _pod_took_over(self, pods: list[Kept], place: int, document: Object) -> None:
-        pods[place] = Kept.of(document)
+    def _pod_took_over(self, document: Object) -> None:
+        self._known.put_pod(Kept.of(document))
         if self._caches is not None:
             self._caches[1].put(document)
 
     def _keep(self, function: str) -> None:
-        seen = self._versions(function)
-        if seen == self._settled.get(function):
-            return
+        seen = self._known.versions(function)
         deployment = self._deployment(function)
         aside = d.set_aside_patch(deployment)
         if aside is not None:
@@ -283,11 +250,8 @@ class KubernetesPlatform:
             self._bring_in_line(function, live)
         else:
             self._settings_in_line(function, live)
-        if not obstacles and self._versions(function) == seen:
-            self._settled[function] = seen
-
-    def _versions(self, function: str) -> tuple[str, ...]:
-        return (self._deployments[function].version, *[pod.version for pod in self._pods.get(function, ())])
+        if not obstacles and self._known.versions(function) == seen:
+            self._known.settle(function, seen)
 
     def _moves(self, condition: Condition) -> bool:
         """Whether only other nodes can help: never on this one, or not for a long while."""
@@ -307,22 +271,20 @@ class KubernetesPlatform:
 
     def _bring_in_line(self, function: str, live: d.Live) -> None:
         self._settings_in_line(function, live)
-        pods = self._pods.get(function, [])
-        for i, pod in enumerate(self._pods_of(function)):
+        for pod in self._known.pods(function):
             patch = None if leaving(pod) else d.resize_patch(pod, function, live)
             if patch is not None:
                 try:
-                    self._pod_took_over(pods, i, self._client.resize(pod["metadata"]["name"], patch))
+                    self._pod_took_over(self._client.resize(pod["metadata"]["name"], patch))
                 except FunctionGoneError:
                     continue  # the pod went meanwhile; the next one is brought in line when it is seen
 
     def _settings_in_line(self, function: str, live: d.Live) -> None:
-        pods = self._pods.get(function, [])
-        for i, pod in enumerate(self._pods_of(function)):
+        for pod in self._known.pods(function):
             patch = None if leaving(pod) else d.settings_patch(pod, live)
             if patch is not None:
                 try:
-                    self._pod_took_over(pods, i, self._client.patch_pod(pod["metadata"]["name"], patch))
+                    self._pod_took_over(self._client.patch_pod(pod["metadata"]["name"], patch))
                 except FunctionGoneError:
                     continue
 
@@ -362,13 +324,5 @@ class _Kind:
         return self._client.watch(self._resource, self._selector, version, seconds, opened)
 
 
-def _own(deployment: Object) -> bool:
-    return d.OWN in (deployment["metadata"].get("annotations") or {})
-
-
 def _noted(deployment: Object) -> bool:
     return d.LIVE in (deployment["metadata"].get("annotations") or {})
-
-
-def _of_operator(meta: Object) -> bool:
-    return any(owner.get("kind") == "Function" for owner in meta.get("ownerReferences") or ())

@@ -33,7 +33,10 @@ def connect(kubeconfig: Path | None) -> Connection:
         setting = found.auth_settings().get("BearerToken")
         return None if setting is None else str(setting["value"])
 
-    return Connection(found.host.rstrip("/"), _tls(found), authorization)
+    try:
+        return Connection(found.host.rstrip("/"), _tls(found), authorization)
+    except (OSError, ValueError) as error:
+        raise BackendError(f"the certificates for {found.host} cannot be read: {error}") from error
 
 
 def _tls(found: client.Configuration) -> ssl.SSLContext | None:

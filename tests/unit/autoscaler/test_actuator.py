@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 from autoscaler.actuator.actuator import apply, plan, verify
@@ -60,6 +61,41 @@ def test_an_outcome_that_cannot_be_read_is_not_called_applied() -> None:
     platform.down = True
     found = verify(platform, {"a": configuration(3)}, lambda _: None)
     assert "could not be read" in found["a"]
+
+
+class Counting(FakePlatform):
+    """Lets orders pass two by two: one alone waits for another."""
+
+    def __init__(self, functions: dict[str, Configuration]) -> None:
+        super().__init__(functions)
+        self.pairs = threading.Barrier(2, timeout=20)
+
+    def apply(self, function: str, present: Configuration, target: Configuration) -> None:
+        self.pairs.wait()
+        super().apply(function, present, target)
+
+
+def test_orders_that_a_platform_takes_at_once_wait_together_and_growth_is_over_before_the_rest_begins() -> None:
+    platform = Counting(dict.fromkeys("abcd", configuration(2)))
+    targets = {"a": configuration(1), "b": configuration(3), "c": configuration(1), "d": configuration(3)}
+    result = apply(platform, [decision(name, one) for name, one in targets.items()], at_once=2)
+    assert result.applied == ["b", "d", "a", "c"] and not result.failures
+    assert {name for name, _ in platform.orders[:2]} == {"b", "d"}
+
+
+def test_one_failure_among_orders_at_once_is_its_own() -> None:
+    platform = FakePlatform(dict.fromkeys("abc", configuration(2)))
+    platform.broken.add("b")
+    result = apply(platform, [decision(name, configuration(3)) for name in "abc"], at_once=3)
+    assert result.applied == ["a", "c"] and "could not be changed" in result.failures["b"]
+
+
+def test_orders_at_once_are_given_up_when_the_platform_is_out_of_reach() -> None:
+    platform = FakePlatform(dict.fromkeys("abcdefgh", configuration(2)))
+    platform.down = True
+    result = apply(platform, [decision(name, configuration(3)) for name in "abcdefgh"], at_once=2)
+    assert result.applied == [] and set(result.failures) == set("abcdefgh")
+    assert any(why == "not tried: the platform does not answer" for why in result.failures.values())
 
 
 def test_a_function_that_vanished_is_told() -> None:

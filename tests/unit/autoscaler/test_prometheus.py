@@ -88,6 +88,35 @@ def test_a_server_without_samples_says_what_is_missing() -> None:
     assert any("is the ingress scraped?" in problem for problem in found.problems)
 
 
+def answers(limits: str, time_s: float) -> bytes:
+    rows = ",".join(
+        f'{{"metric":{{"function_name":"m{i}.openfaas-fn","state":"ready","le":"+Inf"}},"value":[{time_s:.3f},"{value}"]}}'
+        for i, value in enumerate([limits, "NaN", "+Inf", "-1", "1e300"])
+    )
+    return f'{{"status":"success","data":{{"resultType":"vector","result":[{rows}]}}}}'.encode()
+
+
+def test_numbers_that_cannot_be_are_left_out_of_every_answer() -> None:
+    with serve(lambda *_: (200, answers("5", NOW_S))) as server:
+        found = PrometheusSource(server.url, "m").read(NOW_S, 30.0)
+    assert found.values[Series.CPU_LIMIT_CORES] == {("m0.openfaas-fn",): 5.0}
+    assert found.values[Series.REPLICAS_BY_STATE] == {("m0.openfaas-fn", "ready"): 5.0}
+    assert found.values[Series.NODE_TOKENS] == {("", ""): 5.0}
+    assert found.tails[Series.NODE_CALL_SECONDS] == {("", ""): 5.0} and found.counts[Series.REPLICA_MEMORY_BYTES]
+
+
+def test_settings_that_stay_are_understood_once_and_a_change_is_seen_at_once() -> None:
+    said = ["5", NOW_S]
+    with serve(lambda *_: (200, answers(str(said[0]), float(said[1])))) as server:
+        source = PrometheusSource(server.url, "m")
+        first = source.read(NOW_S, 30.0).values[Series.CPU_LIMIT_CORES]
+        said[1] = NOW_S + 5
+        second = source.read(NOW_S + 5, 30.0).values[Series.CPU_LIMIT_CORES]
+        said[0] = "6"
+        third = source.read(NOW_S + 5, 30.0).values[Series.CPU_LIMIT_CORES]
+    assert second is first and first == {("m0.openfaas-fn",): 5.0} and third == {("m0.openfaas-fn",): 6.0}
+
+
 def assert_alike(one: Observation, other: Observation, relative: float) -> None:
     assert not one.stale and not other.stale, (one.problems, other.problems)
     pairs = [(f"pipeline {name}", getattr(one, name), getattr(other, name)) for name in _NUMBERS]

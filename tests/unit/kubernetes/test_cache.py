@@ -17,6 +17,7 @@ from autoscaler.platform.kubernetes.cache import Kept, WatchCache, trimmed_deplo
 from autoscaler.platform.kubernetes.client import Event, ExpiredError, Rate
 from autoscaler.platform.kubernetes.conditions import conditions_of
 from autoscaler.platform.kubernetes.deployments import configuration_of, live_of, resize_patch, settings_patch
+from autoscaler.platform.kubernetes.known import Known
 from tests.doubles.kubernetes.functions import put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
@@ -167,6 +168,52 @@ def test_what_is_kept_comes_back_as_it_was_and_to_each_as_a_copy_of_his_own(
     ]
     kept[0].document()["spec"]["replicas"] = 9
     assert kept[0].document()["spec"]["replicas"] == 2
+
+
+def kept(name: str, version: str, function: str = F, pipeline: str = "m", replicas: int = 1) -> Kept:
+    labels = {"faas_function": function, "smoe.pipeline": pipeline}
+    resources = {"limits": {"memory": "256Mi", "cpu": "1"}}
+    return Kept.of(
+        {
+            "metadata": {"name": name, "uid": name, "resourceVersion": version, "labels": labels},
+            "spec": {
+                "replicas": replicas,
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {"containers": [{"name": name, "resources": resources}]},
+                },
+            },
+        }
+    )
+
+
+def pod(name: str, version: str, function: str = F) -> Kept:
+    return Kept.of({"metadata": {"name": name, "resourceVersion": version, "labels": {"faas_function": function}}})
+
+
+def test_what_changed_comes_and_goes_is_not_settled_and_nothing_else() -> None:
+    known = Known("m")
+    mine, other, foreign = kept(F, "1"), kept(G, "2", G), kept("x", "3", "x", pipeline="y")
+    pods = [pod("f-1", "4"), pod("f-2", "5"), pod("g-1", "6", G)]
+    known.look([mine, other, foreign], pods)
+    assert known.unsettled() == [F, G] and set(known.configurations()) == {F, G}
+    for name in (F, G):
+        known.settle(name, known.versions(name))
+    known.look([mine, other, foreign], pods)
+    assert known.unsettled() == []
+    known.look([mine, other, foreign], [pods[0], pods[2]])
+    assert known.unsettled() == [F] and len(known.pods(F)) == 1
+    known.look([mine, kept(G, "7", G, replicas=4)], [pods[0], pods[2], pod("f-2", "5")])
+    assert known.unsettled() == [G] and known.configurations()[G].replicas == 4
+    known.look([mine], [])
+    assert known.unsettled() == [F] and set(known.configurations()) == {F} and known.deployment(G) is None
+
+
+def test_a_pod_that_changes_its_function_is_one_of_the_other_only() -> None:
+    known = Known("m")
+    known.look([kept(F, "1"), kept(G, "2", G)], [pod("p", "3")])
+    known.look([kept(F, "1"), kept(G, "2", G)], [pod("p", "4", G)])
+    assert known.pods(F) == [] and len(known.pods(G)) == 1
 
 
 class Script:

@@ -65,6 +65,55 @@ def test_no_cluster_is_a_sentence(tmp_path: Path) -> None:
         connect(missing)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not: [yaml",
+        b"\x00\xff\xfe",
+        b"just a text",
+        b"- a\n- list",
+        b"{}",
+        b"current-context: c",
+        b"contexts: 3",
+        b"current-context: c\ncontexts: [{name: c}]",
+        b"current-context: c\ncontexts: [{name: c, context: {cluster: none, user: u}}]",
+        b"current-context: c\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"
+        b"clusters: [{name: c, cluster: {server: 'http://a'}}]\nusers: 3",
+    ],
+    ids=[
+        "empty",
+        "no YAML",
+        "bytes",
+        "text",
+        "list",
+        "nothing",
+        "no contexts",
+        "number",
+        "half",
+        "elsewhere",
+        "users",
+    ],
+)
+def test_a_kubeconfig_that_is_none_is_a_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    with pytest.raises(PlatformError, match=r"no way to reach a Kubernetes API server by .*config: ."):
+        side(path)
+    with pytest.raises(BackendError, match=r"no way to reach a Kubernetes API server by .*config: ."):
+        connect(path)
+
+
+def test_a_gateway_with_broken_certificates_says_so(tmp_path: Path) -> None:
+    named = {"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": "bm9uZQ=="}
+    users = [{"name": "u", "user": {}}]
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump({**named, "clusters": [{"name": "c", "cluster": cluster}], "users": users}))
+    with pytest.raises(BackendError, match="certificates"):
+        connect(path)
+
+
 def test_with_a_lease_nothing_is_written_before_it_is_held(double: Running, kubeconfig: Path) -> None:
     put_openfaas(double, F)
     found = side(kubeconfig, lease="controller")
