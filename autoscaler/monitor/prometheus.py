@@ -221,7 +221,7 @@ def _left_unread(reply: requests.Response, *_: object, **__: object) -> None:
     """Hands the body of an answer on as it came, and in one piece; ``requests`` joins it from pieces of 10 KB."""
     if reply.status_code == 200:
         body = reply.raw.read(decode_content=True)
-        reply.json = lambda: {"data": {"result": body}}  # type: ignore[method-assign]
+        reply.json = lambda: {"data": {"result": body}}  # type: ignore[assignment, misc]
 
 
 _TIME = re.compile(rb'"value":\[([0-9.e+]+),')
