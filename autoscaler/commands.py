@@ -151,6 +151,7 @@ def autoscale(
     folder. Missing or old data holds the present scale.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # what stays away is told by name, once
     settings = ControllerSettings(
         gateway_url=gateway_url or _address(state),
         manifest_dir=manifest or state / "pipelines" / pipeline,

@@ -204,7 +204,8 @@ def run(
             except Exception as error:
                 text = f"{type(error).__name__}: {error}"
                 if text != last_error:
-                    log.exception("this tick failed, the functions stay as they are")
+                    trace = not isinstance(error, PlatformError)  # one that is away is no fault of this program
+                    log.error("this tick failed, the functions stay as they are: %s", error, exc_info=trace)
                 last_error = text
             next_s = max(next_s + interval_s, clock())
     finally:

@@ -255,6 +255,7 @@ def test_the_loop_survives_bad_ticks_and_logs_each_kind_once(caplog: pytest.LogC
     run(controller(plant), 5.0, heal, lambda r: times.append(r.observation.end_s - NOW_S), lambda: clock.now_s)
     assert times == [25, 30, 35, 40]
     assert caplog.text.count("this tick failed") == 1
+    assert "out of order" in caplog.text and "Traceback" not in caplog.text
 
 
 def test_a_listener_that_fails_does_not_stop_the_loop_and_the_log_is_written_at_the_end(tmp_path: Path) -> None:
