@@ -47,8 +47,7 @@ class HindsightTeacher:
         ``boldness`` is above 1, or dearer by as many below."""
         self._look(observation)
         level = max(self._needed[-self.settings.look_back :])
-        bold = level - int(np.ceil((boldness - 1) / STEP))
-        return self._named(level), self._named(min(max(0, bold), len(self.choices) - 1))
+        return self._named(level), self._named(bolder(level, boldness, len(self.choices)))
 
     def _look(self, observation: Observation) -> None:
         """Find out about the windows that have ended since the last call."""
@@ -86,12 +85,24 @@ class HindsightTeacher:
 def choices_of(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Configuration]:
     """Each resource at one replica, then more replicas of the largest, in order of price, :data:`CHOICES` at most;
     cores that cost more than the least share of a GPU are left out, as they are slower."""
-    smallest = Configuration(min(space.memory_sizes_mb), *space.resources[0], space.replicas_min, CONCURRENCY)
-    found = [replace(smallest, cpu_cores=cores, gpu_share=share) for cores, share in space.resources]
+    found = every_resource(space, prices, CONCURRENCY)
     least = min((prices.unit_per_s(one) for one in found if one.gpu_share), default=np.inf)
-    found = sorted((one for one in found if one.gpu_share or prices.unit_per_s(one) < least), key=prices.unit_per_s)
+    found = [one for one in found if one.gpu_share or prices.unit_per_s(one) < least]
     more = (replace(found[-1], replicas=count) for count in REPLICAS if count in space.replica_counts)
     return [*found, *more][:CHOICES]
+
+
+def every_resource(space: ConfigurationSpace, prices: PriceSheet, concurrency: int) -> list[Configuration]:
+    """The least memory and replicas with each resource, in order of price."""
+    smallest = Configuration(min(space.memory_sizes_mb), *space.resources[0], space.replicas_min, concurrency)
+    found = (replace(smallest, cpu_cores=cores, gpu_share=share) for cores, share in space.resources)
+    return sorted(found, key=prices.unit_per_s)
+
+
+def bolder(level: int, boldness: float, choices: int) -> int:
+    """The choice cheaper than ``level`` by one for each ``STEP`` that ``boldness`` is above 1, or dearer by as many
+    below; of ``choices``, in order of price."""
+    return min(max(0, level - int(np.ceil((boldness - 1) / STEP))), choices - 1)
 
 
 def between(requests: Requests, begin_s: float, end_s: float) -> Requests:

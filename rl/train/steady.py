@@ -9,13 +9,12 @@ production does not; what an actor can clone of it is how much load asks for how
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from autoscaler.contract import Configuration, Observation
 from rl.episodes import QUANTILE, Episode
 from rl.sim.simulation import Simulation
+from rl.train.hindsight import bolder, every_resource
 from rl.train.teacher import PLANS
 
 CONCURRENCY = 4
@@ -29,16 +28,13 @@ class SteadyTeacher:
 
     def __init__(self, episode: Episode) -> None:
         self._workload = episode.workload
-        space = episode.workload.space
-        smallest = Configuration(min(space.memory_sizes_mb), *space.resources[0], space.replicas_min, CONCURRENCY)
-        self._choices = [replace(smallest, cpu_cores=cores, gpu_share=share) for cores, share in space.resources]
-        self._choices.sort(key=episode.workload.prices.unit_per_s)
+        self._choices = every_resource(episode.workload.space, episode.workload.prices, CONCURRENCY)
         over = np.array([violated(episode, choice) for choice in self._choices])
         self._chosen = int((over <= over.min() + TOLERATED).argmax())
 
     def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
-        """Function → configuration; and a cheaper one where ``boldness`` is above 1: a resource less for each 0.75."""
-        bold = max(0, self._chosen - int(np.ceil((boldness - 1) / 0.75)))
+        """Function → configuration; and the same bolder (:func:`rl.train.hindsight.bolder`)."""
+        bold = bolder(self._chosen, boldness, len(self._choices))
         return self._named(self._choices[self._chosen]), self._named(self._choices[bold])
 
     def _named(self, choice: Configuration) -> PLANS:
