@@ -11,7 +11,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry
 
 from autoscaler.lease import Elector, LeaseSettings
-from autoscaler.platform.kubernetes import Condition, GpuSettings, KubernetesClient, KubernetesPlatform, connect
+from autoscaler.platform.kubernetes import Condition, GpuSettings, KubernetesClient, KubernetesPlatform, Rate, connect
 from autoscaler.platform.kubernetes.metrics import PlatformMetrics
 from autoscaler.settings import ControllerSettings
 
@@ -21,8 +21,10 @@ log = logging.getLogger("smoe.autoscaler.cluster")
 class ClusterSide:
     """Built before the controller, run beside it. ``platform`` is what the controller changes."""
 
-    def __init__(self, settings: ControllerSettings, pipeline: str) -> None:
-        """Sends nothing yet. Raises PlatformError where no cluster is named anywhere."""
+    def __init__(self, settings: ControllerSettings, pipeline: str, rate: Rate | None = None) -> None:
+        """Sends nothing yet. ``rate``: another limit of calls than the client's own. Raises PlatformError where no
+        cluster is named anywhere.
+        """
         api = connect(settings.kubeconfig)
         self._acts = not (settings.dry_run or settings.shadow)
         self._elector: Elector | None = None
@@ -34,7 +36,7 @@ class ClusterSide:
             store = KubernetesClient(api, settings.kubernetes_namespace, timeout_s=lease.call_s)
             self._elector = Elector(store, lease)
             guard = self._elector.guard
-        client = KubernetesClient(api, settings.kubernetes_namespace, guard=guard)
+        client = KubernetesClient(api, settings.kubernetes_namespace, guard=guard, rate=rate)
         gpu = GpuSettings(settings.gpu_memory_mb, settings.gpu_host_ipc)
         self.platform = KubernetesPlatform(client, pipeline, gpu=gpu)
         self._metrics = PlatformMetrics(self.conditions, client.calls, self.leads)

@@ -3,7 +3,8 @@
 The controller is the one of ``smoe autoscale --platform kubernetes --prometheus`` with its default settings: sources,
 HPA policy, limits, actuator, watch caches, rate limit, ``keep``, the function logger, the lines of decisions and ticks,
 and one scrape of its own metrics a tick, in this process; API server and Prometheus are another process
-(``benchmarks.controller_cluster``). Ticks are 5 s apart on the clock that they are told, and follow each other at once.
+(``benchmarks.controller_cluster``). Ticks are 5 s apart on the clock that they and the rate limit are told, and follow
+each other at once.
 Every tick sees one function in fifty busy, others each time, so that there is something to decide, and applies it. The
 first tick lists; it is shown apart. P99 is the slowest tick where there are fewer than 100: it writes the log's files.
 
@@ -42,6 +43,7 @@ from autoscaler.cluster import ClusterSide
 from autoscaler.commands import line, spared_collections
 from autoscaler.exposition import ControllerMetrics
 from autoscaler.loop import Controller
+from autoscaler.platform.kubernetes import BURST, RATE_PER_S, Rate
 from autoscaler.settings import ControllerSettings
 from gateway.backends.process.kernel import die_with_parent
 from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
@@ -112,6 +114,16 @@ def measure(functions: int, ticks: int, folder: Path) -> dict[str, Any]:
 
 
 @dataclass
+class Passed:
+    """A clock for the rate limit: the time that passes, and what is skipped of it between ticks."""
+
+    skipped_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.skipped_s
+
+
+@dataclass
 class Ticks:
     """What was measured of each tick, in order."""
 
@@ -132,12 +144,13 @@ def _run(functions: int, ticks: int, found: Manifest, directory: Path, kubeconfi
         slo_s=0.5,
         log_dir=directory.parent / "log",
     )
-    side = ClusterSide(settings, found.name)
+    passed = Passed()
+    side = ClusterSide(settings, found.name, Rate(RATE_PER_S, BURST, passed))
     controller, _ = build_controller(settings, side.platform)
     stop = threading.Event()
     side.start(stop)
     try:
-        measured = _play(controller, side, ControllerMetrics(found.name, settings.slo_s), ticks + 2, url)
+        measured = _play(controller, side, ControllerMetrics(found.name, settings.slo_s), ticks + 2, url, passed)
     finally:
         stop.set()
         side.close()
@@ -155,7 +168,9 @@ def _run(functions: int, ticks: int, found: Manifest, directory: Path, kubeconfi
     }
 
 
-def _play(controller: Controller, side: ClusterSide, metrics: ControllerMetrics, ticks: int, url: str) -> Ticks:
+def _play(
+    controller: Controller, side: ClusterSide, metrics: ControllerMetrics, ticks: int, url: str, passed: Passed
+) -> Ticks:
     """What ``smoe autoscale`` does in a tick, and a scrape of its metrics after each."""
     registry = CollectorRegistry()
     registry.register(metrics)
@@ -181,6 +196,7 @@ def _play(controller: Controller, side: ClusterSide, metrics: ControllerMetrics,
                 raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
             while side.platform.behind():
                 time.sleep(0.01)
+            passed.skipped_s += max(0.0, INTERVAL_S - (time.perf_counter() - begun_s))
     return found
 
 

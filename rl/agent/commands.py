@@ -15,6 +15,7 @@ from rich.table import Table
 from autoscaler.contract import Configuration
 from rl.agent.explain import ExpertReasons
 from rl.agent.explain import explain as reasons_of
+from rl.agent.policy import only_fewer_calls
 from rl.agent.windows import fresh, logged
 from rl.workload_paper import PAPER_WORKLOADS
 from traces.options import json_option, seed_option
@@ -85,10 +86,14 @@ def _show(found: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Mapp
         console.print(table)
     allowed = sum(row.allowed for row in found) / len(found)
     console.print(f"each choice is among {allowed:,.0f} configurations on average, that is all that Eq. (2) allows")
-    other = [row.function for row in found if stored and stored.get(row.function) != row.chosen.configuration]
     if stored:
-        same = len(found) - len(other)
-        console.print(f"{same} of {len(found)} wishes are those that were stored when it was decided")
+        same = sum(stored.get(row.function) == row.chosen.configuration for row in found)
+        kept = sum(
+            stored.get(row.function) == row.present and only_fewer_calls(row.present, row.chosen.configuration)
+            for row in found
+        )
+        more = f"; {kept} were kept as they were, as fewer calls at once would have changed nothing" if kept else ""
+        console.print(f"{same} of {len(found)} wishes are those that were stored when it was decided{more}")
 
 
 def _text(configuration: Configuration) -> str:

@@ -1,12 +1,13 @@
 """The learnt policy in the controller: the exported actor behind the protocol of all policies.
 
 An observation goes through the encoder of training (:mod:`rl.features`), the actor decides every layer in turn, and the
-wishes go to the decision limits like those of any policy. Segments and ingress are none of its business. Loads without
-stable-baselines3 and Gymnasium.
+wishes go to the decision limits like those of any policy, but for those that would change nothing (:func:`settled`).
+Segments and ingress are none of its business. Loads without stable-baselines3 and Gymnasium.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from autoscaler.contract import NodeInfo, NodeObservation, Observation, Policy, Proposal, Topology
+from autoscaler.contract import Configuration, NodeInfo, NodeObservation, Observation, Policy, Proposal, Topology
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
 from autoscaler.policy.rows import refuse_broken
@@ -37,6 +38,8 @@ PUBLISHED = Path(__file__).parents[1] / "policies"
 """Published actors: ``PIPELINE-METER.safetensors`` where a pipeline has its own, else ``smoe-METER.safetensors``."""
 MEAN_TOKENS = 64
 """Of a request, with a profile."""
+IDLE = 0.5
+"""Mean calls at a replica, over the calls that it would take at once, below which taking fewer changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,32 @@ class LearntPolicy:
         for function, missing in unknown(self.encoder.topology, observation).items():
             del wishes[function]
             reasons[function] = f"no data: the {missing} of {function} is not known"
-        return Proposal(wishes, reasons, history)
+        return Proposal(settled(self.encoder.topology, observation, wishes), reasons, history)
+
+
+def settled(
+    topology: Topology, observation: Observation, wishes: Mapping[str, Configuration]
+) -> dict[str, Configuration]:
+    """``wishes``, and the present configuration where the only wish is that replicas take fewer calls at once than now
+    and far fewer than that come anyway: such orders change nothing but the log."""
+    found = dict(wishes)
+    for layer in range(topology.layers):
+        for info in topology.experts(layer):
+            seen, wish = observation.node(info.id), wishes.get(info.function)
+            now = None if seen is None else seen.configuration
+            if seen is not None and now is not None and wish is not None and _limits_nobody(seen, now, wish):
+                found[info.function] = now
+    return found
+
+
+def _limits_nobody(seen: NodeObservation, now: Configuration, wish: Configuration) -> bool:
+    slots = seen.concurrency_utilisation
+    return slots is not None and only_fewer_calls(now, wish) and slots * now.concurrency < IDLE * wish.concurrency
+
+
+def only_fewer_calls(now: Configuration, wish: Configuration) -> bool:
+    """Whether all that ``wish`` would change is that a replica takes fewer calls at once."""
+    return wish.concurrency < now.concurrency and replace(wish, concurrency=now.concurrency) == now
 
 
 def unknown(topology: Topology, observation: Observation) -> dict[str, str]:

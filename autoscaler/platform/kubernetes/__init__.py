@@ -4,9 +4,19 @@ It works on the Deployments of this project's gateway and on those of OpenFaaS S
 which change to make; deploying and deleting functions; reading secrets.
 """
 
-from autoscaler.platform.kubernetes.client import KubernetesClient, connect
+from autoscaler.platform.kubernetes.client import BURST, RATE_PER_S, KubernetesClient, Rate, connect
 from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind
 from autoscaler.platform.kubernetes.deployments import GpuSettings
 from autoscaler.platform.kubernetes.platform import KubernetesPlatform
 
-__all__ = ["Condition", "ConditionKind", "GpuSettings", "KubernetesClient", "KubernetesPlatform", "connect"]
+__all__ = [
+    "BURST",
+    "RATE_PER_S",
+    "Condition",
+    "ConditionKind",
+    "GpuSettings",
+    "KubernetesClient",
+    "KubernetesPlatform",
+    "Rate",
+    "connect",
+]

@@ -189,8 +189,9 @@ class PipelineDDPG(DDPG):
         """Warm start: updates of the actor towards its teacher alone; the last loss. Targets follow at once."""
         loss = torch.zeros(())
         self.policy.set_training_mode(True)
-        update_learning_rate(self.actor.optimizer, self.learner.clone_rate)
         for number in range(gradient_steps):
+            falling = 1.0 - (1.0 - self.learner.clone_end) * number / gradient_steps
+            update_learning_rate(self.actor.optimizer, self.learner.clone_rate * falling)
             samples = self.replay_buffer.sample(batch_size or self.batch_size, draw=CLONING + number)
             loss = self.clone_loss(samples)
             self._step(self.actor, loss)

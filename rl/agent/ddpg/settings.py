@@ -50,6 +50,8 @@ class LearnerSettings:
     """Part of λ from which on an excess counts: keeps the share of windows over λ itself small."""
     clone_rate: float = 1e-3
     """Of the actor while it clones its teacher and nothing else."""
+    clone_end: float = 1.0
+    """Part of it that is left at the last update of the warm start; it falls evenly."""
     clone_weight: float = 0.0
     """Of the teacher's cross-entropy beside the policy gradient, at the start; falls to 0 with exploration."""
     gradient_norm: float = 1.0
@@ -71,6 +73,7 @@ class LearnerSettings:
             ("actor_rate", 0 < self.actor_rate < 1, "above 0, below 1"),
             ("critic_rate", 0 < self.critic_rate < 1, "above 0, below 1"),
             ("clone_rate", 0 < self.clone_rate < 1, "above 0, below 1"),
+            ("clone_end", 0 < self.clone_end <= 1, "above 0, at most 1"),
             ("rate_end", 0 < self.rate_end <= 1, "above 0, at most 1"),
             ("gamma", 0 <= self.gamma < 1, "0 to below 1"),
             ("tau", 0 < self.tau <= 1, "above 0, at most 1"),

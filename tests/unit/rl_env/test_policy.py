@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoscaler.contract import Observation, TickReport
+from autoscaler.contract import Configuration, Observation, TickReport
 from autoscaler.errors import SettingsError
 from autoscaler.logger import FunctionLogger
 from autoscaler.policies import Making, make_policy
@@ -19,7 +19,7 @@ from autoscaler.settings import ControllerSettings, validate
 from rl.agent.arms import actor
 from rl.agent.contract import Batch
 from rl.agent.export import save
-from rl.agent.policy import LearntPolicy, published
+from rl.agent.policy import LearntPolicy, published, settled
 from rl.agent.settings import NetworkSettings
 from rl.evaluate.policies import limits_of
 from rl.experience import Experience, experiences, ticks
@@ -154,6 +154,29 @@ def test_an_expert_without_data_is_held_alone(field: str, what: str) -> None:
     found = LearntPolicy(Scripted(), made_encoder()).propose(replace(seen, nodes=nodes), 0.0, None)
     assert found.reasons["bert-4-expert-3-1"] == f"no data: the {what} of bert-4-expert-3-1 is not known"
     assert len(found.wishes) == 47 and "bert-4-expert-3-1" not in found.wishes
+
+
+@pytest.mark.parametrize(
+    ("changed", "slots", "kept"),
+    [
+        ({"concurrency": 4}, 0.2, True),
+        ({"concurrency": 4}, 0.3, False),
+        ({"concurrency": 4}, None, False),
+        ({"concurrency": 10}, 0.0, False),
+        ({"concurrency": 4, "replicas": 3}, 0.0, False),
+    ],
+    ids=["far-more-than-come", "it-may-limit", "not-known", "more", "another-axis-too"],
+)
+def test_an_order_for_fewer_calls_at_once_is_left_out_where_fewer_still_come(
+    changed: dict[str, Any], slots: float | None, kept: bool
+) -> None:
+    now = Configuration(256, 1.0, 0.0, 2, 8)
+    seen = observed()
+    nodes = {node.node: node for node in seen.nodes}
+    nodes["expert-3-1"] = one = replace(nodes["expert-3-1"], configuration=now, concurrency_utilisation=slots)
+    wishes = {one.function: replace(now, **changed)}
+    found = settled(workload().topology, replace(seen, nodes=tuple(nodes.values())), wishes)
+    assert found == ({one.function: now} if kept else wishes)
 
 
 @pytest.fixture
