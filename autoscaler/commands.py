@@ -33,7 +33,13 @@ SHOWN = 8
 
 @click.command()
 @click.option("--gateway", "gateway_url", default=None, help="Address of the gateway. [default: the state folder's]")
-@click.option("--state", type=click.Path(path_type=Path), default=Path(".smoe"), show_default=True)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    default=Path(".smoe"),
+    show_default=True,
+    help="State folder: address, passwords, pipelines, logs.",
+)
 @click.option("--user", default="admin", show_default=True, help="User of the gateway.")
 @click.option(
     "--password-file",
@@ -43,7 +49,13 @@ SHOWN = 8
 )
 @click.option("--pipeline", default="minilm", show_default=True, help="Pipeline to scale.")
 @click.option("--manifest", type=click.Path(path_type=Path), default=None, help="Its folder. [default: the state's]")
-@click.option("--max-functions", type=click.IntRange(min=0), default=0, help="As given to `smoe up` or `smoe deploy`.")
+@click.option(
+    "--max-functions",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="As given to `smoe up` or `smoe deploy`; 0 = one node a function.",
+)
 @click.option(
     "--policy",
     default="hpa",
@@ -56,7 +68,7 @@ SHOWN = 8
     "--policy-settings",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=None,
-    help="kpa, keda, elasticmoe, smoe: their settings (TOML).",
+    help="TOML file with the policy's own settings; static, serverlessmoe and the HPAs have none.",
 )
 @click.option(
     "--plan",
@@ -69,16 +81,33 @@ SHOWN = 8
 )
 @click.option("--interval", default="5s", show_default=True, metavar="SECONDS", help="Time between decisions (5, 5s).")
 @click.option(
-    "--window", "window_s", type=click.FloatRange(min=0.5), default=None, help="Seconds an observation covers."
+    "--window",
+    "window_s",
+    type=click.FloatRange(min=0.5),
+    default=None,
+    help="Seconds an observation covers. [default: one interval; 30 with --prometheus]",
 )
 @click.option("--slo-ms", type=click.FloatRange(min=0.1), default=None, help="Latency target, P95 in milliseconds.")
 @click.option("--prometheus", "prometheus_url", default=None, help="Prometheus server; without it targets are scraped.")
 @click.option(
-    "--prices", type=click.Path(path_type=Path, exists=True, dir_okay=False), default=None, help="Price sheet (TOML)."
+    "--prices",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="Price sheet (TOML). [default: autoscaler/prices.toml]",
 )
-@click.option("--min-replicas", type=click.IntRange(1, 1000), default=1, show_default=True)
-@click.option("--max-replicas", type=click.IntRange(1, 1000), default=8, show_default=True)
-@click.option("--cpu-target", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="hpa; 0 = not by CPU.")
+@click.option(
+    "--min-replicas", type=click.IntRange(1, 1000), default=1, show_default=True, help="Fewest replicas of a function."
+)
+@click.option(
+    "--max-replicas", type=click.IntRange(1, 1000), default=8, show_default=True, help="Most replicas of a function."
+)
+@click.option(
+    "--cpu-target",
+    type=click.FloatRange(0, 1),
+    default=0.8,
+    show_default=True,
+    help="hpa: wanted CPU utilisation; 0 = not by CPU.",
+)
 @click.option(
     "--concurrency-target",
     type=click.FloatRange(0, 1),
@@ -96,14 +125,31 @@ SHOWN = 8
 )
 @click.option("--scale-ingress", is_flag=True, help="Manage the ingress too.")
 @click.option("--experts-only", is_flag=True, help="Leave segments alone.")
-@click.option("--cooldown", "cooldown_s", type=click.FloatRange(min=0), default=0.0, help="Seconds between changes.")
-@click.option("--budget", "budget_per_hour", type=click.FloatRange(min=0), default=None, help="Most cost per hour.")
+@click.option(
+    "--cooldown",
+    "cooldown_s",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Least seconds between two changes of a function.",
+)
+@click.option(
+    "--budget",
+    "budget_per_hour",
+    type=click.FloatRange(min=0),
+    default=None,
+    help="Most that all functions may cost an hour, in the price sheet's currency.",
+)
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Parquet log. [default: STATE/log]")
 @click.option("--ticks", type=click.IntRange(min=1), default=None, help="Stop after this many decisions.")
 @click.option("--dry-run", is_flag=True, help="Decide and record, change nothing.")
 @click.option("--shadow", is_flag=True, help="Change nothing, go on as if, and tell what it would have cost.")
 @click.option(
-    "--platform", type=click.Choice(PLATFORMS), default="openfaas", show_default=True, help="Gets the orders."
+    "--platform",
+    type=click.Choice(PLATFORMS),
+    default="openfaas",
+    show_default=True,
+    help="Who gets the orders: a gateway's REST API, or the Kubernetes API server.",
 )
 @click.option(
     "--kubeconfig",
@@ -111,16 +157,28 @@ SHOWN = 8
     default=None,
     help="kubernetes: cluster and user. [default: the pod's service account, else kubectl's]",
 )
-@click.option("--kubernetes-namespace", default="openfaas-fn", show_default=True, help="kubernetes: of the functions.")
-@click.option("--gpu-memory-mb", type=click.IntRange(min=1), default=None, help="kubernetes: MiB of a GPU.")
+@click.option(
+    "--kubernetes-namespace",
+    default="openfaas-fn",
+    show_default=True,
+    help="kubernetes: namespace of functions and lease.",
+)
+@click.option(
+    "--gpu-memory-mb",
+    type=click.IntRange(min=1),
+    default=None,
+    help="kubernetes: MiB of a GPU's memory, of which a share may pin its part.",
+)
 @click.option("--gpu-host-ipc", is_flag=True, help="kubernetes: the node's IPC namespace for GPUs (GKE's MPS).")
-@click.option("--lease", default=None, metavar="NAME", help="kubernetes: of several controllers, its holder acts.")
+@click.option(
+    "--lease", default=None, metavar="NAME", help="kubernetes: Lease that the one acting controller of several holds."
+)
 @click.option(
     "--metrics-port",
     type=click.IntRange(0, 65535),
     default=0,
     show_default=True,
-    help="Of /metrics and /view, on all addresses; 0 = none.",
+    help="Port of /metrics and /view, on all addresses; 0 = none.",
 )
 @click.option(
     "--fallback",
@@ -128,7 +186,7 @@ SHOWN = 8
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Windows of missed SLO and a wish for less until hpa takes over; 0 = never.",
+    help="Windows in a row of missed SLO and a wish for less after which hpa takes over; 0 = never.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(

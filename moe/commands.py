@@ -20,7 +20,7 @@ from moe.split import split as split_checkpoint
 @click.command("split")
 @click.argument("source")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Pipeline folder to write.")
-@click.option("--name", help="Name of the pipeline; default: the folder's name.")
+@click.option("--name", help="Name of the pipeline. [default: the folder's name]")
 @click.option("--experts", type=click.IntRange(1), help="Experts per layer of a dense model.")
 @click.option("--top-k", type=click.IntRange(1), help="Experts per token.")
 @click.option(
@@ -30,8 +30,14 @@ from moe.split import split as split_checkpoint
     show_default=True,
     help="Dense models: share out the neurons, or make full-size copies.",
 )
-@click.option("--dtype", type=click.Choice(list(DTYPES)), default="float32", show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(DTYPES)),
+    default="float32",
+    show_default=True,
+    help="Of the weights that are written.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 @click.option(
     "--source",
     "folder",

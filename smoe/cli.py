@@ -23,7 +23,7 @@ COMMANDS = {
     "remove": LazyCommand("smoe.commands.service", "remove", "remove a pipeline's functions from a gateway"),
     "invoke": LazyCommand("smoe.commands.service", "invoke", "send text to a pipeline and print the answer"),
     "logs": LazyCommand("smoe.commands.service", "logs", "show or follow a function's log"),
-    "stack": LazyCommand("smoe.commands.service", "stack", "print stack.yml for faas-cli"),
+    "stack": LazyCommand("smoe.commands.service", "stack", "print stack.yml for faas-cli, or manifests for kubectl"),
     "autoscale": LazyCommand("autoscaler.commands", "autoscale", "run the controller against a gateway"),
     "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline"),
     "profile": LazyCommand(
@@ -36,7 +36,9 @@ COMMANDS = {
     "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
     "bound": LazyCommand("rl.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "tune": LazyCommand("rl.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"),
-    "place": LazyCommand("smoe.commands.place", "place_command", "which experts on which nodes, from statistics"),
+    "place": LazyCommand(
+        "smoe.commands.place", "place_command", "plan which experts go on which nodes, from statistics"
+    ),
     "migrate": LazyCommand("smoe.commands.migrate", "migrate", "move replicas between nodes while the pipeline serves"),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
     "traces": LazyCommand("traces.commands", "traces", "list, fetch, describe and clip traces"),

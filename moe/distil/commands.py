@@ -20,21 +20,30 @@ DEFAULT = Recipe()
 
 @click.command("distil")
 @click.option("--source", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="BERT encoder to adapt: a Hugging Face folder. Default: the installed MiniLM.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=MINILM_ADAPTER, help="Adapter file to write.")
+              help="BERT encoder to adapt: a Hugging Face folder. [default: the installed MiniLM]")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), default=MINILM_ADAPTER,
+              help="Adapter file to write. [default: the preset's own]")  # fmt: skip
 @click.option("--texts", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Folder of prompts (wikitext-2-valid.txt, bbh.jsonl, …). Default: beside the project.")  # fmt: skip
+              help="Folder of prompts (wikitext-2-valid.txt, bbh.jsonl, …). [default: beside the project]")  # fmt: skip
 @click.option("--system", type=click.Path(exists=True, file_okay=False, path_type=Path), default=SYSTEM,
               show_default=True, help="Where wordnet-base, fortunes and dict-gcide lie.")  # fmt: skip
-@click.option("--experts", type=click.IntRange(2), default=DEFAULT.experts, show_default=True)
-@click.option("--top-k", type=click.IntRange(1), default=DEFAULT.top_k, show_default=True)
+@click.option(
+    "--experts", type=click.IntRange(2), default=DEFAULT.experts, show_default=True, help="Experts per layer."
+)
+@click.option("--top-k", type=click.IntRange(1), default=DEFAULT.top_k, show_default=True, help="Experts per token.")
 @click.option("--shared", type=click.IntRange(0), default=DEFAULT.shared, show_default=True,
               help="Neurons per layer that always run, in the segment.")  # fmt: skip
-@click.option("--rank", type=click.IntRange(1), default=DEFAULT.rank, show_default=True)
+@click.option(
+    "--rank",
+    type=click.IntRange(1),
+    default=DEFAULT.rank,
+    show_default=True,
+    help="Rank of the trained changes of attention and FFN.",
+)
 @click.option("--tokens", type=click.IntRange(1), default=DEFAULT.tokens, show_default=True,
-              help="Length of training; 80,000 take about a minute on two cores.")  # fmt: skip
-@click.option("--seed", type=int, default=DEFAULT.seed, show_default=True)
-@click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+              help="Tokens trained on; 80,000 take about a minute on two cores.")  # fmt: skip
+@click.option("--seed", type=int, default=DEFAULT.seed, show_default=True, help="Of all random choices.")
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="Threads that compute.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
 def distil(
     source: Path | None,

@@ -30,14 +30,35 @@ from traces.trace import PATTERNS
 )
 @click.option("--workload", "name", type=click.Choice(PAPER_WORKLOADS), default="bert-8", show_default=True,
               help="Without --log: a fresh window of this workload on the modelled cluster.")  # fmt: skip
-@click.option("--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True)
-@click.option("--mean-rps", type=click.FloatRange(0.1, 1e4), default=20.0, show_default=True)
-@click.option("--window", "number", type=click.IntRange(0, 119), default=5, show_default=True, help="Of the episode.")
+@click.option(
+    "--pattern",
+    type=click.Choice(PATTERNS),
+    default="bursty",
+    show_default=True,
+    help="Without --log: of the hour that is played.",
+)
+@click.option(
+    "--mean-rps",
+    type=click.FloatRange(0.1, 1e4),
+    default=20.0,
+    show_default=True,
+    help="Without --log: requests per second on average.",
+)
+@click.option(
+    "--window",
+    "number",
+    type=click.IntRange(0, 119),
+    default=5,
+    show_default=True,
+    help="Without --log: which of the episode, from 0.",
+)
 @seed_option
 @click.option("--actor", "actor_file", type=click.Path(path_type=Path, dir_okay=False), default=None,
               help="File of the actor. [default: the published one]")  # fmt: skip
-@click.option("--layer", "layers", type=click.IntRange(min=0), multiple=True, help="Only these layers.")
-@click.option("--top", type=click.IntRange(1, 20), default=3, show_default=True, help="Configurations an expert.")
+@click.option("--layer", "layers", type=click.IntRange(min=0), multiple=True, help="Only this layer; repeatable.")
+@click.option(
+    "--top", type=click.IntRange(1, 20), default=3, show_default=True, help="Configurations shown for each expert."
+)
 @json_option
 def explain(
     log: Path | None, at_s: float | None, layers: Sequence[int], top: int, as_json: bool, **options: Any

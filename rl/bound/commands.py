@@ -31,9 +31,24 @@ SHOWN = 12
 
 @click.command()
 @input_options
-@click.option("--window", "window_s", type=click.FloatRange(0.1, 86400), default=60.0, show_default=True)
-@click.option("--slo-ms", type=click.FloatRange(0.1), default=None, help="P95 target. [default: the workload's]")
-@click.option("--meter", type=click.Choice(list(METERS)), default="both", show_default=True)
+@click.option(
+    "--window",
+    "window_s",
+    type=click.FloatRange(0.1, 86400),
+    default=60.0,
+    show_default=True,
+    help="Length of a window in seconds.",
+)
+@click.option(
+    "--slo-ms", type=click.FloatRange(0.1), default=None, help="P95 target in milliseconds. [default: the workload's]"
+)
+@click.option(
+    "--meter",
+    type=click.Choice(list(METERS)),
+    default="both",
+    show_default=True,
+    help="Cost that is bounded (docs/controller.md#costs).",
+)
 @click.option("--no-oracle", is_flag=True, help="Leave out the search for a feasible choice.")
 @click.option("--windows", "most", type=click.IntRange(min=1), default=None, help="Only the first so many.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write all windows as CSV.")

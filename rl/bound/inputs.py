@@ -21,15 +21,28 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Workload, trace, and which part of it at what rate."""
     for option in (
         seed_option,
-        click.option("--input-size", type=click.IntRange(1, 512), default=None, help="Mean tokens. [default: its own]"),
         click.option(
-            "--mean-rps", type=click.FloatRange(0, 1e5), default=0.0, show_default=True, help="0: as the trace is."
+            "--input-size",
+            type=click.IntRange(1, 512),
+            default=None,
+            help="Mean tokens of a request. [default: the workload's]",
+        ),
+        click.option(
+            "--mean-rps",
+            type=click.FloatRange(0, 1e5),
+            default=0.0,
+            show_default=True,
+            help="Requests per second on average; 0: as the trace is.",
         ),
         data_option,
         clip_options,
         click.option("--trace", required=True, help="A trace file, or a name of `smoe traces list`."),
         click.option(
-            "--workload", "name", type=click.Choice(PAPER_WORKLOADS), required=True, help="On the modelled cluster."
+            "--workload",
+            "name",
+            type=click.Choice(PAPER_WORKLOADS),
+            required=True,
+            help="One of the paper's, on the modelled cluster.",
         ),
     ):
         command = option(command)

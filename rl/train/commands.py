@@ -33,30 +33,61 @@ DEFAULT = TrainingSettings()
     help="One's own pipeline folder, with a profile of it (smoe profile); alone unless --workload is given too.",
 )
 @click.option(
-    "--slo-ms", type=click.FloatRange(0.1), multiple=True, help="λ of one's own pipeline; repeatable, to know several."
+    "--slo-ms",
+    type=click.FloatRange(0.1),
+    multiple=True,
+    help="P95 target of one's own pipeline in milliseconds; repeatable, to know several.",
 )
 @click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     default=None,
-    help="Of one's own pipeline. [default: the one of this tree that fits]",
+    help="Profile of one's own pipeline. [default: the one of this tree that fits]",
 )
 @click.option(
-    "--cpu-scale", type=click.FloatRange(0), default=0.0, help="Real cores a configured core. [default: the profile's]"
+    "--cpu-scale",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Real cores per configured core. [default: the profile's]",
 )
 @click.option(
-    "--traces", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of the public traces."
+    "--traces",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Clips, networks, exploration.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of clips, networks and exploration."
+)
 @click.option("--arm", type=click.Choice(ARMS), default="full", show_default=True, help="Networks (docs/agent.md).")
-@click.option("--meter", type=click.Choice(get_args(Meter)), default="provisioned", show_default=True)
 @click.option(
-    "--minutes", type=click.FloatRange(0.1, 1e5), default=40.0, show_default=True, help="Of one core; then it stops."
+    "--meter",
+    type=click.Choice(get_args(Meter)),
+    default="provisioned",
+    show_default=True,
+    help="Cost that is rewarded.",
 )
 @click.option(
-    "--windows", type=click.IntRange(1), default=DEFAULT.windows, show_default=True, help="Planned, for schedules."
+    "--minutes",
+    type=click.FloatRange(0.1, 1e5),
+    default=40.0,
+    show_default=True,
+    help="Processor time after which it stops.",
 )
-@click.option("--warm-start", type=click.IntRange(0), default=DEFAULT.warm_start, show_default=True, help="0: none.")
+@click.option(
+    "--windows",
+    type=click.IntRange(1),
+    default=DEFAULT.windows,
+    show_default=True,
+    help="Windows planned, for schedules.",
+)
+@click.option(
+    "--warm-start",
+    type=click.IntRange(0),
+    default=DEFAULT.warm_start,
+    show_default=True,
+    help="Windows that a teacher plays first; 0: none.",
+)
 @click.option("--curriculum/--no-curriculum", default=True, show_default=True, help="Slow clips first.")
 @click.option(
     "--set", "changes", multiple=True, metavar="KEY=JSON", help="Any other setting: updates=1, learner.gamma=0.9."

@@ -71,7 +71,13 @@ class RunSettings:
 @click.command()
 @click.argument("pipeline", default="minilm")
 @state_option
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out"), show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out"),
+    show_default=True,
+    help="Folder of the report, its numbers and logs.",
+)
 @click.option(
     "--policy",
     type=click.Choice(["smoe", "hpa", "static"]),
@@ -80,9 +86,19 @@ class RunSettings:
     help="smoe: the learnt policy sizes experts, HPA segments.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(10, 86400), default=120.0, show_default=True, help="Length of the play."
+    "--seconds",
+    type=click.FloatRange(10, 86400),
+    default=120.0,
+    show_default=True,
+    help="Length of the play in seconds.",
 )
-@click.option("--mean-rps", type=click.FloatRange(0.1, 1000), default=3.0, show_default=True, help="Mean request rate.")
+@click.option(
+    "--mean-rps",
+    type=click.FloatRange(0.1, 1000),
+    default=3.0,
+    show_default=True,
+    help="Requests per second on average.",
+)
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
@@ -90,18 +106,41 @@ class RunSettings:
     show_default=True,
     help="Real cores per configured core: how a cluster's configurations are played on this machine.",
 )
-@click.option("--interval", "interval_s", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds.")
-@click.option("--slo-ms", type=click.FloatRange(min=0.1), default=None, help="P95 target. [default: factor x unloaded]")
 @click.option(
-    "--slo-factor", type=click.FloatRange(min=1.0), default=SLO_FACTOR, show_default=True, help="SLO over unloaded P50."
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.5),
+    default=2.0,
+    show_default=True,
+    help="Seconds between decisions.",
 )
-@click.option("--max-replicas", type=click.IntRange(1, 64), default=8, show_default=True)
+@click.option(
+    "--slo-ms",
+    type=click.FloatRange(min=0.1),
+    default=None,
+    help="P95 target in milliseconds. [default: by --slo-factor]",
+)
+@click.option(
+    "--slo-factor",
+    type=click.FloatRange(min=1.0),
+    default=SLO_FACTOR,
+    show_default=True,
+    help="SLO over the median of warm single prompts.",
+)
+@click.option(
+    "--max-replicas", type=click.IntRange(1, 64), default=8, show_default=True, help="Most replicas of a function."
+)
 @click.option("--trace", default=None, help="Trace file or data set. [default: a bursty hour of the public traces]")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
+)
 @click.option(
     "--max-words", type=click.IntRange(1, 200), default=24, show_default=True, help="Longest prompt in words."
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 def run(**options: Any) -> None:
     """Bring PIPELINE up, replay a bursty trace through it, scale it meanwhile, and write a report to OUT."""
     settings = RunSettings(**options)

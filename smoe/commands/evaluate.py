@@ -42,27 +42,71 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 
 @click.command()
 @click.option(
-    "--workloads", default="bert-4", show_default=True, callback=_names, help=f"Of {','.join(PAPER_WORKLOADS)}."
+    "--workloads",
+    default="bert-4",
+    show_default=True,
+    callback=_names,
+    help=f"Comma list of {','.join(PAPER_WORKLOADS)}.",
 )
-@click.option("--patterns", default="bursty", show_default=True, callback=_names, help=f"Of {','.join(PATTERNS)}.")
 @click.option(
-    "--input-sizes", default="0", show_default=True, callback=_numbers, help="Mean tokens; 0: the workload's."
+    "--patterns", default="bursty", show_default=True, callback=_names, help=f"Comma list of {','.join(PATTERNS)}."
 )
 @click.option(
-    "--policies", default=DEFAULT_POLICIES, show_default=True, callback=_names, help="Names, or MODULE:MAKER."
+    "--input-sizes",
+    default="0",
+    show_default=True,
+    callback=_numbers,
+    help="Mean tokens of a request, comma list; 0: the workload's.",
 )
-@click.option("--seeds", default="0,1,2", show_default=True, callback=_numbers, help="Clip, lengths, routing, scatter.")
+@click.option(
+    "--policies",
+    default=DEFAULT_POLICIES,
+    show_default=True,
+    callback=_names,
+    help="Comma list of names (docs/policies.md), or MODULE:MAKER.",
+)
+@click.option(
+    "--seeds",
+    default="0,1,2",
+    show_default=True,
+    callback=_numbers,
+    help="Each chooses clip, lengths, routing and scatter.",
+)
 @click.option("--trace", type=click.Path(path_type=Path, exists=True), default=None, help="A trace file of your own.")
 @click.option(
     "--out", type=_FOLDER, default=Path("out/evaluation"), show_default=True, help="Results; runs there stay."
 )
-@click.option("--mean-rps", type=click.FloatRange(0, 1e5), default=20.0, show_default=True, help="0: as the trace is.")
-@click.option("--seconds", type=click.FloatRange(10, 86400), default=3600.0, show_default=True, help="Of an episode.")
-@click.option("--window", "window_s", type=click.FloatRange(1, 3600), default=30.0, show_default=True, help="Seconds.")
+@click.option(
+    "--mean-rps",
+    type=click.FloatRange(0, 1e5),
+    default=20.0,
+    show_default=True,
+    help="Requests per second on average; 0: as the trace is.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(10, 86400),
+    default=3600.0,
+    show_default=True,
+    help="Length of an episode in seconds.",
+)
+@click.option(
+    "--window",
+    "window_s",
+    type=click.FloatRange(1, 3600),
+    default=30.0,
+    show_default=True,
+    help="Length of a window in seconds.",
+)
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Windows that are not counted.")
 @click.option("--plans", type=_FOLDER, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
 @click.option("--policy-settings", type=_FOLDER, default=None, help="Folder of policies' settings, POLICY.toml.")
-@click.option("--data", type=_FOLDER, default=None, help="Folder of the public traces.")
+@click.option(
+    "--data",
+    type=_FOLDER,
+    default=None,
+    help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
+)
 @click.option("--bound/--no-bound", default=True, show_default=True, help="Compute the lower bound of cost.")
 @click.option(
     "--start",

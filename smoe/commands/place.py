@@ -25,12 +25,24 @@ from smoe.pipelines import ensure_pipeline
     required=True,
     help='JSON: {"tokens": [layers][experts]} and, for co-activation, "together": [layers][experts][experts].',
 )
-@click.option("--node", "nodes", multiple=True, required=True, metavar="NAME", help="Nodes, all alike.")
+@click.option(
+    "--node", "nodes", multiple=True, required=True, metavar="NAME", help="A node; repeatable, all are alike."
+)
 @click.option(
     "--slots", type=click.IntRange(1), default=None, help="Experts of a layer a node takes. [default: just enough]"
 )
-@click.option("--objective", type=click.Choice(OBJECTIVES), default=None, help="[default: tokens-first, or tokens]")
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write the plan here.")
+@click.option(
+    "--objective",
+    type=click.Choice(OBJECTIVES),
+    default=None,
+    help="What is evened out. [default: tokens-first, or tokens where co-activations are not known]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="Write the plan for `smoe migrate` here.",
+)
 @state_option
 @json_option
 def place_command(

@@ -61,10 +61,21 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     help="Parquet file to write; the picture goes beside it as .png.",
 )
 @click.option("--quick", is_flag=True, help="Few points and short ones: shows that it works, too coarse to plan with.")
-@click.option("--tokens", type=_Numbers(whole=True), default=None, help="Tokens per call, such as 1,8,32,128,512.")
-@click.option("--shares", type=_Numbers(whole=False), default=None, help="CPU shares in real cores, such as 0.1,0.5,1.")
-@click.option("--memory", "memory_mib", type=_Numbers(whole=True), default=None, help="Memory limits in MiB.")
-@click.option("--concurrency", type=_Numbers(whole=True), default=None, help="Calls at once, such as 2,4,8.")
+@click.option("--tokens", type=_Numbers(whole=True), default=None, help="Tokens per call. [default: 1,8,32,128,512]")
+@click.option(
+    "--shares",
+    type=_Numbers(whole=False),
+    default=None,
+    help="CPU shares in real cores. [default: 0.03,0.06,0.12,0.25,0.5,1]",
+)
+@click.option(
+    "--memory",
+    "memory_mib",
+    type=_Numbers(whole=True),
+    default=None,
+    help="Memory limits in MiB. [default: 8,12,16,24,32,48,64,128]",
+)
+@click.option("--concurrency", type=_Numbers(whole=True), default=None, help="Calls at once. [default: 2,4,8]")
 @click.option("--repeats", type=click.IntRange(1, 100), default=None, help="Repeats of every point. [default: 3]")
 @click.option(
     "--seconds", type=click.FloatRange(0.05, 60), default=None, help="Seconds of load on a point. [default: 0.8]"
@@ -73,7 +84,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     "--minutes",
     type=click.FloatRange(min=1),
     default=None,
-    help="Stop repeating after about so long; every point is measured once.",
+    help="Stop repeating after about so many minutes; every point is measured once. [default: no limit]",
 )
 @click.option(
     "--cpu-scale",
@@ -82,8 +93,13 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     show_default=True,
     help="Real cores per configured core of the gateway that is started.",
 )
-@click.option("--gpu-shares", type=_Numbers(whole=False), default=None, help="GPU shares under MPS; needs a GPU.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--gpu-shares",
+    type=_Numbers(whole=False),
+    default=None,
+    help="Shares of a GPU under MPS, such as 0.1,0.5,1; needs a GPU. [default: none]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 @state_option
 def profile(
     pipeline: str,

@@ -35,8 +35,20 @@ _PIPELINE = click.argument("pipeline", default="minilm")
 @_PIPELINE
 @state_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks a free one.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8082, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port of the API; 0 picks a free one.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=8082,
+    show_default=True,
+    help="Port of /metrics; 0 picks a free one.",
+)
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(min=0.001, max=10),
@@ -44,9 +56,19 @@ _PIPELINE = click.argument("pipeline", default="minilm")
     show_default=True,
     help="Real cores per configured core.",
 )
-@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Nodes to play, each with a weights manager.")
 @click.option(
-    "--standbys", type=click.IntRange(0, 1000), default=2, show_default=True, help="Prepared workers kept ready."
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    help="A node to play on this machine, with a weights manager of its own; repeatable.",
+)
+@click.option(
+    "--standbys",
+    type=click.IntRange(0, 1000),
+    default=2,
+    show_default=True,
+    help="Prepared workers kept ready, and as many for the ingress.",
 )
 @click.option("--foreground", is_flag=True, help="Stay, and stop everything on Ctrl-C.")
 @deployment_options
@@ -150,9 +172,19 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
 @click.command()
 @click.argument("text", nargs=-1)
 @click.option("--name", default="minilm", show_default=True, help="Pipeline (function) to call.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=None, help="Decoders: how much to write.")
 @click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0.1), default=60.0, show_default=True, help="Seconds."
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Decoders: most tokens to write. [default: none, only logits]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0.1),
+    default=60.0,
+    show_default=True,
+    help="Seconds until the call is given up.",
 )
 @state_option
 @gateway_option
@@ -211,8 +243,14 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
     show_default=True,
     help="A stack file for faas-cli, or manifests for kubectl.",
 )
-@click.option("--gateway", "gateway_url", default="http://127.0.0.1:8080", show_default=True, help="openfaas: address.")
-@click.option("--namespace", default="openfaas-fn", show_default=True, help="kubernetes: of the functions.")
+@click.option(
+    "--gateway",
+    "gateway_url",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    help="openfaas: address of the gateway.",
+)
+@click.option("--namespace", default="openfaas-fn", show_default=True, help="kubernetes: namespace of the functions.")
 @click.option("--feed-url", default=None, help="kubernetes: a gateway's /system/replicas as functions reach it.")
 @click.option("--feed-secret", default=None, help="kubernetes: secret beside the functions with the key feed-token.")
 @click.option("--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines.")

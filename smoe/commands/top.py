@@ -29,8 +29,17 @@ from smoe.view.live import View
 @click.option(
     "--manifest", type=click.Path(path_type=Path), default=None, help="Pipeline folder. [default: the state's]"
 )
-@click.option("--interval", "interval_s", type=click.FloatRange(0.5), default=2.0, show_default=True, help="Seconds.")
-@click.option("--slo-ms", type=click.FloatRange(min=0.1), default=None, help="Latency target to show P95 against.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.5),
+    default=2.0,
+    show_default=True,
+    help="Seconds between windows.",
+)
+@click.option(
+    "--slo-ms", type=click.FloatRange(min=0.1), default=None, help="Latency target in milliseconds to show P95 against."
+)
 @click.option("--prometheus", default=None, help="Read a Prometheus server in place of the targets.")
 @click.option("--ticks", type=click.IntRange(min=1), default=None, help="End after this many windows.")
 def top(
