@@ -143,7 +143,7 @@ def gap_rows(found: dict[str, dict[int, float]]) -> list[list[str]]:
 @click.command()
 @click.option("--routing", type=click.Path(path_type=Path, exists=True), help="Folder with the routing logs.")
 @click.option("--repeats", default=2000, show_default=True, help="Timed calls of each cell.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 def main(routing: Path | None, repeats: int, seed: int) -> None:
     """Microseconds, distance from the optimum, imbalance."""
     known = made("lognormal", 4096 + 16 * TOKENS, 1, EXPERTS, TOP_K, seed)

@@ -135,18 +135,46 @@ def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...
 
 
 @click.command()
-@click.option("--arms", default=",".join(PAPER_ARMS), show_default=True, callback=_chosen)
-@click.option("--minutes", default=40.0, show_default=True, type=click.FloatRange(0.01), help="Of one core, an actor.")
-@click.option("--seeds", default="0,1,2", show_default=True, help="Of training.")
+@click.option(
+    "--arms", default=",".join(PAPER_ARMS), show_default=True, callback=_chosen, help="Comma list (docs/agent.md)."
+)
+@click.option(
+    "--minutes",
+    default=40.0,
+    show_default=True,
+    type=click.FloatRange(0.01),
+    help="Minutes of one core, for each actor.",
+)
+@click.option("--seeds", default="0,1,2", show_default=True, help="Seeds of training, comma list.")
 @click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True, help="To train and to test on.")
 @click.option("--patterns", default=",".join(PATTERNS), show_default=True, help="To test on.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe train.")
 @click.option("--test-seeds", default=3, show_default=True, type=click.IntRange(1), help="Test hours of each kind.")
-@click.option("--seconds", default=600.0, show_default=True, help="Of a test hour.")
-@click.option("--mean-rps", default=20.0, show_default=True, type=click.FloatRange(0.1, 1e4))
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(0), help="Of testing; 0: one a core.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/arms"), show_default=True)
-@click.option("--publish", "to", type=click.Path(path_type=Path, file_okay=False), default=None)
+@click.option("--seconds", default=600.0, show_default=True, help="Length of a test hour in seconds.")
+@click.option(
+    "--mean-rps",
+    default=20.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 1e4),
+    help="Requests per second on average.",
+)
+@click.option(
+    "--workers", default=1, show_default=True, type=click.IntRange(0), help="Processes of testing; 0: one a core."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/arms"),
+    show_default=True,
+    help="Actors and runs; what is there is not made again.",
+)
+@click.option(
+    "--publish",
+    "to",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder for table and curves.",
+)
 def main(
     arms: tuple[str, ...], minutes: float, seeds: str, workloads: str, patterns: str, changes: tuple[str, ...],
     test_seeds: int, seconds: float, mean_rps: float, workers: int, out: Path, to: Path | None,

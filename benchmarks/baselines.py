@@ -125,21 +125,42 @@ def page_of(grid: Grid, summaries: Sequence[Mapping[str, Any]], found: Mapping[s
 
 
 @click.command()
-@click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True)
-@click.option("--patterns", default="bursty,normal,slow", show_default=True)
-@click.option("--policies", default=",".join(POLICIES), show_default=True)
-@click.option("--sweep-on", default="bert-4,gpt2-4,b2b-4", show_default=True, help="Others get what is best for all.")
-@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1))
-@click.option("--seconds", default=600.0, show_default=True)
-@click.option("--mean-rps", default=20.0, show_default=True)
+@click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True, help="Comma list.")
+@click.option("--patterns", default="bursty,normal,slow", show_default=True, help="Comma list.")
+@click.option("--policies", default=",".join(POLICIES), show_default=True, help="Comma list (docs/policies.md).")
 @click.option(
-    "--trials", default=SearchSettings.trials, show_default=True, type=click.IntRange(3), help="Most of a search."
+    "--sweep-on",
+    default="bert-4,gpt2-4,b2b-4",
+    show_default=True,
+    help="Workloads whose settings are swept; others get what is best for all of these.",
 )
-@click.option("--workers", default=0, show_default=True, type=click.IntRange(0), help="0: one a core.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/baselines"), show_default=True
+    "--seeds", default=5, show_default=True, type=click.IntRange(1), help="Test hours of each workload and pattern."
 )
-@click.option("--publish", "to", type=click.Path(path_type=Path, file_okay=False), default=None)
+@click.option("--seconds", default=600.0, show_default=True, help="Length of an episode in seconds.")
+@click.option("--mean-rps", default=20.0, show_default=True, help="Requests per second on average.")
+@click.option(
+    "--trials",
+    default=SearchSettings.trials,
+    show_default=True,
+    type=click.IntRange(3),
+    help="Most deployments judged in a search.",
+)
+@click.option("--workers", default=0, show_default=True, type=click.IntRange(0), help="Processes; 0: one a core.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/baselines"),
+    show_default=True,
+    help="All that is made; what is there is not made again.",
+)
+@click.option(
+    "--publish",
+    "to",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder for table, runs and figures.",
+)
 def main(
     workloads: str,
     patterns: str,

@@ -69,12 +69,16 @@ def draw(tails_s: Floats, workload: Workload, trace: Trace, window_s: float, out
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="any file that traces.loading knows")
-    parser.add_argument("--out", type=Path, default=Path("out/bottlenecks.png"))
-    parser.add_argument("--workload", choices=PAPER_WORKLOADS, default="bert-4")
-    parser.add_argument("--rate", type=float, default=20.0, help="mean requests a second, by moving time")
-    parser.add_argument("--minutes", type=float, default=10.0, help="how much of it is played")
-    parser.add_argument("--window", type=float, default=10.0, help="seconds")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out/bottlenecks.png"), help="picture to write (%(default)s)")
+    parser.add_argument(
+        "--workload", choices=PAPER_WORKLOADS, default="bert-4", help="on the modelled cluster (%(default)s)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=20.0, help="requests per second on average, by moving time (%(default)s)"
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="how much of it is played (%(default)s)")
+    parser.add_argument("--window", type=float, default=10.0, help="length of a window in seconds (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random choices (%(default)s)")
     given = parser.parse_args(arguments)
     try:
         trace = to_rate(load(given.trace), given.rate)

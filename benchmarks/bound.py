@@ -158,7 +158,7 @@ def show(cells: list[Cell]) -> None:
 
 @click.command()
 @click.option("--repeats", default=5, show_default=True, help="Timings of each window.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 def main(repeats: int, seed: int) -> None:
     """Gaps and milliseconds of the bound."""
     workload = paper_workload(WORKLOAD)

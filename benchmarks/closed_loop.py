@@ -321,16 +321,38 @@ def table_of(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
 
 
 @click.command()
-@click.option("--policies", default=",".join(POLICIES), show_default=True)
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
-@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Of a play.")
-@click.option("--mean-rps", default=3.0, show_default=True, type=click.FloatRange(0.1))
-@click.option("--cpu-scale", default=0.015, show_default=True, type=click.FloatRange(0.001, 10))
-@click.option("--interval", "window_s", default=2.0, show_default=True, type=click.FloatRange(0.5))
+@click.option("--policies", default=",".join(POLICIES), show_default=True, help="Comma list (docs/policies.md).")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Plays of each policy.")
+@click.option(
+    "--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Length of a play in seconds."
+)
+@click.option(
+    "--mean-rps", default=3.0, show_default=True, type=click.FloatRange(0.1), help="Requests per second on average."
+)
+@click.option(
+    "--cpu-scale",
+    default=0.015,
+    show_default=True,
+    type=click.FloatRange(0.001, 10),
+    help="Real cores per configured core.",
+)
+@click.option(
+    "--interval",
+    "window_s",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.5),
+    help="Seconds between decisions.",
+)
 @click.option("--slo-factor", default=3.0, show_default=True, help="SLO over a prompt's time through idle functions.")
-@click.option("--profile", type=click.Path(path_type=Path, exists=True), default=None, help="[default: the one here]")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, exists=True),
+    default=None,
+    help="Measured profile. [default: this machine's in rl/profiles]",
+)
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 def main(policies: str, repeats: int, **options: Any) -> None:
     """Play the same clip under each policy on the running pipeline, and simulate it beside."""
     names = tuple(policies.split(","))

@@ -229,7 +229,15 @@ def _wait_for(url: str) -> None:
 
 
 @click.command()
-@click.option("--functions", "sizes", type=click.IntRange(8, 20000), multiple=True, default=SIZES, show_default=True)
+@click.option(
+    "--functions",
+    "sizes",
+    type=click.IntRange(8, 20000),
+    multiple=True,
+    default=SIZES,
+    show_default=True,
+    help="Size of the pipeline; repeatable.",
+)
 @click.option("--ticks", type=click.IntRange(1), default=25, show_default=True, help="Measured ticks of each size.")
 @click.option("--one", is_flag=True, hidden=True, help="Measure in this process and print JSON alone.")
 def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:

@@ -114,7 +114,7 @@ def show(rows: dict[str, dict[str, float]], title: str, console: Console) -> Non
 
 @click.command()
 @click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Decisions of each arm.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
 def main(repeats: int, seed: int) -> None:
     """Time decisions of all arms at 12 × 8 experts, and of the full agent at 24 × 64."""
     torch.set_num_threads(1)

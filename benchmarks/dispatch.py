@@ -217,10 +217,12 @@ class Load:
 @click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 16), help="Of each function.")
 @click.option("--tokens", default=(8, 32), multiple=True, show_default=True, help="Tokens of a text; a table each.")
 @click.option("--texts", default=1, show_default=True, type=click.IntRange(1, 64), help="Texts of a request.")
-@click.option("--mbit", default=0.0, show_default=True, type=click.FloatRange(0), help="Of a node's line; 0: loopback.")
+@click.option(
+    "--mbit", default=0.0, show_default=True, type=click.FloatRange(0), help="Mbit/s of a node's line; 0: loopback."
+)
 @click.option("--rounds", default=8, show_default=True, type=click.IntRange(1), help="Turns of each row.")
 @click.option("--calls", default=20, show_default=True, type=click.IntRange(2), help="Requests a turn.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 def main(pipeline: str, mbit: float, **load: Any) -> None:
     """Rules of dispatch and ways of transfer over played nodes."""
     directory, _ = ensure_pipeline(pipeline, Path(".smoe/pipelines"))

@@ -65,10 +65,10 @@ class Tally:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=int, default=2000, help="requests in all (%(default)s)")
+    parser.add_argument("--kills", type=int, default=20, help="workers killed meanwhile (%(default)s)")
+    parser.add_argument("--clients", type=int, default=4, help="clients at once (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of all random choices (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options.requests, options.kills, options.clients, options.seed)

@@ -125,9 +125,24 @@ def save(rows: Sequence[tuple[str, Row]], path: Path) -> None:
 
 
 @click.command()
-@click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, show_default=True, help="Name or preset.")
-@click.option("--share", "shares", multiple=True, type=float, help="Shares to measure. [default: 0.1, 0.2 … 1]")
-@click.option("--seconds", type=click.FloatRange(0.05, 60), default=1.0, show_default=True, help="Load on each point.")
+@click.option(
+    "--pipeline",
+    "pipelines",
+    multiple=True,
+    default=PIPELINES,
+    show_default=True,
+    help="Pipeline folder or preset; repeatable.",
+)
+@click.option(
+    "--share",
+    "shares",
+    multiple=True,
+    type=float,
+    help="Share of a GPU to measure; repeatable. [default: 0.1, 0.2 … 1]",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0.05, 60), default=1.0, show_default=True, help="Seconds of load on each point."
+)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Parquet file of all rows.")
 def main(pipelines: tuple[str, ...], shares: tuple[float, ...], seconds: float, out: Path | None) -> None:
     """Measure GPU shares on this machine."""

@@ -239,15 +239,25 @@ def write_windows(found: Mapping[str, Played], clock: Clock, path: Path) -> None
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="ServeGen's clients, as a folder or one table")
-    parser.add_argument("--out", type=Path, default=Path("out/janus"))
-    parser.add_argument("--workload", choices=PAPER_WORKLOADS, default="bert-8")
-    parser.add_argument("--first-day", type=int, default=2, help="counted from 0; the day before is tuned on")
-    parser.add_argument("--days", type=int, default=2)
-    parser.add_argument("--slice", type=float, default=2.0, help="seconds played of every ten minutes")
-    parser.add_argument("--decision-windows", type=int, default=3, help="windows of ten minutes between decisions")
-    parser.add_argument("--slo-factor", type=float, default=1.5, help="SLO over the P95 of a pass that meets no other")
-    parser.add_argument("--most", type=int, default=16, help="replicas of a function at most")
-    parser.add_argument("--machines", type=int, default=8, help="for the comparison of dispatch")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/janus"), help="folder for table, windows and picture (%(default)s)"
+    )
+    parser.add_argument(
+        "--workload", choices=PAPER_WORKLOADS, default="bert-8", help="on the modelled cluster (%(default)s)"
+    )
+    parser.add_argument(
+        "--first-day", type=int, default=2, help="counted from 0; the day before is tuned on (%(default)s)"
+    )
+    parser.add_argument("--days", type=int, default=2, help="days played (%(default)s)")
+    parser.add_argument("--slice", type=float, default=2.0, help="seconds played of every ten minutes (%(default)s)")
+    parser.add_argument(
+        "--decision-windows", type=int, default=3, help="windows of ten minutes between decisions (%(default)s)"
+    )
+    parser.add_argument(
+        "--slo-factor", type=float, default=1.5, help="SLO over the P95 of a pass that meets no other (%(default)s)"
+    )
+    parser.add_argument("--most", type=int, default=16, help="replicas of a function at most (%(default)s)")
+    parser.add_argument("--machines", type=int, default=8, help="for the comparison of dispatch (%(default)s)")
     parser.add_argument("--seeds", type=_seeds, default=(0, 1, 2), help="the first has all rows (default 0,1,2)")
     given = parser.parse_args(arguments)
     clock = Clock(given.slice, given.decision_windows)

@@ -154,13 +154,39 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 @click.command()
-@click.option("--workload", "name", type=click.Choice(PAPER_WORKLOADS), default="bert-8", show_default=True)
-@click.option("--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True)
-@click.option("--mean-rps", type=click.FloatRange(0.1, 1e4), default=20.0, show_default=True)
-@click.option("--minutes", type=click.FloatRange(1.0), default=20.0, show_default=True)
-@click.option("--window", "window_s", type=click.FloatRange(1.0), default=30.0, show_default=True, help="Seconds.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--surface-seeds", type=click.IntRange(2), default=5, show_default=True)
+@click.option(
+    "--workload",
+    "name",
+    type=click.Choice(PAPER_WORKLOADS),
+    default="bert-8",
+    show_default=True,
+    help="On the modelled cluster.",
+)
+@click.option(
+    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is played."
+)
+@click.option(
+    "--mean-rps",
+    type=click.FloatRange(0.1, 1e4),
+    default=20.0,
+    show_default=True,
+    help="Requests per second on average.",
+)
+@click.option(
+    "--minutes", type=click.FloatRange(1.0), default=20.0, show_default=True, help="How much of it is played."
+)
+@click.option(
+    "--window",
+    "window_s",
+    type=click.FloatRange(1.0),
+    default=30.0,
+    show_default=True,
+    help="Length of a window in seconds.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
+@click.option(
+    "--surface-seeds", type=click.IntRange(2), default=5, show_default=True, help="Plays of each point of the surface."
+)
 @click.option(
     "--traces",
     "given",
@@ -169,7 +195,11 @@ def show(found: dict[str, Any], console: Console) -> None:
     help="Public traces.",
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/motivation"), show_default=True
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/motivation"),
+    show_default=True,
+    help="Folder of the tables.",
 )
 def main(
     name: str, pattern: str, mean_rps: float, minutes: float, window_s: float, seed: int, surface_seeds: int,

@@ -202,12 +202,27 @@ def document(work: Work, policy: LearntPolicy, actor_file: Path, steps: list[Ste
 
 
 @click.command()
-@click.option("--workload", "name", type=click.Choice(PAPER_WORKLOADS), default="bert-4", show_default=True)
-@click.option("--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--seconds", type=click.FloatRange(180.0), default=600.0, show_default=True)
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/one-decision"), show_default=True
+    "--workload",
+    "name",
+    type=click.Choice(PAPER_WORKLOADS),
+    default="bert-4",
+    show_default=True,
+    help="On the modelled cluster.",
+)
+@click.option(
+    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is played."
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
+@click.option(
+    "--seconds", type=click.FloatRange(180.0), default=600.0, show_default=True, help="Length of the episode."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/one-decision"),
+    show_default=True,
+    help="Folder of decision.json.",
 )
 def main(name: str, pattern: str, seed: int, seconds: float, out: Path) -> None:
     """Play an episode under the learnt policy, and take one decision apart."""

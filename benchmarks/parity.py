@@ -218,7 +218,7 @@ def launcher() -> Launch:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="random checkpoints per family")
+    parser.add_argument("--seeds", type=int, default=3, help="random checkpoints per family (%(default)s)")
     parser.add_argument("--in-process", action="store_true", help="leave out the running functions")
     parser.add_argument("--no-default", action="store_true", help="leave out the default model's quality")
     options = parser.parse_args(arguments)

@@ -261,11 +261,18 @@ def figures(model: WholeModel, taken: dict[str, list[float]], loads: dict[str, l
 
 
 @click.command()
-@click.option("--pipeline", "directory", type=click.Path(path_type=Path), default=DEFAULT_PIPELINE, show_default=True)
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--pipeline",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_PIPELINE,
+    show_default=True,
+    help="Pipeline folder.",
+)
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Turns of each way.")
 @click.option("--calls", default=60, show_default=True, type=click.IntRange(2), help="Calls a turn.")
-@click.option("--seconds", default=2.0, show_default=True, help="Length of each load turn.")
-@click.option("--seed", default=0, show_default=True)
+@click.option("--seconds", default=2.0, show_default=True, help="Length of each load turn in seconds.")
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 def main(directory: Path, rounds: int, calls: int, seconds: float, seed: int) -> None:
     """Pass over functions against the whole model, in turns."""
     console = Console(stderr=True)

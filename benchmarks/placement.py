@@ -253,8 +253,8 @@ def _module(path: Path) -> Any:
 @click.command()
 @click.option("--eplb", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The original eplb.py.")
 @click.option("--routing", type=click.Path(path_type=Path, exists=True), help="Folder with the routing logs.")
-@click.option("--repeats", default=7, show_default=True)
-@click.option("--seed", default=0, show_default=True)
+@click.option("--repeats", default=7, show_default=True, help="Timings of each cell; their median counts.")
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
 def main(eplb: Path | None, routing: Path | None, repeats: int, seed: int) -> None:
     """Milliseconds, balance, co-activation and movement, side by side."""
     torch.set_num_threads(1)

@@ -286,8 +286,8 @@ def draw(found: dict[str, Any], file: Path) -> None:
 @click.command()
 @click.option("--routing", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of routing logs.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for pictures.")
-@click.option("--message-ms", default=1.0, show_default=True, help="Of a message, beside its bytes.")
-@click.option("--seeds", default=3, show_default=True)
+@click.option("--message-ms", default=1.0, show_default=True, help="Milliseconds of a message, beside its bytes.")
+@click.option("--seeds", default=3, show_default=True, help="Seeds, from 0 on; results are means.")
 def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None:
     """Latency, local ratio, distance from the optimum, scale."""
     lite_work = lite(routing, 0)

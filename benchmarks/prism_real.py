@@ -301,25 +301,44 @@ def draw(rows: dict[str, Any], shifted: dict[str, Any], seconds: float, file: Pa
 @click.command()
 @click.option("--texts", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of text sets.")
 @click.option("--experts", type=click.IntRange(2, 64), default=8, show_default=True, help="Experts a layer.")
-@click.option("--top-k", type=click.IntRange(1, 64), default=2, show_default=True)
+@click.option("--top-k", type=click.IntRange(1, 64), default=2, show_default=True, help="Experts a token.")
 @click.option(
-    "--mbit", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Of each node's way out."
+    "--mbit", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Mbit/s of each node's way out."
 )
-@click.option("--delay-ms", type=click.FloatRange(0, 1000), default=0.0, show_default=True, help="Needs netem.")
+@click.option(
+    "--delay-ms",
+    type=click.FloatRange(0, 1000),
+    default=0.0,
+    show_default=True,
+    help="Delay of each node's way out; needs netem.",
+)
 @click.option("--rate", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Requests/s a node.")
-@click.option("--seconds", type=click.FloatRange(3, 3600), default=20.0, show_default=True, help="Of a run.")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option("--shift-s", type=click.FloatRange(3, 3600), default=30.0, show_default=True, help="Of each half.")
-@click.option("--interval", "interval_s", type=click.FloatRange(1, 3600), default=10.0, show_default=True)
+@click.option("--seconds", type=click.FloatRange(3, 3600), default=20.0, show_default=True, help="Length of a run.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each plan.")
+@click.option(
+    "--shift-s",
+    type=click.FloatRange(3, 3600),
+    default=30.0,
+    show_default=True,
+    help="Seconds before and after tasks change nodes.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds between decisions to migrate.",
+)
 @click.option(
     "--horizon",
     "horizon_s",
     type=click.FloatRange(1),
     default=300.0,
     show_default=True,
-    help="For which moves must pay.",
+    help="Seconds within which a move must pay.",
 )
-@click.option("--words", type=click.IntRange(1, 400), default=48, show_default=True, help="Longest text.")
+@click.option("--words", type=click.IntRange(1, 400), default=48, show_default=True, help="Longest text in words.")
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the picture.")
 def main(
     texts: Path, experts: int, top_k: int, mbit: float, delay_ms: float, out: Path | None, words: int, **options: Any

@@ -107,10 +107,10 @@ def event_driven(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=40_000, help="of the simulator's run")
-    parser.add_argument("--compared", type=int, default=3_000, help="of the run that both models make")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--requests", type=int, default=40_000, help="of the simulator's run (%(default)s)")
+    parser.add_argument("--compared", type=int, default=3_000, help="of the run that both models make (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed runs; the best counts (%(default)s)")
+    parser.add_argument("--seed", type=int, default=7, help="of all random choices (%(default)s)")
     given = parser.parse_args(arguments)
     workload = paper_workload("bert-8")
     begun_s = time.perf_counter()

@@ -108,13 +108,25 @@ def shown(entries: dict[str, dict[str, Any]]) -> Table:
 
 
 @click.command()
-@click.option("--minutes", default=40.0, show_default=True, type=click.FloatRange(0.1), help="Of one core, each seed.")
-@click.option("--seeds", default="0", show_default=True)
-@click.option("--workloads", default=",".join(TrainingSettings().workloads), show_default=True)
-@click.option("--windows", default=TrainingSettings().windows, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--minutes", default=40.0, show_default=True, type=click.FloatRange(0.1), help="Minutes of one core, for each seed."
+)
+@click.option("--seeds", default="0", show_default=True, help="Seeds of training, comma list.")
+@click.option("--workloads", default=",".join(TrainingSettings().workloads), show_default=True, help="Comma list.")
+@click.option(
+    "--windows",
+    default=TrainingSettings().windows,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Windows planned, for schedules.",
+)
 @click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting, as of smoe train.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/training"), show_default=True
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/training"),
+    show_default=True,
+    help="A run that is there goes on.",
 )
 def main(minutes: float, seeds: str, workloads: str, windows: int, changes: tuple[str, ...], out: Path) -> None:
     """Train, and print the curve."""

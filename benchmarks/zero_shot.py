@@ -80,11 +80,17 @@ def shown(sizes: dict[str, dict[str, Any]]) -> Table:
 
 
 @click.command()
-@click.option("--minutes", default=8.0, show_default=True, type=click.FloatRange(0.01), help="Of one core, each size.")
-@click.option("--sizes", "names", default=",".join(kind.name for kind in SIZES), show_default=True)
+@click.option(
+    "--minutes", default=8.0, show_default=True, type=click.FloatRange(0.01), help="Minutes of one core, for each size."
+)
+@click.option("--sizes", "names", default=",".join(kind.name for kind in SIZES), show_default=True, help="Comma list.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe train.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/zero-shot"), show_default=True
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/zero-shot"),
+    show_default=True,
+    help="A run that is there goes on.",
 )
 def main(minutes: float, names: str, changes: tuple[str, ...], out: Path) -> None:
     """Train at every size, and compare with the published actor, which has never been there."""
