@@ -175,7 +175,7 @@ def main() -> None:
     """The load process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", type=Path, help="JSON file: what to send")
-    parser.add_argument("out", type=Path, help="JSON file to write: what was seen")
+    parser.add_argument("out", type=Path, help="file to write: rows of float64, one a request")
     parser.add_argument("--parent", type=int, required=True, help="Process whose death ends this one.")
     options = parser.parse_args()
     kernel.die_with_parent(options.parent)
