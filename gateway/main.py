@@ -48,25 +48,102 @@ class _Duration(click.ParamType[float]):
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
-@click.option("--state", type=click.Path(path_type=Path, file_okay=False), required=True, help="State folder.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 picks a free one.")
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8082, show_default=True)
-@click.option("--backend", type=click.Choice(("process", "kubernetes")), default="process", show_default=True)
-@kubernetes_options
-@click.option("--cpu-scale", type=click.FloatRange(0.001, 10), default=1.0, show_default=True)
-@click.option("--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="Images forked from the parent.")
-@click.option("--preload", multiple=True, metavar="MODULE", help="Modules the warm parent imports.")
-@click.option("--pipelines-dir", type=click.Path(path_type=Path), default=None, help="Folder of pipelines by name.")
-@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Nodes played on this machine; the first is home.")
 @click.option(
-    "--network", "networks", multiple=True, metavar="NODE=ADDRESS@FILE", help="Network namespaces nodes live in (root)."
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="State folder: passwords, functions, logs.",
 )
-@click.option("--standbys", type=click.IntRange(0, 1000), default=2, show_default=True, help="Prepared workers kept.")
-@click.option("--basic-auth/--no-basic-auth", default=True, envvar="basic_auth", show_default=True)
-@click.option("--scale-from-zero/--no-scale-from-zero", default=True, envvar="scale_from_zero", show_default=True)
-@click.option("--upstream-timeout", type=_Duration(), default="60s", envvar="upstream_timeout", show_default=True)
-@click.option("--read-timeout", type=_Duration(), default="60s", envvar="read_timeout", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port of the API; 0 picks a free one.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    default=8082,
+    show_default=True,
+    help="Port of /metrics; 0 picks a free one.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(("process", "kubernetes")),
+    default="process",
+    show_default=True,
+    help="Where functions run: here, or in a cluster.",
+)
+@kubernetes_options
+@click.option(
+    "--cpu-scale",
+    type=click.FloatRange(0.001, 10),
+    default=1.0,
+    show_default=True,
+    help="process: real cores per configured core.",
+)
+@click.option(
+    "--image", "images", multiple=True, metavar="NAME=MODULE:FUNCTION", help="process: what an image runs; repeatable."
+)
+@click.option(
+    "--preload", multiple=True, metavar="MODULE", help="process: a module that replicas find imported; repeatable."
+)
+@click.option(
+    "--pipelines-dir", type=click.Path(path_type=Path), default=None, help="process: folder of pipelines by name."
+)
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    help="process: a node to play on this machine; repeatable, the first is home.",
+)
+@click.option(
+    "--network",
+    "networks",
+    multiple=True,
+    metavar="NODE=ADDRESS@FILE",
+    help="process: network namespace that a node lives in (root); repeatable.",
+)
+@click.option(
+    "--standbys",
+    type=click.IntRange(0, 1000),
+    default=2,
+    show_default=True,
+    help="process: prepared workers kept for each pipeline.",
+)
+@click.option(
+    "--basic-auth/--no-basic-auth",
+    default=True,
+    envvar="basic_auth",
+    show_default=True,
+    help="Ask for the password under /system.",
+)
+@click.option(
+    "--scale-from-zero/--no-scale-from-zero",
+    default=True,
+    envvar="scale_from_zero",
+    show_default=True,
+    help="Start a function at zero when it is called.",
+)
+@click.option(
+    "--upstream-timeout",
+    type=_Duration(),
+    default="60s",
+    envvar="upstream_timeout",
+    show_default=True,
+    help="Until a replica's reply begins.",
+)
+@click.option(
+    "--read-timeout",
+    type=_Duration(),
+    default="60s",
+    envvar="read_timeout",
+    show_default=True,
+    help="Longest pause of a client within a body.",
+)
 @click.option(
     "--max-body-mb", type=click.IntRange(1, 65536), default=256, show_default=True, help="MiB a call may send."
 )

@@ -28,29 +28,57 @@ _NAMES = {
 """Flag → setting."""
 
 _OPTIONS = (
-    click.option("--kubernetes-namespace", default="openfaas-fn", show_default=True, help="Where the functions are."),
+    click.option(
+        "--kubernetes-namespace",
+        default="openfaas-fn",
+        show_default=True,
+        help="kubernetes: namespace of the functions.",
+    ),
     click.option(
         "--kubeconfig",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         default=None,
-        help="Cluster and user. [default: the pod's service account, else kubectl's]",
+        help="kubernetes: cluster and user. [default: the pod's service account, else kubectl's]",
     ),
-    click.option("--function-port", type=click.IntRange(1, 65535), default=8080, show_default=True),
+    click.option(
+        "--function-port",
+        type=click.IntRange(1, 65535),
+        default=8080,
+        show_default=True,
+        help="kubernetes: port that functions listen on.",
+    ),
     click.option(
         "--image-pull-policy",
         type=click.Choice(("Always", "IfNotPresent", "Never")),
         default="Always",
         show_default=True,
+        help="kubernetes: when nodes pull images.",
     ),
-    click.option("--run-as-user", type=click.IntRange(min=0), default=None, help="User id of all functions (MPS)."),
-    click.option("--gpu-memory-mb", type=click.IntRange(min=1), default=None, help="MiB of a GPU, shared in tenths."),
-    click.option("--feed-url", default=None, help="This gateway's /system/replicas as functions reach it."),
-    click.option("--feed-secret", default=None, help="Secret beside the functions with the key feed-token."),
-    click.option("--pipelines-claim", default=None, help="Volume claim with the folder of pipelines."),
     click.option(
-        "--weights-cache", default=None, metavar="PATH", help="Folder of every node for weights from object stores."
+        "--run-as-user", type=click.IntRange(min=0), default=None, help="kubernetes: user id of all functions (MPS)."
     ),
-    click.option("--gpu-host-ipc", is_flag=True, help="Functions with a GPU get the node's IPC namespace (GKE's MPS)."),
+    click.option(
+        "--gpu-memory-mb",
+        type=click.IntRange(min=1),
+        default=None,
+        help="kubernetes: MiB of a GPU's memory, shared in tenths.",
+    ),
+    click.option("--feed-url", default=None, help="kubernetes: this gateway's /system/replicas as functions reach it."),
+    click.option(
+        "--feed-secret", default=None, help="kubernetes: secret beside the functions with the key feed-token."
+    ),
+    click.option("--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines."),
+    click.option(
+        "--weights-cache",
+        default=None,
+        metavar="PATH",
+        help="kubernetes: folder of every node for weights from object stores.",
+    ),
+    click.option(
+        "--gpu-host-ipc",
+        is_flag=True,
+        help="kubernetes: functions with a GPU get the node's IPC namespace (GKE's MPS).",
+    ),
 )
 
 
