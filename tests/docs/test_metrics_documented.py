@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,14 +11,21 @@ import pyarrow as pa
 import pytest
 from prometheus_client.core import Metric
 
+from autoscaler.contract import Cost, Decision, TickReport
+from autoscaler.exposition import ControllerMetrics
 from autoscaler.logger import DECISIONS, PIPELINE, WINDOWS
+from autoscaler.platform.kubernetes.conditions import Condition
+from autoscaler.platform.kubernetes.metrics import PlatformMetrics
 from functions.shared import metric_names as ingress_names
 from functions.shared.dispatch import CallRecord
 from functions.shared.instruments import IngressInstruments
+from functions.shared.messages import Request
+from functions.shared.node_host import NodeHost
 from functions.shared.traffic import Link
 from gateway import metric_names as gateway_names
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
+from tests.unit.autoscaler.builders import configuration, observation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 Row = list[str]
@@ -78,6 +86,23 @@ def gateway_families() -> dict[str, Metric]:
     return named(metrics.registry.collect())
 
 
+def worker_families() -> dict[str, Metric]:
+    loop = asyncio.new_event_loop()
+    host = NodeHost({"expert-0-0": object()}, loop)  # type: ignore[dict-item]
+    host.submit(Request("POST", "/", {}, bytearray(b"no tensors"), 0.0), lambda reply: None)
+    loop.close()
+    return named(host.collect())
+
+
+def controller_families() -> dict[str, Metric]:
+    own = ControllerMetrics("m", 0.1)
+    decision = Decision("m-expert-0-0", "expert-0-0", configuration(), configuration(2), configuration(2), "busy")
+    own.add(TickReport(observation(), (decision,), ("m-expert-0-0",), cost=Cost(0.01, 0.02)))
+    obstacle = Condition("m-expert-0-0", "quota", "", "exceeded quota")
+    cluster = PlatformMetrics(lambda: (obstacle,), {("list", "pods", 200): 1}, lambda: True)
+    return named([*own.collect(), *cluster.collect()])
+
+
 def named(families: Iterable[Metric]) -> dict[str, Metric]:
     """As on the wire: the counters' names end in ``_total``."""
     return {family.name + ("_total" if family.type == "counter" else ""): family for family in families}
@@ -90,9 +115,17 @@ def test_every_name_of_a_metric_is_documented_and_no_other(heading: str, module:
     assert set(rows(heading)) == names_in(module)
 
 
-@pytest.mark.parametrize("heading", ["Ingress", "Gateway"])
+EXPOSED = {
+    "Ingress": ingress_families,
+    "Gateway": gateway_families,
+    "Workers": worker_families,
+    "Controller": controller_families,
+}
+
+
+@pytest.mark.parametrize("heading", EXPOSED)
 def test_types_and_labels_are_those_exposed(heading: str) -> None:
-    exposed = ingress_families() if heading == "Ingress" else gateway_families()
+    exposed = EXPOSED[heading]()
     documented = rows(heading)
     assert set(exposed) == set(documented)
     for name, family in exposed.items():

@@ -1,4 +1,4 @@
-"""What the controller exposes of itself on a cluster; names in ``docs/kubernetes.md``."""
+"""What the controller exposes of itself on a cluster; names in ``docs/metrics.md``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""Pages against the tree: links lead somewhere, commands and modules that are named exist, every option has help."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from smoe.cli import COMMANDS, cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for room in ("docs", "deploy", "notebooks", "traces") for page in (ROOT / room).rglob("*.md")),
+]
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in sorted(PAGES)}
+PARTS = {"controller_cluster", "steady_load"}
+"""Processes that benchmarks start."""
+EVERY_PAGE = pytest.mark.parametrize("name", TEXTS)
+
+
+def anchors(text: str) -> set[str]:
+    """Headings as anchors, by GitHub's rule."""
+    titles = (re.sub(r"[`*]", "", title).strip().lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """Words of every ``smoe …`` that starts a line of a block or stands between backquotes, without remarks."""
+    joined = text.replace("\\\n", " ")
+    for found in re.findall(r"(?:^|`)smoe ([a-z]+\b[^`\n]*)", joined, re.MULTILINE):
+        words = re.split(r"\s#| > | \| |;|…| = ", found)[0]
+        yield shlex.split(words)
+
+
+def command_of(words: list[str]) -> tuple[click.Command, list[str]]:
+    """The command that these words call, and its arguments."""
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(click.Context(command), words[0])
+        assert found is not None, f"there is no command {words[0]}"
+        command, words = found, words[1:]
+    return command, words
+
+
+@EVERY_PAGE
+def test_links_lead_to_files_and_headings_that_are_there(name: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[name]):
+        if link.startswith("http"):
+            continue
+        path, _, heading = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), f"{link} is not there"
+        assert not heading or heading in anchors(target.read_text()), f"{link}: no such heading"
+
+
+@EVERY_PAGE
+def test_modules_that_are_to_be_run_exist(name: str) -> None:
+    for module in re.findall(r"python -m ([a-z_]+(?:\.[a-z_]+)*)", TEXTS[name]):
+        beside = ROOT.joinpath(*module.split("."))
+        assert beside.with_suffix(".py").is_file() or importlib.util.find_spec(module) is not None, module
+
+
+def test_the_readme_names_every_benchmark() -> None:
+    runnable = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    table = re.search(r"\| `benchmarks/` \|(.*)\|", TEXTS["README.md"])
+    assert table is not None
+    assert set(re.findall(r"`(?:python -m benchmarks\.)?(\w+)`", table[1])) == runnable - PARTS
+
+
+def test_every_command_is_in_some_page() -> None:
+    assert {words[0] for text in TEXTS.values() for words in commands_in(text)} >= set(COMMANDS)
+
+
+@pytest.mark.slow
+@EVERY_PAGE
+def test_options_of_commands_in_pages_exist(name: str) -> None:
+    for words in commands_in(TEXTS[name]):
+        command, given = command_of(words)
+        options = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+        for word in given:
+            if re.match(r"--[a-z]|-[a-z]", word):
+                assert word.partition("=")[0] in {*options, "--help"}, f"smoe {' '.join(words)}: no option {word}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_says_what_it_is(name: str) -> None:
+    waiting = [command_of([name])[0]]
+    for command in waiting:
+        waiting += command.commands.values() if isinstance(command, click.Group) else ()
+        assert command.help
+        for option in command.params:
+            assert not isinstance(option, click.Option) or (option.help and option.help.endswith((".", "]"))), option
