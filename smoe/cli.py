@@ -40,6 +40,9 @@ COMMANDS = {
         "smoe.commands.place", "place_command", "plan which experts go on which nodes, from statistics"
     ),
     "migrate": LazyCommand("smoe.commands.migrate", "migrate", "move replicas between nodes while the pipeline serves"),
+    "rebalance": LazyCommand(
+        "smoe.commands.rebalance", "rebalance", "on unlike nodes, move experts to where they are called, at intervals"
+    ),
     "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
     "traces": LazyCommand("traces.commands", "traces", "list, fetch, describe and clip traces"),
 }

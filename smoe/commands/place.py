@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from autoscaler.placement.cluster import PlanArray, entropy, local_ratio
 from autoscaler.placement.janus import OBJECTIVES, Nodes, Objective, Placement, place
+from autoscaler.placement.prism import METHODS, Method
 from moe.manifest import Manifest
 from smoe.commands.options import json_option, state_option
 from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
+from smoe.unlike import NODE_NAME, Places, Profile, Seen, places_of, planned, read_profile, seen_by
+
+Rows = dict[str, dict[str, float]]
+"""Node → what a plan means for it."""
 
 
 @click.command("place")
 @click.argument("pipeline", default="minilm")
 @click.option(
     "--statistics",
+    "files",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    multiple=True,
     required=True,
-    help='JSON: {"tokens": [layers][experts]} and, for co-activation, "together": [layers][experts][experts].',
+    help='JSON: {"tokens": [layers][experts]} and, for co-activation, "together": [layers][experts][experts]. '
+    "With --nodes: what an ingress answers at /statistics; repeatable, one for each ingress.",
 )
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="A node; repeatable, all are alike.")
 @click.option(
-    "--node", "nodes", multiple=True, required=True, metavar="NAME", help="A node; repeatable, all are alike."
+    "--nodes",
+    "profile",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="In place of --node: profile of unlike nodes in JSON, their memory, speed and lines (docs/placement.md).",
 )
 @click.option(
     "--slots", type=click.IntRange(1), default=None, help="Experts of a layer a node takes. [default: just enough]"
@@ -38,6 +53,9 @@ from smoe.pipelines import ensure_pipeline
     help="What is evened out. [default: tokens-first, or tokens where co-activations are not known]",
 )
 @click.option(
+    "--method", type=click.Choice(METHODS), default=None, help="With --nodes: how plans are made. [default: improved]"
+)
+@click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
@@ -47,50 +65,124 @@ from smoe.pipelines import ensure_pipeline
 @json_option
 def place_command(
     pipeline: str,
-    statistics: Path,
+    files: tuple[Path, ...],
     nodes: tuple[str, ...],
+    profile: Path | None,
     slots: int | None,
     objective: Objective | None,
+    method: Method | None,
     out: Path | None,
     state: Path,
     as_json: bool,
 ) -> None:
-    """Place PIPELINE's experts on like nodes (Janus) so that tokens and co-activations are even.
+    """Plan which of PIPELINE's experts go on which nodes.
 
-    With more slots than experts the busiest experts get several replicas, each on a node of its own.
+    Like nodes (--node, Janus): so that tokens and co-activations are even; with more slots than experts the busiest
+    experts get several replicas, each on a node of its own. Unlike nodes (--nodes, Prism): so that as few calls as
+    possible leave the node they arise on, within every node's memory.
     """
+    _check_options(files, nodes, profile, slots, objective, method)
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
-    if len(set(nodes)) < len(nodes):
-        raise SmoeError(f"a node is given twice: {', '.join(nodes)}")
-    tokens, together = _read(statistics, manifest)
-    layout = Nodes(len(nodes), slots or -(-tokens.shape[1] // len(nodes)))
-    chosen: Objective = objective or ("tokens" if together is None else "tokens-first")
-    placed = place(tokens, together, layout, objective=chosen)
-    plan = _plan(placed, manifest, nodes)
+    if profile is not None:
+        title: str = method or "improved"
+        plan, rows = _unlike(files, read_profile(profile), manifest, method or "improved")
+    else:
+        tokens, together = _read(files[0], manifest)
+        evened: Objective = objective or ("tokens" if together is None else "tokens-first")
+        layout = Nodes(len(nodes), slots or -(-tokens.shape[1] // len(nodes)))
+        placed = place(tokens, together, layout, objective=evened)
+        title, plan, rows = evened, _plan(placed, manifest, nodes), _loads(placed, tokens, nodes)
     if out is not None:
         out.write_text(json.dumps(plan, indent=1) + "\n")
     if as_json:
-        click.echo(json.dumps({"plan": plan, "nodes": _loads(placed, tokens, nodes)}))
+        click.echo(json.dumps({"plan": plan, "nodes": rows}))
         return
-    table = Table("node", "experts", "tokens", "of the mean", title=f"{manifest.name}: {chosen}")
-    for node, load in _loads(placed, tokens, nodes).items():
-        table.add_row(node, str(load["experts"]), f"{load['tokens']:.0f}", f"{load['of_mean']:.3f}")
+    names = {name: name.replace("_", " ") for row in rows.values() for name in row}
+    table = Table("node", *names.values(), title=f"{manifest.name}: {title}")
+    for node, row in rows.items():
+        table.add_row(node, *(f"{row[name]:.{0 if name in _WHOLE else 3}f}" for name in names))
     Console().print(table)
     if out is not None:
         click.echo(f"smoe migrate {manifest.name} --plan {out}")
 
 
+_WHOLE = ("experts", "tokens", "calls")
+"""Columns without decimals."""
+
+
+def _check_options(
+    files: tuple[Path, ...],
+    nodes: tuple[str, ...],
+    profile: Path | None,
+    slots: int | None,
+    objective: Objective | None,
+    method: Method | None,
+) -> None:
+    """Raises UsageError, SmoeError."""
+    if bool(nodes) == (profile is not None):
+        raise click.UsageError("give like nodes by --node, or unlike ones by --nodes")
+    if profile is not None and (slots or objective):
+        raise click.UsageError("--slots and --objective are of like nodes (--node); a profile names each node's memory")
+    if nodes and (method or len(files) > 1):
+        raise click.UsageError("--method and several --statistics are of unlike nodes (--nodes)")
+    for node in nodes:
+        if NODE_NAME.fullmatch(node) is None:
+            raise SmoeError(f"node {node[:40]!r}: names are lower-case letters, digits, '-' and '.'")
+    if len(set(nodes)) < len(nodes):
+        raise SmoeError(f"a node is given twice: {', '.join(nodes)}")
+
+
+def _unlike(files: tuple[Path, ...], profile: Profile, manifest: Manifest, method: Method) -> tuple[Places, Rows]:
+    """Prism's plan and what it means. Raises SmoeError, InfeasibleError."""
+    seen = seen_by([(str(path), _json(path)) for path in files], profile, manifest)
+    held = planned(seen, profile, manifest, method)
+    return places_of(held, profile, manifest), _shares(held, seen, profile)
+
+
+def _shares(held: PlanArray, seen: Seen, profile: Profile) -> Rows:
+    """By node: experts held, calls that arise there, the part of them that stays, and their entropy in bits, mean over
+    layers."""
+    local = local_ratio(held, profile.nodes_as_gpus(), seen.frequency)
+    bits = entropy(seen.frequency).mean(axis=1)
+    return {
+        name: {
+            "experts": int(held[node].sum()),
+            "calls": float(seen.frequency[node].sum()),
+            "local_share": float(local[node]),
+            "entropy_bits": float(bits[node]),
+        }
+        for node, name in enumerate(profile.names)
+    }
+
+
+def _json(path: Path) -> Any:
+    """Raises SmoeError."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise SmoeError(f"{path} is not JSON: {str(error)[:200]}") from error
+
+
 def _read(path: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray | None]:
     """Tokens [layers, experts] and co-activations [layers, experts, experts]. Raises SmoeError."""
     shape = (manifest.layers, len(manifest.experts(0)))
+    found = _json(path)
     try:
-        found = json.loads(path.read_text())
         tokens = np.array(found["tokens"], dtype=np.float64)
-        together = np.array(found["together"], dtype=np.float32) if "together" in found else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise SmoeError(f'{path} is not of the form {{"tokens": [[…]], "together": [[[…]]]}}: {error!r}') from error
+        pairs = found.get("together")
+        together = None if pairs is None else np.array(pairs, dtype=np.float32)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:100]}"
+        raise SmoeError(f'{path} is not of the form {{"tokens": [[…]], "together": [[[…]]]}}: {reason}') from error
     if tokens.shape != shape:
         raise SmoeError(f"{path}: tokens has shape {list(tokens.shape)}; {manifest.name} has {list(shape)}")
+    if together is not None and together.shape != (*shape, shape[1]):
+        raise SmoeError(f"{path}: together has shape {list(together.shape)}; {manifest.name} has {[*shape, shape[1]]}")
+    for name, array in (("tokens", tokens), ("together", together)):
+        if array is not None and not (np.isfinite(array).all() and array.min() >= 0):
+            raise SmoeError(f"{path}: {name} holds a number that is not finite, or negative")
+    if together is not None and not np.array_equal(together, together.transpose(0, 2, 1)):
+        raise SmoeError(f"{path}: together is not symmetric; tokens that chose both experts are counted at both places")
     return tokens, together
 
 
@@ -104,7 +196,7 @@ def _plan(placed: Placement, manifest: Manifest, nodes: tuple[str, ...]) -> dict
     return plan
 
 
-def _loads(placed: Placement, tokens: np.ndarray, nodes: tuple[str, ...]) -> dict[str, dict[str, float]]:
+def _loads(placed: Placement, tokens: np.ndarray, nodes: tuple[str, ...]) -> Rows:
     """By node: experts held, tokens that come to it (replicas of an expert share evenly), and those over the mean."""
     share = tokens / np.maximum(placed.counts, 1)
     totals = {}

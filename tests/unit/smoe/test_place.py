@@ -15,7 +15,7 @@ from moe.manifest import load
 from smoe.cli import cli
 
 
-def run(pipeline: Path, tmp_path: Path, statistics: dict[str, Any], *options: str) -> Result:
+def run(pipeline: Path, tmp_path: Path, statistics: Any, *options: str) -> Result:
     path = tmp_path / "statistics.json"
     path.write_text(json.dumps(statistics))
     arguments = ["place", str(pipeline), "--statistics", str(path), "--state", str(tmp_path / "state")]
@@ -62,14 +62,38 @@ def test_the_plan_can_be_written_and_read_by_migrate(minilm_pipeline: Path, tmp_
         pytest.param({"tokens": [[1.0]]}, ("--node", "a"), "shape", id="another-pipeline"),
         pytest.param({"other": 1}, ("--node", "a"), "form", id="no-tokens"),
         pytest.param({"tokens": []}, ("--node", "a", "--node", "a"), "twice", id="node-twice"),
+        pytest.param({"tokens": []}, ("--node", "a=1,b"), "lower-case letters", id="odd-node"),
+        pytest.param([1, 2], ("--node", "a"), "form", id="a-list"),
+        pytest.param({"tokens": [[-1.0] * 4] * 6}, ("--node", "a"), "tokens holds a number", id="negative"),
+        pytest.param({"tokens": [[float("inf")] * 4] * 6}, ("--node", "a"), "tokens holds a number", id="endless"),
+        pytest.param({"tokens": [[1.0] * 4] * 6, "together": [[1]]}, ("--node", "a"), "together has", id="pairs-shape"),
+        pytest.param(
+            {"tokens": [[1.0] * 4] * 6, "together": [[[0, 1, 1, 1], *[[0] * 4] * 3]] * 6},
+            ("--node", "a"),
+            "not symmetric",
+            id="one-sided-pairs",
+        ),
     ],
 )
 def test_what_cannot_be_placed_gets_a_sentence(
-    minilm_pipeline: Path, tmp_path: Path, statistics: dict[str, Any], options: tuple[str, ...], sentence: str
+    minilm_pipeline: Path, tmp_path: Path, statistics: Any, options: tuple[str, ...], sentence: str
 ) -> None:
     result = run(minilm_pipeline, tmp_path, statistics, *options)
     assert result.exit_code != 0
     assert sentence in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--node", "a", "--nodes", "FILE"), ("--nodes", "FILE", "--slots", "2"), ("--node", "a", "--method", "exact")],
+)
+def test_options_of_like_and_unlike_nodes_do_not_mix(tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = tmp_path / "some.json"
+    file.write_text("{}")
+    given = [str(file) if option == "FILE" else option for option in options]
+    result = CliRunner().invoke(cli, ["place", "--statistics", str(file), *given])
+    assert result.exit_code == 2
+    assert "--node" in result.output
 
 
 async def test_an_ingresss_statistics_are_taken_as_they_are(minilm_pipeline: Path, tmp_path: Path) -> None:

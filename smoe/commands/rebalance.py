@@ -1,0 +1,149 @@
+"""``smoe rebalance``: on unlike nodes, look at intervals whether another placement of experts is worth its move."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import requests
+
+from autoscaler.placement.errors import PlacementError
+from autoscaler.placement.prism import METHODS, Method
+from functions.memory.regions import RegionError
+from moe.manifest import INGRESS, Manifest
+from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
+from smoe.elastic.cluster import deployed, places_now
+from smoe.elastic.coordinator import Coordinator
+from smoe.errors import SmoeError
+from smoe.gateway_client import GatewayClient
+from smoe.pipelines import ensure_pipeline
+from smoe.unlike import Choice, Profile, chosen, held_now, places_of, read_profile, seen_by
+
+STATISTICS_TIMEOUT_S = 5.0
+
+
+@click.command()
+@click.argument("pipeline", default="minilm")
+@click.option(
+    "--nodes",
+    "profile_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    help="Profile of the nodes in JSON: memory, speed, lines between them (docs/placement.md).",
+)
+@click.option("--method", type=click.Choice(METHODS), default="improved", show_default=True, help="How plans are made.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=1.0),
+    default=300.0,
+    show_default=True,
+    help="Seconds between decisions; a plan has to repay its move within them.",
+)
+@click.option("--once", is_flag=True, help="Decide once and end.")
+@click.option("--dry-run", is_flag=True, help="Decide once, and move nothing.")
+@state_option
+@gateway_option
+@password_option
+@json_option
+def rebalance(
+    pipeline: str,
+    profile_file: Path,
+    method: Method,
+    every_s: float,
+    once: bool,
+    dry_run: bool,
+    state: Path,
+    gateway_url: str | None,
+    password_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Place PIPELINE's experts where they are called (Prism), again and again while it serves.
+
+    Every ingress says what experts were called on its node. Where another placement saves more than its move costs,
+    Eq. (3) and (4), experts move as `smoe migrate` moves them.
+    """
+    _, manifest = ensure_pipeline(pipeline, state / "pipelines")
+    profile = read_profile(profile_file)
+    coordinator = Coordinator(lambda: connect(state, gateway_url, password_file), manifest, state)
+    while True:
+        try:
+            client = connect(state, gateway_url, password_file)
+            _tell(_decide(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
+        except (SmoeError, PlacementError, RegionError) as error:
+            if once or dry_run:
+                raise
+            click.echo(f"no decision: {error}", err=True)
+        if once or dry_run:
+            return
+        time.sleep(every_s)
+
+
+def statistics(client: GatewayClient, manifest: Manifest) -> list[tuple[str, Any]]:
+    """What each ready ingress has counted, with where it is from. Raises SmoeError where one does not answer: without
+    it its node's calls would be missing."""
+    found = []
+    for one in client.replicas().get(manifest.function_name(INGRESS), []):
+        if one["state"] != "ready":
+            continue
+        where = f"the ingress at {one['address']}"
+        with requests.Session() as session:
+            session.trust_env = False
+            try:
+                reply = session.get(f"http://{one['address']}/statistics", timeout=STATISTICS_TIMEOUT_S)
+                reply.raise_for_status()
+                found.append((where, reply.json()))
+            except (requests.RequestException, ValueError) as error:
+                raise SmoeError(f"{where} gave no statistics ({type(error).__name__})") from error
+    return found
+
+
+def _decide(
+    client: GatewayClient,
+    coordinator: Coordinator,
+    profile: Profile,
+    manifest: Manifest,
+    horizon_s: float,
+    method: Method,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """One decision, and its move where it is worth one. Raises SmoeError, PlacementError, RegionError."""
+    places = places_now(client, deployed(client, manifest.name).deployments)
+    seen = seen_by(statistics(client, manifest), profile, manifest)
+    choice = chosen(seen, held_now(places, profile, manifest), profile, manifest, horizon_s, method)
+    told = _told(choice, float(seen.frequency.sum()))
+    if choice.worth and not dry_run:
+        moved = coordinator.move(places_of(choice.held, profile, manifest, places))
+        told |= {"moved": True, "moved_s": round(moved.settled_s, 3)}
+    return told
+
+
+def _told(choice: Choice, calls: float) -> dict[str, Any]:
+    verdict = choice.verdict
+    return {
+        "calls": calls,
+        "worth": choice.worth,
+        "fits": choice.fits,
+        "copied": verdict.copied,
+        "now_s": round(verdict.now_s, 4),
+        "then_s": round(verdict.then_s, 4),
+        "move_s": round(verdict.move_s, 4),
+        "moved": False,
+    }
+
+
+def _tell(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(told))
+        return
+    why = "" if told["fits"] else "; what runs now is not within the profile's memory"
+    end = "worth a move" if told["worth"] else "nothing moves"
+    if told["moved"]:
+        end = f"moved in {told['moved_s']:.2f} s"
+    click.echo(
+        f"{told['calls']:.0f} calls: remote ones cost {told['now_s']:.3f} s, by the new plan {told['then_s']:.3f} s "
+        f"and {told['move_s']:.3f} s for {told['copied']} copies{why}: {end}"
+    )

@@ -1,0 +1,165 @@
+"""Decisions of ``smoe rebalance`` against a played gateway, its ingresses, and a coordinator that notes its orders."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from moe.manifest import Manifest, load
+from smoe.cli import cli
+from smoe.commands import rebalance as command
+from smoe.elastic.errors import MoveError
+from smoe.unlike import MIB, expert_bytes
+
+
+class Played:
+    """Two nodes with an ingress each and every expert on the other node than its callers'; moves are noted."""
+
+    def __init__(self, manifest: Manifest, calls: float) -> None:
+        self.manifest = manifest
+        self.url = "played"
+        self.orders: list[dict[str, Any]] = []
+        self.refuses = False
+        self._answers = {node: self._statistics(node, calls) for node in "ab"}
+        self._servers = {node: self._serve(answer) for node, answer in self._answers.items()}
+
+    def replicas(self) -> dict[str, list[dict[str, Any]]]:
+        found = {self.manifest.name: [self._replica(node, port) for node, port in self.ports.items()]}
+        for layer in range(self.manifest.layers):
+            for node in self.manifest.experts(layer):
+                at = "b" if (node.expert or 0) < 2 else "a"
+                found[self.manifest.function_name(node.id)] = [self._replica(at, 1)]
+        return found
+
+    def functions(self) -> list[dict[str, Any]]:
+        return [{"name": name, "labels": {"smoe.pipeline": self.manifest.name}} for name in self.replicas()]
+
+    def move(self, target: Any) -> Any:
+        if self.refuses:
+            raise MoveError("the move was taken back: played")
+        self.orders.append(target)
+        return SimpleNamespace(settled_s=0.5)
+
+    @property
+    def ports(self) -> dict[str, int]:
+        return {node: server.server_address[1] for node, server in self._servers.items()}
+
+    def lose(self, node: str) -> None:
+        self._servers[node].shutdown()
+        self._servers[node].server_close()
+
+    def close(self) -> None:
+        for node in self._servers:
+            self.lose(node)
+
+    def _statistics(self, node: str, calls: float) -> bytes:
+        tokens = [calls, calls, 0, 0] if node == "a" else [0, 0, calls, calls]
+        return json.dumps({"node": node, "window_s": 300, "tokens": [tokens] * self.manifest.layers}).encode()
+
+    @staticmethod
+    def _replica(node: str, port: int) -> dict[str, Any]:
+        return {"id": f"{node}{port}", "address": f"127.0.0.1:{port}", "state": "ready", "node": node}
+
+    @staticmethod
+    def _serve(answer: bytes) -> ThreadingHTTPServer:
+        class Answering(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(answer if self.path == "/statistics" else b"{}")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return server
+
+
+@pytest.fixture
+def manifest(minilm_pipeline: Path) -> Manifest:
+    return load(minilm_pipeline, verify=False)
+
+
+@pytest.fixture(params=[1e9])
+def played(request: pytest.FixtureRequest, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
+    found = Played(manifest, request.param)
+    monkeypatch.setattr(command, "connect", lambda *_: found)
+    monkeypatch.setattr(command, "Coordinator", lambda *_: found)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def run(minilm_pipeline: Path, manifest: Manifest, tmp_path: Path) -> Any:
+    memory_mb = (2 * manifest.layers * expert_bytes(manifest) + 1) / MIB
+    profile = tmp_path / "nodes.json"
+    profile.write_text(
+        json.dumps({"nodes": {"a": {"memory_mb": memory_mb}, "b": {"memory_mb": memory_mb}}, "mbit_per_s": 500})
+    )
+
+    def invoke(*options: str) -> Result:
+        given = ["rebalance", str(minilm_pipeline), "--nodes", str(profile), "--state", str(tmp_path), *options]
+        return CliRunner().invoke(cli, given)
+
+    return invoke
+
+
+def test_experts_go_to_their_callers_when_that_pays(played: Played, run: Any) -> None:
+    result = run("--once", "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    assert (told["worth"], told["moved"], told["then_s"], told["moved_s"]) == (True, True, 0, 0.5)
+    manifest = played.manifest
+    assert played.orders == [
+        {
+            manifest.function_name(node.id): {"a" if (node.expert or 0) < 2 else "b": 1}
+            for layer in range(manifest.layers)
+            for node in manifest.experts(layer)
+        }
+    ]
+
+
+def test_a_dry_run_says_what_would_pay_and_moves_nothing(played: Played, run: Any) -> None:
+    result = run("--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "worth a move" in result.output
+    assert played.orders == []
+
+
+@pytest.mark.parametrize("played", [1.0], indirect=True)
+def test_few_calls_are_not_worth_a_move(played: Played, run: Any) -> None:
+    assert "nothing moves" in run("--once").output
+    assert played.orders == []
+
+
+def test_without_one_ingresss_account_nothing_is_decided(played: Played, run: Any) -> None:
+    played.lose("b")
+    result = run("--once")
+    assert result.exit_code == 1
+    assert "gave no statistics" in str(result.exception)
+    assert played.orders == []
+
+
+def test_decisions_go_on_after_one_that_failed(played: Played, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    played.refuses = True
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        played.refuses = False
+        if len(waited) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.time, "sleep", wait)
+    result = run("--every", "7")
+    assert "no decision: the move was taken back: played" in result.output
+    assert (waited, len(played.orders)) == ([7.0, 7.0], 1)
