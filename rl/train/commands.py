@@ -72,7 +72,7 @@ DEFAULT = TrainingSettings()
     type=click.FloatRange(0.1, 1e5),
     default=40.0,
     show_default=True,
-    help="Processor time after which it stops.",
+    help="Minutes of processor time after which it stops.",
 )
 @click.option(
     "--windows",
@@ -104,7 +104,7 @@ def train(
 
     Everything is simulated: the paper's workloads on the modelled cluster, one's own pipeline on the machine of its
     profile. Hours are of the train set, actors are chosen on validation hours.
-    Writes actor.safetensors (for `--policy rl.agent.policy:make`), a checkpoint to go on from, curve.json and learning
+    Writes actor.safetensors (setting `actor` of `--policy smoe`), a checkpoint to go on from, curve.json and learning
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
