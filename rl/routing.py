@@ -93,10 +93,6 @@ class RoutingStatistics:
         """Most experts of a layer."""
         return int(self.popularity.shape[2])
 
-    def with_phases_of(self, phase_s: float) -> RoutingStatistics:
-        """The same popularity drifting at another speed."""
-        return RoutingStatistics(self.popularity, self.spread, phase_s, self.source)
-
 
 def factor_tables() -> Floats:
     """[len(FACTOR_CVS), FACTOR_POINTS] float64: quantiles of a request's factor at even steps."""

@@ -44,8 +44,6 @@ BY_HEADER: tuple[tuple[Format, Callable[[list[str]], bool]], ...] = (
     ("servegen", servegen.is_header),
     ("arrivals", arrivals.is_header),
 )
-WITH_ROWS: tuple[Format, ...] = ("azure-functions-2019", "azure-functions-2021", "burstgpt", "servegen")
-"""Formats that tell functions, models or clients apart."""
 KNOWN = (
     "Azure Functions 2019 (HashOwner,HashApp,HashFunction,Trigger,1,2,… or RowId,…) and 2021 (app,func,…), Azure LLM "
     "(TIMESTAMP,…), BurstGPT (Timestamp,…), Mooncake (JSON lines), ServeGen (client,window_start_s,… or chunk-N-trace"

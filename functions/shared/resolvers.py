@@ -29,16 +29,6 @@ class Resolver(Protocol):
     async def run(self, update: Update) -> None: ...
 
 
-class StaticResolver:
-    """A table that does not change."""
-
-    def __init__(self, functions: Mapping[str, FunctionReplicas]) -> None:
-        self._functions = functions
-
-    async def run(self, update: Update) -> None:
-        update(self._functions)
-
-
 class TemplateResolver:
     """One address for each function, such as a Kubernetes service: ``http://{function}.openfaas-fn:8080``.
 

@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from moe.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES, FileRef, Manifest, l
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 8 * 1024 * 1024
-_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 Progress = Callable[[str], object]
 """Told what is being done, in words; for the reason that an unready replica gives."""
@@ -46,11 +44,6 @@ class Need:
 
     name: str
     ref: FileRef
-
-
-def is_address(text: str) -> bool:
-    """Whether ``smoe_pipeline`` names an object store rather than a folder."""
-    return _ADDRESS.match(text) is not None
 
 
 def needs(manifest: Manifest, nodes: tuple[str, ...]) -> list[Need]:

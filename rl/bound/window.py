@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl.bound.frontier import ExpertTable, Floats, Frontier, Ints, Lattice, frontier
+from rl.bound.frontier import ExpertTable, Frontier, Ints, Lattice, frontier
 from rl.bound.knapsack import BUCKETS, split
 from rl.bound.layers import Steps, choose, steps
 
@@ -23,8 +23,6 @@ class Enclosure:
     """Cost of the choice below."""
     numbers: tuple[Ints, ...]
     """Per layer [experts]: configuration numbers of that choice; empty where there is none."""
-    layer_latency_s: Floats
-    """[layers]: each layer's part of the budget."""
     fastest_s: float
     """Least sum of latencies that any choice has."""
     cheapest: float
@@ -65,7 +63,6 @@ def enclose_frontiers(layers: Sequence[Sequence[Frontier]], budget_s: float, buc
         tuple(choose(layer, float(part)) for layer, part in zip(layers, found.latency_s, strict=True))
         if np.isfinite(found.upper)
         else (),
-        found.latency_s,
         sum(float(function.latency_s[0]) for function in functions) if possible else np.inf,
         sum(float(function.cost[-1]) for function in functions) if possible else np.inf,
         sum(float(function.latency_s[-1]) for function in functions) if possible else np.inf,

@@ -41,7 +41,6 @@ class Cluster:
         """What the kubelet makes of a resize that the API server took."""
         self.hold_starts = False
         """Pods stay unready until :meth:`let_start`."""
-        self.hold_terminations = False
         self.logs: dict[tuple[str, str], list[tuple[float, str]]] = {}
         self.logged = asyncio.Event()
         self._containers: dict[str, Container] = {}
@@ -126,7 +125,7 @@ class Cluster:
 
     def delete_pod(self, pod: dict[str, Any]) -> None:
         meta = pod["metadata"]
-        if self.hold_terminations or self.nodes.get(pod["spec"].get("nodeName", ""), Node()).lost:
+        if self.nodes.get(pod["spec"].get("nodeName", ""), Node()).lost:
             changed = copied(pod)
             changed["metadata"].setdefault("deletionTimestamp", now())
             self.store.replace("pods", changed, "controller", status=True)
@@ -135,13 +134,6 @@ class Cluster:
         self.store.delete("pods", meta["namespace"], meta["name"])
         if container is not None:
             container.stop()
-
-    def finish_terminations(self) -> None:
-        self.hold_terminations = False
-        for pod in self.pods():
-            if "deletionTimestamp" in pod["metadata"]:
-                self.delete_pod(pod)
-        self.settle()
 
     def admit_quota(self, namespace: str, pod: dict[str, Any], instead_of: str | None) -> None:
         """Raises Refusal 403 where a quota of the namespace would be exceeded."""

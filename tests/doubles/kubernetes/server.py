@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -371,8 +370,3 @@ def _line(kind: str, document: dict[str, Any]) -> bytes:
 
 def _unavailable() -> Response:
     return PlainTextResponse("apiserver not ready", status_code=503)
-
-
-def secret_of(document: dict[str, Any], key: str) -> bytes:
-    """A value of a secret."""
-    return base64.b64decode(document["data"][key])

@@ -19,7 +19,7 @@ from functions import applications
 from functions.app import FunctionApp
 from functions.shared import wire
 from functions.shared.settings import FunctionSettings, SettingsError, from_environment
-from functions.shared.weights import Cache, WeightsError, is_address, needs, provide
+from functions.shared.weights import Cache, WeightsError, needs, provide
 from moe.manifest import load
 from moe.runtime import load_node
 
@@ -44,14 +44,6 @@ def settings(store: Path | str, cache: Path | None, *nodes: str) -> FunctionSett
 def weights_file(folder: Path) -> Path:
     manifest = load(folder, verify=False)
     return folder / manifest.node(NODE).weights.file
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("s3://b/p", True), ("https://h/p", True), ("minilm", False), ("/var/p", False), ("c:/p", False)],
-)
-def test_an_address_is_told_from_a_folder(text: str, expected: bool) -> None:
-    assert is_address(text) is expected
 
 
 def test_only_what_the_function_needs_is_fetched_and_it_computes_the_same(store: Path, tmp_path: Path) -> None:

@@ -19,9 +19,6 @@ from tests.unit.gateway.client import ask, connect, request, send_raw
 from tests.unit.gateway.gateways import Running, Starter
 
 TEXT = st.text(max_size=12)
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)
-)
 DEPLOYMENT = {"service": "f", "image": "i"}
 
 

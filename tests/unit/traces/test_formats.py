@@ -17,7 +17,6 @@ from traces.formats import servegen
 F2021 = "app,func,end_timestamp,duration\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-SERVEGEN = "client,window_start_s,rate_rps,iat_cv,pattern,param1,param2\n"
 
 
 def written(tmp_path: Path, text: str, name: str = "trace.csv") -> Path:
