@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from functions.memory.plan import MovePlan, Step, plan_move
 from functions.memory.regions import Region, RegionError
+from gateway.backends.process.plan import spread
 from moe.manifest import Manifest
 from smoe.elastic.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
 from smoe.elastic.errors import ManagerGoneError, MoveError, SourceLostError
@@ -30,6 +31,8 @@ from smoe.gateway_client import GatewayClient
 log = logging.getLogger(__name__)
 
 WAIT_S = 0.2
+LOOK_S = 2.0
+"""Between looks at how many replicas functions are to have, while some have not what the move asked for."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,10 @@ class Coordinator:
         return self._move(deployed(self._client, self._manifest.name), entry.before, entry.before)
 
     def _move(self, found: Deployed, before: Places, target: Places) -> Moved:
+        with self._journal.alone(self._manifest.name):
+            return self._move_alone(found, before, target)
+
+    def _move_alone(self, found: Deployed, before: Places, target: Places) -> Moved:
         began_s = time.monotonic()
         plan = self._plan(found, target)
         self._journal.write(Entry(self._manifest.name, "copying", before, target))
@@ -219,16 +226,24 @@ class Coordinator:
             self._client.scale_all(orders)
 
     def _reached(self, target: Places) -> Iterator[float]:
-        """Monotonic times: all replicas are ready where wished; and no others are left. Raises MoveError."""
-        end_s = time.monotonic() + self._options.switch_timeout_s
-        settled, late = False, list(target)
+        """Monotonic times: all replicas are ready where wished; and no others are left. Raises MoveError.
+
+        Where a controller has changed a function's number of replicas since, that many count, on the same nodes.
+        """
+        looked_s = time.monotonic()
+        end_s = looked_s + self._options.switch_timeout_s
+        settled, late, wished = False, list(target), dict(target)
         with closing(self._client.follow_replicas()) as feed:
             for replicas in feed:
-                late = [name for name in target if not _is_reached(replicas.get(name, []), target[name], settled)]
+                now_s = time.monotonic()
+                if late and now_s - looked_s >= LOOK_S:
+                    wished |= self._resized(late, target)
+                    looked_s = now_s
+                late = [name for name in wished if not _is_reached(replicas.get(name, []), wished[name], settled)]
                 if not late and not settled:
                     yield time.monotonic()
                     settled = True
-                    late = [name for name in target if not _is_reached(replicas.get(name, []), target[name], settled)]
+                    late = [name for name in wished if not _is_reached(replicas.get(name, []), wished[name], settled)]
                 if not late:
                     yield time.monotonic()
                     return
@@ -238,6 +253,12 @@ class Coordinator:
             f"{len(late)} functions did not get their replicas within {self._options.switch_timeout_s:.0f} s: "
             f"{', '.join(sorted(late)[:5])}"
         )
+
+    def _resized(self, names: Iterable[str], target: Places) -> dict[str, dict[str, int]]:
+        """Replicas by node as the gateway spreads the number that it has for each function now."""
+        now = deployed(self._client, self._manifest.name).replicas
+        nodes = {name: {node: count for node, count in sorted(target[name].items()) if count} for name in names}
+        return {name: spread(places, now[name]) for name, places in nodes.items() if places}
 
     def _take_back(self, found: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
         """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from smoe.elastic.cluster import Places
+from smoe.elastic.errors import MoveError
 from smoe.errors import StateError
 
 Phase = Literal["copying", "switching", "releasing"]
@@ -30,6 +33,17 @@ class Journal:
 
     def __init__(self, state: Path) -> None:
         self._folder = state / "moves"
+
+    @contextmanager
+    def alone(self, pipeline: str) -> Iterator[None]:
+        """No other process moves the pipeline meanwhile; one that ends lets go. Raises MoveError where one does."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._path(pipeline).with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise MoveError(f"another move of {pipeline} is under way; try again when it has ended") from error
+            yield
 
     def write(self, entry: Entry) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -27,6 +27,7 @@ from smoe.elastic.managers import Managers, NodeSettings, deploy_managers, read_
 from smoe.errors import GatewayRefusedError
 from smoe.gateway_client import GatewayClient
 from smoe.state import read_gateway
+from smoe.unlike import MIB, expert_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FUNCTION = "minilm-expert-0-0"
@@ -206,3 +207,23 @@ def test_a_dry_run_prints_what_would_move_and_moves_nothing(running: Running) ->
     assert told["predicted_s"] > 0
     assert running.nodes_of(FUNCTION) == ["a"]
     assert running.managers.held("b")["held"] == {}
+
+
+def test_rebalancing_puts_experts_where_memory_allows_and_no_request_notices(running: Running, tmp_path: Path) -> None:
+    """Every ingress tells what was called on its node; all experts start on node a, which has room for half of them."""
+    manifest, name = running.manifest, running.manifest.name
+    running.coordinator().move({name: {"a": 1, "b": 1}})
+    memory_mb = (2 * manifest.layers * expert_bytes(manifest) + 1) / MIB
+    profile = tmp_path / "nodes.json"
+    nodes = {"a": {"memory_mb": memory_mb}, "b": {"memory_mb": memory_mb}}
+    profile.write_text(json.dumps({"nodes": nodes, "mbit_per_s": 500}))
+    arguments = ["rebalance", name, "--nodes", str(profile), "--once", "--json", "--state", str(running.state)]
+    with running.asking() as statuses:
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.output)
+    assert (told["fits"], told["moved"]) == (False, True)
+    assert set(statuses) == {200}
+    experts = [manifest.function_name(node.id) for node in manifest.nodes if node.kind == "expert"]
+    places = [running.nodes_of(function) for function in experts]
+    assert (places.count(["a"]), places.count(["b"])) == (len(experts) // 2, len(experts) // 2)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 
 from autoscaler.placement.exact import least_fullest
-from functions.shared.aebs import ActivatedExpertBalance, ReplicaTable, replica_table
+from functions.shared.aebs import ActivatedExpertBalance, ReplicaTable, assign, replica_table
 from functions.shared.replica_rules import RULES, ReplicaRule, activated_by_node
 
 HOSTS = st.integers(2, 6).flatmap(
@@ -115,6 +118,35 @@ def test_no_memory_is_taken_in_a_call() -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2048
+
+
+def compiled_allocations(times: int) -> int:
+    """How often compiled code takes memory, which tracemalloc does not see, while the rule is asked so many times from
+    compiled code (its arguments' handles are taken once)."""
+    table = random_table(2, 16, 256, 5)
+    ids = np.random.default_rng(0).integers(256, size=4096)
+    out = np.empty(4096, dtype=np.int32)
+    seen, by_expert = np.zeros(256, dtype=np.uint8), np.zeros((3, 256), dtype=np.int32)
+    by_node = np.zeros((7, 16), dtype=np.int32)
+    arguments = (ids, out, table.start, table.node, table.replica, seen, by_expert, by_node, True)
+    repeated(0, *arguments)
+    runtime: Any = importlib.import_module("numba.core.runtime._nrt_python")
+    runtime.memsys_enable_stats()
+    before = runtime.memsys_get_stats_alloc()
+    repeated(times, *arguments)
+    after = runtime.memsys_get_stats_alloc()
+    runtime.memsys_disable_stats()
+    return int(after - before)
+
+
+@njit
+def repeated(times, ids, out, start, node, replica, seen, by_expert, by_node, repair):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        assign(ids, out, start, node, replica, seen, by_expert, by_node, repair)
+
+
+def test_compiled_code_takes_no_memory_either() -> None:
+    assert compiled_allocations(50) == compiled_allocations(1)
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
