@@ -227,3 +227,15 @@ def test_rebalancing_puts_experts_where_memory_allows_and_no_request_notices(run
     experts = [manifest.function_name(node.id) for node in manifest.nodes if node.kind == "expert"]
     places = [running.nodes_of(function) for function in experts]
     assert (places.count(["a"]), places.count(["b"])) == (len(experts) // 2, len(experts) // 2)
+
+
+def test_a_controller_that_scales_in_mid_move_gets_its_replicas_on_the_moves_nodes(running: Running) -> None:
+    ordered = threading.Event()
+    with running.asking() as statuses, ThreadPoolExecutor(1) as pool:
+        moving = pool.submit(running.coordinator().move, running.all_at({"b": 1}))
+        while "b" not in running.nodes_of(FUNCTION) and not moving.done():
+            ordered.wait(0.02)
+        running.client.scale(FUNCTION, 3)
+        moving.result()
+    assert set(statuses) == {200}
+    assert running.nodes_of(FUNCTION) == ["b", "b", "b"]
