@@ -310,8 +310,8 @@ def _deploy_with_progress(
 
 def _status_table(url: str, functions: list[dict[str, Any]]) -> Table:
     table = Table(title=f"{len(functions)} functions at {url}", title_justify="left")
-    for column in ("function", "ready", "wanted", "calls", "memory", "cpu", "in flight limit"):
-        table.add_column(column, justify="left" if column == "function" else "right")
+    for column in ("function", "ready", "wanted", "calls", "memory", "cpu", "call slots"):
+        table.add_column(column, justify="left" if column == "function" else "right", overflow="fold")
     for function in functions:
         limits = function.get("limits") or {}
         ready = function.get("availableReplicas", 0)
