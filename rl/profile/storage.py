@@ -90,10 +90,17 @@ def load(path: Path) -> Profile:
     document = (table.schema.metadata or {}).get(_KEY)
     if document is None:
         raise ProfileError(f"{path} is a parquet file without the metadata of a profile ({_KEY.decode()})")
-    metadata = _metadata(json.loads(document), path)
+    try:
+        metadata = _metadata(json.loads(document), path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ProfileError(f"{path}: the profile's metadata cannot be read: {error}") from error
     missing = sorted(set(COLUMNS) - LATER - set(table.column_names))
     if missing:
         raise ProfileError(f"{path} has no column {missing[0]!r}; it is not a profile of version {VERSION}")
+    for name in COLUMNS:
+        if name in table.column_names and table.schema.field(name).type != SCHEMA.field(name).type:
+            found, wanted = table.schema.field(name).type, SCHEMA.field(name).type
+            raise ProfileError(f"{path}: column {name!r} holds {found}; a profile's holds {wanted}")
     rows = table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
     for row in rows:
         row["quantiles_s"] = None if row["quantiles_s"] is None else tuple(row["quantiles_s"])

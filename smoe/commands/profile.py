@@ -119,6 +119,7 @@ def profile(
         check_shares(gpu_shares)
         gpu = GpuSettings(shares=gpu_shares, seed=options["seed"])
     settings = _settings(quick, options)
+    _make_room(out)
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
@@ -127,6 +128,16 @@ def profile(
     concluded = conclude(found, out.with_suffix(".png"))
     save(concluded, out)
     _close(console, concluded, out)
+
+
+def _make_room(out: Path) -> None:
+    """Half an hour of measuring is not to end at a folder that cannot be written. Raises ProfileError."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ProfileError(f"the profile cannot be written to {out}: {error.strerror or error}") from error
 
 
 def _settings(quick: bool, options: dict[str, Any]) -> ProfileSettings:

@@ -51,6 +51,13 @@ def test_gpu_shares_end_with_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "a.parquet").exists()
 
 
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    shown = CliRunner().invoke(cli, ["profile", "--quick", "--out", str(tmp_path / "file" / "a.parquet")])
+    assert isinstance(shown.exception, ProfileError)
+    assert "cannot be written to" in str(shown.exception) and "a.parquet" in str(shown.exception)
+
+
 def test_a_machine_without_limits_is_refused() -> None:
     with pytest.raises(ProfileError, match="needs limits that hold"):
         _require_limits(["cgroup v1 not writable here: cpu (Permission denied); those limits are not enforced."])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +58,54 @@ def test_a_profile_of_another_version_is_refused(profile: Profile, tmp_path: Pat
     save(replace(profile, metadata=replace(profile.metadata, version=99)), tmp_path / "a.parquet")
     with pytest.raises(ProfileError, match="version 99"):
         load(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [(b"{", "cannot be read"), (b"[1]", "cannot be read"), (b'{"version": 1, "machine": 3}', "metadata key")],
+    ids=["no JSON", "no object", "keys missing"],
+)
+def test_metadata_that_are_damaged_are_refused_with_the_file(
+    profile: Profile, tmp_path: Path, document: bytes, named: str
+) -> None:
+    path = tmp_path / "a.parquet"
+    save(profile, path)
+    pq.write_table(pq.read_table(path).replace_schema_metadata({b"smoe.profile": document}), path)
+    with pytest.raises(ProfileError, match=named) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_machine_that_is_not_described_whole_is_refused(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    save(profile, path)
+    table = pq.read_table(path)
+    document = json.loads(table.schema.metadata[b"smoe.profile"])
+    del document["machine"]["tick_s"]
+    pq.write_table(table.replace_schema_metadata({b"smoe.profile": json.dumps(document).encode()}), path)
+    with pytest.raises(ProfileError, match=r"metadata cannot be read.*tick_s"):
+        load(path)
+
+
+def test_a_column_of_another_type_is_refused_by_name(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    save(profile, path)
+    table = pq.read_table(path)
+    place = table.column_names.index("tokens")
+    words = pa.array([str(value) for value in table.column("tokens").to_pylist()])
+    pq.write_table(table.set_column(place, "tokens", words), path)
+    with pytest.raises(ProfileError, match="column 'tokens' holds string; a profile's holds int32"):
+        load(path)
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.5, 0.99])
+def test_a_file_that_was_cut_off_is_refused(profile: Profile, tmp_path: Path, kept: float) -> None:
+    path = tmp_path / "a.parquet"
+    save(profile, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(ProfileError, match="not a parquet file"):
+        load(path)
 
 
 def test_another_pipeline_is_named(profile: Profile) -> None:
