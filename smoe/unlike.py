@@ -156,12 +156,21 @@ def chosen(
     seen: Seen, now: PlanArray, profile: Profile, manifest: Manifest, horizon_s: float, method: Method = "improved"
 ) -> Choice:
     """A plan for what was seen, against what runs ``now`` [nodes, layers, experts], by Eq. (3) and (4)."""
-    held = planned(seen, profile, manifest, method)
+    held = _worth_a_copy(planned(seen, profile, manifest, method), now, seen)
     cluster, size = profile.nodes_as_gpus(), expert_bytes(manifest)
     scale = Scale(profile.pair_s(manifest), seen.window_s, horizon_s)
     verdict = decide(now, held, cluster, seen.frequency, size, scale)
     room = profile.cluster.node_slots(size)
     return Choice(held, verdict, bool((now.sum(axis=(1, 2)) <= room).all() and now.any(axis=0).all()))
+
+
+def _worth_a_copy(held: PlanArray, now: PlanArray, seen: Seen) -> PlanArray:
+    """The plan without new copies on nodes that did not call the expert: plans fill all memory, but a copy has to be
+    brought. An expert that nobody else holds keeps its first holder."""
+    kept: PlanArray = held & (now | (seen.frequency > 0))
+    layer, expert = np.nonzero(~kept.any(axis=0))
+    kept[held[:, layer, expert].argmax(axis=0), layer, expert] = True
+    return kept
 
 
 def expert_bytes(manifest: Manifest) -> int:

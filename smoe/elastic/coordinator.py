@@ -126,8 +126,11 @@ class Coordinator:
     def _plan(self, found: Deployed, target: Places) -> MovePlan:
         managers = self._managers
         sizes = {region.name: region.nbytes for region in self._regions(found).values()}
+        managed = managers.nodes()
+        if not managed:  # each new replica gets its weights as it starts
+            return MovePlan((), {})
         nodes = {}
-        for node in managers.nodes():
+        for node in managed:
             try:
                 memory = managers.memory(node)
             except ManagerGoneError as error:
@@ -258,7 +261,7 @@ class Coordinator:
         """Replicas by node as the gateway spreads the number that it has for each function now."""
         now = deployed(self._client, self._manifest.name).replicas
         nodes = {name: {node: count for node, count in sorted(target[name].items()) if count} for name in names}
-        return {name: spread(places, now[name]) for name, places in nodes.items() if places}
+        return {name: spread(places, now[name]) for name, places in nodes.items() if places and name in now}
 
     def _take_back(self, found: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
         """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""

@@ -101,9 +101,10 @@ class Managers:
         self._addresses: dict[str, str] = {}
 
     def nodes(self) -> list[str]:
-        """Nodes that have a manager. Raises MoveError where there is none."""
+        """Nodes that have a manager; none where replicas have nodes whose weights are not managed (a cluster's). Raises
+        MoveError where replicas have no nodes."""
         found = [f["labels"][LABEL] for f in self._client.functions() if LABEL in f.get("labels", {})]
-        if not found:
+        if not found and not any("node" in one for replicas in self._client.replicas().values() for one in replicas):
             raise MoveError("no weights manager is deployed; start the gateway with nodes (smoe up --node a --node b)")
         return found
 

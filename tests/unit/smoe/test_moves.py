@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from functions.memory.plan import MovePlan
 from moe.manifest import Manifest, load
 from smoe.elastic import coordinator as module
 from smoe.elastic.coordinator import Coordinator
@@ -39,7 +40,11 @@ class OneFunction:
         self._feed = feed
 
     def functions(self) -> list[dict[str, Any]]:
-        return [{"name": self._pipeline, "replicas": self._replicas, "labels": {"smoe.pipeline": self._pipeline}}]
+        labels, environment = {"smoe.pipeline": self._pipeline}, {"smoe_nodes": "ingress"}
+        return [{"name": self._pipeline, "replicas": self._replicas, "labels": labels, "envVars": environment}]
+
+    def replicas(self) -> dict[str, list[dict[str, str]]]:
+        return next(self.follow_replicas(), {})
 
     def follow_replicas(self) -> Iterator[dict[str, list[dict[str, str]]]]:
         for states in self._feed:
@@ -111,6 +116,20 @@ def test_a_move_ends_with_as_many_replicas_as_a_controller_wants_meanwhile(
     else:
         with pytest.raises(MoveError, match="did not get their replicas"):
             list(times)
+
+
+def test_where_nodes_have_no_manager_only_replicas_move(tmp_path: Path, minilm_pipeline: Path) -> None:
+    """As on Kubernetes, whose pods get their weights as they start."""
+    manifest = load(minilm_pipeline, verify=False)
+    coordinator = coordinator_of(OneFunction(manifest.name, 1, {"ready": "a"}), manifest, tmp_path)
+    assert coordinator.plan({manifest.name: {"b": 1}}) == MovePlan((), {})
+
+
+def test_without_nodes_a_move_says_how_to_have_some(tmp_path: Path, minilm_pipeline: Path) -> None:
+    manifest = load(minilm_pipeline, verify=False)
+    coordinator = coordinator_of(OneFunction(manifest.name), manifest, tmp_path)
+    with pytest.raises(MoveError, match="smoe up --node a --node b"):
+        coordinator.plan({manifest.name: {"b": 1}})
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"pipeline": "m"}', '{"pipeline": "m", "phase": "x", "before": 1}'])

@@ -154,6 +154,20 @@ def test_experts_move_to_their_callers_only_when_that_saves_more_than_it_costs(
     assert all(target[name] == ({"a": 1} if now == {"b": 1} else {"b": 1}) for name, now in contrary.items())
 
 
+def test_nothing_is_copied_to_a_node_that_does_not_call_it(manifest: Manifest, tmp_path: Path) -> None:
+    layers = manifest.layers
+    profile = profile_of(tmp_path, {"a": 4 * layers, "b": 4 * layers}, expert_bytes(manifest))
+    documents = [document(manifest, "a", [9.0, 9, 9, 0]), document(manifest, "b", [0.0, 0, 9, 0])]
+    now = np.zeros((2, layers, 4), dtype=bool)
+    now[0, :, :2] = now[1, :, 2:] = True
+    choice = chosen(seen_by(documents, profile, manifest), now, profile, manifest, horizon_s=300.0)
+    assert choice.held[0, 0].tolist() == [True, True, True, False]
+    assert choice.held[1, 0].tolist() == [False, False, True, True]
+    assert choice.verdict.copied == layers
+    nowhere = chosen(seen_by(documents, profile, manifest), ~now & False, profile, manifest, horizon_s=300.0)
+    assert nowhere.held[:, 0].sum(axis=0).tolist() == [1, 1, 2, 1]
+
+
 def test_what_runs_beyond_the_profiles_memory_moves_whatever_it_costs(manifest: Manifest, tmp_path: Path) -> None:
     half = 2 * manifest.layers
     profile = profile_of(tmp_path, {"a": half, "b": half}, expert_bytes(manifest))
