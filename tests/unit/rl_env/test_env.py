@@ -122,3 +122,16 @@ def test_importing_the_room_and_its_policy_side_imports_no_gymnasium() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_published_actor_is_loaded_where_nothing_of_training_is_installed() -> None:
+    """An entry None in ``sys.modules`` makes every import of that name fail."""
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('gymnasium', 'stable_baselines3', 'optuna', 'tensorboard')))\n"
+        "from rl.agent.export import load\n"
+        "from rl.agent.policy import published\n"
+        "print(type(load(published('any', 'provisioned'))).__name__)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (found.returncode, found.stdout.strip()) == (0, "Actor"), found.stderr
