@@ -77,11 +77,18 @@ def bound(name: str, trace: str, data: Path | None, as_json: bool, out: Path | N
     if out is not None:
         write_rows(rows, out)
     totals: dict[str, dict[str, Any]] = {meter: _total(rows, meter) for meter in meters}
-    about = {"workload": name, "trace": requests.source, "slo_ms": 1000 * workload.slo_s, "simulated": True}
+    about = {
+        "workload": name,
+        "trace": requests.source,
+        "slo_ms": 1000 * workload.slo_s,
+        "simulated": True,
+        "latency": workload.latency.name,
+    }
     if as_json:
         click.echo(json.dumps({**about, "totals": totals, "windows": [asdict(row) for row in rows]}))
         return
-    _show(rows, totals, f"{name}, {requests.source}, SLO {1000 * workload.slo_s:g} ms", console)
+    title = f"simulated, seconds of calls {workload.latency.name}\n{name}, {requests.source}"
+    _show(rows, totals, f"{title}, SLO {1000 * workload.slo_s:g} ms", console)
 
 
 def _total(rows: Sequence[BoundRow], meter: Meter) -> dict[str, Any]:

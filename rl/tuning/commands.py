@@ -67,6 +67,11 @@ def tune(policy: str, name: str, trace: str, data: Path | None, out: Path, **opt
     clip = {key: options[key] for key in ("row", "start_s", "duration_s", "mean_rps", "seed")}
     profile_s, meter, seed = options["profile_s"], options["meter"], options["seed"]
     requests = trace_requests(workload, trace, data, **clip, until_s=profile_s)
+    if not (requests.arrival_s >= WARM_UP_WINDOWS * WINDOW_S).any():
+        raise click.UsageError(
+            f"{requests.source} has no request between {WARM_UP_WINDOWS * WINDOW_S:g} and {profile_s:g} s, where "
+            "deployments are judged: take a longer --profile-s, another --start-s, or a longer --duration-s"
+        )
     load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, profile_s)
     deployments = Deployments((load,), meter, options["groups"], PLANNED[policy].axes)
     played = Played(workload, requests, WINDOW_S, profile_s // WINDOW_S * WINDOW_S, WARM_UP_WINDOWS, meter, seed)
@@ -95,6 +100,7 @@ def tune(policy: str, name: str, trace: str, data: Path | None, out: Path, **opt
         "workload": name,
         "trace": requests.source,
         "requests_sha256": requests.sha256,
+        "latency": workload.latency.name,
     }
     best = found.best
     about |= {"profile_s": profile_s, "slo_s": workload.slo_s, "meter": meter, "seed": seed, **asdict(best)}

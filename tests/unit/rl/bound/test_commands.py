@@ -29,7 +29,8 @@ def call(trace: Path, *more: str) -> Result:
 
 def test_json_has_every_window_and_meter_with_bound_below_choice(trace: Path) -> None:
     found: dict[str, Any] = json.loads(call(trace, "--json").stdout)
-    assert found["simulated"] and found["slo_ms"] == 80 and len(found["windows"]) == 4
+    assert found["simulated"] and found["latency"].startswith("modelled (roofline)")
+    assert found["slo_ms"] == 80 and len(found["windows"]) == 4
     assert [row["requests"] for row in found["windows"]] == [6, 6, 6, 6]
     for row in found["windows"]:
         assert row["feasible"] is not None and 0 < row["lower_bound"] <= row["feasible"]

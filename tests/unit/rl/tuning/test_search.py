@@ -212,6 +212,24 @@ def test_the_command_stores_a_plan_that_the_policy_can_run(tmp_path: Path, polic
     assert len((tmp_path / "plans" / f"{policy}.bert-4.csv").read_text().splitlines()) == 5
 
 
+def test_a_profile_without_a_request_where_deployments_are_judged_is_refused(tmp_path: Path) -> None:
+    arrivals = tmp_path / "trace.csv"
+    arrivals.write_text("arrival_s\n" + "".join(f"{i * 0.5}\n" for i in range(60)) + "500\n")
+    options = [
+        "--policy",
+        "tuned-hpa",
+        "--workload",
+        "bert-4",
+        "--trace",
+        str(arrivals),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    found = CliRunner().invoke(tune, options)
+    assert found.exit_code == 2 and "no request between 30 and 120 s" in " ".join(found.output.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_axis_of_a_group_has_its_span(load: WindowLoad) -> None:
     spans = Deployments((load, load), groups=2, axes=AXES).spans
     assert spans["anchor"] == (0, 2 * len(SHARES) - 1)
