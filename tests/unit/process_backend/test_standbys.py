@@ -70,6 +70,20 @@ async def test_the_group_used_longest_ago_gives_way_when_memory_is_short() -> No
     assert pool.take("new", "f", "b", {}) == "b2"
 
 
+async def test_a_group_that_is_used_again_is_no_longer_the_one_used_longest_ago() -> None:
+    processes = Processes({"a": 40, "b": 40, "c": 40})
+    pool = processes.pool(1, 100)
+    for group, entry in (("one", "a"), ("two", "b")):
+        pool.take(group, "f", entry, {})
+    await pool.fill(lambda: True)
+    assert pool.take("one", "f", "a", {}) == "a1"
+    await pool.fill(lambda: True)
+    pool.take("three", "f", "c", {})
+    await pool.fill(lambda: True)
+    assert processes.ended == ["b0"]
+    assert pool.take("one", "f", "a", {}) == "a2"
+
+
 async def test_a_standby_that_died_is_not_handed_out() -> None:
     processes = Processes({"a": 1})
     pool = processes.pool(1, 100)
