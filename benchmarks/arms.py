@@ -85,7 +85,7 @@ def bounds(grid: Grid, out: Path) -> list[Summary]:
         path, fingerprint = path_of(out, group, BOUND), grid.fingerprint(group, BOUND, work.requests.sha256)
         summary = load_run(path, fingerprint)
         if summary is None:
-            summary = {**run_bound(grid, work), "fingerprint": fingerprint}
+            summary = {**run_bound(work), "fingerprint": fingerprint}
             save_run(path, summary, None)
         found.append(summary)
     return found

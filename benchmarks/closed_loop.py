@@ -41,6 +41,7 @@ from rl.profile.machine import this_machine
 from rl.profile.pipeline import measured_workload
 from rl.profile.shelf import fitting, open_profile
 from rl.sim.play import play
+from rl.sim.regions import measured_part
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
 from rl.train.kinds import SEGMENT
@@ -93,6 +94,8 @@ class Outcome:
     answered: int
     failed: int
     changes: int
+    measured_part: float | None = None
+    """Of a simulated play: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
 
 
 def settings_of(policy: str, play_: Play, directory: Path, folder: Path) -> ControllerSettings:
@@ -163,7 +166,8 @@ def simulated(
         windows.append(simulation.advance(simulation.now_s + 60.0))
     ends = np.concatenate([sent_s[window.finished] + window.latency_s for window in windows])
     latencies = np.concatenate([window.latency_s for window in windows])
-    return outcome(play_, ends, latencies, [step.report for step in steps], 0)
+    found = outcome(play_, ends, latencies, [step.report for step in steps], 0)
+    return replace(found, measured_part=measured_part(workload, simulation.requests, steps))
 
 
 def outcome(
@@ -306,6 +310,8 @@ def table_of(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
     for cell in cells:
         real, model = cell["measured"], cell["simulated"]
         beside = "" if model is None else f"P95/SLO {model['p95_over_slo']:.2f}, {model['provisioned']:.2f}/h"
+        if model is not None and model["measured_part"] is not None:
+            beside += f", {model['measured_part']:.0%} as profiled"
         table.add_row(
             cell["policy"],
             str(cell["repeat"] + 1),

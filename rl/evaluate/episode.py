@@ -21,6 +21,7 @@ from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group
 from rl.evaluate.policies import limits_of, policy_of
 from rl.sim.play import Step, play
+from rl.sim.regions import measured_part
 from rl.sim.requests import Requests, draw_requests
 from rl.sim.simulation import Simulation
 from rl.workload import Workload
@@ -44,6 +45,7 @@ class Work:
     """What every expert begins with; None: :func:`profiled_start`."""
     profiling_s: float
     """Length of the warm-up."""
+    window_s: float
 
     @cached_property
     def physics(self) -> Physics:
@@ -53,6 +55,16 @@ class Work:
     def start(self) -> Mapping[str, Configuration]:
         """Function → what it begins with. Raises EvaluationError."""
         return profiled_start(self) if self.given is None else self.workload.initial(self.given)
+
+    @cached_property
+    def binds(self) -> dict[Meter, bool]:
+        """:func:`check_binding` of the windows after the warm-up. Raises EvaluationError."""
+        return check_binding([load for load in self.loads() if load.count], self)
+
+    def loads(self) -> list[WindowLoad]:
+        """The windows after the warm-up."""
+        found = list(windows(self.physics, self.requests, self.window_s, self.arrivals.seconds))
+        return found[round(self.profiling_s / self.window_s) :]
 
 
 def prepare(grid: Grid, group: Group) -> Work:
@@ -69,7 +81,7 @@ def _prepared(grid: Grid, group: Group) -> Work:
     mean_rps = grid.mean_rps or found.arrival_s.size / found.seconds
     workload = paper_workload(group.workload, mean_tokens=group.tokens or None, mean_rps=mean_rps, seed=group.seed)
     requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)
-    return Work(group, workload, requests, found, grid.start, grid.warm_up_windows * grid.window_s)
+    return Work(group, workload, requests, found, grid.start, grid.warm_up_windows * grid.window_s, grid.window_s)
 
 
 def profiled_start(work: Work) -> dict[str, Configuration]:
@@ -93,8 +105,10 @@ def profiled_start(work: Work) -> dict[str, Configuration]:
 
 
 def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Table]:
-    """(summary, one row a counted window) of one policy. Raises SettingsError."""
-    workload, group = work.workload, work.group
+    """(summary, one row a counted window) of one policy. Raises SettingsError, and EvaluationError where nothing can be
+    measured with these requests.
+    """
+    workload, group, binds = work.workload, work.group, work.binds
     policy = policy_of(name, workload, grid, group)
     simulation = Simulation(workload, work.requests, work.start, seed=group.seed)
     begun_s = time.perf_counter()
@@ -106,9 +120,13 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
     summary = {
         **_names(group, name),
         "simulated": True,
+        "binds": binds,
         "slo_s": workload.slo_s,
         "windows": len(counted),
         **_totals(table, counted, workload.slo_s),
+        "latency": workload.latency.name,
+        "measured_part": measured_part(workload, work.requests, counted),
+        "coupled": workload.memory_mb_per_core is not None,
         "requests_sha256": work.requests.sha256,
         "source": work.arrivals.source,
         "cv": work.arrivals.cv,
@@ -119,15 +137,15 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
     return summary, table
 
 
-def run_bound(grid: Grid, work: Work) -> dict[str, Any]:
+def run_bound(work: Work) -> dict[str, Any]:
     """Sum of the counted windows' lower bounds on both meters (an empty window still has one replica of each expert),
     and on which of them the SLO binds.
 
     Raises EvaluationError where it binds on none, or cannot be met.
     """
-    loads = list(windows(work.physics, work.requests, grid.window_s, work.arrivals.seconds))[grid.warm_up_windows :]
+    loads = work.loads()
     found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
-    found["binds"] = check_binding([load for load in loads if load.count], work)
+    found["binds"] = work.binds
     unreachable = 0
     for meter in METERS:
         bounds = [lower_bound(load, meter, work.group.seed) for load in loads]

@@ -72,7 +72,8 @@ def figure_8(path: Path, summaries: Sequence[Run]) -> None:
                 np.mean([run["provisioned_experts"] / _costliest(runs, run["workload"]) for run in some])
                 for some in own
             ]
-            tail = [np.mean([run["p95_over_slo"] for run in some if run["p95_over_slo"] is not None]) for some in own]
+            tails = [[run["p95_over_slo"] for run in some if run["p95_over_slo"] is not None] for some in own]
+            tail = [np.mean(found) if found else np.nan for found in tails]
             for row, line in enumerate((cost, tail)):
                 grid[row, column].plot(range(len(values)), line, marker="o", color=f"C{place}", label=policy)
         for row in (0, 1):

@@ -16,6 +16,7 @@ from rl.evaluate.figures import figure_7, figure_8
 from rl.evaluate.grid import Grid, Group
 from rl.evaluate.store import load_windows
 from rl.evaluate.tables import HEAD, cells, markdown, rows, write_csv
+from traces.trace import PATTERNS, classify
 
 Summary = Mapping[str, Any]
 
@@ -66,6 +67,11 @@ def heading(grid: Grid, summaries: Sequence[Summary]) -> str:
         f"{grid.warm_up_windows} not counted. Costs are the experts'. Figures are interquartile means with 95 % "
         f"stratified bootstrap intervals, shares have Wilson intervals."
     ]
+    for model in sorted({summary["latency"] for summary in summaries if "latency" in summary}):
+        parts = [run["measured_part"] for run in summaries if run.get("latency") == model]
+        share = min((part for part in parts if part is not None), default=0.0)
+        sentences.append(f"Seconds of calls: {model}; at least {share:.0%} of a run's calls lie where it was measured.")
+    sentences += _played(summaries)
     if made:
         sentences.append("Arrivals are made, not measured: the public traces are not there (`smoe traces fetch`).")
     if loose:
@@ -74,6 +80,22 @@ def heading(grid: Grid, summaries: Sequence[Summary]) -> str:
             f"configurations keep it anyway, and that cost says nothing about keeping it."
         )
     return " ".join(sentences)
+
+
+def _played(summaries: Sequence[Summary]) -> list[str]:
+    """How bursty the arrivals of each pattern really were: reaching a rate changes the CV of an hour."""
+    by_pattern: dict[str, list[float]] = {}
+    for summary in summaries:
+        if summary.get("cv") is not None:
+            by_pattern.setdefault(summary["pattern"], []).append(summary["cv"])
+    if not by_pattern:
+        return []
+    ranges = ", ".join(f"{name} {min(found):.2g} to {max(found):.2g}" for name, found in by_pattern.items())
+    other = [
+        name for name, found in by_pattern.items() if name in PATTERNS and {classify(cv) for cv in found} != {name}
+    ]
+    beyond = f", not always of their pattern: {', '.join(other)}" if other else ""
+    return [f"CV of the inter-arrival times as played: {ranges}{beyond}."]
 
 
 def _tails(summaries: Sequence[Summary], out: Path) -> dict[tuple[Any, ...], list[float]]:
@@ -114,9 +136,8 @@ img { max-width: 100%; margin: 1rem 0; }
 </style></head><body>
 <h1>{{ title }}</h1>
 <p>{{ heading }}</p>
-<table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}<th>decision P99</th></tr></thead><tbody>
-{% for row in rows %}<tr>{% for cell in cells(row) %}<td>{{ cell }}</td>{% endfor %}
-<td>{{ "%.1f ms"|format(row.decision_ms) }}</td></tr>
+<table><thead><tr>{% for name in head %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for row in rows %}<tr>{% for cell in cells(row) %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table>
 {% for image in images %}<img alt="figure" src="data:image/png;base64,{{ image }}">{% endfor %}
 <h2>What was played</h2><ul>{% for source in sources %}<li class="note">{{ source }}</li>{% endfor %}</ul>

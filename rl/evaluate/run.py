@@ -97,7 +97,7 @@ def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
         stored = load_run(path, fingerprint)
         if stored is None:
             try:
-                summary, windows = (run_bound(grid, work), None) if name == BOUND else run_policy(grid, work, name)
+                summary, windows = (run_bound(work), None) if name == BOUND else run_policy(grid, work, name)
             except SettingsError as error:
                 found.refused[name] = f"{group.workload}: {error}"
                 continue

@@ -25,6 +25,7 @@ COLUMNS = (
         "cv",
         "trace_measured",
         "simulated",
+        "measured_part",
         "requests_sha256",
         "source",
     ),
@@ -89,8 +90,8 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 
 HEAD = (
-    *("pattern", "policy", "runs", "provisioned over bound", "busy over bound"),
-    *("P95 / SLO", "windows over SLO", "mean excess"),
+    *("pattern", "policy", "runs", "provisioned", "busy", "provisioned over bound", "busy over bound"),
+    *("P95 / SLO", "windows over SLO", "mean excess", "decision P99"),
 )
 
 
@@ -100,11 +101,13 @@ def cells(row: Row) -> tuple[str, ...]:
         row.pattern,
         row.policy,
         str(row.runs),
+        *(_money(row.cost.get(meter)) for meter in ("provisioned", "busy")),
         percent(row.over_bound["provisioned"]),
         percent(row.over_bound["busy"]),
         percent(row.p95),
         percent(row.violations),
         percent(row.excess),
+        f"{row.decision_ms:.1f} ms",
     )
 
 
@@ -115,6 +118,11 @@ def percent(found: Interval | None) -> str:
     digits = 0 if found.value >= 1 else 1
     value, low, high = (f"{100 * number:.{digits}f}" for number in (found.value, found.low, found.high))
     return f"{value} % ({low}–{high})"
+
+
+def _money(found: Interval | None) -> str:
+    """``1.23 (1.1–1.4)`` in the price sheet's currency."""
+    return "–" if found is None else f"{found.value:.3g} ({found.low:.3g}–{found.high:.3g})"
 
 
 def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:

@@ -27,6 +27,7 @@ from traces.trace import PATTERNS
 
 DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
 _FOLDER = click.Path(path_type=Path, file_okay=False)
+_INPUT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
 def _names(_: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
@@ -99,8 +100,8 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     help="Length of a window in seconds.",
 )
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Windows that are not counted.")
-@click.option("--plans", type=_FOLDER, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
-@click.option("--policy-settings", type=_FOLDER, default=None, help="Folder of policies' settings, POLICY.toml.")
+@click.option("--plans", type=_INPUT, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
+@click.option("--policy-settings", type=_INPUT, default=None, help="Folder of policies' settings, POLICY.toml.")
 @click.option(
     "--data",
     type=_FOLDER,
@@ -164,9 +165,14 @@ def _grid(options: dict[str, Any]) -> Grid:
 
 
 def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
-    table = Table(title="simulated: experts' cost above the bound, P95, windows over the SLO, mean excess")
-    for name in HEAD:
-        table.add_column(name, justify="left" if name in HEAD[:2] else "right")
-    for row in rows(summaries):
-        table.add_row(*cells(row))
+    found = rows(summaries)
+    bounded = any(interval is not None for row in found for interval in row.over_bound.values())
+    hidden = ("provisioned", "busy") if bounded else ("provisioned over bound", "busy over bound")
+    shown = [place for place, name in enumerate(HEAD) if name not in hidden]
+    table = Table(title="simulated: experts' cost, P95, windows over the SLO, mean excess")
+    for place in shown:
+        table.add_column(HEAD[place], justify="left" if place < 2 else "right")
+    for row in found:
+        own = cells(row)
+        table.add_row(*(own[place] for place in shown))
     console.print(table)

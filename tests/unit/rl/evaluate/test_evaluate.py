@@ -18,7 +18,7 @@ from rl.evaluate import episode, named, run
 from rl.evaluate.episode import BOUND, check_binding, prepare
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid
-from rl.evaluate.report import write_report
+from rl.evaluate.report import heading, write_report
 from rl.evaluate.run import evaluate
 from rl.evaluate.store import write_windows
 from rl.evaluate.tables import rows, runs_of
@@ -104,10 +104,52 @@ def test_the_report_holds_every_run(grid: Grid, out: Path, summaries: list[dict[
     assert all(path.stat().st_size > 10_000 for path in paths.figures)
 
 
+def test_every_result_says_what_its_seconds_are_of_and_shows_costs_and_decision_times(
+    grid: Grid, out: Path, summaries: list[dict[str, Any]]
+) -> None:
+    runs = runs_of(summaries)
+    assert {(run["measured_part"], run["coupled"]) for run in runs} == {(0.0, False)}
+    assert all(run["latency"].startswith("modelled (roofline)") for run in runs)
+    paths = write_report(grid, summaries, out)
+    text = paths.markdown.read_text()
+    assert "modelled (roofline)" in text and "at least 0% of a run's calls lie where it was measured" in text
+    (static,) = (row for row in rows(summaries) if row.policy == "static")
+    paid = [run["provisioned_experts"] for run in runs if run["policy"] == "static"]
+    assert static.cost["provisioned"].value == pytest.approx(sum(paid) / 2)
+    (line,) = (line for line in text.splitlines() if line.startswith("| bursty | static |"))
+    assert f"| {sum(paid) / 2:.3g} (" in line and f"| {static.decision_ms:.1f} ms |" in line
+    assert "measured_part" in paths.csv.read_text().splitlines()[0].split(",")
+
+
+def test_the_heading_says_how_bursty_was_played_what_a_pattern_is_named_for(
+    grid: Grid, summaries: list[dict[str, Any]]
+) -> None:
+    of_pattern = [{**run, "cv": 3.5 + run["seed"]} for run in summaries if run["policy"] != BOUND]
+    assert "as played: bursty 3.5 to 4.5." in heading(grid, of_pattern)
+    calmer = [{**run, "cv": 0.75 + 3 * run["seed"]} for run in of_pattern]
+    assert "bursty 0.75 to 3.8, not always of their pattern: bursty." in heading(grid, calmer)
+
+
+def test_runs_that_answered_nothing_are_drawn_without_a_tail(
+    grid: Grid, out: Path, summaries: list[dict[str, Any]]
+) -> None:
+    """The figure has a gap there, and NumPy nothing to warn of (warnings are errors here)."""
+    silent = [{**run, "p95_over_slo": None} if run["policy"] == "hpa" else run for run in summaries]
+    paths = write_report(grid, silent, out)
+    (row,) = (row for row in rows(silent) if row.policy == "hpa")
+    assert row.p95 is None and paths.figures[1].is_file()
+
+
 def test_an_slo_that_does_not_bind_is_refused_with_the_reason(grid: Grid) -> None:
     easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,))
     with pytest.raises(EvaluationError, match="does not bind"):
         evaluate(easy, Path("unused"), workers=1)
+
+
+def test_without_a_bound_an_slo_that_does_not_bind_is_refused_all_the_same(grid: Grid, tmp_path: Path) -> None:
+    easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,), bound=False)
+    with pytest.raises(EvaluationError, match="does not bind"):
+        evaluate(easy, tmp_path, workers=1)
 
 
 def test_groups_that_nothing_can_be_measured_with_are_left_out_where_that_is_asked_for(
@@ -197,9 +239,14 @@ def test_a_policy_that_cannot_serve_a_workload_is_left_out_with_the_reason(
     assert sum(table.column("violated").to_pylist()) == found[0]["violated_windows"]
 
 
-def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid) -> None:
+def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid, tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="no window after the warm-up"):
         check_binding([], prepare(replace(grid, seeds=(0,)), next(grid.groups())))
+    early = tmp_path / "early.csv"
+    early.write_text("arrival_s\n" + "".join(f"{second / 2}\n" for second in range(30)) + "100\n")
+    given = replace(grid, patterns=("file",), trace=early, seconds=60.0, mean_rps=0.0, seeds=(0,), bound=False)
+    with pytest.raises(EvaluationError, match=r"early\.csv.*no window after the warm-up has a request"):
+        evaluate(given, tmp_path, workers=1)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +272,9 @@ def test_the_command_says_what_is_wrong() -> None:
     assert isinstance(result.exception, SmoeError)
     assert "best" in str(result.exception)
     assert CliRunner().invoke(cli, ["evaluate", "--seeds", "one"]).exit_code == 2
+    for option in ("--plans", "--policy-settings"):
+        found = CliRunner().invoke(cli, ["evaluate", option, "no-such-folder"])
+        assert found.exit_code == 2 and "no-such-folder" in found.output
 
 
 def test_a_stored_run_that_is_no_json_is_named(grid: Grid, tmp_path: Path) -> None:
