@@ -125,11 +125,13 @@ class Stage:
     def exchange(self) -> Span:
         """Every worker for a new one, by a changed environment."""
         self._generation += 1
-        old = self._watch.pictures[-1].ready
+        old: dict[str, frozenset[str]] = {}
         client = self._connect()
         deployments = deployed(client, self._setting.manifest.name).deployments
 
         def order() -> None:
+            # as late as this: the watch may lag behind the change before, whose outcome is another picture
+            old.update({name: self._watch.pictures[-1].ready[name] for name in self.names})
             for deployment in deployments.values():
                 environment = {**deployment["envVars"], "smoe_generation": str(self._generation)}
                 client.deploy({**deployment, "envVars": environment})
