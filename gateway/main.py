@@ -26,6 +26,7 @@ from gateway.backends.process import ProcessSettings, create
 from gateway.backends.process.networks import parse_networks
 from gateway.contract import Backend, BackendError, FunctionSpec
 from gateway.durations import parse_duration
+from gateway.options import listening_options
 from gateway.serving import build_server, listen
 from gateway.settings import GatewaySettings, ensure_credentials
 
@@ -54,21 +55,7 @@ class _Duration(click.ParamType[float]):
     required=True,
     help="State folder: passwords, functions, logs.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port of the API; 0 picks a free one.",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    default=8082,
-    show_default=True,
-    help="Port of /metrics; 0 picks a free one.",
-)
+@listening_options
 @click.option(
     "--backend",
     type=click.Choice(("process", "kubernetes")),

@@ -95,21 +95,17 @@ class LearntPolicy:
         for function, missing in unknown(self.encoder.topology, observation).items():
             del wishes[function]
             reasons[function] = f"no data: the {missing} of {function} is not known"
-        return Proposal(settled(self.encoder.topology, observation, wishes), reasons, history)
+        return Proposal(settled(observation, wishes), reasons, history)
 
 
-def settled(
-    topology: Topology, observation: Observation, wishes: Mapping[str, Configuration]
-) -> dict[str, Configuration]:
+def settled(observation: Observation, wishes: Mapping[str, Configuration]) -> dict[str, Configuration]:
     """``wishes``, and the present configuration where the only wish is that replicas take fewer calls at once than now
     and far fewer than that come anyway: such orders change nothing but the log."""
     found = dict(wishes)
-    for layer in range(topology.layers):
-        for info in topology.experts(layer):
-            seen, wish = observation.node(info.id), wishes.get(info.function)
-            now = None if seen is None else seen.configuration
-            if seen is not None and now is not None and wish is not None and _limits_nobody(seen, now, wish):
-                found[info.function] = now
+    for seen in observation.nodes:
+        now, wish = seen.configuration, wishes.get(seen.function)
+        if now is not None and wish is not None and _limits_nobody(seen, now, wish):
+            found[seen.function] = now
     return found
 
 

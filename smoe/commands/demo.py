@@ -36,6 +36,7 @@ from smoe.state import read_password
 from smoe.view.build import ViewBuilder
 from smoe.view.live import View
 from traces import catalog, loading, prompts, scale
+from traces.options import data_option
 from traces.replay import Progress, ReplayResult, ReplaySettings, replay
 from traces.results import CsvSink, describe
 from traces.trace import Trace
@@ -131,12 +132,7 @@ class RunSettings:
     "--max-replicas", type=click.IntRange(1, 64), default=8, show_default=True, help="Most replicas of a function."
 )
 @click.option("--trace", default=None, help="Trace file or data set. [default: a bursty hour of the public traces]")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
-)
+@data_option
 @click.option(
     "--max-words", type=click.IntRange(1, 200), default=24, show_default=True, help="Longest prompt in words."
 )

@@ -23,10 +23,10 @@ from rl.sim.errors import SimulationError
 from rl.workload_paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
 from traces.errors import TraceError
+from traces.options import data_option
 from traces.trace import PATTERNS
 
 DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
-_FOLDER = click.Path(path_type=Path, file_okay=False)
 _INPUT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
@@ -75,7 +75,11 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 )
 @click.option("--trace", type=click.Path(path_type=Path, exists=True), default=None, help="A trace file of your own.")
 @click.option(
-    "--out", type=_FOLDER, default=Path("out/evaluation"), show_default=True, help="Results; runs there stay."
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/evaluation"),
+    show_default=True,
+    help="Results; runs there stay.",
 )
 @click.option(
     "--mean-rps",
@@ -102,12 +106,7 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Windows that are not counted.")
 @click.option("--plans", type=_INPUT, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
 @click.option("--policy-settings", type=_INPUT, default=None, help="Folder of policies' settings, POLICY.toml.")
-@click.option(
-    "--data",
-    type=_FOLDER,
-    default=None,
-    help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
-)
+@data_option
 @click.option("--bound/--no-bound", default=True, show_default=True, help="Compute the lower bound of cost.")
 @click.option(
     "--start",

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gateway.options import listening_options
 from moe.manifest import Manifest
 from smoe import lifecycle
 from smoe.commands.options import (
@@ -34,21 +35,7 @@ _PIPELINE = click.argument("pipeline", default="minilm")
 @click.command()
 @_PIPELINE
 @state_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port of the API; 0 picks a free one.",
-)
-@click.option(
-    "--metrics-port",
-    type=click.IntRange(0, 65535),
-    default=8082,
-    show_default=True,
-    help="Port of /metrics; 0 picks a free one.",
-)
+@listening_options
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(min=0.001, max=10),

@@ -175,7 +175,7 @@ def test_an_order_for_fewer_calls_at_once_is_left_out_where_fewer_still_come(
     nodes = {node.node: node for node in seen.nodes}
     nodes["expert-3-1"] = one = replace(nodes["expert-3-1"], configuration=now, concurrency_utilisation=slots)
     wishes = {one.function: replace(now, **changed)}
-    found = settled(workload().topology, replace(seen, nodes=tuple(nodes.values())), wishes)
+    found = settled(replace(seen, nodes=tuple(nodes.values())), wishes)
     assert found == ({one.function: now} if kept else wishes)
 
 
