@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -32,14 +33,18 @@ _TEXTS = {"node", "function", "kind", "pipeline"}
 _WHOLE = {"layer", "expert", "ready_replicas", "measured_replicas"}
 
 
-def _numbers(kind: type, leave_out: tuple[str, ...]) -> dict[str, pa.DataType]:
-    names = [entry.name for entry in fields(kind) if entry.name not in leave_out]
-    return {name: _S if name in _TEXTS else _I if name in _WHOLE else _F for name in names}
+def _numbers(names: Iterable[str], leave_out: tuple[str, ...]) -> dict[str, pa.DataType]:
+    kept = [name for name in names if name not in leave_out]
+    return {name: _S if name in _TEXTS else _I if name in _WHOLE else _F for name in kept}
 
 
-_NODE_FIELDS = _numbers(NodeObservation, ("configuration",))
-_LAYER_FIELDS = _numbers(LayerObservation, ("layer",))
-_PIPELINE_FIELDS = _numbers(Observation, ("nodes", "layers", "problems", "stale", "start_s", "end_s"))
+def _names(kind: type) -> list[str]:
+    return [entry.name for entry in fields(kind)]
+
+
+_NODE_FIELDS = _numbers(NodeObservation._fields, ("configuration",))
+_LAYER_FIELDS = _numbers(_names(LayerObservation), ("layer",))
+_PIPELINE_FIELDS = _numbers(_names(Observation), ("nodes", "layers", "problems", "stale", "start_s", "end_s"))
 _COSTS = {"cost_busy": _F, "cost_provisioned": _F}
 _TIMES = {"start_s": _F, "end_s": _F}
 
@@ -99,6 +104,8 @@ class FunctionLogger:
         self._context = {"schema_version": SCHEMA_VERSION, **context}
         self._tables: dict[str, list[pa.Table]] = {kind: [] for kind in _SCHEMAS}
         self._last_end_s = 0.0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="log")
+        self._writing: Future[None] | None = None
 
     def __enter__(self) -> FunctionLogger:
         return self
@@ -107,7 +114,7 @@ class FunctionLogger:
         self.flush()
 
     def add(self, report: TickReport) -> None:
-        """Keep one tick; writes when a file is full. Raises LogError."""
+        """Keep one tick; a file that is full begins to be written. Raises LogError, also for the file before it."""
         made = {
             "windows": window_columns(report),
             "pipeline": pipeline_columns(report, self._slo_s),
@@ -121,18 +128,36 @@ class FunctionLogger:
             self._tables[kind].append(table)
         self._last_end_s = report.observation.end_s
         if len(self._tables["pipeline"]) >= self._windows_per_file:
-            self.flush()
+            self._begin()
 
     def flush(self) -> None:
-        """Write what is kept. Files are named by the end of their last window, so they sort by time.
+        """Return when all that is kept is written. Files are named by the end of their last window, so they sort by
+        time.
 
         Raises LogError; what could not be written is given up, so that a full disk never fills the memory too.
         """
-        if not self._tables["pipeline"]:
-            return
-        stamp = f"{int(self._last_end_s * 1000):015d}"
-        metadata = {METADATA_KEY: json.dumps(self._context, default=str).encode()}
+        try:
+            self._begin()
+        finally:
+            self._ended()
+
+    def _begin(self) -> None:
+        """Hand over what is kept to be written, once what was handed over before is. Raises LogError for that."""
         kept, self._tables = self._tables, {kind: [] for kind in _SCHEMAS}
+        try:
+            self._ended()
+        finally:
+            if kept["pipeline"]:
+                self._writing = self._writer.submit(self._write, kept, f"{int(self._last_end_s * 1000):015d}")
+
+    def _ended(self) -> None:
+        """Wait for the file that is being written. Raises LogError where it could not be."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, kept: Mapping[str, Sequence[pa.Table]], stamp: str) -> None:
+        metadata = {METADATA_KEY: json.dumps(self._context, default=str).encode()}
         try:
             for kind, tables in kept.items():
                 table = pa.concat_tables(tables)

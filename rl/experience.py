@@ -21,7 +21,7 @@ from rl.features import Encoder, History
 
 Floats = NDArray[np.float64]
 
-_NODE = tuple(entry.name for entry in fields(NodeObservation) if entry.name != "configuration")
+_NODE = tuple(name for name in NodeObservation._fields if name != "configuration")
 _LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name != "layer")
 _WINDOW = tuple(
     entry.name for entry in fields(Observation) if entry.name not in ("nodes", "layers", "problems", "stale")

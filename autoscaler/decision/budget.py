@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from autoscaler.contract import Configuration, Decision, MemoryNeed
 from autoscaler.prices import PriceSheet
@@ -36,7 +35,7 @@ def within_budget(
         less = _less(decision, needs.get(decision.function))
         cost += per_hour(less, prices) - per_hour(decision.target, prices)
         limits = decision.limits_hit if _SENTENCE in decision.limits_hit else (*decision.limits_hit, _SENTENCE)
-        result[i] = replace(decision, target=less, limits_hit=limits)
+        result[i] = decision._replace(target=less, limits_hit=limits)
         if _growth(result[i], prices) > 0:
             heapq.heappush(heap, (-_growth(result[i], prices), i))
     return result

@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
-import orjson
 import requests
 import urllib3
 from prometheus_api_client import PrometheusConnect
@@ -20,8 +18,9 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from urllib3.util.retry import Retry
 
 from autoscaler.errors import MetricsError
+from autoscaler.monitor.answers import Rows, untimed
 from autoscaler.monitor.catalogue import METRICS
-from autoscaler.state.readings import LARGEST, SHAPES, Buckets, Job, Key, Readings, Series
+from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Series
 
 TRIES = 2
 AT_ONCE = 4
@@ -34,8 +33,6 @@ TAILS = (Series.NODE_CALL_SECONDS,)
 ONLY = {Series.REPLICAS_BY_STATE: 'state="ready"'}
 """Matchers of what alone is used of a series: the other states of 5,000 functions would be 10,000 rows."""
 _AGE_OF: dict[Job, Series] = {"gateway": Series.REPLICAS_WANTED, "ingress": Series.REQUESTS_IN_FLIGHT}
-Row = dict[str, Any]
-"""One of an answer: ``metric`` (its labels) and ``value`` (Unix time of the query, number as text)."""
 Part = Literal["values", "counts", "measured", "histograms", "tails"]
 _T = TypeVar("_T")
 
@@ -108,6 +105,7 @@ class PrometheusSource:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
         self._told: dict[Series, tuple[str, bytes, dict[Key, Any]]] = {}
         """Of settings, what was asked last, the answer without its time, and what it meant."""
+        self._rows: dict[tuple[Part, Series], Rows] = {}
 
     @property
     def _client(self) -> PrometheusConnect:
@@ -166,7 +164,7 @@ class PrometheusSource:
         problems = []
         for job, series in _AGE_OF.items():
             query = f"max(timestamp({selector(series, self._pipeline)}))"
-            youngest_s = self._query(query, now_s, partial(_values, labels=())).get(())
+            youngest_s = self._query(query, now_s, Rows(()).read).get(())
             if youngest_s is None:
                 problems.append(f"Prometheus has no sample of {METRICS[series]}: is the {job} scraped?")
                 continue
@@ -183,19 +181,28 @@ class PrometheusSource:
         Settings of functions seldom change: an answer that is the last one but for its time is not read again.
         """
         part, series, query = question
-        shape = SHAPES[series]
-        if shape.kind != "max":
-            read = _histograms if part == "histograms" else _values
-            return self._query(query, time_s, partial(read, labels=shape.labels))
+        rows = self._rows_of(question)
+        if part == "histograms":
+            return self._query(query, time_s, lambda body: _histograms(rows.read(body)))
+        if SHAPES[series].kind != "max":
+            return self._query(query, time_s, rows.read)
 
         def understand(body: bytes) -> dict[Key, Any]:
-            untimed = _untimed(body)
+            written = untimed(body)
             told = self._told.get(series)
-            if told is None or told[:2] != (query, untimed):
-                told = self._told[series] = (query, untimed, _values(body, shape.labels))
+            if told is None or told[:2] != (query, written):
+                told = self._told[series] = (query, written, rows.read(body))
             return told[2]
 
         return self._query(query, time_s, understand)
+
+    def _rows_of(self, question: Question) -> Rows:
+        """What reads the answers to this question; nobody else asks it at the same time."""
+        part, series, _ = question
+        if (part, series) not in self._rows:
+            labels = SHAPES[series].labels
+            self._rows[part, series] = Rows((*labels, "le") if part == "histograms" else labels)
+        return self._rows[part, series]
 
     def _query(self, query: str, time_s: float, read: Callable[[bytes], _T]) -> _T:
         """What ``read`` makes of the answer's body. Raises MetricsError."""
@@ -224,41 +231,9 @@ def _left_unread(reply: requests.Response, *_: object, **__: object) -> None:
         reply.json = lambda: {"data": {"result": body}}  # type: ignore[assignment, misc]
 
 
-_TIME = re.compile(rb'"value":\[([0-9.e+]+),')
-
-
-def _untimed(body: bytes) -> bytes:
-    """An answer without the time of its query, which stands in every row."""
-    time = _TIME.search(body)
-    return body if time is None else body.replace(b"[" + time[1] + b",", b"[,")
-
-
-def _rows(body: bytes) -> list[Row]:
-    """By orjson: thousands of rows in every answer, five times as fast as by the standard library."""
-    found: list[Row] = orjson.loads(body)["data"]["result"]
-    return found
-
-
-def _values(body: bytes, labels: tuple[str, ...]) -> dict[Key, float]:
-    """Label values → number, of rows that have one. A label that a row lacks is empty."""
-    rows = _rows(body)
-    if len(labels) == 1:  # thousands of functions, in most series
-        (label,) = labels
-        return {(row["metric"].get(label, ""),): x for row in rows if 0.0 <= (x := float(row["value"][1])) < LARGEST}
-    key = itemgetter(*labels) if labels else lambda metric: ()
-    try:
-        return {key(row["metric"]): x for row in rows if 0.0 <= (x := float(row["value"][1])) < LARGEST}
-    except KeyError:
-        return {_key(row, labels): x for row in rows if 0.0 <= (x := float(row["value"][1])) < LARGEST}
-
-
-def _histograms(body: bytes, labels: tuple[str, ...]) -> dict[Key, Buckets]:
-    found: dict[Key, dict[float, float]] = {}
-    for (*key, bound), value in _values(body, (*labels, "le")).items():
-        found.setdefault(tuple(key), {})[float(bound)] = value
-    return {key: tuple(sorted(buckets.items())) for key, buckets in found.items()}
-
-
-def _key(row: Row, labels: tuple[str, ...]) -> Key:
-    metric = row["metric"]
-    return tuple([metric.get(label, "") for label in labels])
+def _histograms(found: dict[Key, float]) -> dict[Key, Buckets]:
+    """From numbers whose keys end with the bucket's bound."""
+    buckets: dict[Key, dict[float, float]] = {}
+    for (*key, bound), value in found.items():
+        buckets.setdefault(tuple(key), {})[float(bound)] = value
+    return {key: tuple(sorted(one.items())) for key, one in buckets.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Entry = tuple[float, int]
 """(Unix time, number of replicas)."""
@@ -30,8 +31,7 @@ class Pace:
     max_replicas: int = 8
 
 
-@dataclass(frozen=True)
-class History:
+class History(NamedTuple):
     """What is remembered of one function, oldest first."""
 
     recommendations: tuple[Entry, ...] = ()
@@ -50,6 +50,8 @@ def limit(raw: int, present: int, history: History, now_s: float, pace: Pace) ->
     """Stabilisation, then rate and bounds, on a recommendation; what held it back is told in words."""
     if present == 0:
         return 0, history, ""
+    if raw == present and pace.min_replicas <= raw <= pace.max_replicas and _always(raw, history):
+        return raw, History(((now_s, raw),), (), (now_s, raw)), ""
     # At the first look HPA takes the scale it finds as a recommendation, so a restart does not shrink anything at once.
     before = history.recommendations if history.last is not None else ((now_s, present),)
     recommendations = _young(before, now_s, max(pace.up_stabilisation_s, pace.down_stabilisation_s))
@@ -66,6 +68,13 @@ def limit(raw: int, present: int, history: History, now_s: float, pace: Pace) ->
         why = f"bounds are {pace.min_replicas} to {pace.max_replicas}"
     kept = recommendations[:-1] if recommendations and recommendations[-1][1] == raw else recommendations
     return bounded, History((*kept, (now_s, raw)), changes, (now_s, present)), why
+
+
+def _always(replicas: int, history: History) -> bool:
+    """Whether a function was never seen with another number, nor was another asked for: nothing holds it back then."""
+    if history.last is None or history.last[1] != replicas or history.changes:
+        return False
+    return len(history.recommendations) == 1 and history.recommendations[0][1] == replicas
 
 
 def stabilise(raw: int, present: int, recommendations: tuple[Entry, ...], now_s: float, pace: Pace) -> int:

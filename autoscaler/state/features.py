@@ -21,7 +21,7 @@ from autoscaler.contract import (
 )
 from autoscaler.state.quantiles import histogram_quantile
 from autoscaler.state.readings import Buckets, Key, Readings, Series
-from autoscaler.state.shares import FIELDS, layer_shares, ratio, routing_entropy, tails, total, variance, with_fields
+from autoscaler.state.shares import layer_shares, ratio, routing_entropy, tails, total, variance
 
 NAMESPACE = "openfaas-fn"
 Column = list[float | None]
@@ -127,7 +127,8 @@ def _nodes(topology: Topology, readings: Readings) -> list[NodeObservation]:
         "busy_replica_s": nothing,
         "age_s": [age_s] * len(infos),
     }
-    return [NodeObservation(*row) for row in zip(*(columns[name] for name in FIELDS), strict=True)]
+    rows = zip(*(columns[name] for name in NodeObservation._fields), strict=True)
+    return list(map(NodeObservation._make, rows))
 
 
 def _keys(topology: Topology) -> list[Key]:
@@ -285,7 +286,7 @@ def complete(observation: Observation, present: Mapping[str, Configuration]) -> 
         if node.configuration is None:
             slots = _concurrency_utilisation(configuration, node.ready_replicas, node.in_flight)
         if configuration != node.configuration or slots != node.concurrency_utilisation:
-            node = with_fields(node, configuration=configuration, concurrency_utilisation=slots)
+            node = node._replace(configuration=configuration, concurrency_utilisation=slots)
         nodes.append(node)
     return replace(observation, nodes=tuple(nodes), problems=observation.problems + _missing(nodes))
 

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from autoscaler.contract import MIB, Configuration, NodeObservation, Observation, Topology
 from autoscaler.state.features import NAMESPACE, observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
-from autoscaler.state.shares import with_fields
 from functions.shared.metric_names import PEAK_WINDOW_S
 from rl.latency.contract import LimitedLatencyModel
 from rl.sim import kernel
@@ -151,7 +151,7 @@ class SimulatedMetrics:
         configuration = self._simulation.configuration(node.function)
         busy_s = float(sum(window.meter[place, kernel.BUSY_S] for window in windows))
         gpu = self._gpu_use(windows, place, configuration, node, busy_s) if configuration.gpu_share else {}
-        return with_fields(node, configuration=configuration, busy_replica_s=busy_s, **gpu)
+        return node._replace(configuration=configuration, busy_replica_s=busy_s, **gpu)
 
     def _gpu_use(
         self,
@@ -160,7 +160,7 @@ class SimulatedMetrics:
         configuration: Configuration,
         node: NodeObservation,
         busy_s: float,
-    ) -> dict[str, float | None]:
+    ) -> dict[str, Any]:
         """Utilisations of a function with a GPU share, which no metric of the gateway tells."""
         ready, ready_s = node.ready_replicas or 0, float(sum(window.ready_s[place] for window in windows))
         memory = self._memory_bytes(place, ready, windows[-1])

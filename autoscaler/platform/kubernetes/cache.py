@@ -111,12 +111,12 @@ class WatchCache:
         with self._lock:
             return list(self._objects.values()) if self._whole else None
 
-    def put(self, document: Object) -> None:
+    def put(self, kept: Kept) -> None:
         """Take over what a write was answered, ahead of the watch."""
         with self._lock:
-            known = self._objects.get(document["metadata"]["name"])
-            if known is not None and _newer(document, known):
-                self._objects[known.name] = Kept.of(self._trimmed(document))
+            known = self._objects.get(kept.name)
+            if known is not None and _newer(kept.uid, kept.version, known):
+                self._objects[kept.name] = kept
 
     def _run(self) -> None:
         failed = 0
@@ -163,7 +163,7 @@ class WatchCache:
             if kind == "DELETED":
                 if known is not None and known.uid == document["metadata"].get("uid", ""):
                     del self._objects[name]
-            elif known is None or _newer(document, known):
+            elif known is None or _newer(document["metadata"].get("uid", ""), self._version, known):
                 self._objects[name] = Kept.of(self._trimmed(document))
 
 
@@ -217,10 +217,10 @@ def _picked(document: Object, keys: tuple[str, ...]) -> Object:
     return {key: document[key] for key in keys if key in document}
 
 
-def _newer(document: Object, known: Kept) -> bool:
+def _newer(uid: str, version: str, known: Kept) -> bool:
     """Whether it is of a later form; versions of one kind are numbers that grow. Another object of the name is."""
-    meta = document["metadata"]
-    if meta.get("uid", "") != known.uid:
+    if uid != known.uid:
         return True
-    versions = meta["resourceVersion"], known.version
-    return not all(one.isdigit() for one in versions) or int(versions[0]) > int(versions[1])
+    if not (version.isdigit() and known.version.isdigit()):
+        return True
+    return int(version) > int(known.version)

@@ -40,10 +40,13 @@ class Known:
         """Function → versions of its Deployment and pods, of which nothing had to be done."""
         self._changed: set[str] = set()
         """Functions that were not settled, or have changed since."""
+        self._unpacked: dict[int, tuple[Kept, Object]] = {}
+        """Documents that were asked for since the last look: a function that is not settled is asked for often."""
 
     def look(self, deployments: Iterable[Kept], pods: Iterable[Kept]) -> None:
         """Take over what there is now, all of it."""
         self._changed = set(self.unsettled())
+        self._unpacked = {}
         found = [kept for kept in deployments if kept.pipeline == self._pipeline]
         for kept in found:
             if self._deployments.get(kept.name) is not kept:
@@ -86,13 +89,19 @@ class Known:
         self._changed.add(gone.function)
 
     def deployment(self, function: str) -> Object | None:
-        """The document of a function's Deployment; None where there is no such function."""
+        """The document of a function's Deployment, not to be changed; None where there is no such function."""
         kept = self._deployments.get(function)
-        return None if kept is None else kept.document()
+        return None if kept is None else self._document(kept)
 
     def pods(self, function: str) -> list[Object]:
-        """Documents of a function's pods."""
-        return [pod.document() for pod in self._kept_pods(function)]
+        """Documents of a function's pods, not to be changed."""
+        return [self._document(pod) for pod in self._kept_pods(function)]
+
+    def _document(self, kept: Kept) -> Object:
+        known = self._unpacked.get(id(kept))
+        if known is None:
+            known = self._unpacked[id(kept)] = kept, kept.document()  # what is held here keeps its id
+        return known[1]
 
     def configurations(self) -> dict[str, Configuration]:
         """Of functions that have one."""

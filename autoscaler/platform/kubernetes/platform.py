@@ -214,14 +214,16 @@ class KubernetesPlatform:
         self._took_over(self._client.patch_deployment(function, patch, *more))
 
     def _took_over(self, document: Object) -> None:
-        self._known.put(Kept.of(document))
+        kept = Kept.of(trimmed_deployment(document))
+        self._known.put(kept)
         if self._caches is not None:
-            self._caches[0].put(document)
+            self._caches[0].put(kept)
 
     def _pod_took_over(self, document: Object) -> None:
-        self._known.put_pod(Kept.of(document))
+        kept = Kept.of(trimmed_pod(document))
+        self._known.put_pod(kept)
         if self._caches is not None:
-            self._caches[1].put(document)
+            self._caches[1].put(kept)
 
     def _keep(self, function: str) -> None:
         seen = self._known.versions(function)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from autoscaler.contract import Configuration, NodeInfo, NodeObservation, Observation, Topology
@@ -63,7 +62,7 @@ def observed(node: NodeInfo, **more: Any) -> NodeObservation:
         measured_replicas=1,
         age_s=0.0,
     )
-    return replace(at_rest, **more)
+    return at_rest._replace(**more)
 
 
 def observation(changes: dict[str, dict[str, Any]] | None = None, **more: Any) -> Observation:

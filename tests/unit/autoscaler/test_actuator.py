@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 from autoscaler.actuator.actuator import apply, plan, verify
 from autoscaler.contract import Configuration, Decision
@@ -27,7 +26,7 @@ def test_capacity_is_added_before_any_is_taken_away() -> None:
 
 
 def test_held_decisions_are_not_carried_out() -> None:
-    assert plan([replace(decision("a", configuration(3)), valid=False)]) == []
+    assert plan([decision("a", configuration(3))._replace(valid=False)]) == []
 
 
 def test_an_unreachable_platform_is_tried_once_a_tick_and_not_for_every_function() -> None:

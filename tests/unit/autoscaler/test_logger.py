@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def test_a_file_is_written_when_it_is_full_and_the_rest_at_the_end(tmp_path: Pat
     with logger(tmp_path) as log:
         for number in range(5):
             log.add(report(number))
-            assert len(list(tmp_path.glob("pipeline-*.parquet"))) == (number + 1) // 2
+        assert list(tmp_path.glob("pipeline-*.parquet"))  # the second is begun when the first is there
+    assert len(list(tmp_path.glob("pipeline-*.parquet"))) == 3
     assert [row["end_s"] for row in read_pipeline(tmp_path).to_pylist()] == [NOW_S + 10 * i for i in range(5)]
     assert not list(tmp_path.glob("*.part"))
 
@@ -144,11 +146,27 @@ def test_a_file_of_other_types_is_told(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told_and_the_rows_are_given_up(tmp_path: Path) -> None:
     log = logger(tmp_path / "log", windows_per_file=1)
     (tmp_path / "log").rmdir()
+    log.add(report())
     with pytest.raises(LogError, match="could not write"):
-        log.add(report())
+        log.flush()
     (tmp_path / "log").mkdir()
     log.add(report(1))
+    log.flush()
     assert [row["end_s"] for row in read_pipeline(tmp_path / "log").to_pylist()] == [NOW_S + 10]
+
+
+def test_a_file_that_could_not_be_written_is_told_with_the_next_one(tmp_path: Path) -> None:
+    log = logger(tmp_path / "log", windows_per_file=1)
+    (tmp_path / "log").rmdir()
+    log.add(report())
+    with pytest.raises(LogError, match="could not write"):
+        log.add(report(1))
+    with suppress(LogError):
+        log.flush()
+    (tmp_path / "log").mkdir()
+    log.add(report(2))
+    log.flush()
+    assert [row["end_s"] for row in read_pipeline(tmp_path / "log").to_pylist()] == [NOW_S + 20]
 
 
 def test_a_window_without_decisions_is_logged_too(tmp_path: Path) -> None:

@@ -174,6 +174,7 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pyte
     subject = controller(plant, logger=FunctionLogger(tmp_path / "log", {}, None, windows_per_file=1))
     (tmp_path / "log").rmdir()
     subject.tick(NOW_S)
+    subject.close()
     assert plant.replicas() == 2 and "could not write" in caplog.text
 
 

@@ -92,7 +92,7 @@ def test_only_the_chosen_kinds_are_managed() -> None:
 
 def test_nodes_that_share_a_function_are_judged_together() -> None:
     together = [
-        replace(node, function="m-experts-0", in_flight=2.8) if node.node in ("expert-0-0", "expert-1-0") else node
+        node._replace(function="m-experts-0", in_flight=2.8) if node.node in ("expert-0-0", "expert-1-0") else node
         for node in observation().nodes
     ]
     found = HpaPolicy().propose(replace(observation(), nodes=tuple(together)), NOW_S, None)

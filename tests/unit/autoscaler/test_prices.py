@@ -71,7 +71,7 @@ def test_a_sum_with_a_part_unknown_is_unknown() -> None:
 def test_nodes_that_share_a_function_pay_for_it_once() -> None:
     seen = observation({"expert-0-0": {"busy_s": 3.0}, "expert-1-0": {"busy_s": 4.0}})
     nodes = tuple(
-        replace(node, function="m-experts") if node.node in ("expert-0-0", "expert-1-0") else node
+        node._replace(function="m-experts") if node.node in ("expert-0-0", "expert-1-0") else node
         for node in seen.nodes
     )
     total, by_node = total_cost(replace(seen, nodes=nodes), PRICES)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -121,7 +120,7 @@ def assert_alike(one: Observation, other: Observation, relative: float) -> None:
     assert not one.stale and not other.stale, (one.problems, other.problems)
     pairs = [(f"pipeline {name}", getattr(one, name), getattr(other, name)) for name in _NUMBERS]
     for left, right in zip(one.nodes, other.nodes, strict=True):
-        pairs += [(f"{left.node} {x.name}", getattr(left, x.name), getattr(right, x.name)) for x in _NODE]
+        pairs += [(f"{left.node} {name}", getattr(left, name), getattr(right, name)) for name in _NODE]
     for a, b in zip(one.layers, other.layers, strict=True):
         pairs.append((f"layer {a.layer} barrier", a.barrier_p95_s, b.barrier_p95_s))
         pairs.append((f"layer {a.layer} entropy", a.token_routing_entropy, b.token_routing_entropy))
@@ -132,7 +131,7 @@ def assert_alike(one: Observation, other: Observation, relative: float) -> None:
             assert left == right, (name, left, right)
 
 
-_NODE = [x for x in fields(NodeObservation) if x.name not in ("age_s", "busy_s", "cpu_s")]
+_NODE = [name for name in NodeObservation._fields if name not in ("age_s", "busy_s", "cpu_s")]
 _NUMBERS = ("requests_per_s", "tokens_per_s", "in_flight", "latency_p50_s", "latency_p95_s", "latency_p99_s")
 
 

@@ -73,7 +73,7 @@ def test_a_view_that_cannot_be_written_is_a_named_error(tmp_path: Path) -> None:
         (MORE, {"applied": ()}, "failed"),
         (MORE, {"failures": {"m-expert-0-0": "quota"}}, "failed"),
         (MORE, {"dry_run": True, "applied": ()}, "dry run"),
-        (replace(SAME, valid=False), {}, "held"),
+        (SAME._replace(valid=False), {}, "held"),
     ],
 )
 def test_what_became_of_a_decision(decision: Decision, changes: dict[str, object], expected: str) -> None:

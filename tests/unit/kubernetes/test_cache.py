@@ -269,7 +269,7 @@ def test_an_expired_version_lists_anew() -> None:
 
 def test_an_older_form_does_not_undo_what_a_write_was_answered() -> None:
     script, found = played()
-    found.put(thing("a", "12", spec={"replicas": 1}))
+    found.put(Kept.of(thing("a", "12", spec={"replicas": 1})))
     script.watches.append([("MODIFIED", thing("a", "11", spec={"replicas": 0}))])
     until(lambda: not script.watches)
     assert [one.document() for one in found.objects() or ()] == [thing("a", "12", spec={"replicas": 1})]

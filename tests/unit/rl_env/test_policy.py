@@ -150,7 +150,7 @@ def test_without_data_all_experts_are_held_and_the_memory_is_kept(more: dict[str
 )
 def test_an_expert_without_data_is_held_alone(field: str, what: str) -> None:
     seen = observed()
-    nodes = tuple(replace(node, **{field: None}) if node.node == "expert-3-1" else node for node in seen.nodes)
+    nodes = tuple(node._replace(**{field: None}) if node.node == "expert-3-1" else node for node in seen.nodes)
     found = LearntPolicy(Scripted(), made_encoder()).propose(replace(seen, nodes=nodes), 0.0, None)
     assert found.reasons["bert-4-expert-3-1"] == f"no data: the {what} of bert-4-expert-3-1 is not known"
     assert len(found.wishes) == 47 and "bert-4-expert-3-1" not in found.wishes
@@ -173,7 +173,7 @@ def test_an_order_for_fewer_calls_at_once_is_left_out_where_fewer_still_come(
     now = Configuration(256, 1.0, 0.0, 2, 8)
     seen = observed()
     nodes = {node.node: node for node in seen.nodes}
-    nodes["expert-3-1"] = one = replace(nodes["expert-3-1"], configuration=now, concurrency_utilisation=slots)
+    nodes["expert-3-1"] = one = nodes["expert-3-1"]._replace(configuration=now, concurrency_utilisation=slots)
     wishes = {one.function: replace(now, **changed)}
     found = settled(replace(seen, nodes=tuple(nodes.values())), wishes)
     assert found == ({one.function: now} if kept else wishes)
