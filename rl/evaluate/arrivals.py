@@ -1,7 +1,8 @@
 """Arrival times of a group: an hour of its pattern and set, or the file that was given, at the wanted rate.
 
-Times of day stay: a rate is reached by thinning, or by drawing more requests along the clip's own cumulative count, so
-its bursts come as fast as they did. The CV of what is really played stands in every result.
+Times of day stay: a rate is reached by thinning, or by more requests, evenly along the clip's own cumulative count, so
+its bursts come as fast as they did and its CV stays. Of an hour that is longer than the episode the part is played
+whose CV is nearest to the hour's. The CV of what is really played stands in every result.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Arrivals:
 
 
 def arrivals(grid: Grid, group: Group) -> Arrivals:
-    """A trace longer than the episode is cut from the minute of its first request on.
+    """A file longer than the episode is cut from the minute of its first request on, an hour of the public traces
+    where it is most like itself (:func:`typical`).
 
     Raises EvaluationError and ``traces.errors.TraceError``.
     """
@@ -50,8 +52,11 @@ def arrivals(grid: Grid, group: Group) -> Arrivals:
     if trace.requests == 0:
         raise EvaluationError(f"{trace.source} has no request")
     if trace.duration_s > grid.seconds:
-        start_s = min(trace.arrival_s[0] // 60 * 60, trace.duration_s - grid.seconds)
-        trace = trace.clip(float(start_s), float(start_s) + grid.seconds)
+        if group.pattern == FROM_FILE:
+            start_s = min(trace.arrival_s[0] // 60 * 60, trace.duration_s - grid.seconds)
+            trace = trace.clip(float(start_s), float(start_s) + grid.seconds)
+        else:
+            trace = typical(trace, grid.seconds)
     played = at_rate(trace, grid.mean_rps, group.seed)
     if played.requests == 0:
         raise EvaluationError(f"{trace.source} has no request left at {grid.mean_rps:g} requests/s")
@@ -72,16 +77,37 @@ def _whole_windows(grid: Grid, trace: Trace) -> float:
 
 
 def at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
-    """Thinned to ``mean_rps``, or with more requests drawn along its cumulative count; 0 leaves it as it is."""
+    """Thinned to ``mean_rps``, or with more requests; 0 leaves it as it is.
+
+    More requests come evenly along the trace's cumulative count: where one followed another after a second, ten follow
+    each other after a tenth of it. That keeps the CV; drawn at random along the count, CV'^2 would be 1 + 2 CV^2, and
+    no hour would be slow.
+    """
     factor = mean_rps / trace.mean_rps if mean_rps and trace.requests else 1.0
     if factor <= 1:
         return scale.thin(trace, factor, seed) if factor < 1 else trace
     count = round(trace.requests * factor)
     corners = np.concatenate(([0.0], trace.arrival_s))  # the k-th request ends the k-th unit of the count
-    drawn = np.sort(np.random.default_rng(seed).uniform(0.0, trace.requests, count))
-    times = np.interp(drawn, np.arange(trace.requests + 1), corners)
+    places = (np.arange(count) + np.random.default_rng(seed).uniform()) * trace.requests / count
+    times = np.interp(places, np.arange(trace.requests + 1), corners)
     source = f"{trace.source}, {factor:.3g} times as many requests along its cumulative count, seed {seed}"
     return make_trace(times, duration_s=trace.duration_s, source=source)
+
+
+def typical(trace: Trace, seconds: float) -> Trace:
+    """The ``seconds`` from a whole minute on whose CV is nearest to the whole trace's, the first of equals.
+
+    Parts with less than half of their share of the requests do not count, if any has more: their CV is uncertain.
+    """
+    whole = trace.iat_cv
+    starts = np.arange(0.0, trace.duration_s - seconds + 1e-9, 60.0)
+    parts = [trace.clip(float(start), float(start) + seconds) for start in starts]
+    known = [part for part in parts if (part.iat_cv or 0.0) > 0]
+    share = trace.requests * seconds / trace.duration_s
+    enough = [part for part in known if part.requests >= share / 2] or known
+    if not whole or not enough:
+        return max(parts, key=lambda part: part.requests)
+    return min(enough, key=lambda part: abs(math.log((part.iat_cv or 1.0) / whole)))
 
 
 def _whole(grid: Grid, group: Group) -> tuple[Trace, bool]:

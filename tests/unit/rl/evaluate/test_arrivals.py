@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.evaluate.arrivals import arrivals, at_rate
+from rl.evaluate.arrivals import arrivals, at_rate, typical
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid
 from traces import generate
 from traces.errors import TraceError
+from traces.trace import Trace, make_trace
 
 GRID = Grid(("bert-4",), ("bursty",), (0,), ("static",), (0,), seconds=600.0, mean_rps=8.0)
 
@@ -35,6 +36,32 @@ def test_more_requests_follow_the_clips_own_cumulative_count() -> None:
     before = np.searchsorted(trace.arrival_s, at) / trace.requests
     after = np.searchsorted(played.arrival_s, at) / played.requests
     assert np.abs(before - after).max() < 0.02
+
+
+@pytest.mark.parametrize("cv", [0.3, 0.7, 0.95, 1.5, 2.5, 4.0, 8.0])
+def test_more_requests_leave_the_cv_as_it_was(cv: float) -> None:
+    trace = generate.synthetic(300, 600.0, cv, 5)
+    played = at_rate(trace, 20.0, 1)
+    assert trace.iat_cv is not None and played.iat_cv == pytest.approx(trace.iat_cv, rel=0.06)
+
+
+def test_an_hour_is_played_where_it_is_most_like_itself() -> None:
+    hour = generate.synthetic(400, 3600.0, 3.5, 2)
+    part = typical(hour, 600.0)
+    parts = [hour.clip(start, start + 600.0) for start in np.arange(0.0, 3001.0, 60.0)]
+    share = hour.requests * 600.0 / 3600.0
+    assert part.duration_s == 600 and part.requests >= share / 2
+    assert distance(part, hour) == min(distance(one, hour) for one in parts if one.requests >= share / 2)
+
+
+def distance(one: Trace, other: Trace) -> float:
+    assert one.iat_cv and other.iat_cv
+    return max(one.iat_cv / other.iat_cv, other.iat_cv / one.iat_cv)
+
+
+def test_an_hour_with_few_requests_has_a_part_all_the_same() -> None:
+    hour = make_trace(np.array([10.0, 3500.0]), duration_s=3600.0, source="x")
+    assert typical(hour, 600.0).requests == 1
 
 
 def test_without_public_traces_made_hours_stand_in_and_say_so(tmp_path: Path) -> None:
