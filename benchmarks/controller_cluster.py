@@ -11,6 +11,7 @@ those of a pipeline under load in which a share of the nodes is busy, another sh
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import random
@@ -345,7 +346,10 @@ def main() -> None:
     die_with_parent(os.getppid())
     directory, port = Path(sys.argv[1]), int(sys.argv[2])
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    web.run_app(app_of(Cluster(directory)), host="127.0.0.1", port=port, print=None, handle_signals=True)
+    app = app_of(Cluster(directory))
+    gc.collect()
+    gc.freeze()  # a pass over thousands of documents would let a tick wait for a third of a second
+    web.run_app(app, host="127.0.0.1", port=port, print=None, handle_signals=True)
 
 
 if __name__ == "__main__":
