@@ -16,7 +16,7 @@ from autoscaler.policies import Making, hpa_settings, make_policy
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
-from autoscaler.settings import ControllerSettings, validate
+from autoscaler.settings import LEARNT, ControllerSettings, validate
 from autoscaler.topology import load_topology
 from autoscaler.view import View
 
@@ -37,8 +37,8 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     limits = _limits(settings)
     making = Making(settings, topology, limits, prices)
     policy = make_policy(making)
-    if settings.fallback_windows and settings.slo_s is not None:
-        watch = FallbackSettings(settings.slo_s, settings.fallback_windows)
+    watch = _watch(settings)
+    if watch is not None:
         policy = FallbackPolicy(policy, HpaPolicy(hpa_settings(making)), watch)
     auth = None if settings.password is None else (settings.user, settings.password)
     logger = None
@@ -68,6 +68,15 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         orders_at_once=ORDERS_AT_ONCE if settings.platform == "kubernetes" else 1,
     )
     return controller, window_s
+
+
+def _watch(settings: ControllerSettings) -> FallbackSettings | None:
+    """How the policy is watched; None where it is not."""
+    if settings.slo_s is None or settings.fallback_windows == 0:
+        return None
+    if settings.fallback_windows is None:
+        return FallbackSettings(settings.slo_s) if settings.policy in LEARNT else None
+    return FallbackSettings(settings.slo_s, settings.fallback_windows)
 
 
 def build_platform(settings: ControllerSettings, pipeline: str) -> OpenFaasPlatform:

@@ -184,9 +184,9 @@ SHOWN = 8
     "--fallback",
     "fallback_windows",
     type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Windows in a row of missed SLO and a wish for less after which hpa takes over; 0 = never.",
+    default=None,
+    help="Windows in a row of missed SLO and a wish for less after which hpa takes over; 0 = never. "
+    "[default: 3 for a learnt policy with --slo-ms, else 0]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(

@@ -20,6 +20,8 @@ ELSEWHERE = {
 }
 """Policies with a name of their own that are loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
+LEARNT = ("smoe", "faasconf")
+"""Policies that came out of a simulator: where they misbehave, ``hpa`` takes over."""
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 PLATFORMS = ("openfaas", "kubernetes")
 
@@ -74,8 +76,9 @@ class ControllerSettings:
     """``kubernetes``: name of the Lease that one of several controllers holds; None elects nobody."""
     metrics_port: int = 0
     """Port of the controller's own metrics on all addresses; 0 has none."""
-    fallback_windows: int = 0
-    """So many windows in a row of missed SLO and a wish for less put ``hpa`` in the policy's place; 0 = never."""
+    fallback_windows: int | None = None
+    """So many windows in a row of missed SLO and a wish for less put ``hpa`` in the policy's place; 0 = never. None:
+    three for a policy that was learnt (:data:`LEARNT`) and has a target, never for others."""
     max_functions: int = 0
     """What the pipeline was deployed with; 0 = one node a function."""
     min_replicas: int = 1
@@ -135,7 +138,7 @@ def validate(settings: ControllerSettings) -> None:
         ),
         ("dry_run", s.dry_run, not (s.dry_run and s.shadow), "one of dry_run and shadow"),
         ("metrics_port", s.metrics_port, 0 <= s.metrics_port < 65536, "0 to 65535"),
-        _not_negative("fallback_windows", s.fallback_windows),
+        _not_negative("fallback_windows", s.fallback_windows or 0),
         (
             "slo_s",
             s.slo_s,

@@ -181,6 +181,22 @@ def test_a_watched_policy_keeps_its_name_and_hpa_stands_behind_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("changes", "watched"),
+    [
+        ({"policy": "smoe", "slo_s": 0.1}, True),
+        ({"policy": "smoe", "slo_s": 0.1, "fallback_windows": 0}, False),
+        ({"policy": "hpa", "slo_s": 0.1}, False),
+        ({"policy": "hpa", "slo_s": 0.1, "fallback_windows": 2}, True),
+    ],
+)
+def test_a_learnt_policy_with_a_target_is_watched_unless_that_is_switched_off(
+    tmp_path: Path, changes: dict[str, Any], watched: bool
+) -> None:
+    settings = ControllerSettings("http://127.0.0.1:1", write_pipeline(tmp_path / "p"), **changes)
+    assert isinstance(build_controller(settings)[0].policy, FallbackPolicy) == watched
+
+
+@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"platform": "nomad"}, "platform is nomad; allowed is openfaas or kubernetes"),
