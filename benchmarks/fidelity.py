@@ -55,6 +55,7 @@ from rl.profile.pipeline import measured_workload
 from rl.profile.shelf import find, open_profile
 from rl.profile.storage import Profile
 from rl.sim.play import play
+from rl.sim.regions import measured_part
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
 from rl.workload import Workload
@@ -94,7 +95,8 @@ def simulated(record: Record, workload: Workload, seed: int) -> Outcome:
     latencies = [step.window.latency_s for step in played]
     if simulation.requests.arrival_s.size > sum(found.size for found in latencies):
         latencies.append(simulation.advance(simulation.now_s + 60.0).latency_s)
-    return outcome(np.concatenate(latencies), [step.report for step in played], 0)
+    found = outcome(np.concatenate(latencies), [step.report for step in played], 0)
+    return replace(found, measured_part=measured_part(workload, simulation.requests, played))
 
 
 def workload_of(directory: Path, profile: Profile, record: Record) -> Workload:
@@ -168,6 +170,8 @@ def compare(records: Sequence[Record], paces: Sequence[float], ours: Sequence[Ou
     row["host_cores"] = [round(record.host_cores, 3) for record in records]
     row["others_cores"] = [record.others_cores and round(record.others_cores, 3) for record in records]
     row["pace"] = [round(pace, 3) for pace in paces]
+    parts = [one.measured_part for one in ours if one.measured_part is not None]
+    row["measured_part"] = round(float(np.mean(parts)), 4) if parts else None
     for name, short in METRICS.items():
         theirs = np.array([getattr(record.measured, name) for record in records])
         mean, own = float(theirs.mean()), float(np.mean([getattr(one, name) for one in ours]))
@@ -195,7 +199,8 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
 def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """For people."""
     table = Table(title="the running pipeline and its simulation")
-    for name in ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "failed"):
+    columns = ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "profiled", "failed")
+    for name in columns:
         table.add_column(name, justify="left" if name == "cell" else "right")
     for row in rows:
         figures = []
@@ -206,7 +211,8 @@ def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
         state = (
             " ".join("–" if one is None else f"{one:.2f}" for one in row[name]) for name in ("pace", "others_cores")
         )
-        table.add_row(cell.name, *figures, *state, str(row["failed"]))
+        profiled = "–" if row["measured_part"] is None else f"{row['measured_part']:.0%}"
+        table.add_row(cell.name, *figures, *state, profiled, str(row["failed"]))
     console.print(table)
 
 

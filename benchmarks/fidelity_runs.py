@@ -81,6 +81,8 @@ class Outcome:
     answered: int
     failed: int
     nodes: Mapping[str, float]
+    measured_part: float | None = None
+    """Of a simulation: the part of its calls whose tokens and resource lie where the profile measured them."""
 
 
 @dataclass(frozen=True)
