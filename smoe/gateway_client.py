@@ -28,6 +28,10 @@ class GatewayClient:
         self._session.trust_env = False
         self._auth = (user, password) if password is not None else None
 
+    def close(self) -> None:
+        """Close connections that are kept open."""
+        self._session.close()
+
     @classmethod
     def from_state(cls, state: Path, url: str | None = None) -> GatewayClient:
         """Address and credentials from a state folder; raises StateError when nothing runs there."""

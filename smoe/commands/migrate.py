@@ -76,20 +76,20 @@ def migrate(
     if (to is not None) + (plan_file is not None) + resume + roll_back != 1:
         raise click.UsageError("give one of --to, --plan, --resume, --roll-back")
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
-    coordinator = Coordinator(lambda: connect(state, gateway_url, password_file), manifest, state)
-    if resume or roll_back:
-        moved = coordinator.resume() if resume else coordinator.roll_back()
-        if moved is None:
-            raise MoveError(f"no move of {manifest.name} was broken off")
-        _tell(moved.plan, moved, as_json)
-        return
-    functions = list(deployed(connect(state, gateway_url, password_file), manifest.name).deployments)
-    target = _read(plan_file) if plan_file else _target(functions, to or {}, patterns)
-    if dry_run:
-        _tell(coordinator.plan(target), None, as_json)
-    else:
-        moved = coordinator.move(target)
-        _tell(moved.plan, moved, as_json)
+    with Coordinator(lambda: connect(state, gateway_url, password_file), manifest, state) as coordinator:
+        if resume or roll_back:
+            moved = coordinator.resume() if resume else coordinator.roll_back()
+            if moved is None:
+                raise MoveError(f"no move of {manifest.name} was broken off")
+            _tell(moved.plan, moved, as_json)
+            return
+        functions = list(deployed(connect(state, gateway_url, password_file), manifest.name).deployments)
+        target = _read(plan_file) if plan_file else _target(functions, to or {}, patterns)
+        if dry_run:
+            _tell(coordinator.plan(target), None, as_json)
+        else:
+            moved = coordinator.move(target)
+            _tell(moved.plan, moved, as_json)
 
 
 def _target(functions: list[str], to: dict[str, int], patterns: tuple[str, ...]) -> Places:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,18 @@ def rebalance(
     """
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
     profile = read_profile(profile_file)
-    coordinator = Coordinator(lambda: connect(state, gateway_url, password_file), manifest, state)
-    while True:
-        try:
-            client = connect(state, gateway_url, password_file)
-            _tell(_decide(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
-        except (SmoeError, PlacementError, RegionError) as error:
+    with Coordinator(lambda: connect(state, gateway_url, password_file), manifest, state) as coordinator:
+        while True:
+            try:
+                with closing(connect(state, gateway_url, password_file)) as client:
+                    _tell(_decide(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
+            except (SmoeError, PlacementError, RegionError) as error:
+                if once or dry_run:
+                    raise
+                click.echo(f"no decision: {error}", err=True)
             if once or dry_run:
-                raise
-            click.echo(f"no decision: {error}", err=True)
-        if once or dry_run:
-            return
-        time.sleep(every_s)
+                return
+            time.sleep(every_s)
 
 
 def statistics(client: GatewayClient, manifest: Manifest) -> list[tuple[str, Any]]:

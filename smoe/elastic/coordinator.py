@@ -59,7 +59,7 @@ class Options:
 
 
 class Coordinator:
-    """Moves one pipeline. Not for use from several threads at once."""
+    """Moves one pipeline. Not for use from several threads at once. A context manager that closes its connections."""
 
     def __init__(
         self, connect: Callable[[], GatewayClient], manifest: Manifest, state: Path, options: Options | None = None
@@ -72,6 +72,14 @@ class Coordinator:
         self._options = options or Options()
         self._journal = Journal(state)
         self._token = read_feed_token(state)
+        self._opened: list[GatewayClient | Managers] = []
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._opened:
+            one.close()
 
     def plan(self, target: Places) -> MovePlan:
         """What reaching ``target`` would move; functions it does not name stay. Raises MoveError, RegionError."""
@@ -284,6 +292,7 @@ class Coordinator:
     def _client(self) -> GatewayClient:
         if not hasattr(self._local, "client"):
             self._local.client = self._connect()
+            self._opened.append(self._local.client)
         client: GatewayClient = self._local.client
         return client
 
@@ -291,6 +300,7 @@ class Coordinator:
     def _managers(self) -> Managers:
         if not hasattr(self._local, "managers"):
             self._local.managers = Managers(self._client, self._token)
+            self._opened.append(self._local.managers)
         managers: Managers = self._local.managers
         return managers
 

@@ -100,6 +100,10 @@ class Managers:
         self._session.trust_env = False
         self._addresses: dict[str, str] = {}
 
+    def close(self) -> None:
+        """Close connections to managers that are kept open."""
+        self._session.close()
+
     def nodes(self) -> list[str]:
         """Nodes that have a manager; none where replicas have nodes whose weights are not managed (a cluster's). Raises
         MoveError where replicas have no nodes."""
