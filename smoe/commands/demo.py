@@ -222,7 +222,7 @@ def _play(
             view_dir=settings.state / "view",
             max_replicas=settings.max_replicas,
             cpu_target=0.5,
-            down_stabilisation_s=20.0,
+            down_stabilisation_s=45.0,
             period_s=3 * settings.interval_s,
         )
     )
