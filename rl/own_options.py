@@ -35,6 +35,12 @@ SLO_MS = click.FloatRange(0.1)
 slo_option = click.option(
     "--slo-ms", type=SLO_MS, default=None, help="P95 target of one's own pipeline in milliseconds."
 )
+any_slo_option = click.option(
+    "--slo-ms",
+    type=SLO_MS,
+    default=None,
+    help="P95 target in milliseconds; needed with --pipeline. [default: the workload's]",
+)
 slos_option = click.option(
     "--slo-ms",
     type=SLO_MS,
@@ -44,7 +50,7 @@ slos_option = click.option(
 
 
 def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of one's own pipeline; ``slo``: :data:`slo_option` or :data:`slos_option`."""
+    """The options of one's own pipeline; ``slo``: the one of the above that the command takes."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (cpu_scale_option, profile_option, slo, pipeline_option):

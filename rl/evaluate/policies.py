@@ -12,6 +12,8 @@ from autoscaler.contract import Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
+from autoscaler.policy.demand import Metric
+from autoscaler.policy.hpa import HpaSettings
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
 from rl.evaluate.grid import Grid, Group
 from rl.workload import Workload
@@ -78,6 +80,13 @@ def hpa_of_windows(window_s: float) -> dict[str, Any]:
     """HPA's settings where an hour goes by in minutes, those of ``smoe run``: Kubernetes' 300 s before it scales down
     would be longer than an episode."""
     return {"cpu_target": 0.5, "down_stabilisation_s": 10 * window_s, "period_s": 3 * window_s}
+
+
+def quick(hpa: HpaSettings, window_s: float) -> HpaSettings:
+    """``hpa`` with the numbers of :func:`hpa_of_windows`."""
+    numbers = hpa_of_windows(window_s)
+    targets: dict[Metric, float] = {**hpa.targets, "cpu": numbers.pop("cpu_target")}
+    return replace(hpa, targets=targets, **numbers)
 
 
 def hpa_table(path: Path) -> dict[str, Any]:
