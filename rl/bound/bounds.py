@@ -6,15 +6,10 @@ import math
 from dataclasses import dataclass
 
 from rl.bound.certain import certain
-from rl.bound.errors import BoundError
 from rl.bound.loads import Meter, WindowLoad, expected_tables
+from rl.bound.physics import ROUNDING
 from rl.bound.tail import groups
 from rl.bound.window import Enclosure, enclose
-from rl.latency.contract import LimitedLatencyModel
-from rl.workload import Workload
-
-ROUNDING = 1e-9
-"""Relative room given to rounding, always towards a weaker bound."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +27,8 @@ class Bound:
 def lower_bound(load: WindowLoad, meter: Meter, seed: int = 0) -> Bound:
     """A valid lower bound of what serving this window costs within the SLO, backlog and cold starts left out.
 
-    ``seed``: of the simulation that it is to be compared with. Raises BoundError (:func:`refuse_unproven`).
+    ``seed``: of the simulation that it is to be compared with.
     """
-    refuse_unproven(load.physics.workload)
     space, slo_s = load.physics.widest, load.physics.workload.slo_s
     problems = certain(load, meter, seed, groups(load.tokens(0)))
     found = [enclose(one.tables, space, (slo_s - one.outside_s) * (1 + ROUNDING)) for one in problems]
@@ -43,17 +37,6 @@ def lower_bound(load: WindowLoad, meter: Meter, seed: int = 0) -> Bound:
         return Bound(best * (1 - ROUNDING), True, any(one.binds for one in found))
     at_all = certain(load, meter, seed, None)[0]
     return Bound(enclose(at_all.tables, space, math.inf).lower * (1 - ROUNDING), False, False)
-
-
-def refuse_unproven(workload: Workload) -> None:
-    """Raises BoundError where a call may be faster than the latency model's mean seconds say, so that what is built on
-    them would be no lower bound: under CPU limits that are played as token buckets, and on a shared machine."""
-    if workload.host is None and not isinstance(workload.latency, LimitedLatencyModel):
-        return
-    raise BoundError(
-        f"there is no lower bound for {workload.name} on a measured machine: its argument takes the mean of a call "
-        f"alone as the fastest there is, and under a CPU quota a call may find the quota unused and run at full speed"
-    )
 
 
 def deterministic(load: WindowLoad, meter: Meter, share: float = 1.0) -> Enclosure:

@@ -2,4 +2,4 @@
 
 
 class BoundError(ValueError):
-    """A workload whose simulation may do better than the bound's argument allows; the sentence says why."""
+    """Windows that a policy may serve for less than their bounds add up to; the sentence says why."""

@@ -1,26 +1,23 @@
 """Whether an SLO can be told from none on one shared machine: asked of the simulator itself.
 
-The queueing model behind the same check of the modelled cluster (:func:`rl.evaluate.episode.check_binding`) gives every
-replica its cores to itself; it knows neither what the ingress does nor what a CPU quota lets through. So here the
-counted windows are played, with every expert alike: each resource of Φ with one replica and with several.
+The queueing model behind the same check of the modelled cluster (:func:`rl.evaluate.episode.check_binding`) does not
+know such a machine, so the counted windows are played with every expert alike (:mod:`rl.bound.alike`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autoscaler.contract import Configuration
+from rl.bound.alike import choices, deployed, outcomes
 from rl.bound.loads import WindowLoad
-from rl.bound.oracle import alone, simulate
+from rl.bound.oracle import alone
 from rl.evaluate.errors import EvaluationError
 from rl.reward import METERS, Meter
 from rl.tuning.outcomes import MOST_VIOLATED, Played
-from rl.workload import Workload
-
-REPLICAS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -34,24 +31,13 @@ class Alike:
 
 
 def all_alike(played: Played) -> list[Alike]:
-    """Every one of :func:`choices`."""
+    """Every one of :func:`rl.bound.alike.choices`."""
     found = []
-    for choice in choices(played.workload):
-        costs, p95_s = played.unchanged({node.function: choice for node in played.workload.experts})
+    for choice in choices(played.workload, played.requests):
+        costs, p95_s = played.unchanged(deployed(played.workload, choice))
         over = float(np.mean([value > played.workload.slo_s for value in p95_s])) if p95_s else 1.0
         found.append(Alike(choice, costs, over))
     return found
-
-
-def choices(workload: Workload) -> Iterator[Configuration]:
-    """Least memory (which bears on cost alone, unless it bounds the cores), largest concurrency, which costs nothing,
-    and each resource with as many replicas of :data:`REPLICAS` as Φ allows."""
-    space = workload.space
-    for replicas in sorted({min(max(count, space.replicas_min), space.replicas_max) for count in REPLICAS}):
-        for cores, share in space.resources:
-            least = cores * (workload.memory_mb_per_core or 0.0)
-            memory = next((size for size in space.memory_sizes_mb if size >= least), space.memory_max_mb)
-            yield Configuration(memory, cores, share, replicas, space.concurrency_max)
 
 
 def check_shared(found: Sequence[Alike], slo_s: float, name: str) -> dict[Meter, bool]:
@@ -79,13 +65,11 @@ def check_shared(found: Sequence[Alike], slo_s: float, name: str) -> dict[Meter,
 def start_alike(load: WindowLoad, seed: int) -> dict[str, Configuration]:
     """Function → configuration, the same for all experts: the cheapest that keeps the SLO in ``load`` by itself, and
     where none does the one with the least P95."""
-    workload, found = load.physics.workload, []
-    for choice in choices(workload):
-        deployed = {node.function: choice for node in workload.experts}
-        cost, p95_s = simulate(alone(load), deployed, "provisioned", seed)
-        keeps = p95_s <= workload.slo_s
-        found.append((not keeps, cost if keeps else p95_s, deployed))
-    return min(found, key=lambda one: one[:2])[2]
+    slo_s = load.physics.workload.slo_s
+    found = outcomes(alone(load), "provisioned", seed)
+    keeping = [(cost, choice) for choice, cost, p95_s in found if p95_s <= slo_s]
+    _, chosen = min(keeping or [(p95_s, choice) for choice, _, p95_s in found], key=lambda one: one[0])
+    return deployed(load.physics.workload, chosen)
 
 
 def _cheapest(found: Sequence[Alike], meter: Meter) -> Alike:

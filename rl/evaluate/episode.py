@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from autoscaler.contract import Configuration, Cost, NodeInfo
 from rl.bound.bounds import deterministic, lower_bound
+from rl.bound.errors import BoundError
 from rl.bound.loads import Meter, WindowLoad, windows
 from rl.bound.oracle import cheapest_feasible, configurations
 from rl.bound.physics import Physics
@@ -156,6 +157,12 @@ def run_bound(work: Work) -> dict[str, Any]:
     Raises EvaluationError where it binds on none, or cannot be met; BoundError where there is none.
     """
     loads = work.loads()
+    if work.workload.host is not None:
+        raise BoundError(
+            f"in windows of {work.window_s:g} s requests of one are served in the next (SLO {work.workload.slo_s:g} s) "
+            f"and by replicas of the last (for {work.workload.lifecycle.drain_s:.2g} s), so bounds of single windows "
+            f"do not add up to one of a run; `smoe bound` takes each by itself"
+        )
     found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
     found["binds"] = work.binds
     unreachable = 0
