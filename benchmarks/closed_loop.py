@@ -44,8 +44,8 @@ from rl.sim.play import play
 from rl.sim.regions import measured_part
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
-from rl.train.kinds import SEGMENT
 from rl.workload import Workload
+from rl.workload_own import SEGMENT
 from smoe import lifecycle as service
 from smoe.deployment import DeploymentSettings
 from smoe.gateway_client import GatewayClient

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from rl.bound.certain import certain
 from rl.bound.loads import Meter, WindowLoad, expected_tables
+from rl.bound.physics import ROUNDING
 from rl.bound.tail import groups
 from rl.bound.window import Enclosure, enclose
-
-ROUNDING = 1e-9
-"""Relative room given to rounding, always towards a weaker bound."""
 
 
 @dataclass(frozen=True)

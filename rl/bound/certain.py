@@ -9,6 +9,13 @@ all other stages allows, so only calls whose spans overlap can meet. At most 5 %
 left out, wherever that helps most.
 
 *Replicas.* From the window's start until λ after its end they must be able to do all that.
+
+*CPU limits.* A call takes no less than its limit takes to give it its CPU seconds: once what a full bucket holds, then
+what comes back. All calls together take no more than that of all replicas.
+
+*One shared machine.* Other calls, and the ingress, only take cores away. The ingress is one server and does first what
+came first: the k-th call of a layer is sent after those before it, and its reply is taken after it. A pass's own factor
+is that of all its calls.
 """
 
 from __future__ import annotations
@@ -20,10 +27,11 @@ import numpy as np
 from numba import njit
 
 from rl.bound.frontier import ExpertTable, Floats, Ints, Lattice
-from rl.bound.loads import Meter, Tokens, WindowLoad
-from rl.bound.physics import NodeRows
+from rl.bound.loads import Meter, WindowLoad
+from rl.bound.physics import NodeRows, Physics, Tokens
 from rl.bound.tail import Group, everyone, sum_of_lowest
 from rl.sim import kernel
+from rl.sim.host import pass_factors
 
 ROUNDING_S = 1e-9
 
@@ -45,7 +53,9 @@ class _Calls:
     called: Ints
     """[calls]: their requests, counted from the window's first."""
     work: Floats
-    """[rows, calls]: seconds alone, with the simulation's own draws."""
+    """[rows, calls]: seconds alone where no limit stops them, with the simulation's own draws."""
+    alone: Floats
+    """[rows, calls]: the least seconds under the row's limit, in the ingress's hands included."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,19 +78,24 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
     physics, row = load.physics, 0
     every = [*physics.segments, *(rows for layer in physics.experts for rows in layer)]
     factors = [_factors(rows, load, seed, node) for node, rows in enumerate(every)]
+    if physics.workload.host is not None:
+        slow = pass_factors(physics.workload.host, seed, load.first, load.last)
+        factors = [factor * slow for factor in factors]
     through = [
-        rows.seconds[0][load.tokens(0)] * factor[0] for rows, factor in zip(physics.segments, factors, strict=False)
+        _calls(physics, rows, load.tokens(0), factor).alone[0]
+        for rows, factor in zip(physics.segments, factors, strict=False)
     ]
     factors = factors[len(physics.segments) :]
-    spans = None if groups is None else _spans(load, through, factors)
+    constant_s = physics.constant_s + physics.front.start_s + physics.front.answer_s
+    layers = _layers(load, factors)
+    spans = None if groups is None else _spans(load, through, layers)
     found = [
-        Certain([[] for _ in physics.layers], physics.constant_s + sum(group.mean(one) for one in through))
+        Certain([[] for _ in physics.layers], constant_s + sum(group.mean(one) for one in through))
         for group in groups or (everyone(0),)
     ]
     for number, (layer, nodes) in enumerate(zip(physics.experts, physics.layers, strict=True)):
-        for rows, node in zip(layer, nodes, strict=True):
+        for rows, node, calls in zip(layer, nodes, layers[number], strict=True):
             row += 1
-            calls = _calls(rows, load.tokens(row), factors[row - 1])
             meet = None
             if spans is not None:
                 ends = spans.from_s[number, calls.called], spans.until_s[number, calls.called]
@@ -88,9 +103,23 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
             possible, charged = _charged(load, rows, calls.work, meet, meter)
             least = physics.least_memory(node, float(load.tokens(row).max(initial=0)))
             for group, one in zip(groups or (None,), found, strict=True):
-                alone_s = np.zeros(len(calls.work)) if group is None else group.means(calls.called, calls.work)
+                alone_s = np.zeros(len(calls.work)) if group is None else group.means(calls.called, calls.alone)
                 latency = np.where(possible, alone_s[:, None], np.inf)
                 one.tables[number].append(ExpertTable(_over(physics.widest, latency), charged, least))
+    return found
+
+
+def _layers(load: WindowLoad, factors: list[Floats]) -> list[list[_Calls]]:
+    """[layers][experts]; ``factors``: of each expert, [scatters, count]."""
+    found, row = [], 0
+    for layer in load.physics.experts:
+        sent_s, line = np.zeros(load.count), []
+        for rows in layer:
+            row += 1
+            tokens = load.tokens(row)
+            line.append(_calls(load.physics, rows, tokens, factors[row - 1], sent_s))
+            sent_s = sent_s + load.physics.front.sending_s(tokens)
+        found.append(line)
     return found
 
 
@@ -109,8 +138,10 @@ def _charged(
         each_s = work / rows.most_work[:, np.minimum(meet, most) - 1]
         in_time_s = sum_of_lowest(each_s, load.count - work.shape[1], everyone(load.count).in_time)
         busy_s = np.maximum(busy_s, in_time_s)
-        there_s = replicas * (load.window_s + load.physics.workload.slo_s)
-        possible = there_s * (1 + ROUNDING_S) >= in_time_s[:, None]
+        each_there_s = load.window_s + load.physics.workload.slo_s
+        possible = replicas * each_there_s * (1 + ROUNDING_S) >= in_time_s[:, None]
+        in_time_work = sum_of_lowest(work, load.count - work.shape[1], everyone(load.count).in_time)
+        possible &= rows.enough(in_time_work, replicas, each_there_s)
     paid = busy_s[:, None] if meter == "busy" else replicas * load.window_s
     return possible, _over(space, np.broadcast_to(paid, space.shape[:2]))
 
@@ -120,30 +151,33 @@ def _over(space: Lattice, values: Floats) -> Floats:
     return np.ascontiguousarray(np.broadcast_to(values[:, :, None], space.shape))
 
 
-def _calls(rows: NodeRows, tokens: Tokens, factors: Floats) -> _Calls:
-    """``tokens [count]`` that an expert gets of each request, ``factors [scatters, count]`` of its calls."""
+def _calls(physics: Physics, rows: NodeRows, tokens: Tokens, factors: Floats, sent_s: Floats | None = None) -> _Calls:
+    """``tokens [count]`` that a node gets of each request, ``factors [scatters, count]`` of its calls; ``sent_s
+    [count]``: the ingress's seconds for the calls before it in its layer."""
     called = np.flatnonzero(tokens)
-    return _Calls(called, _work(rows.seconds, tokens[called], factors[:, called], rows.noise_of))
+    work = _work(rows.work, tokens[called], factors[:, called], rows.noise_of)
+    if physics.workload.host is None:
+        return _Calls(called, work, rows.alone_s(work))
+    front_s = physics.front.sending_s(tokens) + physics.front.receiving_s(tokens)
+    front_s += 0.0 if sent_s is None else sent_s
+    return _Calls(called, work, rows.alone_s(work) + front_s[called])
 
 
-def _spans(load: WindowLoad, through: list[Floats], factors: list[Floats]) -> _Spans:
-    """``through``: [count] seconds of each request in each segment; ``factors``: of each expert, [scatters, count]."""
-    physics, row = load.physics, 0
+def _spans(load: WindowLoad, through: list[Floats], layers: list[list[_Calls]]) -> _Spans:
+    """``through``: [count] seconds of each request in each segment; ``layers``: the experts' calls."""
+    physics = load.physics
     fastest = np.zeros((len(physics.layers), load.count))
-    for number, layer in enumerate(physics.experts):
-        for rows in layer:
-            row += 1
-            tokens, own = load.tokens(row), factors[row - 1]
-            best = [rows.seconds[rows.noise_of == scatter].min(axis=0) for scatter in range(len(own))]
-            least = np.min([table[tokens] * factor for table, factor in zip(best, own, strict=True)], axis=0)
-            np.maximum(fastest[number], np.where(tokens > 0, least, 0.0), out=fastest[number])
+    for number, layer in enumerate(layers):
+        for calls in layer:
+            least = calls.alone.min(axis=0)
+            fastest[number, calls.called] = np.maximum(fastest[number, calls.called], least)
     workload = physics.workload
     before = np.zeros_like(fastest)
-    at = load.arrival_s + workload.request_s
+    at = load.arrival_s + workload.request_s + physics.front.start_s
     for number in range(len(physics.layers)):
         before[number] = at + through[number] + workload.hop_s
         at = before[number] + fastest[number] + workload.hop_s
-    left = load.arrival_s + workload.slo_s - (at + through[-1])
+    left = load.arrival_s + workload.slo_s - (at + through[-1] + physics.front.answer_s)
     return _Spans(before, before + fastest + np.maximum(left, 0.0) + ROUNDING_S)
 
 

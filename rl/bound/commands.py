@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rl.bound.inputs import input_options, trace_requests
+from rl.bound.inputs import asked_for, input_options, trace_requests
 from rl.bound.loads import Meter
 from rl.bound.report import BoundRow, bound_rows, write_rows
-from rl.workload_paper import paper_workload
 from traces.options import json_option
 
 METERS: dict[str, tuple[Meter, ...]] = {
@@ -40,9 +39,6 @@ SHOWN = 12
     help="Length of a window in seconds.",
 )
 @click.option(
-    "--slo-ms", type=click.FloatRange(0.1), default=None, help="P95 target in milliseconds. [default: the workload's]"
-)
-@click.option(
     "--meter",
     type=click.Choice(list(METERS)),
     default="both",
@@ -53,18 +49,20 @@ SHOWN = 12
 @click.option("--windows", "most", type=click.IntRange(min=1), default=None, help="Only the first so many.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write all windows as CSV.")
 @json_option
-def bound(name: str, trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:
+def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:
     """Enclose the least cost of serving a trace within the SLO, window by window.
 
     The lower bound holds for every policy that meets the SLO and decides once a window; beside it stands a feasible
-    choice found by simulation, which is not an optimum. Everything is simulated on the modelled cluster.
+    choice found by simulation, which is not an optimum. Everything is simulated: a workload of the paper's on the
+    modelled cluster, one's own pipeline on the machine of its profile. Each window is taken by itself.
     """
-    workload = paper_workload(name, mean_tokens=options["input_size"])
-    if options["slo_ms"]:
-        workload = replace(workload, slo_s=options["slo_ms"] / 1000)
+    asked = asked_for(options)
+    workload, name = asked.workload, asked.workload.name
     until_s = options["most"] * options["window_s"] if options["most"] else None
-    clip = {key: options[key] for key in ("row", "start_s", "duration_s", "mean_rps", "seed")}
-    requests = trace_requests(workload, trace, data, **clip, until_s=until_s)
+    clip = {key: options[key] for key in ("row", "start_s", "duration_s", "seed")}
+    requests = trace_requests(
+        workload, trace, data, **clip, mean_rps=asked.mean_rps, speed=asked.speed, until_s=until_s
+    )
     meters = METERS[options["meter"]]
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:

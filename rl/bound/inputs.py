@@ -1,25 +1,29 @@
-"""From a trace's name to requests of a workload: what the commands of bound and tuning share."""
+"""From options to a workload and its requests: what the commands of bound and tuning share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
+from rl.own_options import any_slo_option, own_options, own_pipelines
 from rl.sim.requests import Requests, draw_requests
 from rl.workload import Workload
-from rl.workload_paper import PAPER_WORKLOADS
+from rl.workload_own import OwnPipeline
+from rl.workload_paper import PAPER_WORKLOADS, paper_workload
 from traces import catalog, loading, scale
 from traces.options import clip_options, data_option, seed_option
 from traces.trace import Trace
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Workload, trace, and which part of it at what rate."""
+    """Workload or pipeline of one's own, trace, and which part of it at what rate."""
     for option in (
+        own_options(any_slo_option),
         seed_option,
         click.option(
             "--input-size",
@@ -30,9 +34,14 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--mean-rps",
             type=click.FloatRange(0, 1e5),
-            default=0.0,
-            show_default=True,
-            help="Requests per second on average; 0: as the trace is.",
+            default=None,
+            help="Requests per second on average; 0: as the trace is. [default: 0; with --pipeline 2.83]",
+        ),
+        click.option(
+            "--speed",
+            type=click.FloatRange(0.01, 3600),
+            default=None,
+            help="The clip's time is divided by it. [default: 1; with --pipeline 30]",
         ),
         data_option,
         clip_options,
@@ -41,12 +50,39 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--workload",
             "name",
             type=click.Choice(PAPER_WORKLOADS),
-            required=True,
-            help="One of the paper's, on the modelled cluster.",
+            default=None,
+            help="One of the paper's, on the modelled cluster; needed without --pipeline.",
         ),
     ):
         command = option(command)
     return command
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The workload that a command is asked for, and how traces are played to it."""
+
+    workload: Workload
+    speed: float
+    mean_rps: float
+    own: OwnPipeline | None
+
+
+def asked_for(options: Mapping[str, Any]) -> Asked:
+    """From the options of :func:`input_options`. Raises UsageError and OwnPipelineError."""
+    name, folder, slo_ms, size = (options[key] for key in ("name", "folder", "slo_ms", "input_size"))
+    if (name is None) == (folder is None):
+        raise click.UsageError("name a workload of the paper's (--workload), or one's own pipeline (--pipeline)")
+    targets = () if slo_ms is None or folder is None else (slo_ms,)
+    own = own_pipelines(folder, targets, options["profile"], options["cpu_scale"])
+    speed, mean_rps = (own[0].speed, own[0].rate_rps) if own else (1.0, 0.0)
+    workload = own[0].served(0, size or 0) if own else paper_workload(name, mean_tokens=size)
+    return Asked(
+        workload if slo_ms is None else replace(workload, slo_s=slo_ms / 1000),
+        speed if options["speed"] is None else options["speed"],
+        mean_rps if options["mean_rps"] is None else options["mean_rps"],
+        own[0] if own else None,
+    )
 
 
 def trace_requests(
@@ -59,11 +95,13 @@ def trace_requests(
     duration_s: float | None,
     mean_rps: float,
     seed: int,
+    speed: float = 1.0,
     until_s: float | None = None,
 ) -> Requests:
-    """Requests that arrive as in the trace, before ``until_s``. Raises TraceError, SimulationError, UsageError."""
+    """Requests that arrive as in the trace, its time divided by ``speed``, before ``until_s``. Raises TraceError,
+    SimulationError, UsageError."""
     path = catalog.resolve(trace, catalog.data_folder(data))
-    found = loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed)
+    found = scale.compress(loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed), speed)
     played = _at_rate(found, mean_rps, seed) if mean_rps and found.requests else found
     arrivals = np.asarray(played.arrival_s, dtype=np.float64)
     if until_s is not None:

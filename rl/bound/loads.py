@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rl.bound.frontier import ExpertTable, Floats, Ints
-from rl.bound.physics import NodeRows, Physics
+from rl.bound.physics import NodeRows, Physics, Tokens
 from rl.bound.queueing import serve
 from rl.sim.requests import Requests
 
 Meter = Literal["busy", "provisioned"]
-Tokens = NDArray[np.uint16]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,11 +6,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeInfo
 from rl.bound.frontier import Floats, Ints, Lattice, lattice
 from rl.sim.tables import ResourceTables
-from rl.workload import Workload
+from rl.workload import Host, Workload
+
+Bools = NDArray[np.bool_]
+Tokens = NDArray[np.uint16]
+ROUNDING = 1e-9
+"""Relative room given to rounding, always towards a weaker bound."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +31,14 @@ class NodeRows:
     """[scatters, points]: inverse distribution functions of a call's factor."""
     noise_of: Ints
     """[rows]: which of them a row has."""
+    work: Floats
+    """[rows, tokens + 1]: a call alone on a replica that no limit stops; as ``seconds`` where there is no limit."""
+    pace: Floats
+    """[rows, m]: as ``rate`` while no limit stops the replica."""
+    use: Floats
+    """[rows, m]: cores in use meanwhile."""
+    bucket: Floats
+    """[rows, 2]: CPU seconds that a limit lets through at once, and how many come back in a second (1: no limit)."""
 
     @cached_property
     def speedup(self) -> Floats:
@@ -37,8 +51,51 @@ class NodeRows:
 
         Others never speed a call up, so where a rate rises with m it is taken for smaller m too.
         """
-        highest = np.maximum.accumulate(self.rate[:, ::-1], axis=1)[:, ::-1]
-        return np.asarray(np.maximum.accumulate(highest * np.arange(1, self.rate.shape[1] + 1), axis=1))
+        highest = np.maximum.accumulate(self.pace[:, ::-1], axis=1)[:, ::-1]
+        return np.asarray(np.maximum.accumulate(highest * np.arange(1, self.pace.shape[1] + 1), axis=1))
+
+    def alone_s(self, work_s: Floats) -> Floats:
+        """[rows, calls]: the least seconds that calls of ``work_s [rows, calls]`` take, whoever is beside them.
+
+        A replica uses ``use / pace`` CPU seconds while a call advances by one, and its limit gives it no more than
+        what the full bucket holds and what comes back meanwhile.
+        """
+        cpu_s = work_s * (self.use / self.pace).min(axis=1)[:, None]
+        return np.asarray(np.maximum(work_s, (cpu_s - self.bucket[:, :1]) / self.bucket[:, 1:]))
+
+    def enough(self, work_s: Floats, replicas: Floats, there_s: float) -> Bools:
+        """[rows, replicas]: whether the limits of so many ``replicas``, each there for ``there_s`` seconds from a full
+        bucket on, let ``work_s [rows]`` through."""
+        calls = np.arange(1, self.pace.shape[1] + 1)
+        cpu_s = work_s * (self.use / (calls * self.pace)).min(axis=1)
+        burst, refill = self.bucket[:, :1], self.bucket[:, 1:]
+        return np.asarray((refill >= 1) | (replicas * (burst + refill * there_s) * (1 + ROUNDING) >= cpu_s[:, None]))
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """CPU seconds of the one ingress on a shared machine, which nothing makes shorter; none where there is no host."""
+
+    start_s: float
+    send_s: float
+    receive_s: float
+    answer_s: float
+    token_s: float
+
+    @classmethod
+    def of(cls, host: Host | None) -> Front:
+        if host is None:
+            return cls(0.0, 0.0, 0.0, 0.0, 0.0)
+        own = (host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s)
+        return cls(*(host.pace * seconds for seconds in own))
+
+    def sending_s(self, tokens: Tokens) -> Floats:
+        """[calls] for calls of so many tokens; 0 for those without any, which are not made."""
+        return np.where(tokens > 0, self.send_s + tokens * self.token_s, 0.0)
+
+    def receiving_s(self, tokens: Tokens) -> Floats:
+        """The same of their replies."""
+        return np.where(tokens > 0, self.receive_s + tokens * self.token_s, 0.0)
 
 
 class Physics:
@@ -52,6 +109,7 @@ class Physics:
         """Φ with the largest concurrency alone: all that a bound which is blind to waiting needs."""
         self.layers = [workload.topology.experts(layer) for layer in range(workload.topology.layers)]
         calls = max(workload.space.concurrency_max, workload.segment_configuration.concurrency)
+        self.front = Front.of(workload.host)
         self._tables = ResourceTables(workload, most_tokens, calls)
         self._shared: dict[tuple[int, ...], NodeRows] = {}
         self._least: dict[tuple[float, float, float], Ints] = {}
@@ -61,7 +119,8 @@ class Physics:
 
     @property
     def constant_s(self) -> float:
-        """The ingress's part of every request: before the first stage and between the 2n + 1 stages."""
+        """The ingress's part of every request, but on a shared machine (:class:`Front`): before the first stage and
+        between the 2n + 1 stages."""
         return self.workload.request_s + 2 * len(self.layers) * self.workload.hop_s
 
     def least_memory(self, node: NodeInfo, peak_tokens: float) -> Ints:
@@ -86,6 +145,13 @@ class Physics:
             at = np.array(rows)
             noise, noise_of = np.unique(self._tables.noise[at], axis=0, return_inverse=True)
             self._shared[rows] = NodeRows(
-                self._tables.seconds[at], self._tables.rate[at, 1:], noise, noise_of.reshape(-1).astype(np.int64)
+                self._tables.seconds[at],
+                self._tables.rate[at, 1:],
+                noise,
+                noise_of.reshape(-1).astype(np.int64),
+                self._tables.work[at],
+                self._tables.pace[at, 1:],
+                self._tables.use[at, 1:],
+                self._tables.bucket[at],
             )
         return self._shared[rows]

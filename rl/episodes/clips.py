@@ -114,9 +114,10 @@ def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = No
         tokens=(clip.tokens,),
         policies=("static",),
         seeds=(seed,),
-        window_s=clip.window_s * clip.speed,
-        seconds=clip.seconds * clip.speed,
-        mean_rps=clip.mean_rps / clip.speed,
+        window_s=clip.window_s,
+        seconds=clip.seconds,
+        mean_rps=clip.mean_rps,
+        speed=clip.speed,
         warm_up_windows=1,
         data=data,
         split=clip.split,
@@ -125,8 +126,8 @@ def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = No
     if workload is None:
         tokens = clip.tokens or None
         workload = paper_workload(clip.workload, mean_tokens=tokens, mean_rps=clip.mean_rps, seed=seed)
-    requests = draw_requests(workload, found.arrival_s / clip.speed, seed=seed, source=found.source)
-    return Work(clip, seed, workload, requests, found.seconds / clip.speed)
+    requests = draw_requests(workload, found.arrival_s, seed=seed, source=found.source)
+    return Work(clip, seed, workload, requests, found.seconds)
 
 
 def start_of(work: Work, cache: Path | None = None) -> dict[str, Configuration]:

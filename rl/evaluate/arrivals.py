@@ -8,7 +8,7 @@ whose CV is nearest to the hour's. The CV of what is really played stands in eve
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,10 +44,25 @@ class Arrivals:
 
 def arrivals(grid: Grid, group: Group) -> Arrivals:
     """A file longer than the episode is cut from the minute of its first request on, an hour of the public traces
-    where it is most like itself (:func:`typical`).
+    where it is most like itself (:func:`typical`); then its time is divided by the grid's speed.
 
     Raises EvaluationError and ``traces.errors.TraceError``.
     """
+    if grid.speed == 1:
+        return _in_its_own_time(grid, group)
+    slow = replace(
+        grid,
+        window_s=grid.window_s * grid.speed,
+        seconds=grid.seconds * grid.speed,
+        mean_rps=grid.mean_rps / grid.speed,
+        speed=1.0,
+    )
+    found = _in_its_own_time(slow, group)
+    source = f"{found.source}, {grid.speed:g} times as fast"
+    return replace(found, arrival_s=found.arrival_s / grid.speed, seconds=found.seconds / grid.speed, source=source)
+
+
+def _in_its_own_time(grid: Grid, group: Group) -> Arrivals:
     trace, measured = _whole(grid, group)
     if trace.requests == 0:
         raise EvaluationError(f"{trace.source} has no request")

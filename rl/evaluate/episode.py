@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from autoscaler.contract import Configuration, Cost, NodeInfo
 from rl.bound.bounds import deterministic, lower_bound
+from rl.bound.errors import BoundError
 from rl.bound.loads import Meter, WindowLoad, windows
 from rl.bound.oracle import cheapest_feasible, configurations
 from rl.bound.physics import Physics
 from rl.evaluate.arrivals import Arrivals, arrivals
+from rl.evaluate.calibration import all_alike, check_shared, start_alike
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group
 from rl.evaluate.policies import limits_of, policy_of
@@ -24,8 +26,8 @@ from rl.sim.play import Step, play
 from rl.sim.regions import measured_part
 from rl.sim.requests import Requests, draw_requests
 from rl.sim.simulation import Simulation
+from rl.tuning.outcomes import Played
 from rl.workload import Workload
-from rl.workload_paper import paper_workload
 
 QUANTILE = 0.95
 BOUND = "bound"
@@ -58,8 +60,14 @@ class Work:
 
     @cached_property
     def binds(self) -> dict[Meter, bool]:
-        """:func:`check_binding` of the windows after the warm-up. Raises EvaluationError."""
-        return check_binding([load for load in self.loads() if load.count], self)
+        """:func:`check_binding` of the windows after the warm-up, on a shared machine
+        :func:`rl.evaluate.calibration.check_shared`. Raises EvaluationError."""
+        busy = [load for load in self.loads() if load.count]
+        if self.workload.host is None or not busy:
+            return check_binding(busy, self)
+        warm_up, seed = round(self.profiling_s / self.window_s), self.group.seed
+        played = Played(self.workload, self.requests, self.window_s, self.arrivals.seconds, warm_up, seed=seed)
+        return check_shared(all_alike(played), self.workload.slo_s, self.group.key)
 
     def loads(self) -> list[WindowLoad]:
         """The windows after the warm-up."""
@@ -79,14 +87,16 @@ def prepare(grid: Grid, group: Group) -> Work:
 def _prepared(grid: Grid, group: Group) -> Work:
     found = arrivals(grid, group)
     mean_rps = grid.mean_rps or found.arrival_s.size / found.seconds
-    workload = paper_workload(group.workload, mean_tokens=group.tokens or None, mean_rps=mean_rps, seed=group.seed)
+    workload = grid.workload_of(group, mean_rps)
     requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)
     return Work(group, workload, requests, found, grid.start, grid.warm_up_windows * grid.window_s, grid.window_s)
 
 
 def profiled_start(work: Work) -> dict[str, Configuration]:
     """The cheapest configurations found that keep the SLO in the warm-up windows, or where these are empty in the first
-    stretch as long that is not. Raises EvaluationError.
+    stretch as long that is not; on a shared machine as :func:`rl.evaluate.calibration.start_alike` finds them.
+
+    Raises EvaluationError.
     """
     physics, requests, workload = work.physics, work.requests, work.workload
     last_s = float(requests.arrival_s[-1]) if requests.arrival_s.size else 0.0
@@ -94,6 +104,9 @@ def profiled_start(work: Work) -> dict[str, Configuration]:
     load = next((stretch for stretch in stretches if stretch.count), None)
     if load is None:
         raise EvaluationError(f"{requests.source}: no request to profile with; say what to start with")
+    if workload.host is not None:
+        chosen = start_alike(load, work.group.seed)
+        return workload.initial(next(iter(chosen.values()))) | chosen
     found = cheapest_feasible(load, "provisioned", work.group.seed)
     if found is None:
         raise EvaluationError(
@@ -141,9 +154,15 @@ def run_bound(work: Work) -> dict[str, Any]:
     """Sum of the counted windows' lower bounds on both meters (an empty window still has one replica of each expert),
     and on which of them the SLO binds.
 
-    Raises EvaluationError where it binds on none, or cannot be met.
+    Raises EvaluationError where it binds on none, or cannot be met; BoundError where there is none.
     """
     loads = work.loads()
+    if work.workload.host is not None:
+        raise BoundError(
+            f"in windows of {work.window_s:g} s requests of one are served in the next (SLO {work.workload.slo_s:g} s) "
+            f"and by replicas of the last (for {work.workload.lifecycle.drain_s:.2g} s), so bounds of single windows "
+            f"do not add up to one of a run; `smoe bound` takes each by itself"
+        )
     found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
     found["binds"] = work.binds
     unreachable = 0

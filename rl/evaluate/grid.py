@@ -14,7 +14,9 @@ from autoscaler.contract import Configuration
 from autoscaler.settings import is_policy
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.named import NAMES, learnt_file
-from rl.workload_paper import PAPER_WORKLOADS
+from rl.workload import Workload
+from rl.workload_own import MOST_TOKENS, OwnPipeline
+from rl.workload_paper import PAPER_WORKLOADS, paper_workload
 from traces.splits import Split
 from traces.trace import PATTERNS
 
@@ -69,10 +71,14 @@ class Grid:
     bound: bool = True
     split: Split = "test"
     """Set that hours are taken from; settings are tuned on ``validation``."""
+    speed: float = 1.0
+    """The trace's time is divided by it; windows, seconds and rate are of what is played."""
+    own: OwnPipeline | None = None
+    """A pipeline of one's own, which ``workloads`` may name beside the paper's."""
 
     def __post_init__(self) -> None:
         for name, found, known in (
-            ("workloads", self.workloads, PAPER_WORKLOADS),
+            ("workloads", self.workloads, (*PAPER_WORKLOADS, *([self.own.pipeline] if self.own else []))),
             ("patterns", self.patterns, (FROM_FILE,) if self.trace else PATTERNS),
         ):
             unknown = [value for value in found if value not in known]
@@ -86,10 +92,18 @@ class Grid:
             )
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
-        if not self.tokens or min(self.tokens) < 0 or max(self.tokens) > 512:
+        most = 512 if self.own is None else MOST_TOKENS
+        if not self.tokens or min(self.tokens) < 0 or max(self.tokens) > most:
             raise EvaluationError(
-                f"input sizes are 1 to 512 mean tokens, or 0 for the workload's own; got {self.tokens}"
+                f"input sizes are 1 to {most} mean tokens, or 0 for the workload's own; got {self.tokens}"
             )
+        if self.own is not None and self.start is not None and self.start.gpu_share:
+            raise EvaluationError(
+                f"experts cannot start with a GPU share of {self.start.gpu_share:g}: {self.own.pipeline} was profiled "
+                f"on cores, so its configurations have no GPU shares"
+            )
+        if not self.speed > 0:
+            raise EvaluationError(f"the speed at which a trace is replayed is {self.speed:g}; it must be above 0")
         counted = self.seconds / self.window_s - self.warm_up_windows
         if self.start is None and not self.warm_up_windows:
             raise EvaluationError("without warm-up windows there is nothing to profile: say what experts start with")
@@ -121,7 +135,22 @@ class Grid:
             "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
             "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
         }
+        if (pipeline := self.own_of(group.workload)) is not None:
+            numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens)
+            own["own"] = [*numbers, pipeline.sha256]
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+    def own_of(self, workload: str) -> OwnPipeline | None:
+        """The pipeline of one's own, if that is the workload."""
+        return self.own if self.own is not None and self.own.pipeline == workload else None
+
+    def workload_of(self, group: Group, mean_rps: float) -> Workload:
+        """What is played, with the routing of the group's seed and, on the modelled cluster, segments for a load of
+        ``mean_rps``. Raises ProfileError and ``moe.errors.ManifestError``."""
+        own = self.own_of(group.workload)
+        if own is not None:
+            return own.served(group.seed, group.tokens)
+        return paper_workload(group.workload, mean_tokens=group.tokens or None, mean_rps=mean_rps, seed=group.seed)
 
     def plan_of(self, policy: str, group: Group) -> Path | None:
         """The stored plan of a policy, where there is one."""

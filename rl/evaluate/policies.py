@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ from autoscaler.contract import Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
-from autoscaler.settings import HPA_NAMES, ControllerSettings, validate
+from autoscaler.policy.demand import Metric
+from autoscaler.policy.hpa import HpaSettings
+from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
 from rl.evaluate.grid import Grid, Group
 from rl.workload import Workload
+from rl.workload_own import OwnPipeline
 
+PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
+"""Policies that know the seconds of a call, which a profile tells."""
 HPA_KEYS = ("cpu_target", "concurrency_target", "tolerance", "up_stabilisation_s", "down_stabilisation_s", "period_s")
 
 
@@ -25,10 +31,10 @@ def limits_of(workload: Workload) -> LimitSettings:
 
 def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:
     """The policy as the controller would make it. Segments are left alone, as in the paper. Raises SettingsError."""
-    own = grid.settings_of(name, group)
+    own, pipeline = grid.settings_of(name, group), grid.own_of(group.workload)
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
-        manifest_dir=Path(),
+        manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
         policy=name,
         policy_settings=None if name in HPA_NAMES else own,
         plan=grid.plan_of(name, group),
@@ -42,10 +48,45 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
         alpha=workload.alpha,
         runtime_mb=workload.runtime_mb,
     )
+    if grid.speed > 1:
+        settings = replace(settings, **hpa_of_windows(grid.window_s))
     if name in HPA_NAMES and own is not None:
         settings = replace(settings, **hpa_table(own))
     validate(settings)
-    return make_policy(Making(settings, workload.topology, limits_of(workload), workload.prices))
+    parts = (settings, workload.topology, limits_of(workload), workload.prices)
+    if pipeline is None or name not in PLANNING:
+        return make_policy(Making(*parts))
+    return make_policy(MakingByProfile(*parts, pipeline, group.tokens))
+
+
+@dataclass(frozen=True)
+class MakingByProfile(Making):
+    """Where the policy's settings name neither profile nor workload, it plans with the profile that is played."""
+
+    played: OwnPipeline
+    tokens: int
+    """Mean tokens of a request; 0: the pipeline's own."""
+
+    def table(self) -> Mapping[str, Any]:
+        stored = super().table()
+        if stored.get("profile") or stored.get("workload"):
+            return stored
+        own = self.played
+        known = {"profile": str(own.profile_file), "cpu_scale": own.cpu_scale}
+        return {**known, "mean_tokens": self.tokens or round(own.mean_tokens), **stored}
+
+
+def hpa_of_windows(window_s: float) -> dict[str, Any]:
+    """HPA's settings where an hour goes by in minutes, those of ``smoe run``: Kubernetes' 300 s before it scales down
+    would be longer than an episode."""
+    return {"cpu_target": 0.5, "down_stabilisation_s": 10 * window_s, "period_s": 3 * window_s}
+
+
+def quick(hpa: HpaSettings, window_s: float) -> HpaSettings:
+    """``hpa`` with the numbers of :func:`hpa_of_windows`."""
+    numbers = hpa_of_windows(window_s)
+    targets: dict[Metric, float] = {**hpa.targets, "cpu": numbers.pop("cpu_target")}
+    return replace(hpa, targets=targets, **numbers)
 
 
 def hpa_table(path: Path) -> dict[str, Any]:

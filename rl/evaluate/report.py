@@ -32,8 +32,12 @@ class ReportPaths:
     figures: tuple[Path, ...]
 
 
-def write_report(grid: Grid, summaries: Sequence[Summary], out: Path) -> ReportPaths:
-    """Write everything into ``out``."""
+def write_report(
+    grid: Grid, summaries: Sequence[Summary], out: Path, left_out: Mapping[str, str] | None = None
+) -> ReportPaths:
+    """Write everything into ``out``. ``left_out``: what was left out (``GROUP`` or
+    ``GROUP.POLICY``), and why."""
+    absent = dict(left_out or {})
     paths = ReportPaths(
         out / "report.html",
         out / "results.csv",
@@ -42,12 +46,12 @@ def write_report(grid: Grid, summaries: Sequence[Summary], out: Path) -> ReportP
         (out / "figure-7.png", out / "figure-8.png"),
     )
     write_csv(paths.csv, summaries)
-    paths.markdown.write_text(f"{heading(grid, summaries)}\n\n{markdown(summaries)}")
-    document = {"grid": settings(grid), "runs": list(summaries)}
+    paths.markdown.write_text(f"{heading(grid, summaries, absent)}\n\n{markdown(summaries)}")
+    document = {"grid": settings(grid), "runs": list(summaries), "left_out": absent}
     paths.json.write_text(json.dumps(document, indent=1))
     figure_7(paths.figures[0], summaries, _tails(summaries, out))
     figure_8(paths.figures[1], summaries)
-    paths.html.write_text(_page(grid, summaries, paths))
+    paths.html.write_text(_page(grid, summaries, paths, absent))
     return paths
 
 
@@ -56,13 +60,23 @@ def settings(grid: Grid) -> dict[str, Any]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(grid).items()}
 
 
-def heading(grid: Grid, summaries: Sequence[Summary]) -> str:
+def where(grid: Grid) -> str:
+    """Where it was simulated."""
+    own = None if grid.own is None else grid.own.pipeline
+    parts = ["on the modelled cluster"] if any(name != own for name in grid.workloads) else []
+    if grid.own is not None and own in grid.workloads:
+        scale = f", a core being {grid.own.cpu_scale:g} real ones" if grid.own.cpu_scale else ""
+        parts.append(f"on the machine of the profile {grid.own.profile_file.name} ({own}{scale})")
+    return " and ".join(parts)
+
+
+def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str] | None = None) -> str:
     """What was compared with what, and what must be known to read it."""
     runs = sum(summary["policy"] != BOUND for summary in summaries)
     made = any(summary.get("trace_measured") is False for summary in summaries)
     loose = sorted({meter for summary in summaries for meter, binds in summary.get("binds", {}).items() if not binds})
     sentences = [
-        f"{runs} simulated runs on the modelled cluster: {', '.join(grid.workloads)}; {', '.join(grid.patterns)}; "
+        f"{runs} simulated runs {where(grid)}: {', '.join(grid.workloads)}; {', '.join(grid.patterns)}; "
         f"seeds {', '.join(map(str, grid.seeds))}; windows of {grid.window_s:g} s in {grid.seconds:g} s, the first "
         f"{grid.warm_up_windows} not counted. Costs are the experts'. Figures are interquartile means with 95 % "
         f"stratified bootstrap intervals, shares have Wilson intervals."
@@ -71,7 +85,12 @@ def heading(grid: Grid, summaries: Sequence[Summary]) -> str:
         parts = [run["measured_part"] for run in summaries if run.get("latency") == model]
         share = min((part for part in parts if part is not None), default=0.0)
         sentences.append(f"Seconds of calls: {model}; at least {share:.0%} of a run's calls lie where it was measured.")
+    if grid.speed != 1:
+        sentences.append(f"Traces are replayed {grid.speed:g} times as fast as they were.")
     sentences += _played(summaries)
+    for why in dict.fromkeys((left_out or {}).values()):
+        keys = [key for key, reason in (left_out or {}).items() if reason == why]
+        sentences.append(f"Left out: {', '.join(dict.fromkeys(map(_left_out, keys)))}, as {why}.")
     if made:
         sentences.append("Arrivals are made, not measured: the public traces are not there (`smoe traces fetch`).")
     if loose:
@@ -80,6 +99,11 @@ def heading(grid: Grid, summaries: Sequence[Summary]) -> str:
             f"configurations keep it anyway, and that cost says nothing about keeping it."
         )
     return " ".join(sentences)
+
+
+def _left_out(key: str) -> str:
+    """The policy of a key ``GROUP.POLICY``, or the group."""
+    return key.split(".", 4)[-1] if key.count(".") > 3 else key
 
 
 def _played(summaries: Sequence[Summary]) -> list[str]:
@@ -109,12 +133,12 @@ def _tails(summaries: Sequence[Summary], out: Path) -> dict[tuple[Any, ...], lis
     return found
 
 
-def _page(grid: Grid, summaries: Sequence[Summary], paths: ReportPaths) -> str:
+def _page(grid: Grid, summaries: Sequence[Summary], paths: ReportPaths, left_out: Mapping[str, str]) -> str:
     images = [base64.b64encode(path.read_bytes()).decode() for path in paths.figures]
     page = Environment(autoescape=True).from_string(PAGE)
     return page.render(
         title="Evaluation of scaling policies",
-        heading=heading(grid, summaries),
+        heading=heading(grid, summaries, left_out),
         rows=rows(summaries),
         head=HEAD,
         cells=cells,

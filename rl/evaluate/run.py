@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autoscaler.errors import SettingsError
+from rl.bound.errors import BoundError
 from rl.evaluate.episode import BOUND, prepare, run_bound, run_policy
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group
@@ -20,7 +21,7 @@ Summary = dict[str, Any]
 
 
 class GroupRuns(NamedTuple):
-    """Of one group: its runs in order, and why a policy (its name) cannot serve it."""
+    """Of one group: its runs in order, and why a policy (its name) cannot serve it, or there is no bound."""
 
     summaries: list[Summary]
     refused: dict[str, str]
@@ -37,7 +38,8 @@ def evaluate(
 
     ``workers`` 0: one a core. A group that nothing can be measured with, or a policy that cannot serve it, ends the
     evaluation, once the groups under way have ended; what they stored stays. With ``refused`` given it is left out
-    instead, its key (``GROUP`` or ``GROUP.POLICY``) and the reason put there. Raises what else a group raises.
+    instead, its key (``GROUP`` or ``GROUP.POLICY``) and the reason put there; so is the bound where there is none.
+    Raises what else a group raises.
     """
     groups = list(grid.groups())
     workers = min(workers or os.cpu_count() or 1, len(groups))
@@ -98,6 +100,9 @@ def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
         if stored is None:
             try:
                 summary, windows = (run_bound(work), None) if name == BOUND else run_policy(grid, work, name)
+            except BoundError as error:
+                found.refused[name] = str(error)
+                continue
             except SettingsError as error:
                 found.refused[name] = f"{group.workload}: {error}"
                 continue

@@ -15,6 +15,13 @@ from rl.sim.tables import ResourceTables, atoms_of
 from rl.workload import Host
 
 
+def pass_factors(host: Host, seed: int, first: int, last: int) -> Floats:
+    """[last - first]: how many times their seconds the calls of requests ``first`` to ``last - 1`` take in a simulation
+    with this seed."""
+    draws = np.array([draw(seed, PASS, 0, request) for request in range(first, last)])
+    return np.asarray(host.pace * atoms_of(host.noise)[(draws * ATOMS).astype(np.int64)])
+
+
 class SharedMachine:
     """Requests on their way, calls that wait, and what the ingress has in line."""
 
@@ -22,8 +29,7 @@ class SharedMachine:
         self, host: Host, requests: Requests, keys: NDArray[np.uint64], stages: list[Ints], source: Ints, seed: int
     ) -> None:
         """``stages``: the nodes of each, numbered without gaps; ``keys`` and ``source`` are by node."""
-        draws = np.array([draw(seed, PASS, 0, request) for request in range(requests.arrival_s.size)])
-        self._slow = host.pace * atoms_of(host.noise)[(draws * ATOMS).astype(np.int64)]
+        self._slow = pass_factors(host, seed, 0, requests.arrival_s.size)
         count, size = keys.size, max(1, requests.arrival_s.size)
         self._host, self._requests, self._keys, self._source = host, requests, keys, source
         self._stages = np.array([(nodes[0], nodes[-1] + 1) for nodes in stages])

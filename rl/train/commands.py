@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rl.agent.settings import ARMS
+from rl.own_options import own_options, own_pipelines, slos_option
 from rl.reward import Meter
-from rl.train.kinds import OwnPipeline
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.workload_paper import PAPER_WORKLOADS
@@ -25,31 +25,7 @@ DEFAULT = TrainingSettings()
 @click.option(
     "--workload", "workloads", multiple=True, type=click.Choice(PAPER_WORKLOADS), help="Repeatable. [default: all]"
 )
-@click.option(
-    "--pipeline",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    default=None,
-    help="One's own pipeline folder, with a profile of it (smoe profile); alone unless --workload is given too.",
-)
-@click.option(
-    "--slo-ms",
-    type=click.FloatRange(0.1),
-    multiple=True,
-    help="P95 target of one's own pipeline in milliseconds; repeatable, to know several.",
-)
-@click.option(
-    "--profile",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    default=None,
-    help="Profile of one's own pipeline. [default: the one of this tree that fits]",
-)
-@click.option(
-    "--cpu-scale",
-    type=click.FloatRange(0),
-    default=0.0,
-    help="Real cores per configured core. [default: the profile's]",
-)
+@own_options(slos_option)
 @click.option(
     "--traces",
     type=click.Path(path_type=Path, file_okay=False),
@@ -108,16 +84,10 @@ def train(
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
-    if folder is None:
-        if slo_ms or profile or cpu_scale:
-            raise click.UsageError("--slo-ms, --profile and --cpu-scale are of one's own --pipeline, which is missing")
-        chosen = replace(DEFAULT, workloads=workloads or PAPER_WORKLOADS, **options)
-    elif not slo_ms:
-        raise click.UsageError("--pipeline needs --slo-ms, the latency target to learn for")
-    else:
-        own = tuple(OwnPipeline(str(folder), one, str(profile or ""), cpu_scale) for one in slo_ms)
-        variants = DEFAULT.variants if workloads else ()
-        chosen = replace(DEFAULT, workloads=workloads, variants=variants, pipelines=own, **options)
+    own = own_pipelines(folder, slo_ms, profile, cpu_scale)
+    variants = DEFAULT.variants if workloads or not own else ()
+    named = workloads if own else workloads or PAPER_WORKLOADS
+    chosen = replace(DEFAULT, workloads=named, variants=variants, pipelines=own, **options)
     settings = changed(chosen, changes)
     console = Console(stderr=True)
     run = Run(settings, out, traces)

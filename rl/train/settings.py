@@ -9,8 +9,9 @@ from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.settings import ARMS
 from rl.reward import Meter, RewardSettings
 from rl.train.errors import TrainingError
-from rl.train.kinds import KINDS, VARIANTS, Kind, OwnPipeline
+from rl.train.kinds import KINDS, VARIANTS, Kind
 from rl.train.teacher import TeacherSettings
+from rl.workload_own import OwnPipeline, OwnPipelineError
 from rl.workload_paper import PAPER_WORKLOADS
 from traces.trace import PATTERNS
 
@@ -136,6 +137,8 @@ class TrainingSettings:
                 else:
                     made[name] = tuple(value) if isinstance(value, list) else value
             return cls(**made)
+        except OwnPipelineError as error:
+            raise TrainingError(str(error)) from error
         except (TypeError, LearnerError) as error:
             raise TrainingError(f"training: a stored setting does not fit this program ({error})") from error
 

@@ -13,17 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 
 from autoscaler.plan import Plan, save_plan
 from autoscaler.policy.hpa import HpaSettings
-from rl.bound.inputs import input_options, trace_requests
+from rl.bound.inputs import asked_for, input_options, trace_requests
 from rl.bound.loads import Meter, WindowLoad
 from rl.bound.physics import Physics
+from rl.evaluate.policies import quick
 from rl.tuning.deployments import Deployments, Parameters
 from rl.tuning.outcomes import Played, tail_s
 from rl.tuning.plans import METHOD, PLANNED
 from rl.tuning.search import SearchSettings, Trial, search, write_trials
-from rl.workload_paper import paper_workload
 
 WINDOW_S = 15.0
-"""Of the windows that the profile is judged in."""
+"""Of the windows that the profile is judged in; one's own pipeline's are its own."""
 WARM_UP_WINDOWS = 2
 
 
@@ -57,25 +57,31 @@ WARM_UP_WINDOWS = 2
     show_default=True,
     help="Folder of the plan and its trials.",
 )
-def tune(policy: str, name: str, trace: str, data: Path | None, out: Path, **options: Any) -> None:
+def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) -> None:
     """Search the deployment of a baseline on the first seconds of a clip, and store it for `--plan`.
 
     Take a clip that the policy is not tested on. Writes POLICY.WORKLOAD.json and every trial to POLICY.WORKLOAD.csv.
-    Everything is simulated on the modelled cluster.
+    Everything is simulated: a workload of the paper's on the modelled cluster, one's own pipeline on the machine of its
+    profile.
     """
-    workload = paper_workload(name, mean_tokens=options["input_size"])
-    clip = {key: options[key] for key in ("row", "start_s", "duration_s", "mean_rps", "seed")}
+    asked = asked_for(options)
+    workload, window_s = asked.workload, WINDOW_S if asked.own is None else asked.own.window_s
+    clip = {key: options[key] for key in ("row", "start_s", "duration_s", "seed")}
     profile_s, meter, seed = options["profile_s"], options["meter"], options["seed"]
-    requests = trace_requests(workload, trace, data, **clip, until_s=profile_s)
-    if not (requests.arrival_s >= WARM_UP_WINDOWS * WINDOW_S).any():
+    requests = trace_requests(
+        workload, trace, data, **clip, mean_rps=asked.mean_rps, speed=asked.speed, until_s=profile_s
+    )
+    if not (requests.arrival_s >= WARM_UP_WINDOWS * window_s).any():
         raise click.UsageError(
-            f"{requests.source} has no request between {WARM_UP_WINDOWS * WINDOW_S:g} and {profile_s:g} s, where "
+            f"{requests.source} has no request between {WARM_UP_WINDOWS * window_s:g} and {profile_s:g} s, where "
             "deployments are judged: take a longer --profile-s, another --start-s, or a longer --duration-s"
         )
     load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, profile_s)
     deployments = Deployments((load,), meter, options["groups"], PLANNED[policy].axes)
-    played = Played(workload, requests, WINDOW_S, profile_s // WINDOW_S * WINDOW_S, WARM_UP_WINDOWS, meter, seed)
+    played = Played(workload, requests, window_s, profile_s // window_s * window_s, WARM_UP_WINDOWS, meter, seed)
     hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
+    if asked.speed > 1:
+        hpa = quick(hpa, window_s)
 
     def outcome(parameters: Parameters) -> tuple[float, float]:
         deployment = deployments.build(parameters)
@@ -93,15 +99,17 @@ def tune(policy: str, name: str, trace: str, data: Path | None, out: Path, **opt
             progress.update(task, advance=1)
 
         found = search(deployments.spans, outcome, workload.slo_s, settings, deployments.words, on_trial)
-    stem = f"{policy}.{name}"
+    stem = f"{policy}.{workload.name}"
     about: dict[str, object] = {
         "method": METHOD,
         "policy": policy,
-        "workload": name,
+        "workload": workload.name,
         "trace": requests.source,
         "requests_sha256": requests.sha256,
         "latency": workload.latency.name,
     }
+    if asked.own is not None:
+        about["sha256"] = asked.own.sha256
     best = found.best
     about |= {"profile_s": profile_s, "slo_s": workload.slo_s, "meter": meter, "seed": seed, **asdict(best)}
     write_trials(found.trials, out / f"{stem}.csv")

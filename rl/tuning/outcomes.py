@@ -14,8 +14,8 @@ import numpy as np
 from autoscaler.contract import Configuration
 from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy
-from rl.bound.loads import Meter
 from rl.evaluate.policies import limits_of
+from rl.reward import METERS, Meter
 from rl.sim.kernel import BUSY_S
 from rl.sim.play import play
 from rl.sim.requests import Requests
@@ -42,18 +42,22 @@ class Played:
 
     def static(self, deployment: Mapping[str, Configuration]) -> tuple[float, list[float]]:
         """(cost of the experts, P95 of each judged window) where nothing changes."""
+        costs, values = self.unchanged(deployment)
+        return costs[self.meter], values
+
+    def unchanged(self, deployment: Mapping[str, Configuration]) -> tuple[dict[Meter, float], list[float]]:
+        """The same with the cost on each meter."""
         simulation = self._simulation(deployment)
         count = round(self.until_s / self.window_s)
         found = [simulation.advance((number + 1) * self.window_s) for number in range(count)][self.warm_up_windows :]
-        cost = 0.0
+        costs: dict[Meter, float] = dict.fromkeys(METERS, 0.0)
         for place, node in enumerate(simulation.nodes):
             if node.kind == "expert":
                 configuration = deployment[node.function]
-                busy_s = sum(float(window.meter[place, BUSY_S]) for window in found)
-                there_s = configuration.replicas * self.window_s * len(found)
-                seconds = busy_s if self.meter == "busy" else there_s
-                cost += seconds * self.workload.prices.unit_per_s(configuration)
-        return cost, p95s(found)
+                unit_per_s = self.workload.prices.unit_per_s(configuration)
+                costs["busy"] += unit_per_s * sum(float(window.meter[place, BUSY_S]) for window in found)
+                costs["provisioned"] += unit_per_s * configuration.replicas * self.window_s * len(found)
+        return costs, p95s(found)
 
     def with_hpa(self, deployment: Mapping[str, Configuration], hpa: HpaSettings) -> tuple[float, list[float]]:
         """The same where the HPA scales replicas, from those of ``deployment`` on. Infinite cost: a window's is not

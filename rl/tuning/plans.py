@@ -20,6 +20,7 @@ from rl.bound.loads import WindowLoad, windows
 from rl.evaluate.episode import Work, prepare
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group, stem
+from rl.evaluate.policies import quick
 from rl.tuning.deployments import AXES, Deployments, Parameters
 from rl.tuning.outcomes import Played, tail_s
 from rl.tuning.search import Found, SearchSettings, Trial, search, write_trials
@@ -91,6 +92,7 @@ def _search(
     hpa = None
     if policy == "tuned-hpa":
         hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
+        hpa = quick(hpa, grid.window_s) if grid.speed > 1 else hpa
 
     def outcome(parameters: Parameters) -> tuple[float, float]:
         parts = [one.outcome(parameters, hpa) for one in profiles]

@@ -14,12 +14,16 @@ from rich.table import Table
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import AutoscalerError
+from rl.evaluate.episode import BOUND
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate as run_all
 from rl.evaluate.tables import HEAD, cells, rows
+from rl.own_options import own_options, own_pipelines, slo_option
+from rl.profile.errors import ProfileError
 from rl.sim.errors import SimulationError
+from rl.workload_own import HOUR_S, OwnPipeline, OwnPipelineError
 from rl.workload_paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
 from traces.errors import TraceError
@@ -27,11 +31,12 @@ from traces.options import data_option
 from traces.trace import PATTERNS
 
 DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
+DEFAULT_WORKLOADS = ("bert-4",)
 _INPUT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
-def _names(_: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+def _names(_: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
@@ -44,11 +49,11 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.command()
 @click.option(
     "--workloads",
-    default="bert-4",
-    show_default=True,
+    default=None,
     callback=_names,
-    help=f"Comma list of {','.join(PAPER_WORKLOADS)}.",
+    help=f"Comma list of {','.join(PAPER_WORKLOADS)}. [default: {','.join(DEFAULT_WORKLOADS)}; none with --pipeline]",
 )
+@own_options(slo_option)
 @click.option(
     "--patterns", default="bursty", show_default=True, callback=_names, help=f"Comma list of {','.join(PATTERNS)}."
 )
@@ -84,24 +89,28 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.option(
     "--mean-rps",
     type=click.FloatRange(0, 1e5),
-    default=20.0,
-    show_default=True,
-    help="Requests per second on average; 0: as the trace is.",
+    default=None,
+    help="Requests per second on average; 0: as the trace is. [default: 20; with --pipeline 2.83]",
+)
+@click.option(
+    "--speed",
+    type=click.FloatRange(0.01, 3600),
+    default=None,
+    help="A trace's time is divided by it; windows, seconds and rate are of what is played. [default: 1; with "
+    "--pipeline 30]",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(10, 86400),
-    default=3600.0,
-    show_default=True,
-    help="Length of an episode in seconds.",
+    default=None,
+    help="Length of an episode in seconds. [default: 3600; with --pipeline an hour of the trace, 3600 / speed]",
 )
 @click.option(
     "--window",
     "window_s",
-    type=click.FloatRange(1, 3600),
-    default=30.0,
-    show_default=True,
-    help="Length of a window in seconds.",
+    type=click.FloatRange(0.1, 3600),
+    default=None,
+    help="Length of a window in seconds. [default: 30; with --pipeline 2]",
 )
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Windows that are not counted.")
 @click.option("--plans", type=_INPUT, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
@@ -120,46 +129,62 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 def evaluate(**options: Any) -> None:
     """Play the same arrivals with the same routing under several policies, and compare cost and P95.
 
-    All runs are simulated on the modelled cluster. A run that is in --out already is not played again, so an evaluation
-    that was stopped goes on where it was. Writes results.csv, results.md, results.json, two figures and report.html.
+    All runs are simulated: the paper's workloads on the modelled cluster, one's own pipeline on the machine of its
+    profile. A run that is in --out already is not played again, so an evaluation that was stopped goes on where it was.
+    Writes results.csv, results.md, results.json, two figures and report.html.
     """
     console = Console(stderr=True)
+    slo_ms = options["slo_ms"]
+    targets = () if slo_ms is None else (slo_ms,)
+    own = own_pipelines(options["folder"], targets, options["profile"], options["cpu_scale"])
+    left_out: dict[str, str] = {}
     try:
-        grid = _grid(options)
+        grid = _grid(options, own[0] if own else None)
         groups = list(grid.groups())
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task("groups", total=len(groups))
             summaries = run_all(
-                grid, options["out"], options["workers"], lambda key, _: bar.update(task, advance=1, description=key)
-            )
-        paths = write_report(grid, summaries, options["out"])
-    except (EvaluationError, TraceError, SimulationError, AutoscalerError) as error:
+                grid, options["out"], options["workers"], lambda key, _: bar.update(task, advance=1, description=key),
+                refused=left_out,
+            )  # fmt: skip
+        if all(summary["policy"] == BOUND for summary in summaries):
+            raise EvaluationError("; ".join(dict.fromkeys(left_out.values())))
+        paths = write_report(grid, summaries, options["out"], left_out)
+    except (EvaluationError, OwnPipelineError, ProfileError, TraceError, SimulationError, AutoscalerError) as error:
         raise SmoeError(str(error)) from error
     if options["as_json"]:
         sys.stdout.buffer.write(orjson.dumps(summaries, option=orjson.OPT_APPEND_NEWLINE))
         return
     _show(Console(), summaries)
+    for key, why in left_out.items():
+        console.print(f"left out: {key}, as {why}", markup=False, highlight=False)
     console.print(f"report: {paths.html}")
 
 
-def _grid(options: dict[str, Any]) -> Grid:
+def _grid(options: dict[str, Any], own: OwnPipeline | None) -> Grid:
+    """One clock for all workloads: that of one's own pipeline where there is one, but for what was asked for."""
+    named = {key: options[key] for key in ("window_s", "seconds", "mean_rps", "speed") if options[key] is not None}
+    clock: dict[str, float] = {}
+    if own is not None:
+        speed = named.get("speed", own.speed)
+        clock = {"window_s": own.window_s, "seconds": HOUR_S / speed, "mean_rps": own.rate_rps, "speed": speed}
+    workloads = (*options["workloads"], *([own.pipeline] if own is not None else []))
     return Grid(
-        workloads=options["workloads"],
+        workloads=workloads or DEFAULT_WORKLOADS,
         patterns=(FROM_FILE,) if options["trace"] else options["patterns"],
         tokens=options["input_sizes"],
         policies=options["policies"],
         seeds=options["seeds"],
         start=Configuration(*options["start"]) if options["start"] else None,
-        window_s=options["window_s"],
-        seconds=options["seconds"],
-        mean_rps=options["mean_rps"],
         warm_up_windows=options["warm_up"],
         trace=options["trace"],
         data=options["data"],
         plans=options["plans"],
         settings=options["policy_settings"],
         bound=options["bound"],
+        own=own,
+        **{**clock, **named},
     )
 
 

@@ -14,12 +14,13 @@ from autoscaler.contract import Configuration
 from rl.episodes import Clip, episode_of, work_of
 from rl.train.commands import train
 from rl.train.errors import TrainingError
-from rl.train.kinds import OwnPipeline, reference_of
+from rl.train.kinds import reference_of
 from rl.train.rounds import Rounds
 from rl.train.settings import TrainingSettings
 from rl.train.steady import CONCURRENCY, TOLERATED
 from rl.train.validation import Validator
 from rl.train.warm_start import teacher_of
+from rl.workload_own import OwnPipeline, OwnPipelineError
 from tests.unit.train.test_rounds import SETTINGS, agent
 
 NO_TRACES = Path(__file__).parent
@@ -87,7 +88,7 @@ def test_a_faster_clip_has_the_same_arrivals_in_less_time() -> None:
     ],
 )
 def test_refuses_ones_own_pipeline_with_a_sentence(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(TrainingError, match=says):
+    with pytest.raises(OwnPipelineError, match=says):
         OwnPipeline(**{"folder": "somewhere", "slo_ms": 100.0} | changes)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import ConfigurationSpace
 from rl.bound.bounds import deterministic, lower_bound
-from rl.bound.certain import _meeting, _spans
+from rl.bound.certain import _layers, _meeting, _spans
 from rl.bound.loads import Meter, WindowLoad, expected_tables, peak_tokens, windows
 from rl.bound.oracle import alone, cheapest_feasible, play
 from rl.bound.physics import Physics
@@ -172,8 +172,8 @@ def test_spans_end_where_the_rest_of_the_pass_and_the_slo_meet() -> None:
     load = window(0.2, 10.0, 2.0, 4)
     through = [np.full(load.count, seconds) for seconds in (0.001, 0.002, 0.003)]
     factors = [np.ones((1, load.count)) for _ in range(4)]
-    found = _spans(load, through, factors)
+    found = _spans(load, through, _layers(load, factors))
     assert np.allclose(found.from_s[0], load.arrival_s + 0.001 + 0.001 + 0.0005)
     assert np.allclose(found.until_s[1], load.arrival_s + 0.2 - 0.003 - 0.0005)
-    late = _spans(with_slo(load, 0.001), through, factors)
+    late = _spans(with_slo(load, 0.001), through, _layers(load, factors))
     assert (late.until_s >= late.from_s).all()

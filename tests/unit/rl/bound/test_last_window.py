@@ -95,7 +95,7 @@ def test_one_unknown_load_holds_every_expert_and_no_segment_is_touched() -> None
 
 def test_what_segments_took_is_measured_where_it_was() -> None:
     slow = observation(rates(10.0))
-    nodes = tuple(replace(n, latency_mean_s=0.02) if n.kind == "segment" else n for n in slow.nodes)
+    nodes = tuple(n._replace(latency_mean_s=0.02) if n.kind == "segment" else n for n in slow.nodes)
     policy = LastWindowPolicy(workload(0.05))
     assert "cannot be met" in policy.propose(replace(slow, nodes=nodes), 0.0, None).reasons["t-expert-0-0"]
     assert "cannot be met" not in policy.propose(slow, 0.0, None).reasons["t-expert-0-0"]

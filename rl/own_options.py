@@ -1,0 +1,79 @@
+"""Options by which commands are given a pipeline of one's own, with the profile of its machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from moe.errors import MoeError
+from rl.profile.errors import ProfileError
+from rl.workload_own import OwnPipeline
+
+pipeline_option = click.option(
+    "--pipeline",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=None,
+    help="One's own pipeline folder, with a profile of it (smoe profile); alone unless a workload is given too.",
+)
+profile_option = click.option(
+    "--profile",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=None,
+    help="Profile of one's own pipeline. [default: the one of this tree that fits]",
+)
+cpu_scale_option = click.option(
+    "--cpu-scale",
+    type=click.FloatRange(0),
+    default=0.0,
+    help="Real cores per configured core. [default: the profile's]",
+)
+SLO_MS = click.FloatRange(0.1)
+slo_option = click.option(
+    "--slo-ms", type=SLO_MS, default=None, help="P95 target of one's own pipeline in milliseconds."
+)
+any_slo_option = click.option(
+    "--slo-ms",
+    type=SLO_MS,
+    default=None,
+    help="P95 target in milliseconds; needed with --pipeline. [default: the workload's]",
+)
+slos_option = click.option(
+    "--slo-ms",
+    type=SLO_MS,
+    multiple=True,
+    help="P95 target of one's own pipeline in milliseconds; repeatable, to know several.",
+)
+
+
+def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of one's own pipeline; ``slo``: the one of the above that the command takes."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (cpu_scale_option, profile_option, slo, pipeline_option):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def own_pipelines(
+    folder: Path | None, slo_ms: Sequence[float], profile: Path | None, cpu_scale: float
+) -> tuple[OwnPipeline, ...]:
+    """One for each target; none where no pipeline is named. Raises UsageError where options do not belong together, and
+    where the pipeline has no profile that fits, with the difference named."""
+    if folder is None:
+        if slo_ms or profile or cpu_scale:
+            raise click.UsageError("--slo-ms, --profile and --cpu-scale are of one's own --pipeline, which is missing")
+        return ()
+    if not slo_ms:
+        raise click.UsageError("--pipeline needs --slo-ms, the latency target that P95 is to keep")
+    found = tuple(OwnPipeline(str(folder), one, str(profile or ""), cpu_scale) for one in slo_ms)
+    try:
+        found[0].served()
+    except (ProfileError, MoeError) as error:
+        raise click.UsageError(str(error)) from error
+    return found
