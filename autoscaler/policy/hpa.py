@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import Metric, by_average_value, by_resource
@@ -27,6 +28,12 @@ class HpaSettings(Pace):
     targets: Mapping[Metric, float] = field(default_factory=lambda: {"cpu": 0.8, "concurrency": 0.7})
     tolerance: float = 0.1
     kinds: frozenset[NodeKind] = EVERY_KIND
+
+
+def hpa_of_windows(window_s: float) -> dict[str, Any]:
+    """Settings of the controller where an hour goes by in minutes, as in ``smoe run``: Kubernetes' 300 s before it
+    scales down would be longer than what is played."""
+    return {"cpu_target": 0.5, "down_stabilisation_s": 20 * window_s, "period_s": 3 * window_s}
 
 
 class HpaPolicy:

@@ -13,7 +13,7 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.policy.demand import Metric
-from autoscaler.policy.hpa import HpaSettings
+from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
 from rl.evaluate.grid import Grid, Group
 from rl.workload import Workload
@@ -74,12 +74,6 @@ class MakingByProfile(Making):
         own = self.played
         known = {"profile": str(own.profile_file), "cpu_scale": own.cpu_scale}
         return {**known, "mean_tokens": self.tokens or round(own.mean_tokens), **stored}
-
-
-def hpa_of_windows(window_s: float) -> dict[str, Any]:
-    """HPA's settings where an hour goes by in minutes, those of ``smoe run``: Kubernetes' 300 s before it scales down
-    would be longer than an episode."""
-    return {"cpu_target": 0.5, "down_stabilisation_s": 10 * window_s, "period_s": 3 * window_s}
 
 
 def quick(hpa: HpaSettings, window_s: float) -> HpaSettings:

@@ -22,6 +22,7 @@ from rich.console import Console
 from autoscaler.build import build_controller
 from autoscaler.contract import ConfigurationSpace, TickReport
 from autoscaler.loop import run as run_controller
+from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ControllerSettings
 from moe.manifest import Manifest
 from smoe import __version__, lifecycle
@@ -221,9 +222,7 @@ def _play(
             log_dir=settings.out / "log",
             view_dir=settings.state / "view",
             max_replicas=settings.max_replicas,
-            cpu_target=0.5,
-            down_stabilisation_s=45.0,
-            period_s=3 * settings.interval_s,
+            **hpa_of_windows(settings.interval_s),
         )
     )
     builder = ViewBuilder(manifest.name, settings.policy, time.time(), slo_s, controller.prices.currency)
