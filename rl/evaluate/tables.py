@@ -120,6 +120,11 @@ def percent(found: Interval | None) -> str:
     return f"{value} % ({low}–{high})"
 
 
+def without_interval(text: str) -> str:
+    """A cell's value alone, for terminals that have no room for more."""
+    return text.partition(" (")[0]
+
+
 def _money(found: Interval | None) -> str:
     """``1.23 (1.1–1.4)`` in the price sheet's currency."""
     return "–" if found is None else f"{found.value:.3g} ({found.low:.3g}–{found.high:.3g})"

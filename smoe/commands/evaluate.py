@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 import orjson
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -19,7 +20,7 @@ from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate as run_all
-from rl.evaluate.tables import HEAD, cells, rows
+from rl.evaluate.tables import HEAD, cells, rows, without_interval
 from rl.own_options import own_options, own_pipelines, slo_option
 from rl.profile.errors import ProfileError
 from rl.sim.errors import SimulationError
@@ -32,6 +33,8 @@ from traces.trace import PATTERNS
 
 DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
 DEFAULT_WORKLOADS = ("bert-4",)
+FULL_WIDTH = 140
+"""Columns of a terminal that has room for intervals."""
 _INPUT = click.Path(path_type=Path, file_okay=False, exists=True)
 
 
@@ -189,14 +192,19 @@ def _grid(options: dict[str, Any], own: OwnPipeline | None) -> Grid:
 
 
 def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
-    found = rows(summaries)
+    """One row a policy and pattern; a narrow terminal gets values alone."""
+    found, narrow = rows(summaries), console.width < FULL_WIDTH
     bounded = any(interval is not None for row in found for interval in row.over_bound.values())
-    hidden = ("provisioned", "busy") if bounded else ("provisioned over bound", "busy over bound")
+    hidden = {"provisioned", "busy"} if bounded else {"provisioned over bound", "busy over bound"}
+    hidden |= {"decision P99"} if narrow else set()
     shown = [place for place, name in enumerate(HEAD) if name not in hidden]
-    table = Table(title="simulated: experts' cost, P95, windows over the SLO, mean excess")
+    more = "\nwith intervals in results.md" if narrow else ""
+    table = Table(title=f"simulated: experts' cost, P95, windows over the SLO, mean excess{more}", pad_edge=not narrow)
+    if narrow:
+        table.box, table.show_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
     for place in shown:
-        table.add_column(HEAD[place], justify="left" if place < 2 else "right")
+        table.add_column(HEAD[place], justify="left" if place < 2 else "right", no_wrap=place < 2, overflow="fold")
     for row in found:
         own = cells(row)
-        table.add_row(*(own[place] for place in shown))
+        table.add_row(*(without_interval(own[place]) if narrow else own[place] for place in shown))
     console.print(table)

@@ -1,0 +1,28 @@
+"""The table that ``smoe evaluate`` prints: nothing is cut, whatever the terminal's width."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rl.evaluate.statistics import Interval
+from rl.evaluate.tables import Row
+from smoe.commands import evaluate
+
+
+@pytest.mark.parametrize(("width", "intervals"), [(80, False), (200, True)])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, width: int, intervals: bool, bounded: bool
+) -> None:
+    one = Interval(0.1234, 0.05, 0.25)
+    over = {"provisioned": one, "busy": one} if bounded else {"provisioned": None, "busy": None}
+    row = Row("serverlessmoe", "bursty", 30, {"provisioned": one, "busy": one}, over, one, one, one, 12.3)
+    monkeypatch.setattr(evaluate, "rows", lambda summaries: [row])
+    console = Console(width=width, file=io.StringIO(), record=True)
+    evaluate._show(console, [])
+    text = console.export_text()
+    assert "serverlessmoe" in text and "12.3 %" in text and "…" not in text
+    assert ("(5.0–25.0)" in text) == intervals == ("decision P99" in text)
