@@ -188,6 +188,20 @@ SHOWN = 8
     help="Windows in a row of missed SLO and a wish for less after which hpa takes over; 0 = never. "
     "[default: 3 for a learnt policy with --slo-ms, else 0]",
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(("info", "debug")),
+    default="info",
+    show_default=True,
+    help="debug: a line for each decision, also for those that change nothing.",
+)
+@click.option(
+    "--max-step-replicas",
+    type=click.IntRange(min=0),
+    default=ControllerSettings.max_step_replicas,
+    show_default=True,
+    help="Most replicas that one decision adds or removes; 0 = no limit.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(
     gateway_url: str | None,
@@ -201,6 +215,7 @@ def autoscale(
     ticks: int | None,
     as_json: bool,
     experts_only: bool,
+    log_level: str,
     **options: Any,
 ) -> None:
     """Watch a pipeline and scale every function of it until interrupted.
@@ -209,6 +224,7 @@ def autoscale(
     folder. Missing or old data holds the present scale.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("smoe.autoscaler").setLevel(log_level.upper())
     logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # what stays away is told by name, once
     settings = ControllerSettings(
         gateway_url=gateway_url or _address(state),

@@ -16,6 +16,7 @@ import yaml
 from autoscaler.commands import autoscale
 from gateway.main import main as gateway
 from tests.doubles.kubernetes.admission import check_deployment
+from tests.unit.autoscaler.manifests import write_pipeline
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -107,18 +108,60 @@ def test_everything_is_in_a_namespace_that_is_made() -> None:
     assert {one["metadata"].get("namespace") for one in documents() if one["kind"] not in CLUSTER_WIDE} == made
 
 
-def requirements() -> list[str]:
-    lines = (DEPLOY / "control-requirements.txt").read_text().splitlines()
+def requirements(file: str = "control-requirements.txt") -> list[str]:
+    lines = (DEPLOY / file).read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def packages(*files: str) -> list[str]:
+    return [re.split(r"[>=<]", line)[0] for file in files for line in requirements(file)]
 
 
 def test_versions_of_the_image_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert set(requirements()) <= set(project)
+    assert {*requirements(), *requirements("policy-requirements.txt")} <= set(project)
+
+
+ALONE = """
+import importlib.abc, importlib.machinery, os, sys
+rooms, packages, folder = (set(sys.argv[1].split()), set(sys.argv[2].split()), sys.argv[3])
+class Image(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if "." in name or name in rooms | packages:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(name)
+        places = [] if found is None else [found.origin or "", *(found.submodule_search_locations or ())]
+        if any("site-packages" in place or place.startswith(os.getcwd()) for place in places):
+            raise ModuleNotFoundError(f"{name} is not in the image", name=name)
+sys.meta_path.insert(0, Image())
+from pathlib import Path
+from autoscaler.build import build_controller
+from autoscaler.settings import ControllerSettings
+import rl.bound.last_window, rl.faasconf.policy, autoscaler.policy.janus
+settings = ControllerSettings("http://127.0.0.1:1", Path(folder), policy="smoe", slo_s=0.1)
+print(build_controller(settings)[0].policy.name)
+"""
+
+
+@pytest.mark.slow
+def test_the_learnt_policy_is_loaded_from_what_the_controllers_image_holds(tmp_path: Path) -> None:
+    """With every module out of reach that is neither copied into the image nor among what its requirements bring."""
+    from tests.unit.functions.test_container import CLOSURE
+
+    names = packages("control-requirements.txt", "policy-requirements.txt")
+    closure = subprocess.run(
+        [sys.executable, "-c", CLOSURE, *names], capture_output=True, text=True, check=True, timeout=100
+    )
+    rooms = re.findall(r"^COPY (\w+) \./\w+$", (DEPLOY / "control.Dockerfile").read_text(), re.MULTILINE)
+    arguments = [" ".join(rooms), closure.stdout, str(write_pipeline(tmp_path / "tiny"))]
+    found = subprocess.run(
+        [sys.executable, "-c", ALONE, *arguments], capture_output=True, text=True, check=False, cwd=ROOT, timeout=100
+    )
+    assert found.stdout.strip() == "smoe", found.stderr
 
 
 def test_gateway_and_controller_import_only_what_their_image_holds() -> None:
-    names = [re.split(r"[>=<]", line)[0] for line in requirements()]
+    names = packages("control-requirements.txt")
     code = (
         "import sys; before = set(sys.modules); import gateway.main, gateway.backends.kubernetes.backend, "
         "autoscaler.commands, smoe.cli;"
