@@ -99,14 +99,19 @@ class KubernetesPlatform:
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
         self._check_quota(function, target)
+        refused: RefusedError | None = None
         try:
             if d.configuration_of(deployment) != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
                 self._change(function, before, d.wanted(before, target))
-            if int(self._deployment(function)["spec"].get("replicas", 1)) != target.replicas:
-                self._scale(function, target.replicas)
         except RefusedError as error:
-            self._refuse(function, error)
-            raise
+            refused = error
+        try:
+            self._scale_where_allowed(function, target.replicas, refused)
+        except RefusedError as error:
+            refused = refused or error
+        if refused is not None:
+            self._refuse(function, refused)
+            raise refused
         self._refused.pop(function, None)
 
     def keep(self) -> None:
@@ -201,6 +206,12 @@ class KubernetesPlatform:
     def _roll_out(self, function: str, live: d.Live, *, move: bool = False) -> None:
         patch = d.template_patch(self._deployment(function), live, self._gpu, move=move)
         self._patch(function, patch)
+
+    def _scale_where_allowed(self, function: str, replicas: int, refused: RefusedError | None) -> None:
+        """Another number of replicas; where another part of the order was ``refused``, more of them only."""
+        now = int(self._deployment(function)["spec"].get("replicas", 1))
+        if replicas > now or (replicas < now and refused is None):
+            self._scale(function, replicas)
 
     def _scale(self, function: str, replicas: int) -> None:
         version = self._client.scale(function, replicas)
