@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,9 @@ class Played:
         self._servers[node].server_close()
 
     def close(self) -> None:
+        """As a client's: it keeps no connection open."""
+
+    def end(self) -> None:
         for node in self._servers:
             self.lose(node)
 
@@ -93,9 +97,9 @@ def manifest(minilm_pipeline: Path) -> Manifest:
 def played(request: pytest.FixtureRequest, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
     found = Played(manifest, request.param)
     monkeypatch.setattr(command, "connect", lambda *_: found)
-    monkeypatch.setattr(command, "Coordinator", lambda *_: found)
+    monkeypatch.setattr(command, "Coordinator", lambda *_: nullcontext(found))
     yield found
-    found.close()
+    found.end()
 
 
 @pytest.fixture

@@ -64,5 +64,5 @@ def test_options_that_do_not_belong_together_are_refused(trace: Path, options: l
 
 def test_where_an_hour_goes_by_in_minutes_the_hpa_scales_down_within_windows() -> None:
     found = quick(HpaSettings(), 2.0)
-    assert (found.down_stabilisation_s, found.period_s) == (20.0, 6.0)
+    assert (found.down_stabilisation_s, found.period_s) == (40.0, 6.0)
     assert found.targets == {"cpu": 0.5, "concurrency": 0.7}
