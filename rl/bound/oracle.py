@@ -48,7 +48,9 @@ def alone(load: WindowLoad) -> WindowLoad:
 
 
 def cheapest_feasible(load: WindowLoad, meter: Meter, seed: int = 0) -> Feasible | None:
-    """The cheapest choice found that meets the SLO in this window by itself (see :func:`alone`); None without any."""
+    """The cheapest choice found that meets the SLO in this window by itself (see :func:`alone`), whatever follows it;
+    None without any."""
+    load = alone(load)
     tables, outside_s = expected_tables(load, meter)
     frontiers = [[frontier(table, load.physics.lattice) for table in layer] for layer in tables]
     budget_s = max(0.0, load.physics.workload.slo_s - outside_s)

@@ -16,6 +16,7 @@ from rl.bound.certain import _layers, _meeting, _spans
 from rl.bound.loads import Meter, WindowLoad, expected_tables, peak_tokens, windows
 from rl.bound.oracle import alone, cheapest_feasible, play
 from rl.bound.physics import Physics
+from rl.sim.requests import Requests
 from tests.unit.rl.bound.builders import FOUR, PRICES, requests, window, with_slo, workload
 
 METERS: tuple[Meter, Meter] = ("busy", "provisioned")
@@ -177,3 +178,18 @@ def test_spans_end_where_the_rest_of_the_pass_and_the_slo_meet() -> None:
     assert np.allclose(found.until_s[1], load.arrival_s + 0.2 - 0.003 - 0.0005)
     late = _spans(with_slo(load, 0.001), through, _layers(load, factors))
     assert (late.until_s >= late.from_s).all()
+
+
+def test_a_search_for_a_window_does_not_see_what_follows_it() -> None:
+    """Requests overlap the window's end, and a storm comes after it: the choice is that of the window without it."""
+    one = workload(0.05)
+    calm, storm = requests(one, 60.0, 2.0, 5), requests(one, 2000.0, 1.0, 6)
+    later = Requests(
+        np.concatenate((calm.arrival_s, 2.0 + storm.arrival_s)), np.hstack((calm.counts, storm.counts)), "both"
+    )
+    physics = Physics(one, later.most_tokens)
+    followed, by_itself = (next(windows(physics, arrivals, 2.0, 2.0)) for arrivals in (later, calm))
+    assert followed.count == by_itself.count < later.arrival_s.size
+    found, expected = (cheapest_feasible(load, "provisioned") for load in (followed, by_itself))
+    assert found is not None and expected is not None
+    assert found.p95_s == expected.p95_s and found.cost == expected.cost
