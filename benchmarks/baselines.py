@@ -1,8 +1,9 @@
 """Every baseline, tuned, against the bound: ``python -m benchmarks.baselines``.
 
-First each policy is tuned on validation hours: plans by a search for each workload and pattern that goes on until it
-has converged, settings by a recorded sweep for each workload of ``--sweep-on`` and for all of them together, which
-the other workloads get; FaaSConf was trained on training hours (``docs/policies.md``).
+First each policy is tuned on validation hours, of which ``--tune-seconds`` are played, those whose CV is nearest to
+the hour's: plans by a search for each workload and pattern that goes on until it has converged, settings by a recorded
+sweep for each workload of ``--sweep-on`` and for all of them together, which the other workloads get; FaaSConf was
+trained on training hours (``docs/policies.md``).
 Then all meet the same requests of test hours. The table is policy × pattern: both costs above the bound, P95 over the
 SLO, windows over it. All of it is simulated on the modelled cluster. What is in ``--out`` already is not done again.
 ``--publish`` writes table, figures, search curves and README to a folder of results. The last line is one JSON object:
@@ -17,7 +18,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,32 @@ POLICIES = (
 )
 
 
+@dataclass(frozen=True)
+class Tuning:
+    """How settings and plans are found on validation hours."""
+
+    swept: tuple[str, ...]
+    """Workloads that settings are swept on."""
+    trials: int
+    """Most deployments judged in a search."""
+    seconds: float
+    """Of each hour, the part that is most like it."""
+
+
 def measure(
-    grid: Grid, swept: tuple[str, ...], out: Path, trials: int, workers: int, progress: Progress
+    grid: Grid, tuning: Tuning, out: Path, workers: int, progress: Progress
 ) -> tuple[list[dict[str, Any]], Grid, dict[str, str]]:
     """Summaries of the tuned policies on the test hours, the grid they ran with, and groups that nothing can be
-    measured with, each with the reason. ``swept``: workloads that settings are swept on."""
-    planned, tuned = replace(grid, plans=out / "plans"), replace(grid, plans=out / "plans", settings=out / "settings")
+    measured with, each with the reason."""
+    short = replace(grid, seconds=min(grid.seconds, tuning.seconds))
+    planned, tuned = replace(short, plans=out / "plans"), replace(grid, plans=out / "plans", settings=out / "settings")
     task = progress.add_task("plans", total=None)
-    searched = SearchSettings(trials=trials, least_trials=min(trials, SearchSettings.least_trials))
-    make_plans(grid, out / "plans", searched, lambda name, trial: progress.update(task, description=f"plan of {name}"))
+    searched = SearchSettings(tuning.trials, least_trials=min(tuning.trials, SearchSettings.least_trials))
+    make_plans(short, out / "plans", searched, lambda name, trial: progress.update(task, description=f"plan of {name}"))
     number = sum(len(CANDIDATES.get(policy, ())) for policy in grid.policies)
-    task = progress.add_task("sweep", total=number * len(swept))
+    task = progress.add_task("sweep", total=number * len(tuning.swept))
     sweep(
-        replace(planned, workloads=swept),
+        replace(planned, workloads=tuning.swept),
         out / "settings",
         lambda name, done: progress.update(task, description=name, completed=done),
     )
@@ -102,15 +116,18 @@ def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping
     (to / "README.md").write_text(page)
 
 
-def page_of(grid: Grid, summaries: Sequence[Mapping[str, Any]], found: Mapping[str, Any], command: str) -> str:
-    """Markdown: what was run, the table, and what the files hold."""
+def page_of(
+    grid: Grid, summaries: Sequence[Mapping[str, Any]], found: Mapping[str, Any], command: str, tune_s: float
+) -> str:
+    """Markdown: what was run, the table, and what the files hold. ``tune_s``: seconds of each validation hour."""
     done = found["searches"].values()
     converged = sum(bool(search["converged"]) for search in done)
     traces = "; ".join(f"`{name}` sha256 `{digest}`" for name, digest in found["traces"].items()) or "made arrivals"
     lines = [
         "# Baselines, tuned, against the bound (simulated)",
         f"Command: `{command}`. {heading(grid, summaries)} At {grid.mean_rps:g} requests/s on average. "
-        f"Hours: {traces}. Requests of each run: `requests_sha256` in `results.csv`.",
+        f"Tuned on {min(tune_s, grid.seconds):g} s of validation hours. Hours: {traces}. Requests of each run: "
+        "`requests_sha256` in `results.csv`.",
         f"Searches of plans: {len(done)}, of which {converged} converged (every step away from the best was tried); "
         f"{min((search['trials'] for search in done), default=0)} to "
         f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`). Settings: every trial "
@@ -137,7 +154,8 @@ def page_of(grid: Grid, summaries: Sequence[Mapping[str, Any]], found: Mapping[s
 @click.option(
     "--seeds", default=5, show_default=True, type=click.IntRange(1), help="Test hours of each workload and pattern."
 )
-@click.option("--seconds", default=600.0, show_default=True, help="Length of an episode in seconds.")
+@click.option("--seconds", default=3600.0, show_default=True, help="Seconds of each test hour.")
+@click.option("--tune-seconds", default=600.0, show_default=True, help="Seconds of each validation hour.")
 @click.option("--mean-rps", default=20.0, show_default=True, help="Requests per second on average.")
 @click.option(
     "--trials",
@@ -168,6 +186,7 @@ def main(
     sweep_on: str,
     seeds: int,
     seconds: float,
+    tune_seconds: float,
     mean_rps: float,
     trials: int,
     workers: int,
@@ -185,9 +204,9 @@ def main(
         mean_rps=mean_rps,
     )
     console = Console(stderr=True)
-    swept = tuple(sweep_on.split(","))
+    tuning = Tuning(tuple(sweep_on.split(",")), trials, tune_seconds)
     with Progress(console=console, transient=True) as progress:
-        summaries, tuned, refused = measure(grid, swept, out, trials, workers, progress)
+        summaries, tuned, refused = measure(grid, tuning, out, workers, progress)
     paths = write_report(tuned, summaries, out)
     table = Table(title="simulated: experts' cost above the bound, tuned policies on test hours")
     for name in HEAD:
@@ -210,7 +229,7 @@ def main(
             out,
             paths,
             summaries,
-            page_of(tuned, summaries, found, f"python -m benchmarks.baselines {_asked()}".strip()),
+            page_of(tuned, summaries, found, f"python -m benchmarks.baselines {_asked()}".strip(), tuning.seconds),
         )
     print(json.dumps(found))
 
