@@ -8,6 +8,9 @@ wanted rate.
 independent gaps CV'^2 = 1 + p (CV^2 - 1), so a bursty trace becomes calmer and a regular one rougher. Where the
 pattern must stay, pick an hour with fewer requests (`patterns.pick`) rather than thin a busy one; :func:`fit` does
 what is left.
+
+*Multiplying* adds requests between those there are, evenly along the cumulative count: duration and CV stay, the rate
+grows.
 """
 
 from __future__ import annotations
@@ -52,6 +55,41 @@ def thin(trace: Trace, keep: float, seed: int) -> Trace:
         return trace
     chosen = np.random.default_rng(seed).random(trace.requests) < keep
     return trace.select(chosen, f"thinned to {keep:g}, seed {seed}")
+
+
+def at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
+    """Thinned to ``mean_rps``, or with more requests (:func:`multiply`), so that times of day stay; 0 leaves it as it
+    is, and so does a trace without requests. Raises TraceError."""
+    if mean_rps == 0 or not trace.requests:
+        return trace
+    if not (math.isfinite(mean_rps) and mean_rps > 0):
+        raise TraceError(f"the mean rate must be a positive number, or 0 for the trace's own, got {mean_rps:g}")
+    factor = mean_rps / trace.mean_rps
+    return thin(trace, factor, seed) if factor <= 1 else multiply(trace, factor, seed)
+
+
+def multiply(trace: Trace, factor: float, seed: int) -> Trace:
+    """``factor`` (1 or more) times as many requests in the same span, evenly along the trace's cumulative count.
+
+    Where one request followed another after a second, ten follow each other after a tenth of it. That keeps the CV;
+    drawn at random along the count, CV'^2 would be 1 + 2 CV^2, and no trace would be slow. A request that is added has
+    the tokens of the one whose unit of the count it lies in. Raises TraceError.
+    """
+    if not (math.isfinite(factor) and factor >= 1):
+        raise TraceError(f"a trace is multiplied by 1 or more, got {factor:g}")
+    if not trace.requests:
+        return trace
+    count = round(trace.requests * factor)
+    corners = np.concatenate(([0.0], trace.arrival_s))  # the k-th request ends the k-th unit of the count
+    places = (np.arange(count) + np.random.default_rng(seed).uniform()) * trace.requests / count
+    unit = np.minimum(places.astype(np.int64), trace.requests - 1)
+    return make_trace(
+        np.interp(places, np.arange(trace.requests + 1), corners),
+        duration_s=trace.duration_s,
+        source=f"{trace.source}, {factor:.3g} times as many requests along its cumulative count, seed {seed}",
+        context_tokens=None if trace.context_tokens is None else trace.context_tokens[unit],
+        generated_tokens=None if trace.generated_tokens is None else trace.generated_tokens[unit],
+    )
 
 
 def fit(trace: Trace, duration_s: float, max_mean_rps: float, seed: int) -> Trace:

@@ -17,7 +17,6 @@ from rl.workload_own import OwnPipeline
 from rl.workload_paper import PAPER_WORKLOADS, paper_workload
 from traces import catalog, loading, scale
 from traces.options import clip_options, data_option, seed_option
-from traces.trace import Trace
 
 
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +101,7 @@ def trace_requests(
     SimulationError, UsageError."""
     path = catalog.resolve(trace, catalog.data_folder(data))
     found = scale.compress(loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed), speed)
-    played = _at_rate(found, mean_rps, seed) if mean_rps and found.requests else found
+    played = scale.at_rate(found, mean_rps or 0.0, seed)
     arrivals = np.asarray(played.arrival_s, dtype=np.float64)
     if until_s is not None:
         arrivals = arrivals[arrivals < until_s]
@@ -111,10 +110,3 @@ def trace_requests(
             f"{played.source} has no request" + ("" if until_s is None else f" before {until_s:g} s")
         )
     return draw_requests(workload, arrivals, seed=seed, source=played.source)
-
-
-def _at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
-    """Thinned, so that times of day stay; a rate above the trace's own compresses it."""
-    if mean_rps < trace.mean_rps:
-        return scale.thin(trace, mean_rps / trace.mean_rps, seed)
-    return scale.to_rate(trace, mean_rps)

@@ -19,7 +19,7 @@ from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid, Group
 from traces import catalog, clips, generate, hours, loading, scale
 from traces.splits import SPLITS
-from traces.trace import PATTERNS, Trace, make_trace
+from traces.trace import PATTERNS, Trace
 
 Floats = NDArray[np.float64]
 DATASETS = ("functions-day", "functions-8h")
@@ -72,7 +72,7 @@ def _in_its_own_time(grid: Grid, group: Group) -> Arrivals:
             trace = trace.clip(float(start_s), float(start_s) + grid.seconds)
         else:
             trace = typical(trace, grid.seconds)
-    played = at_rate(trace, grid.mean_rps, group.seed)
+    played = scale.at_rate(trace, grid.mean_rps, group.seed)
     if played.requests == 0:
         raise EvaluationError(f"{trace.source} has no request left at {grid.mean_rps:g} requests/s")
     seconds = _whole_windows(grid, trace)
@@ -89,24 +89,6 @@ def _whole_windows(grid: Grid, trace: Trace) -> float:
             f"{grid.warm_up_windows} of warm-up are needed"
         )
     return windows * grid.window_s
-
-
-def at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
-    """Thinned to ``mean_rps``, or with more requests; 0 leaves it as it is.
-
-    More requests come evenly along the trace's cumulative count: where one followed another after a second, ten follow
-    each other after a tenth of it. That keeps the CV; drawn at random along the count, CV'^2 would be 1 + 2 CV^2, and
-    no hour would be slow.
-    """
-    factor = mean_rps / trace.mean_rps if mean_rps and trace.requests else 1.0
-    if factor <= 1:
-        return scale.thin(trace, factor, seed) if factor < 1 else trace
-    count = round(trace.requests * factor)
-    corners = np.concatenate(([0.0], trace.arrival_s))  # the k-th request ends the k-th unit of the count
-    places = (np.arange(count) + np.random.default_rng(seed).uniform()) * trace.requests / count
-    times = np.interp(places, np.arange(trace.requests + 1), corners)
-    source = f"{trace.source}, {factor:.3g} times as many requests along its cumulative count, seed {seed}"
-    return make_trace(times, duration_s=trace.duration_s, source=source)
 
 
 def typical(trace: Trace, seconds: float) -> Trace:

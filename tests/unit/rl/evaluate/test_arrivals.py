@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rl.evaluate.arrivals import arrivals, at_rate, typical
+from rl.evaluate.arrivals import arrivals, typical
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid
 from traces import generate
@@ -18,31 +16,6 @@ from traces.errors import TraceError
 from traces.trace import Trace, make_trace
 
 GRID = Grid(("bert-4",), ("bursty",), (0,), ("static",), (0,), seconds=600.0, mean_rps=8.0)
-
-
-@given(st.floats(0.05, 30), st.integers(0, 5))
-def test_any_rate_is_reached_and_times_stay_in_the_episode(mean_rps: float, seed: int) -> None:
-    trace = generate.synthetic(200, 100.0, 3.0, 7)
-    played = at_rate(trace, mean_rps, seed)
-    wanted = 100.0 * mean_rps
-    assert abs(played.requests - wanted) <= 1 if mean_rps >= trace.mean_rps else played.requests <= 200
-    assert played.requests == 0 or 0 <= played.arrival_s[0] <= played.arrival_s[-1] <= played.duration_s
-
-
-def test_more_requests_follow_the_clips_own_cumulative_count() -> None:
-    trace = generate.synthetic(500, 100.0, 4.0, 3)
-    played = at_rate(trace, 200.0, 1)
-    at = np.linspace(0, 100, 41)[1:]
-    before = np.searchsorted(trace.arrival_s, at) / trace.requests
-    after = np.searchsorted(played.arrival_s, at) / played.requests
-    assert np.abs(before - after).max() < 0.02
-
-
-@pytest.mark.parametrize("cv", [0.3, 0.7, 0.95, 1.5, 2.5, 4.0, 8.0])
-def test_more_requests_leave_the_cv_as_it_was(cv: float) -> None:
-    trace = generate.synthetic(300, 600.0, cv, 5)
-    played = at_rate(trace, 20.0, 1)
-    assert trace.iat_cv is not None and played.iat_cv == pytest.approx(trace.iat_cv, rel=0.06)
 
 
 def test_an_hour_is_played_where_it_is_most_like_itself() -> None:
