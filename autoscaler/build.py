@@ -16,11 +16,10 @@ from autoscaler.policies import Making, hpa_settings, make_policy
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
-from autoscaler.settings import LEARNT, ControllerSettings, validate
+from autoscaler.settings import LEARNT, ControllerSettings, validate, window_of
 from autoscaler.topology import load_topology
 from autoscaler.view import View
 
-PROMETHEUS_WINDOW_S = 30.0
 ORDERS_AT_ONCE = 8
 """Of a cluster, whose API server answers each after milliseconds; a gateway changes one function after the other."""
 
@@ -52,8 +51,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
             "settings": shown(settings),
         }
         logger = FunctionLogger(settings.log_dir, context, settings.slo_s, settings.windows_per_file)
-    default_s = PROMETHEUS_WINDOW_S if settings.prometheus_url else settings.interval_s
-    window_s = settings.window_s or default_s
+    window_s = window_of(settings)
     controller = Controller(
         topology,
         _source(settings, topology, auth),

@@ -24,6 +24,7 @@ LEARNT = ("smoe", "faasconf")
 """Policies that came out of a simulator: where they misbehave, ``hpa`` takes over."""
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 PLATFORMS = ("openfaas", "kubernetes")
+PROMETHEUS_WINDOW_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -191,3 +192,8 @@ def is_policy(name: str) -> bool:
     return name in SHORT_NAMES or (
         bool(colon) and maker.isidentifier() and all(map(str.isidentifier, module.split(".")))
     )
+
+
+def window_of(settings: ControllerSettings) -> float:
+    """Length of a window in seconds."""
+    return settings.window_s or (PROMETHEUS_WINDOW_S if settings.prometheus_url else settings.interval_s)

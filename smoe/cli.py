@@ -33,6 +33,9 @@ COMMANDS = {
         "smoe.commands.evaluate", "evaluate", "compare scaling policies in the simulator, with bound and report"
     ),
     "train": LazyCommand("rl.train.commands", "train", "learn a scaling policy from traces, in the simulator"),
+    "fine-tune": LazyCommand(
+        "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
+    ),
     "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
     "bound": LazyCommand("rl.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "tune": LazyCommand("rl.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"),

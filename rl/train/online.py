@@ -1,4 +1,4 @@
-"""Fine-tuning from what a controller logged: off unless somebody calls it, and never exploring.
+"""Fine-tuning from what a controller logged: off unless somebody asks for it, and never exploring.
 
 What is learnt from are windows that were decided in production, behind the decision limits, by whichever policy ran; no
 decision is drawn for the sake of learning. The result is an actor to look at and to deploy, not one that changes
@@ -7,14 +7,23 @@ itself: in the controller its wishes pass the same limits as before.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from autoscaler.logger import read_contexts
+from autoscaler.settings import ControllerSettings, window_of
+from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import WindowStep
+from rl.agent.ddpg.exploration import decide
+from rl.agent.policy import NAME, LearntPolicy, make
+from rl.agent.windows import making_of
 from rl.experience import Experience, experiences
-from rl.features import Encoder
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
 from rl.features.lattice import REPLICAS
 from rl.train.errors import TrainingError
 
@@ -22,30 +31,112 @@ FEWEST = 64
 """Windows below which nothing is learnt: a handful says little, and forgets much."""
 
 
-def fine_tune(agent: PipelineDDPG, pipeline: str, log: Path, encoder: Encoder, *, window_s: float, updates: int) -> int:
-    """``updates`` updates of an agent (as of ``PipelineDDPG.load``) on the ticks stored in ``log``; returns how many
-    windows it learnt from. C_ref is their mean cost on the agent's meter.
+@dataclass(frozen=True)
+class Logged:
+    """A controller's log as windows to learn from."""
 
-    Raises TrainingError for too few windows, LogError, and ValueError where the log is of another pipeline.
+    pipeline: str
+    windows: tuple[Experience, ...]
+    encoder: Encoder
+    window_s: float
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What an actor would have wished for in the windows of a log."""
+
+    unit_per_s: tuple[float, ...]
+    """Of each window: price of a second of all experts' replicas, in the log's currency."""
+    actions: tuple[np.ndarray, ...]
+    """Of each window [n, K, 4] configuration numbers."""
+
+    @property
+    def per_hour(self) -> float:
+        """Currency an hour, in the mean of the windows."""
+        return 3600 * float(np.mean(self.unit_per_s))
+
+    def unlike(self, other: Wishes) -> float:
+        """Share of windows in which at least one expert is wished for otherwise, 0 to 1."""
+        pairs = zip(self.actions, other.actions, strict=True)
+        return float(np.mean([not np.array_equal(one, another) for one, another in pairs]))
+
+
+def read(log: Path, policy_settings: Path | None = None, slo_s: float | None = None) -> Logged:
+    """The windows of ``log`` as the learnt policy would have seen them.
+
+    ``policy_settings``: its settings (TOML), by default those of the log where it was the policy; ``slo_s``: λ, by
+    default the log's. Raises TrainingError for fewer than ``FEWEST`` windows, LogError, SettingsError, and ValueError
+    where the log is of another pipeline than its manifest.
     """
-    busy = agent.learner.busy_meter
-    found = list(experiences(log, encoder))
+    contexts = [context for context in read_contexts(log) if "settings" in context]
+    if not contexts:
+        raise TrainingError(f"{log} holds no log of a controller; give the folder of windows-*.parquet")
+    making = making_of(contexts[-1])
+    own: ControllerSettings = making.settings
+    file = policy_settings or (own.policy_settings if own.policy == NAME else None)
+    asked = replace(own, policy=NAME, policy_settings=file, slo_s=slo_s or own.slo_s)
+    policy = make(replace(making, settings=asked))
+    assert isinstance(policy, LearntPolicy)
+    return Logged(making.topology.pipeline, windows_of(log, policy.encoder), policy.encoder, window_of(own))
+
+
+def windows_of(log: Path, encoder: Encoder) -> tuple[Experience, ...]:
+    """Raises TrainingError for fewer than ``FEWEST``, LogError."""
+    found = tuple(experiences(log, encoder))
     if len(found) < FEWEST:
         raise TrainingError(
             f"{log} holds {len(found)} windows to learn from; at least {FEWEST} are needed, decided one after the other"
         )
-    reference = float(np.mean([_cost(one, busy).sum() for one in found]))
+    return found
+
+
+def fine_tune(
+    agent: PipelineDDPG, logged: Logged, updates: int, on_update: Callable[[], object] = lambda: None
+) -> None:
+    """``updates`` updates of an agent (as of ``PipelineDDPG.load``) on the windows of a log. C_ref is their mean cost
+    on the agent's meter.
+
+    Raises TrainingError for windows that cost nothing, and for an agent of other features.
+    """
+    sizes = (agent.networks.node_features, agent.networks.pipeline_features)
+    if sizes != (len(NODE_FEATURES), len(PIPELINE_FEATURES)):
+        raise TrainingError(
+            f"the agent has {sizes[0]} node and {sizes[1]} pipeline features, this version of the program "
+            f"{len(NODE_FEATURES)} and {len(PIPELINE_FEATURES)}; train it anew"
+        )
+    busy, encoder = agent.learner.busy_meter, logged.encoder
+    reference = float(np.mean([_cost(one, busy).sum() for one in logged.windows]))
     if not reference > 0:
-        raise TrainingError(f"the windows in {log} cost nothing, so there is nothing to save")
-    unit = float(encoder.lattice.unit_per_s.max()) * REPLICAS * window_s / reference
-    agent.replay_buffer.register(pipeline, encoder.space, unit)
-    for one in found:
+        raise TrainingError("the windows of the log cost nothing, so there is nothing to save")
+    unit = float(encoder.lattice.unit_per_s.max()) * REPLICAS * logged.window_s / reference
+    agent.replay_buffer.register(logged.pipeline, encoder.space, unit)
+    for one in logged.windows:
         rewards = (-_cost(one, busy) / reference).astype(np.float32)
         p95 = np.nan if one.p95_s is None else one.p95_s / encoder.slo_s
-        agent.replay_buffer.add(WindowStep(pipeline, one.state, one.actions, rewards, p95, one.following))
+        agent.replay_buffer.add(WindowStep(logged.pipeline, one.state, one.actions, rewards, p95, one.following))
     agent.progress(1.0)  # rates at their end: small steps
-    agent.train(updates)
-    return len(found)
+    for _ in range(updates):
+        agent.train(1)
+        on_update()
+
+
+def wishes(agent: PipelineDDPG, logged: Logged) -> Wishes:
+    """What the agent's actor decides in each window, without noise."""
+    lattice, chosen = logged.encoder.lattice, []
+    with torch.inference_mode():
+        for one in logged.windows:
+            chosen.append(decide(agent.actor.network, Batch.of(logged.encoder.space, [one.state]))[0])
+    prices = logged.encoder.prices
+    units = tuple(
+        sum(each.replicas * prices.unit_per_s(each) for each in lattice.configurations(actions).values())
+        for actions in chosen
+    )
+    return Wishes(units, tuple(chosen))
+
+
+def executed(logged: Logged) -> Sequence[float]:
+    """Of each window: what was provisioned, in currency an hour."""
+    return [3600 * float(one.provisioned.sum()) / logged.window_s for one in logged.windows]
 
 
 def _cost(one: Experience, busy: bool) -> np.ndarray:

@@ -1,0 +1,111 @@
+"""``smoe fine-tune``: a trained agent learns from what a controller logged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from stable_baselines3.common.logger import Logger
+
+from rl.agent.ddpg.algorithm import PipelineDDPG
+from rl.agent.export import save
+from rl.train import online
+from rl.train.errors import TrainingError
+from rl.train.record import code_sha256
+from traces.options import json_option
+from traces.provenance import path_sha256
+
+
+@click.command("fine-tune")
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="Folder of the training run (smoe train --out) to go on from: actor and critic.",
+)
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    required=True,
+    help="A controller's log folder (smoe autoscale --log-dir).",
+)
+@click.option(
+    "--updates", type=click.IntRange(1, 100_000), default=200, show_default=True, help="Updates of the networks."
+)
+@click.option(
+    "--policy-settings",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    default=None,
+    help="The learnt policy's settings (TOML). [default: the log's]",
+)
+@click.option(
+    "--slo-ms", type=click.FloatRange(min=0.1), default=None, help="P95 target in milliseconds. [default: the log's]"
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("out/fine-tuned.safetensors"),
+    show_default=True,
+    help="File of the actor; one that is there is replaced.",
+)
+@json_option
+def fine_tune(
+    folder: Path, log: Path, updates: int, policy_settings: Path | None, slo_ms: float | None, out: Path, as_json: bool
+) -> None:
+    """Let a trained agent learn from windows that a controller logged, and write its actor.
+
+    Learns from decisions that were taken behind the limits, by whichever policy, and draws none of its own. The run's
+    folder stays as it is. Nothing is deployed: look at what is told of both actors' wishes in the log's windows, try
+    the new one beside the old (smoe autoscale --shadow), then name it as `actor` in the settings of --policy smoe.
+    """
+    checkpoint, made_by = folder / "checkpoint.zip", folder / "run.json"
+    if not checkpoint.is_file() or not made_by.is_file():
+        raise TrainingError(f"{folder} holds no training run; give the --out of smoe train, which has checkpoint.zip")
+    torch.set_num_threads(1)
+    logged = online.read(log, policy_settings, None if slo_ms is None else slo_ms / 1000)
+    agent = PipelineDDPG.load(checkpoint)
+    agent.set_logger(Logger(None, []))
+    before = online.wishes(agent, logged)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("updates", total=updates)
+        online.fine_tune(agent, logged, updates, lambda: bar.advance(task))
+    after = online.wishes(agent, logged)
+    tuned = {"log_sha256": path_sha256(log), "windows": len(logged.windows), "updates": updates}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    run = json.loads(made_by.read_text())
+    save(out, agent.actor.network, {**run, "fine_tuned": {**tuned, "code_sha256": code_sha256()}})
+    found = {**tuned, "actor": str(out), **_compared(logged, before, after)}
+    click.echo(json.dumps(found) if as_json else _told(found))
+
+
+def _compared(logged: online.Logged, before: online.Wishes, after: online.Wishes) -> dict[str, Any]:
+    judged = [one.p95_s for one in logged.windows if one.p95_s is not None]
+    over = sum(p95_s > logged.encoder.slo_s for p95_s in judged)
+    return {
+        "pipeline": logged.pipeline,
+        "currency": logged.encoder.prices.currency,
+        "ran_per_hour": float(np.mean(online.executed(logged))),
+        "windows_over_slo": over / len(judged) if judged else None,
+        "before_per_hour": before.per_hour,
+        "after_per_hour": after.per_hour,
+        "changed": after.unlike(before),
+    }
+
+
+def _told(found: dict[str, Any]) -> str:
+    over = "" if found["windows_over_slo"] is None else f", {100 * found['windows_over_slo']:.1f} % over the target"
+    money = found["currency"]
+    return (
+        f"{found['actor']}: learnt from {found['windows']} windows of {found['pipeline']}, {found['updates']} updates\n"
+        f"experts in these windows: {money} {found['ran_per_hour']:.4g} an hour provisioned as they ran{over}; "
+        f"the actor wishes for {found['before_per_hour']:.4g} before and {found['after_per_hour']:.4g} after, "
+        f"otherwise in {100 * found['changed']:.0f} % of them. "
+        "What P95 these wishes would have had is not known: nothing was tried."
+    )
