@@ -22,6 +22,7 @@ from autoscaler.contract import TickReport
 from autoscaler.exposition import ControllerMetrics, Exposition
 from autoscaler.loop import Controller, run, short
 from autoscaler.platform.shadow import ShadowPlatform
+from autoscaler.progress import Progress, stalled_after
 from autoscaler.settings import PLATFORMS, SHORT_NAMES, ControllerSettings, is_policy, validate
 from autoscaler.topology import load_topology
 
@@ -202,6 +203,13 @@ SHOWN = 8
     show_default=True,
     help="Most replicas that one decision adds or removes; 0 = no limit.",
 )
+@click.option(
+    "--stalled",
+    "stalled_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Seconds a tick may stand still before this controller counts as hung. [default: 3 intervals, at least 30]",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(
     gateway_url: str | None,
@@ -244,8 +252,9 @@ def autoscale(
             f"{settings.manifest_dir} holds the pipeline {topology.pipeline!r}, not {pipeline!r}; "
             f"say --pipeline {topology.pipeline}"
         )
-    cluster = ClusterSide(settings, pipeline) if settings.platform == "kubernetes" else None
-    platform = build_platform(settings, pipeline) if cluster is None else cluster.platform
+    progress = Progress(stalled_after(settings.stalled_s, settings.interval_s))
+    cluster = ClusterSide(settings, pipeline, progress=progress) if settings.platform == "kubernetes" else None
+    platform = build_platform(settings, pipeline, progress.sign) if cluster is None else cluster.platform
     shadow = ShadowPlatform(platform) if settings.shadow else None
     controller, window_s = build_controller(settings, shadow or platform)
     metrics = ControllerMetrics(pipeline, settings.slo_s)
@@ -269,7 +278,12 @@ def autoscale(
             cluster.keep()
 
     def wait(wait_s: float) -> bool:
-        return stop.wait(wait_s) if cluster is None else cluster.wait(stop, wait_s)
+        if cluster is not None:
+            return cluster.wait(stop, wait_s)
+        progress.turn()
+        ended = stop.wait(wait_s)
+        progress.turn()
+        return ended
 
     exposition = _expose(settings.metrics_port, metrics, cluster, controller) if settings.metrics_port else None
     if cluster is not None:

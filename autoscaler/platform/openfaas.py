@@ -7,7 +7,7 @@ would lose them, and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,13 +39,24 @@ _DEPLOYMENT = (
 
 
 class OpenFaasPlatform:
-    """Functions of one pipeline (label ``smoe.pipeline``) behind ``url``. ``auth``: user and password."""
+    """Functions of one pipeline (label ``smoe.pipeline``) behind ``url``. ``auth``: user and password.
 
-    def __init__(self, url: str, pipeline: str, auth: tuple[str, str] | None, timeout_s: float = 10.0) -> None:
+    ``sign`` is called at every answer: a long tick goes on.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        pipeline: str,
+        auth: tuple[str, str] | None,
+        timeout_s: float = 10.0,
+        sign: Callable[[], object] = lambda: None,
+    ) -> None:
         self._url = url.rstrip("/")
         self._pipeline = pipeline
         self._auth = auth
         self._timeout_s = timeout_s
+        self._sign = sign
         # Every call here says what should be, not what to add, so repeating one is safe.
         retry = Retry(
             total=2, backoff_factor=0.1, status_forcelist=(502, 503, 504), allowed_methods=None, raise_on_status=False
@@ -100,6 +111,7 @@ class OpenFaasPlatform:
             reply = self._session.request(method, self._url + path, json=body, auth=self._auth, timeout=self._timeout_s)
         except requests.RequestException as error:
             raise UnreachableError(f"{method} {path} at {self._url} failed: {type(error).__name__}") from error
+        self._sign()
         if reply.status_code in (401, 403):
             raise UnreachableError(f"{method} {path} at {self._url} was refused: wrong user or password")
         if reply.status_code == 404:

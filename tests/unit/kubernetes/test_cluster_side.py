@@ -16,7 +16,9 @@ from autoscaler.build import build_controller
 from autoscaler.cluster import ClusterSide
 from autoscaler.commands import autoscale
 from autoscaler.errors import PlatformError, SettingsError
+from autoscaler.lease import NotLeaderError
 from autoscaler.policy.fallback import FallbackPolicy
+from autoscaler.progress import Progress
 from autoscaler.settings import ControllerSettings, validate
 from gateway.backends.kubernetes.connection import connect
 from gateway.contract import BackendError
@@ -49,6 +51,11 @@ def side(kubeconfig: Path, **changes: Any) -> ClusterSide:
     settings = ControllerSettings("http://127.0.0.1:1", Path(), platform="kubernetes", kubeconfig=kubeconfig, **changes)
     validate(settings)
     return ClusterSide(settings, "m")
+
+
+def orders(double: Running) -> list[str]:
+    """Writes so far, the lease's left out."""
+    return [one for one in writes(double) if not one.endswith(" leases")]
 
 
 def test_a_kubeconfig_leads_to_the_cluster(double: Running, kubeconfig: Path) -> None:
@@ -130,6 +137,40 @@ def test_with_a_lease_nothing_is_written_before_it_is_held(double: Running, kube
     assert double.do(lambda: double.store.get("leases", "openfaas-fn", "controller"))["spec"]["holderIdentity"] == ""
 
 
+def test_a_tick_that_hung_writes_nothing_when_it_wakes(double: Running, kubeconfig: Path) -> None:
+    put(double, spec(F))
+    now_s = [0.0]
+    settings = ControllerSettings(
+        "http://127.0.0.1:1", Path(), platform="kubernetes", kubeconfig=kubeconfig, lease="controller"
+    )
+    found = ClusterSide(settings, "m", progress=Progress(30.0, lambda: now_s[0]))
+    stop = threading.Event()
+    found.start(stop)
+    assert found.wait(stop, 0.0) is False
+    present = found.platform.configurations()[F]
+    now_s[0] += 29.0
+    found.platform.apply(F, present, configuration(2))
+    now_s[0] += 29.0  # the order before was a sign
+    found.platform.apply(F, configuration(2), configuration(3))
+    before = orders(double)
+    now_s[0] += 31.0
+    with pytest.raises(NotLeaderError, match="its tick has stood still for too long"):
+        found.platform.apply(F, configuration(3), configuration(4))
+    found.keep()
+    assert orders(double) == before != [] and not found.leads()
+    stop.set()
+    found.close()
+
+
+def test_a_lease_whose_thread_ended_is_told(double: Running, kubeconfig: Path) -> None:
+    found, stop = side(kubeconfig, lease="controller"), threading.Event()
+    found.start(stop)
+    assert found.trouble() == ""
+    stop.set()
+    found.close()
+    assert "nobody stands for the lease any more" in found.trouble()
+
+
 @pytest.mark.parametrize("watching", [{"dry_run": True}, {"shadow": True}])
 def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     double: Running, kubeconfig: Path, watching: dict[str, bool]
@@ -203,6 +244,7 @@ def test_a_learnt_policy_with_a_target_is_watched_unless_that_is_switched_off(
         ({"lease": "x"}, "lease is x"),
         ({"dry_run": True, "shadow": True}, "one of dry_run and shadow"),
         ({"fallback_windows": 3}, "slo_s is None"),
+        ({"stalled_s": 5.0}, "stalled_s is 5.0; allowed is more than interval_s, which is 5.0"),
         ({"metrics_port": 70000}, "metrics_port is 70000"),
     ],
 )
