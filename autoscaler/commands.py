@@ -179,7 +179,7 @@ SHOWN = 8
     type=click.IntRange(0, 65535),
     default=0,
     show_default=True,
-    help="Port of /metrics and /view, on all addresses; 0 = none.",
+    help="Port of /metrics, /view and /healthz, on all addresses; 0 = none.",
 )
 @click.option(
     "--fallback",
@@ -285,7 +285,12 @@ def autoscale(
         progress.turn()
         return ended
 
-    exposition = _expose(settings.metrics_port, metrics, cluster, controller) if settings.metrics_port else None
+    def trouble() -> str:
+        return progress.trouble() or ("" if cluster is None else cluster.trouble())
+
+    exposition = None
+    if settings.metrics_port:
+        exposition = _expose(settings.metrics_port, metrics, cluster, controller, trouble)
     if cluster is not None:
         cluster.start(stop)
     try:
@@ -321,7 +326,13 @@ def spared_collections() -> Iterator[Callable[[], None]]:
         gc.set_threshold(*before)
 
 
-def _expose(port: int, metrics: ControllerMetrics, cluster: ClusterSide | None, controller: Controller) -> Exposition:
+def _expose(
+    port: int,
+    metrics: ControllerMetrics,
+    cluster: ClusterSide | None,
+    controller: Controller,
+    trouble: Callable[[], str],
+) -> Exposition:
     registry = CollectorRegistry()
     registry.register(metrics)
     if cluster is not None:
@@ -334,7 +345,7 @@ def _expose(port: int, metrics: ControllerMetrics, cluster: ClusterSide | None, 
             return controller.view.document()
         return controller.view.document(leads=cluster.leads(), conditions=cluster.conditions())
 
-    return Exposition(port, registry, view)
+    return Exposition(port, registry, view, trouble)
 
 
 Costs = tuple[float, float] | None

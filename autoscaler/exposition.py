@@ -1,4 +1,4 @@
-"""What a controller tells of itself over HTTP: ``/metrics`` for Prometheus, and ``/view``, its last window.
+"""What a controller tells of itself over HTTP: ``/metrics`` for Prometheus, ``/view``, its last window, ``/healthz``.
 
 Without a password, as metrics are; ``deploy/`` lets only Prometheus and the gateway reach the port.
 """
@@ -72,18 +72,30 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Exposition:
-    """The server; ``view`` gives the document of ``/view``. Raises OSError where the port is taken."""
+    """The server; ``view`` gives the document of ``/view``, ``trouble`` what is wrong with this program (empty where
+    nothing is), with which ``/healthz`` answers 503. Raises OSError where the port is taken."""
 
     def __init__(
-        self, port: int, registry: CollectorRegistry, view: Callable[[], bytes], host: str = EVERYWHERE
+        self,
+        port: int,
+        registry: CollectorRegistry,
+        view: Callable[[], bytes],
+        trouble: Callable[[], str] = lambda: "",
+        host: str = EVERYWHERE,
     ) -> None:
         metrics = make_wsgi_app(registry)
 
         def app(environ: dict[str, object], start_response: Callable[..., object]) -> object:
-            if environ.get("PATH_INFO") != "/view":
-                return metrics(environ, start_response)
-            start_response("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
-            return [view()]
+            path = environ.get("PATH_INFO")
+            if path == "/healthz":
+                said = trouble()
+                status = "503 Service Unavailable" if said else "200 OK"
+                start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+                return [(said or "OK").encode() + b"\n"]
+            if path == "/view":
+                start_response("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+                return [view()]
+            return metrics(environ, start_response)
 
         self._server = make_server(host, port, app, server_class=_Server, handler_class=_Quiet)  # type: ignore[arg-type]
         self.port = int(self._server.server_port)

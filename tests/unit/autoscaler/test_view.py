@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.errors import LogError
 from autoscaler.exposition import ControllerMetrics, Exposition
+from autoscaler.progress import Progress
 from autoscaler.view import DECISIONS, HISTORY, View, result_of
 from tests.unit.autoscaler.builders import configuration, observation, topology
 
@@ -85,7 +86,7 @@ def test_metrics_and_view_are_served_side_by_side() -> None:
     registry.register(metrics)
     for keeper in (found, metrics):
         keeper.add(report(MORE, SAME))
-    served = Exposition(0, registry, lambda: found.document(leads=False), "127.0.0.1")
+    served = Exposition(0, registry, lambda: found.document(leads=False), host="127.0.0.1")
     try:
         url = f"http://127.0.0.1:{served.port}"
         text = requests.get(f"{url}/metrics", timeout=5).text
@@ -102,3 +103,21 @@ def test_metrics_and_view_are_served_side_by_side() -> None:
     assert samples["smoe_controller_decisions_total", "m", "applied"] == 1
     assert samples["smoe_controller_last_tick_timestamp_seconds", "m"] == 100.0
     assert document["leads"] is False and document["pipeline"] == "m"
+
+
+def test_health_is_200_while_ticks_go_on_and_503_with_what_is_wrong_when_one_hangs() -> None:
+    now_s = 0.0
+    progress = Progress(30.0, lambda: now_s)
+    served = Exposition(0, CollectorRegistry(), lambda: b"{}", progress.trouble, "127.0.0.1")
+    url = f"http://127.0.0.1:{served.port}/healthz"
+    try:
+        now_s = 29.0
+        answers = [requests.get(url, timeout=5)]
+        now_s = 31.0
+        answers.append(requests.get(url, timeout=5))
+    finally:
+        served.close()
+    assert [(one.status_code, one.text) for one in answers] == [
+        (200, "OK\n"),
+        (503, "the tick has stood still for 31 s; 30 s are allowed\n"),
+    ]
