@@ -14,15 +14,21 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from autoscaler.contract import TickReport
-from autoscaler.view import result_of
+from autoscaler.contract import Decision, TickReport
+from autoscaler.loop import short
+from autoscaler.view import result_of, worth_telling
 
 SLO = "smoe_controller_slo_seconds"
 COST = "smoe_controller_cost_per_hour"
 DECISION = "smoe_controller_decision_seconds"
 LAST_TICK = "smoe_controller_last_tick_timestamp_seconds"
 DECISIONS = "smoe_controller_decisions_total"
+LAST_DECISION = "smoe_controller_last_decision_timestamp_seconds"
 HOUR_S = 3600.0
+TOLD = 20
+"""Functions whose last decision is told: each is a series that ends when newer ones take its place."""
+TEXT = 200
+"""Characters of a reason that are told."""
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (Prometheus comes from elsewhere)
 
 
@@ -34,11 +40,19 @@ class ControllerMetrics:
         self._slo_s = slo_s
         self._last: TickReport | None = None
         self._results: Counter[str] = Counter()
+        self._decided: dict[str, tuple[list[str], float]] = {}
+        """Function → labels and time of its last decision, the newest at the end."""
 
     def add(self, report: TickReport) -> None:
         """Take in one tick."""
         self._results.update(result_of(one, report) for one in report.decisions)
         self._last = report
+        notable = [one for one in report.decisions if worth_telling(one)][-TOLD:]
+        for decision in notable:
+            self._decided.pop(decision.function, None)
+            self._decided[decision.function] = _labels(decision, report), report.observation.end_s
+        for function in list(self._decided)[:-TOLD]:
+            del self._decided[function]
 
     def collect(self) -> Iterator[Metric]:
         slo = GaugeMetricFamily(SLO, "Target of the P95 latency", labels=["pipeline"])
@@ -57,7 +71,30 @@ class ControllerMetrics:
         made = CounterMetricFamily(DECISIONS, "Decisions by what became of them", labels=["pipeline", "result"])
         for result, count in sorted(self._results.items()):
             made.add_metric([self._pipeline, result], count)
-        yield from (slo, cost, decision, tick, made)
+        told = GaugeMetricFamily(
+            LAST_DECISION,
+            "Unix time of a function's last decision that changed something or met a limit",
+            labels=["pipeline", "function", "result", "present", "wish", "target", "limits", "reason"],
+        )
+        for labels, end_s in list(self._decided.values()):
+            told.add_metric([self._pipeline, *labels], end_s)
+        yield from (slo, cost, decision, tick, made, told)
+
+
+def _labels(decision: Decision, report: TickReport) -> list[str]:
+    return [
+        decision.function,
+        result_of(decision, report),
+        short(decision.present),
+        short(decision.wish),
+        short(decision.target),
+        _cut("; ".join(decision.limits_hit)),
+        _cut(decision.reason),
+    ]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
