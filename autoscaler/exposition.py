@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from autoscaler.contract import Decision, TickReport
 from autoscaler.loop import short
+from autoscaler.platform.shadow import METERS, ShadowBill
 from autoscaler.view import result_of, worth_telling
 
 SLO = "smoe_controller_slo_seconds"
@@ -23,6 +24,7 @@ COST = "smoe_controller_cost_per_hour"
 DECISION = "smoe_controller_decision_seconds"
 LAST_TICK = "smoe_controller_last_tick_timestamp_seconds"
 DECISIONS = "smoe_controller_decisions_total"
+SHADOW_COST = "smoe_controller_shadow_cost_total"
 LAST_DECISION = "smoe_controller_last_decision_timestamp_seconds"
 HOUR_S = 3600.0
 TOLD = 20
@@ -33,9 +35,10 @@ EVERYWHERE = "0.0.0.0"  # noqa: S104  (Prometheus comes from elsewhere)
 
 
 class ControllerMetrics:
-    """A collector of the controller's own numbers; label ``pipeline`` everywhere."""
+    """A collector of the controller's own numbers; label ``pipeline`` everywhere. ``bill``: of a shadow."""
 
-    def __init__(self, pipeline: str, slo_s: float | None) -> None:
+    def __init__(self, pipeline: str, slo_s: float | None, bill: ShadowBill | None = None) -> None:
+        self._bill = bill
         self._pipeline = pipeline
         self._slo_s = slo_s
         self._last: TickReport | None = None
@@ -79,6 +82,17 @@ class ControllerMetrics:
         for labels, end_s in list(self._decided.values()):
             told.add_metric([self._pipeline, *labels], end_s)
         yield from (slo, cost, decision, tick, made, told)
+        if self._bill is not None:
+            yield self._shadow_cost(self._bill)
+
+    def _shadow_cost(self, bill: ShadowBill) -> Metric:
+        found = CounterMetricFamily(
+            SHADOW_COST, "Cost of the run as it was and as it would have been", labels=["pipeline", "meter", "of"]
+        )
+        for meter in METERS:
+            found.add_metric([self._pipeline, meter, "real"], bill.real[meter])
+            found.add_metric([self._pipeline, meter, "shadow"], bill.shadow[meter])
+        return found
 
 
 def _labels(decision: Decision, report: TickReport) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -186,17 +187,23 @@ def test_who_only_watches_takes_no_lease_and_keeps_nothing(
 
 
 def test_a_shadow_on_the_command_line_tells_both_costs_and_writes_nothing(
-    double: Running, kubeconfig: Path, tmp_path: Path
+    double: Running, kubeconfig: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "smoe.autoscaler")
     put(double, spec("tiny-expert-0-0", labels={"smoe.pipeline": "tiny"}), 2)
     folder = write_pipeline(tmp_path / "pipelines" / "tiny")
     arguments = ["--gateway", "http://127.0.0.1:9", "--state", str(tmp_path), "--manifest", str(folder)]
-    arguments += ["--pipeline", "tiny", "--interval", "0.01s", "--ticks", "1", "--shadow", "--json", "--lease", "l"]
+    arguments += ["--pipeline", "tiny", "--interval", "0.01s", "--ticks", "2", "--shadow", "--json", "--lease", "l"]
     arguments += ["--platform", "kubernetes", "--kubeconfig", str(kubeconfig)]
     done = CliRunner().invoke(autoscale, arguments)
     assert done.exit_code == 0, done.output
-    (row,) = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    _, row = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
     assert row["shadow"]["cost_real"] == row["shadow"]["cost_shadow"] > 0 and row["stale"]
+    total = row["shadow"]["total"]["provisioned"]
+    assert total["real"] == total["shadow"] > 0 and total["seconds"] > 0
+    assert row["shadow"]["busy_real"] is None and row["shadow"]["total"]["busy"]["seconds"] == 0
+    (verdict,) = [text for text in caplog.messages if text.startswith("shadow: ")]
+    assert "shadow: hpa would have cost" in verdict and "USD provisioned" in verdict
     assert writes(double) == []
 
 
