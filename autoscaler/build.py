@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from autoscaler.contract import MetricsSource, Platform, Topology
@@ -77,10 +78,12 @@ def _watch(settings: ControllerSettings) -> FallbackSettings | None:
     return FallbackSettings(settings.slo_s, settings.fallback_windows)
 
 
-def build_platform(settings: ControllerSettings, pipeline: str) -> OpenFaasPlatform:
-    """The gateway of the settings as a platform."""
+def build_platform(
+    settings: ControllerSettings, pipeline: str, sign: Callable[[], object] = lambda: None
+) -> OpenFaasPlatform:
+    """The gateway of the settings as a platform; ``sign`` is called at every answer of it."""
     auth = None if settings.password is None else (settings.user, settings.password)
-    return OpenFaasPlatform(settings.gateway_url, pipeline, auth)
+    return OpenFaasPlatform(settings.gateway_url, pipeline, auth, sign=sign)
 
 
 def _limits(settings: ControllerSettings) -> LimitSettings:

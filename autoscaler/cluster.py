@@ -6,13 +6,13 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
 from autoscaler.lease import Elector, LeaseSettings
 from autoscaler.platform.kubernetes import Condition, GpuSettings, KubernetesClient, KubernetesPlatform, Rate, connect
 from autoscaler.platform.kubernetes.metrics import PlatformMetrics
+from autoscaler.progress import Progress, stalled_after
 from autoscaler.settings import ControllerSettings
 
 log = logging.getLogger("smoe.autoscaler.cluster")
@@ -21,22 +21,27 @@ log = logging.getLogger("smoe.autoscaler.cluster")
 class ClusterSide:
     """Built before the controller, run beside it. ``platform`` is what the controller changes."""
 
-    def __init__(self, settings: ControllerSettings, pipeline: str, rate: Rate | None = None) -> None:
-        """Sends nothing yet. ``rate``: another limit of calls than the client's own. Raises PlatformError where no
-        cluster is named anywhere.
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        pipeline: str,
+        rate: Rate | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Sends nothing yet. ``rate``: another limit of calls than the client's own; ``progress``: told of ticks and
+        writes, asked whether they go on. Raises PlatformError where no cluster is named anywhere.
         """
         api = connect(settings.kubeconfig)
+        self.progress = progress or Progress(stalled_after(settings.stalled_s, settings.interval_s))
         self._acts = not (settings.dry_run or settings.shadow)
         self._elector: Elector | None = None
         self._thread: threading.Thread | None = None
         self._told: tuple[str, ...] = ()
-        guard: Callable[[], None] = lambda: None  # noqa: E731
         if settings.lease is not None and self._acts:
             lease = LeaseSettings(settings.lease, identity())
             store = KubernetesClient(api, settings.kubernetes_namespace, timeout_s=lease.call_s)
-            self._elector = Elector(store, lease)
-            guard = self._elector.guard
-        client = KubernetesClient(api, settings.kubernetes_namespace, guard=guard, rate=rate)
+            self._elector = Elector(store, lease, goes_on=self.progress.goes_on)
+        client = KubernetesClient(api, settings.kubernetes_namespace, guard=self._before_write, rate=rate)
         gpu = GpuSettings(settings.gpu_memory_mb, settings.gpu_host_ipc)
         self.platform = KubernetesPlatform(client, pipeline, gpu=gpu)
         self._metrics = PlatformMetrics(self.conditions, client.calls, self.leads)
@@ -53,19 +58,23 @@ class ClusterSide:
             self._thread.start()
 
     def close(self) -> None:
-        """End the watches, and wait until the lease is given back; ``stop`` is set."""
+        """End the watches and give the lease back; ``stop`` is set and the last tick has ended."""
         self.platform.close()
-        if self._thread is not None:
+        if self._thread is not None and self._elector is not None:
             self._thread.join(timeout=10.0)
+            self._elector.release()
 
     def leads(self) -> bool:
         return self._acts and (self._elector is None or self._elector.leads())
 
     def wait(self, stop: threading.Event, wait_s: float) -> bool:
         """Whether to end; returns after ``wait_s`` and not before this controller leads (or only watches)."""
+        self.progress.turn()
         ended = stop.wait(wait_s)
+        self.progress.turn()
         while not ended and self._elector is not None and not self._elector.leads():
             ended = stop.wait(0.2)
+            self.progress.turn()
         return ended
 
     def keep(self) -> None:
@@ -78,6 +87,18 @@ class ClusterSide:
             for note in notes:
                 log.info("%s", note)
             self._told = notes
+
+    def trouble(self) -> str:
+        """What is wrong with this side itself, in a sentence; empty where nothing is."""
+        if self._thread is not None and not self._thread.is_alive():
+            return "nobody stands for the lease any more: its thread has ended"
+        return ""
+
+    def _before_write(self) -> None:
+        """Raises NotLeaderError where this controller may not act; each write is a sign that its tick goes on."""
+        if self._elector is not None:
+            self._elector.guard()
+        self.progress.sign()
 
     def conditions(self) -> tuple[Condition, ...]:
         return self.platform.conditions()

@@ -21,9 +21,12 @@ from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
 from autoscaler.exposition import ControllerMetrics, Exposition
 from autoscaler.loop import Controller, run, short
-from autoscaler.platform.shadow import ShadowPlatform
+from autoscaler.platform.shadow import ShadowBill, ShadowPlatform
+from autoscaler.progress import Progress, stalled_after
 from autoscaler.settings import PLATFORMS, SHORT_NAMES, ControllerSettings, is_policy, validate
 from autoscaler.topology import load_topology
+
+log = logging.getLogger("smoe.autoscaler")
 
 YOUNG_OBJECTS = 300_000
 """New objects after which the collector looks at them."""
@@ -143,7 +146,11 @@ SHOWN = 8
 @click.option("--log-dir", type=click.Path(path_type=Path), default=None, help="Parquet log. [default: STATE/log]")
 @click.option("--ticks", type=click.IntRange(min=1), default=None, help="Stop after this many decisions.")
 @click.option("--dry-run", is_flag=True, help="Decide and record, change nothing.")
-@click.option("--shadow", is_flag=True, help="Change nothing, go on as if, and tell what it would have cost.")
+@click.option(
+    "--shadow",
+    is_flag=True,
+    help="Change nothing, go on as if, and tell what it would have cost, in each tick and in all.",
+)
 @click.option(
     "--platform",
     type=click.Choice(PLATFORMS),
@@ -178,7 +185,7 @@ SHOWN = 8
     type=click.IntRange(0, 65535),
     default=0,
     show_default=True,
-    help="Port of /metrics and /view, on all addresses; 0 = none.",
+    help="Port of /metrics, /view and /healthz, on all addresses; 0 = none.",
 )
 @click.option(
     "--fallback",
@@ -201,6 +208,13 @@ SHOWN = 8
     default=ControllerSettings.max_step_replicas,
     show_default=True,
     help="Most replicas that one decision adds or removes; 0 = no limit.",
+)
+@click.option(
+    "--stalled",
+    "stalled_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Seconds a tick may stand still before this controller counts as hung. [default: 3 intervals, at least 30]",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(
@@ -244,11 +258,13 @@ def autoscale(
             f"{settings.manifest_dir} holds the pipeline {topology.pipeline!r}, not {pipeline!r}; "
             f"say --pipeline {topology.pipeline}"
         )
-    cluster = ClusterSide(settings, pipeline) if settings.platform == "kubernetes" else None
-    platform = build_platform(settings, pipeline) if cluster is None else cluster.platform
+    progress = Progress(stalled_after(settings.stalled_s, settings.interval_s))
+    cluster = ClusterSide(settings, pipeline, progress=progress) if settings.platform == "kubernetes" else None
+    platform = build_platform(settings, pipeline, progress.sign) if cluster is None else cluster.platform
     shadow = ShadowPlatform(platform) if settings.shadow else None
     controller, window_s = build_controller(settings, shadow or platform)
-    metrics = ControllerMetrics(pipeline, settings.slo_s)
+    bill = None if shadow is None else ShadowBill(shadow, controller.prices, controller.policy.name)
+    metrics = ControllerMetrics(pipeline, settings.slo_s, bill)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -260,18 +276,29 @@ def autoscale(
         if done == 1:
             settle()
         metrics.add(report)
-        costs = None if shadow is None else shadow.costs(report.observation.window_s, controller.prices)
+        if bill is not None:
+            bill.add(report.observation)
         conditions = () if cluster is None else cluster.conditions()
-        click.echo(json.dumps(summary(report, costs, conditions)) if as_json else line(report, costs, conditions))
+        click.echo(json.dumps(summary(report, bill, conditions)) if as_json else line(report, bill, conditions))
         if ticks is not None and done >= ticks:
             stop.set()
         if cluster is not None:
             cluster.keep()
 
     def wait(wait_s: float) -> bool:
-        return stop.wait(wait_s) if cluster is None else cluster.wait(stop, wait_s)
+        if cluster is not None:
+            return cluster.wait(stop, wait_s)
+        progress.turn()
+        ended = stop.wait(wait_s)
+        progress.turn()
+        return ended
 
-    exposition = _expose(settings.metrics_port, metrics, cluster, controller) if settings.metrics_port else None
+    def trouble() -> str:
+        return progress.trouble() or ("" if cluster is None else cluster.trouble())
+
+    exposition = None
+    if settings.metrics_port:
+        exposition = _expose(settings.metrics_port, metrics, cluster, controller, trouble)
     if cluster is not None:
         cluster.start(stop)
     try:
@@ -279,6 +306,8 @@ def autoscale(
             run(controller, settings.interval_s, wait, on_tick, window_s=window_s)
     finally:
         stop.set()
+        if bill is not None:
+            log.info("%s", bill.verdict())
         if cluster is not None:
             cluster.close()
         if exposition is not None:
@@ -307,7 +336,13 @@ def spared_collections() -> Iterator[Callable[[], None]]:
         gc.set_threshold(*before)
 
 
-def _expose(port: int, metrics: ControllerMetrics, cluster: ClusterSide | None, controller: Controller) -> Exposition:
+def _expose(
+    port: int,
+    metrics: ControllerMetrics,
+    cluster: ClusterSide | None,
+    controller: Controller,
+    trouble: Callable[[], str],
+) -> Exposition:
     registry = CollectorRegistry()
     registry.register(metrics)
     if cluster is not None:
@@ -320,17 +355,13 @@ def _expose(port: int, metrics: ControllerMetrics, cluster: ClusterSide | None, 
             return controller.view.document()
         return controller.view.document(leads=cluster.leads(), conditions=cluster.conditions())
 
-    return Exposition(port, registry, view)
+    return Exposition(port, registry, view, trouble)
 
 
-Costs = tuple[float, float] | None
-"""Of a shadow: provisioned cost of the window as it is, and as it would be."""
-
-
-def summary(report: TickReport, costs: Costs = None, conditions: Sequence[object] = ()) -> dict[str, Any]:
-    """A tick as plain values. ``conditions``: what stands in the way on the platform."""
+def summary(report: TickReport, bill: ShadowBill | None = None, conditions: Sequence[object] = ()) -> dict[str, Any]:
+    """A tick as plain values. ``bill``: of a shadow; ``conditions``: what stands in the way on the platform."""
     seen = report.observation
-    extra: dict[str, Any] = {} if costs is None else {"shadow": {"cost_real": costs[0], "cost_shadow": costs[1]}}
+    extra: dict[str, Any] = {} if bill is None else {"shadow": bill.summary()}
     if conditions:
         extra["conditions"] = [str(one) for one in conditions]
     return extra | {
@@ -367,7 +398,7 @@ def summary(report: TickReport, costs: Costs = None, conditions: Sequence[object
     }
 
 
-def line(report: TickReport, costs: Costs = None, conditions: Sequence[object] = ()) -> str:
+def line(report: TickReport, bill: ShadowBill | None = None, conditions: Sequence[object] = ()) -> str:
     """A tick in one line for people."""
     seen = report.observation
     p95 = "–" if seen.latency_p95_s is None else f"{seen.latency_p95_s * 1000:.1f} ms"
@@ -381,7 +412,7 @@ def line(report: TickReport, costs: Costs = None, conditions: Sequence[object] =
     dry = " (dry run)" if report.dry_run and changes else ""
     failed = f"; {len(report.failures)} failed" if report.failures else ""
     named = ": " + ", ".join(changes[:SHOWN]) + (" …" if len(changes) > SHOWN else "") if changes else ""
-    shadow = "" if costs is None else f"; shadow: {costs[1]:.4g} instead of {costs[0]:.4g} in this window"
+    shadow = "" if bill is None else f"; {bill.line()}"
     obstacles = "".join(f"; {one}" for one in conditions[:SHOWN])
     return f"{held}requests {rps}, P95 {p95}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
 

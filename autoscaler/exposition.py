@@ -1,4 +1,4 @@
-"""What a controller tells of itself over HTTP: ``/metrics`` for Prometheus, and ``/view``, its last window.
+"""What a controller tells of itself over HTTP: ``/metrics`` for Prometheus, ``/view``, its last window, ``/healthz``.
 
 Without a password, as metrics are; ``deploy/`` lets only Prometheus and the gateway reach the port.
 """
@@ -14,31 +14,48 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from autoscaler.contract import TickReport
-from autoscaler.view import result_of
+from autoscaler.contract import Decision, TickReport
+from autoscaler.loop import short
+from autoscaler.platform.shadow import METERS, ShadowBill
+from autoscaler.view import result_of, worth_telling
 
 SLO = "smoe_controller_slo_seconds"
 COST = "smoe_controller_cost_per_hour"
 DECISION = "smoe_controller_decision_seconds"
 LAST_TICK = "smoe_controller_last_tick_timestamp_seconds"
 DECISIONS = "smoe_controller_decisions_total"
+SHADOW_COST = "smoe_controller_shadow_cost_total"
+LAST_DECISION = "smoe_controller_last_decision_timestamp_seconds"
 HOUR_S = 3600.0
+TOLD = 20
+"""Functions whose last decision is told: each is a series that ends when newer ones take its place."""
+TEXT = 200
+"""Characters of a reason that are told."""
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (Prometheus comes from elsewhere)
 
 
 class ControllerMetrics:
-    """A collector of the controller's own numbers; label ``pipeline`` everywhere."""
+    """A collector of the controller's own numbers; label ``pipeline`` everywhere. ``bill``: of a shadow."""
 
-    def __init__(self, pipeline: str, slo_s: float | None) -> None:
+    def __init__(self, pipeline: str, slo_s: float | None, bill: ShadowBill | None = None) -> None:
+        self._bill = bill
         self._pipeline = pipeline
         self._slo_s = slo_s
         self._last: TickReport | None = None
         self._results: Counter[str] = Counter()
+        self._decided: dict[str, tuple[list[str], float]] = {}
+        """Function → labels and time of its last decision, the newest at the end."""
 
     def add(self, report: TickReport) -> None:
         """Take in one tick."""
         self._results.update(result_of(one, report) for one in report.decisions)
         self._last = report
+        notable = [one for one in report.decisions if worth_telling(one)][-TOLD:]
+        for decision in notable:
+            self._decided.pop(decision.function, None)
+            self._decided[decision.function] = _labels(decision, report), report.observation.end_s
+        for function in list(self._decided)[:-TOLD]:
+            del self._decided[function]
 
     def collect(self) -> Iterator[Metric]:
         slo = GaugeMetricFamily(SLO, "Target of the P95 latency", labels=["pipeline"])
@@ -57,7 +74,41 @@ class ControllerMetrics:
         made = CounterMetricFamily(DECISIONS, "Decisions by what became of them", labels=["pipeline", "result"])
         for result, count in sorted(self._results.items()):
             made.add_metric([self._pipeline, result], count)
-        yield from (slo, cost, decision, tick, made)
+        told = GaugeMetricFamily(
+            LAST_DECISION,
+            "Unix time of a function's last decision that changed something or met a limit",
+            labels=["pipeline", "function", "result", "present", "wish", "target", "limits", "reason"],
+        )
+        for labels, end_s in list(self._decided.values()):
+            told.add_metric([self._pipeline, *labels], end_s)
+        yield from (slo, cost, decision, tick, made, told)
+        if self._bill is not None:
+            yield self._shadow_cost(self._bill)
+
+    def _shadow_cost(self, bill: ShadowBill) -> Metric:
+        found = CounterMetricFamily(
+            SHADOW_COST, "Cost of the run as it was and as it would have been", labels=["pipeline", "meter", "of"]
+        )
+        for meter in METERS:
+            found.add_metric([self._pipeline, meter, "real"], bill.real[meter])
+            found.add_metric([self._pipeline, meter, "shadow"], bill.shadow[meter])
+        return found
+
+
+def _labels(decision: Decision, report: TickReport) -> list[str]:
+    return [
+        decision.function,
+        result_of(decision, report),
+        short(decision.present),
+        short(decision.wish),
+        short(decision.target),
+        _cut("; ".join(decision.limits_hit)),
+        _cut(decision.reason),
+    ]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= TEXT else text[: TEXT - 1] + "…"
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -72,18 +123,30 @@ class _Quiet(WSGIRequestHandler):
 
 
 class Exposition:
-    """The server; ``view`` gives the document of ``/view``. Raises OSError where the port is taken."""
+    """The server; ``view`` gives the document of ``/view``, ``trouble`` what is wrong with this program (empty where
+    nothing is), with which ``/healthz`` answers 503. Raises OSError where the port is taken."""
 
     def __init__(
-        self, port: int, registry: CollectorRegistry, view: Callable[[], bytes], host: str = EVERYWHERE
+        self,
+        port: int,
+        registry: CollectorRegistry,
+        view: Callable[[], bytes],
+        trouble: Callable[[], str] = lambda: "",
+        host: str = EVERYWHERE,
     ) -> None:
         metrics = make_wsgi_app(registry)
 
         def app(environ: dict[str, object], start_response: Callable[..., object]) -> object:
-            if environ.get("PATH_INFO") != "/view":
-                return metrics(environ, start_response)
-            start_response("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
-            return [view()]
+            path = environ.get("PATH_INFO")
+            if path == "/healthz":
+                said = trouble()
+                status = "503 Service Unavailable" if said else "200 OK"
+                start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store")])
+                return [(said or "OK").encode() + b"\n"]
+            if path == "/view":
+                start_response("200 OK", [("Content-Type", "application/json"), ("Cache-Control", "no-store")])
+                return [view()]
+            return metrics(environ, start_response)
 
         self._server = make_server(host, port, app, server_class=_Server, handler_class=_Quiet)  # type: ignore[arg-type]
         self.port = int(self._server.server_port)

@@ -2,7 +2,7 @@
 
 Safe without equal clocks (as client-go's): a standby counts from when it last *saw* the lease change, on its own clock,
 and the leader stops by itself when it could not renew for ``deadline_s``, which with one more call ends before any
-standby's ``duration_s`` does.
+standby's ``duration_s`` does. A leader that is alive and does nothing (its tick hangs) renews no more and may not act.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class LeaseSettings:
 
 
 class Elector:
-    """One controller's side of the election. ``clock``: seconds that only grow; ``wall``: Unix time, for people."""
+    """One controller's side of the election. ``clock``: seconds that only grow; ``wall``: Unix time, for people.
+
+    ``goes_on``: whether this controller does its work. While it does not, it neither takes nor renews nor leads.
+    """
 
     def __init__(
         self,
@@ -69,42 +72,61 @@ class Elector:
         settings: LeaseSettings,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
         settings.check()
         self._store = store
         self._settings = settings
         self._clock = clock
         self._wall = wall
+        self._goes_on = goes_on
         self._leads_until_s = float("-inf")
+        self._led = False
+        """As told last."""
+        self._holds = False
+        """Whether the lease was this controller's when it was last read."""
         self._seen = ""
         self._seen_at_s = 0.0
 
     def leads(self) -> bool:
         """Whether this controller may act now."""
-        return self._clock() < self._leads_until_s
+        return self._clock() < self._leads_until_s and self._goes_on()
 
     def guard(self) -> None:
         """Raises NotLeaderError unless this controller may act now."""
+        if not self._goes_on():
+            raise NotLeaderError(f"{self._settings.identity} may not act: its tick has stood still for too long")
         if not self.leads():
             raise NotLeaderError(f"{self._settings.identity} does not hold the lease {self._settings.name}")
 
     def step(self) -> bool:
         """Take or renew the lease, or look whether its holder is gone; to be called every ``retry_s``."""
-        begun_s, led = self._clock(), self.leads()
+        begun_s = self._clock()
         try:
-            if self._try():
-                self._leads_until_s = begun_s + self._settings.deadline_s
+            if self._goes_on():
+                self._holds = self._try()
+                if self._holds:
+                    self._leads_until_s = begun_s + self._settings.deadline_s
         except PlatformError as error:
             log.warning("lease %s: %s", self._settings.name, error)
-        if led != self.leads():
-            log.info("%s %s", self._settings.identity, "leads now" if self.leads() else "does not lead any more")
-        return self.leads()
+        leads = self.leads()
+        if leads != self._led:
+            why = "" if self._goes_on() else ": its tick hangs"
+            log.info("%s %s%s", self._settings.identity, "leads now" if leads else "does not lead any more", why)
+            self._led = leads
+        return leads
+
+    def resign(self) -> None:
+        """Act no more from now on. What was begun may still be under way, so nobody is told yet."""
+        self._leads_until_s = float("-inf")
 
     def release(self) -> None:
-        """Give the lease back, so that another need not wait for its end."""
-        was, self._leads_until_s = self.leads(), float("-inf")
-        if not was:
+        """Give the lease back, so that another need not wait for its end; only where nothing of this controller's is
+        under way any more."""
+        self.resign()
+        if not self._holds:
             return
+        self._holds = False
         try:
             found = self._store.lease(self._settings.name)
             if found is not None and found["spec"].get("holderIdentity") == self._settings.identity:
@@ -113,11 +135,11 @@ class Elector:
             log.warning("lease %s was not given back, it ends by itself: %s", self._settings.name, error)
 
     def run(self, stop: threading.Event) -> None:
-        """Steps until ``stop``, then gives the lease back. For a thread of its own."""
+        """Steps until ``stop``, then resigns. For a thread of its own."""
         while not stop.is_set():
             self.step()
             stop.wait(self._settings.retry_s)
-        self.release()
+        self.resign()
 
     def _try(self) -> bool:
         found = self._store.lease(self._settings.name)

@@ -102,7 +102,12 @@ def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict
             part = Cost(*(None if x is None else x / len(nodes) for x in (cost.busy, cost.provisioned)))
         for node in nodes:
             by_node[node.node] = part
-    return Cost(_sum([cost.busy for cost in costs]), _sum([cost.provisioned for cost in costs])), by_node
+    return summed(costs), by_node
+
+
+def summed(costs: Sequence[Cost]) -> Cost:
+    """Both meters of all together; None where one is not known: a part is no sum."""
+    return Cost(_sum([cost.busy for cost in costs]), _sum([cost.provisioned for cost in costs]))
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -109,6 +109,9 @@ class ControllerSettings:
     """Most that all functions may cost, provisioned, in the price sheet's currency."""
     stale_s: float | None = None
     """Oldest data that is decided on; default three intervals, at least 15 s (with Prometheus, 60 s)."""
+    stalled_s: float | None = None
+    """Longest time that a tick may stand still before this controller counts as hung: it renews its lease no more and
+    is not healthy; default three intervals, at least 30 s."""
 
 
 def validate(settings: ControllerSettings) -> None:
@@ -119,6 +122,13 @@ def validate(settings: ControllerSettings) -> None:
         _positive("window_s", s.window_s),
         _positive("slo_s", s.slo_s),
         _positive("stale_s", s.stale_s),
+        _positive("stalled_s", s.stalled_s),
+        (
+            "stalled_s",
+            s.stalled_s,
+            s.stalled_s is None or s.stalled_s > s.interval_s,
+            f"more than interval_s, which is {s.interval_s}",
+        ),
         _positive("budget_per_hour", s.budget_per_hour),
         _positive("period_s", s.period_s),
         ("policy", s.policy, is_policy(s.policy), f"one of {', '.join(SHORT_NAMES)}, or MODULE:MAKER"),

@@ -52,9 +52,7 @@ class View:
                 "provisioned_per_hour": cost["provisioned_per_hour"],
             }
         )
-        self._decisions.extend(
-            _decision(one, report) for one in report.decisions if one.changes or (one.valid and one.limits_hit)
-        )
+        self._decisions.extend(_decision(one, report) for one in report.decisions if worth_telling(one))
         self._document = {
             "version": 1,
             "pipeline": self._topology.pipeline,
@@ -98,6 +96,11 @@ class View:
             part.replace(path)
         except OSError as error:
             raise LogError(f"the view {path} was not written: {error}") from error
+
+
+def worth_telling(decision: Decision) -> bool:
+    """Whether it changes something or was kept from it by a limit."""
+    return decision.changes or (decision.valid and bool(decision.limits_hit))
 
 
 def result_of(decision: Decision, report: TickReport) -> str:

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway import metric_names as names
 from gateway.backends.process.quantities import parse_quantity
-from gateway.contract import Backend, FunctionState
-from gateway.specs import max_inflight
+from gateway.contract import Backend, FunctionSpec, FunctionState, InvalidSpecError
+from gateway.specs import max_inflight, scale_bounds
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -95,6 +95,7 @@ class GatewayMetrics:
         one, two = ["function_name"], ["function_name", "replica"]
         wanted = GaugeMetricFamily(names.SERVICE_COUNT, "Desired replicas", labels=one)
         states = GaugeMetricFamily(names.FUNCTION_REPLICAS, "Replicas by state", labels=["function_name", "state"])
+        least = GaugeMetricFamily(names.MIN_REPLICAS, "Least replicas", labels=one)
         cpu = CounterMetricFamily(names.REPLICA_CPU_SECONDS, "CPU time of a replica", labels=two)
         memory = GaugeMetricFamily(names.REPLICA_MEMORY_BYTES, "Memory of a replica", labels=two)
         restarts = CounterMetricFamily(names.REPLICA_RESTARTS, "Restarts after crashes", labels=one)
@@ -104,6 +105,9 @@ class GatewayMetrics:
         for state in functions:
             spec, key = state.spec, state.spec.key
             wanted.add_metric([key], state.desired_replicas)
+            minimum = _min_replicas(spec)
+            if minimum is not None:
+                least.add_metric([key], minimum)
             restarts.add_metric([key], state.restarts)
             inflight_limit.add_metric([key], max_inflight(spec))
             for name in ("starting", "ready", "draining"):
@@ -117,4 +121,12 @@ class GatewayMetrics:
                     cpu.add_metric([key, replica_id], usage.cpu_seconds_total)
                 if usage.memory_bytes is not None:
                     memory.add_metric([key, replica_id], usage.memory_bytes)
-        yield from (wanted, states, cpu, memory, restarts, cpu_limit, memory_limit, inflight_limit)
+        yield from (wanted, states, least, cpu, memory, restarts, cpu_limit, memory_limit, inflight_limit)
+
+
+def _min_replicas(spec: FunctionSpec) -> int | None:
+    """None where a label that somebody else wrote is no number."""
+    try:
+        return scale_bounds(spec)[0]
+    except InvalidSpecError:
+        return None

@@ -122,6 +122,7 @@ class PrometheusSource:
                 status_forcelist=(502, 503, 504),
                 allowed_methods=None,
                 raise_on_status=False,
+                respect_retry_after_header=False,  # a proxy could hold up the tick for hours
             )
             self._clients.own = PrometheusConnect(
                 url=self._url, session=session, retry=retry, timeout=math.ceil(self._timeout_s)

@@ -7,7 +7,8 @@ would lose them, and is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +19,14 @@ from urllib3.util.retry import Retry
 from autoscaler.contract import MIB, Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platform.quantities import QuantityError, parse_quantity
+from autoscaler.retry_after import WAITED_S, RetryAfter
 
 PIPELINE_LABEL = "smoe.pipeline"
 GPU = "nvidia.com/gpu"
 GPU_SLICES = 10
 """Devices that one GPU is divided into (MPS): a share of 0.3 is ``nvidia.com/gpu: 3``."""
+_REPEATED = (429, 502, 503, 504)
+_WAITS_S = (0.1, 0.4)
 _DEPLOYMENT = (
     "image",
     "namespace",
@@ -39,17 +43,30 @@ _DEPLOYMENT = (
 
 
 class OpenFaasPlatform:
-    """Functions of one pipeline (label ``smoe.pipeline``) behind ``url``. ``auth``: user and password."""
+    """Functions of one pipeline (label ``smoe.pipeline``) behind ``url``. ``auth``: user and password.
 
-    def __init__(self, url: str, pipeline: str, auth: tuple[str, str] | None, timeout_s: float = 10.0) -> None:
+    ``sign`` is called at every answer: a long tick goes on. Nothing is sent before the time that an overloaded gateway
+    named (``retry_after``): short ones are waited for, others are an UnreachableError.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        pipeline: str,
+        auth: tuple[str, str] | None,
+        timeout_s: float = 10.0,
+        sign: Callable[[], object] = lambda: None,
+        wait: Callable[[float], object] = time.sleep,
+        retry_after: RetryAfter | None = None,
+    ) -> None:
         self._url = url.rstrip("/")
         self._pipeline = pipeline
         self._auth = auth
         self._timeout_s = timeout_s
-        # Every call here says what should be, not what to add, so repeating one is safe.
-        retry = Retry(
-            total=2, backoff_factor=0.1, status_forcelist=(502, 503, 504), allowed_methods=None, raise_on_status=False
-        )
+        self._sign = sign
+        self._wait = wait
+        self._retry_after = retry_after or RetryAfter()
+        retry = Retry(total=2, status=0, backoff_factor=0.1, allowed_methods=None, respect_retry_after_header=False)
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.mount("http://", HTTPAdapter(max_retries=retry))
@@ -96,16 +113,32 @@ class OpenFaasPlatform:
         return document
 
     def _call(self, method: str, path: str, body: object = None) -> requests.Response:
-        try:
-            reply = self._session.request(method, self._url + path, json=body, auth=self._auth, timeout=self._timeout_s)
-        except requests.RequestException as error:
-            raise UnreachableError(f"{method} {path} at {self._url} failed: {type(error).__name__}") from error
+        for left in reversed(range(len(_WAITS_S) + 1)):  # every call says what should be, so repeating one is safe
+            reply = self._once(method, path, body)
+            if not left or reply.status_code not in _REPEATED:
+                break
+            self._wait(_WAITS_S[-left])
         if reply.status_code in (401, 403):
             raise UnreachableError(f"{method} {path} at {self._url} was refused: wrong user or password")
         if reply.status_code == 404:
             raise FunctionGoneError(f"{method} {path}: not deployed at {self._url}")
         if reply.status_code >= 300:
             raise PlatformError(f"{method} {path} was answered {reply.status_code}: {reply.text.strip()[:200]}")
+        return reply
+
+    def _once(self, method: str, path: str, body: object) -> requests.Response:
+        what = f"{method} {path} at {self._url}"
+        left_s = self._retry_after.left_s()
+        if left_s > WAITED_S:
+            raise UnreachableError(f"{what} was not sent: the gateway is overloaded and asks for {left_s:.0f} s more")
+        if left_s:
+            self._wait(left_s)
+        try:
+            reply = self._session.request(method, self._url + path, json=body, auth=self._auth, timeout=self._timeout_s)
+        except requests.RequestException as error:
+            raise UnreachableError(f"{what} failed: {type(error).__name__}") from error
+        self._sign()
+        self._retry_after.heard(reply.status_code, reply.headers.get("Retry-After"))
         return reply
 
 

@@ -1,17 +1,29 @@
 """A platform that only pretends: orders are remembered, shown in the next list, and never sent.
 
 So a policy, its limits and its cool-downs go on as if it acted, on what really happens; what it would have cost is told
-beside what was paid. What its decisions would have done to the traffic stays unknown: latencies are those of the real
-configurations.
+beside what was paid. What its decisions would have done to the traffic stays unknown: latencies, and the seconds that
+calls spend at replicas, are those of the real configurations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from autoscaler.contract import Configuration, Platform
+from autoscaler.contract import Configuration, Cost, NodeObservation, Observation, Platform
 from autoscaler.errors import FunctionGoneError
-from autoscaler.prices import PriceSheet
+from autoscaler.prices import PriceSheet, function_cost, summed
+
+METERS = ("busy", "provisioned")
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Cost of the same time as it is and as it would be."""
+
+    real: Cost
+    shadow: Cost
 
 
 class ShadowPlatform:
@@ -21,6 +33,8 @@ class ShadowPlatform:
         self._real = real
         self._present: Mapping[str, Configuration] = {}
         self._pretended: dict[str, Configuration] = {}
+        self._before: dict[str, Configuration] = {}
+        """What was pretended when the last window ended."""
         self._read = False
 
     def configurations(self) -> Mapping[str, Configuration]:
@@ -36,12 +50,100 @@ class ShadowPlatform:
             raise FunctionGoneError(f"function {function} is not deployed")
         self._pretended[function] = target
 
-    def costs(self, window_s: float, prices: PriceSheet) -> tuple[float, float]:
-        """Provisioned cost of a window: of what is really configured, and of what would be."""
-        real = self._present
-        pretended = {**real, **self._pretended}
+    def window_costs(self, observation: Observation, prices: PriceSheet) -> Compared:
+        """Both meters of the window that has passed, over all functions that there are: as configured really, and as it
+        was pretended before the window's own orders, which the next one pays for. To be asked once after each tick.
 
-        def cost(configurations: Mapping[str, Configuration]) -> float:
-            return sum(one.replicas * window_s * prices.unit_per_s(one) for one in configurations.values())
+        A meter is None where it is not known of one function.
+        """
+        rows: dict[str, list[NodeObservation]] = {}
+        for node in observation.nodes:
+            rows.setdefault(node.function, []).append(node)
+        real, shadow = [], []
+        for function, present in self._present.items():
+            nodes = rows.get(function, ())
+            pretended = self._before.get(function, present)
+            real.append(_cost(nodes, present, observation.window_s, prices))
+            if pretended != present:  # the replicas there are have nothing to do with those that there would be
+                nodes = [_as_if(node, pretended.replicas * observation.window_s, pretended.replicas) for node in nodes]
+            shadow.append(_cost(nodes, pretended, observation.window_s, prices))
+        self._before = dict(self._pretended)
+        return Compared(summed(real), summed(shadow))
 
-        return cost(real), cost(pretended)
+
+class ShadowBill:
+    """What a run has cost and would have cost, summed over the time between its ticks (windows may overlap).
+
+    A time in which one of both is not known counts for neither.
+    """
+
+    def __init__(self, platform: ShadowPlatform, prices: PriceSheet, policy: str) -> None:
+        self.policy = policy
+        self.currency = prices.currency
+        self.seconds = dict.fromkeys(METERS, 0.0)
+        self.real = dict.fromkeys(METERS, 0.0)
+        self.shadow = dict.fromkeys(METERS, 0.0)
+        self.window = Compared(Cost(None, None), Cost(None, None))
+        """Of the last window."""
+        self._platform = platform
+        self._prices = prices
+        self._end_s: float | None = None
+
+    def add(self, observation: Observation) -> None:
+        """Take in one window, after its tick."""
+        self.window = self._platform.window_costs(observation, self._prices)
+        passed_s = 0.0 if self._end_s is None else max(0.0, observation.end_s - self._end_s)
+        self._end_s = observation.end_s
+        for meter in METERS:
+            real, shadow = getattr(self.window.real, meter), getattr(self.window.shadow, meter)
+            if real is not None and shadow is not None:
+                self.seconds[meter] += passed_s
+                self.real[meter] += real / observation.window_s * passed_s
+                self.shadow[meter] += shadow / observation.window_s * passed_s
+
+    def summary(self) -> dict[str, Any]:
+        """The last window and the run so far as plain values."""
+        window = self.window
+        return {
+            "currency": self.currency,
+            "cost_real": window.real.provisioned,
+            "cost_shadow": window.shadow.provisioned,
+            "busy_real": window.real.busy,
+            "busy_shadow": window.shadow.busy,
+            "total": {
+                meter: {"seconds": self.seconds[meter], "real": self.real[meter], "shadow": self.shadow[meter]}
+                for meter in METERS
+            },
+        }
+
+    def line(self) -> str:
+        """The same in a few words."""
+        window = f"{_number(self.window.shadow.provisioned)} instead of {_number(self.window.real.provisioned)}"
+        total = f"{self.shadow['provisioned']:.4g} instead of {self.real['provisioned']:.4g} {self.currency}"
+        return f"shadow: {window} in this window, {total} so far"
+
+    def verdict(self) -> str:
+        """The run in sentences."""
+        return f"shadow: {self.policy} " + ", ".join(self._verdict(meter) for meter in reversed(METERS))
+
+    def _verdict(self, meter: str) -> str:
+        seconds, real, shadow = self.seconds[meter], self.real[meter], self.shadow[meter]
+        if not seconds:
+            return f"has no {meter} cost that is known"
+        change = "" if not real else f" ({shadow / real - 1.0:+.1%})"
+        return f"would have cost {shadow:.4g} {self.currency} {meter} instead of {real:.4g} in {seconds:.0f} s{change}"
+
+
+def _as_if(node: NodeObservation, most_s: float, replicas: int) -> NodeObservation:
+    busy_s = node.busy_replica_s
+    return node._replace(ready_replicas=replicas, busy_replica_s=None if busy_s is None else min(busy_s, most_s))
+
+
+def _cost(nodes: Sequence[NodeObservation], configuration: Configuration, window_s: float, prices: PriceSheet) -> Cost:
+    if not nodes:
+        return Cost(None, configuration.replicas * window_s * prices.unit_per_s(configuration))
+    return function_cost([nodes[0]._replace(configuration=configuration), *nodes[1:]], window_s, prices)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

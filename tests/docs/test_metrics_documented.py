@@ -14,8 +14,11 @@ from prometheus_client.core import Metric
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.exposition import ControllerMetrics
 from autoscaler.logger import DECISIONS, PIPELINE, WINDOWS
+from autoscaler.platform.fake import FakePlatform
 from autoscaler.platform.kubernetes.conditions import Condition
 from autoscaler.platform.kubernetes.metrics import PlatformMetrics
+from autoscaler.platform.shadow import ShadowBill, ShadowPlatform
+from autoscaler.prices import load_prices
 from functions.shared import metric_names as ingress_names
 from functions.shared.dispatch import CallRecord
 from functions.shared.instruments import IngressInstruments
@@ -95,7 +98,7 @@ def worker_families() -> dict[str, Metric]:
 
 
 def controller_families() -> dict[str, Metric]:
-    own = ControllerMetrics("m", 0.1)
+    own = ControllerMetrics("m", 0.1, ShadowBill(ShadowPlatform(FakePlatform({})), load_prices(), "hpa"))
     decision = Decision("m-expert-0-0", "expert-0-0", configuration(), configuration(2), configuration(2), "busy")
     own.add(TickReport(observation(), (decision,), ("m-expert-0-0",), cost=Cost(0.01, 0.02)))
     obstacle = Condition("m-expert-0-0", "quota", "", "exceeded quota")

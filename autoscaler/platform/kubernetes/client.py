@@ -18,6 +18,7 @@ import urllib3
 from kubernetes import client
 
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
+from autoscaler.retry_after import WAITED_S, RetryAfter
 from gateway.kubeconfig import NoClusterError, read_kubeconfig
 
 Object = dict[str, Any]
@@ -101,7 +102,8 @@ class KubernetesClient:
     """Orders here say what should be, so repeating one is safe.
 
     ``guard`` is called before every write, each try of it: a controller that is no longer the leader raises there.
-    ``calls`` counts answers by (verb, resource, status). No more than ``rate`` calls are made.
+    ``calls`` counts answers by (verb, resource, status). No more than ``rate`` calls are made, and none before the time
+    that an overloaded API server named (``retry_after``): short ones are waited for, others are an UnreachableError.
     """
 
     def __init__(
@@ -113,8 +115,10 @@ class KubernetesClient:
         guard: Callable[[], None] = lambda: None,
         wait: Callable[[float], object] = time.sleep,
         rate: Rate | None = None,
+        retry_after: RetryAfter | None = None,
     ) -> None:
         self._rate = rate or Rate(RATE_PER_S, BURST)
+        self._retry_after = retry_after or RetryAfter()
         self.namespace = namespace
         self.guard = guard
         self.calls: Counter[tuple[str, str, int]] = Counter()
@@ -199,10 +203,12 @@ class KubernetesClient:
         query |= {"allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
         path = self._path(resource)
         what = f"watch {path}"
+        self._let_recover(what)
         try:
             limit = urllib3.Timeout(connect=self._timeout_s, read=seconds + self._timeout_s)
             with self._open("GET", path, None, query, "application/json", limit, stream=True) as reply:
                 self._count("WATCH", resource, reply.status)
+                self._retry_after.heard(reply.status, reply.headers.get("Retry-After"))
                 if reply.status >= 300:
                     raise ExpiredError(what) if reply.status == 410 else _refused(what, reply.status, reply.read())
                 opened(reply.shutdown)
@@ -237,6 +243,7 @@ class KubernetesClient:
     ) -> Object:
         what = f"{method} {path}"
         for left in reversed(range(tries)):
+            self._let_recover(what)
             turn_s = self._rate.take()
             if turn_s:
                 self._wait(turn_s)
@@ -258,6 +265,16 @@ class KubernetesClient:
             self._wait(_WAITS_S[-left])
         raise AssertionError("unreachable")
 
+    def _let_recover(self, what: str) -> None:
+        """Wait for as long as the API server asked for. Raises UnreachableError where that is too long for one call."""
+        left_s = self._retry_after.left_s()
+        if left_s > WAITED_S:
+            raise UnreachableError(
+                f"{what} was not sent: the Kubernetes API server is overloaded and asks for {left_s:.0f} s more"
+            )
+        if left_s:
+            self._wait(left_s)
+
     def _count(self, verb: str, resource: str, status: int) -> None:
         with self._counting:  # orders and watches come from several threads
             self.calls[verb, resource, status] += 1
@@ -267,6 +284,7 @@ class KubernetesClient:
     ) -> tuple[int, bytes]:
         limit = urllib3.Timeout(total=self._timeout_s)
         reply = self._open(method, path, body, query, content_type, limit)
+        self._retry_after.heard(reply.status, reply.headers.get("Retry-After"))
         return reply.status, reply.data
 
     def _open(

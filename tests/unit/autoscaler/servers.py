@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-Reply = tuple[int, bytes]
+Reply = tuple[int, bytes] | tuple[int, bytes, Mapping[str, str]]
 Handler = Callable[[str, str, bytes, str], Reply]
-"""(method, path, body, Authorization header) → status and body."""
+"""(method, path, body, Authorization header) → status, body and, where there are more, headers."""
 
 
 @dataclass
@@ -32,8 +32,10 @@ def serve(handler: Handler) -> Iterator[Server]:
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             server.seen.append((self.command, self.path))
-            status, reply = handler(self.command, self.path, body, self.headers.get("Authorization", ""))
+            status, reply, *more = handler(self.command, self.path, body, self.headers.get("Authorization", ""))
             self.send_response(status)
+            for key, value in more[0].items() if more else ():
+                self.send_header(key, value)
             self.send_header("Content-Type", "application/json" if reply[:1] in (b"[", b"{") else "text/plain")
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()

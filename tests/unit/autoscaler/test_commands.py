@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
+import socket
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 from click.testing import CliRunner, Result
 
 from autoscaler.commands import autoscale, line, spared_collections, summary
-from autoscaler.contract import Cost, Decision, TickReport
+from autoscaler.contract import Cost, Decision, Observation, Proposal, TickReport
 from autoscaler.logger import read_contexts, read_pipeline
+from autoscaler.policies import Making
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 from tests.unit.autoscaler.manifests import write_pipeline
+
+log = logging.getLogger(__name__)
 
 
 @pytest.fixture
@@ -69,6 +76,37 @@ def test_wrong_options_are_refused_with_a_sentence(state: Path, options: list[st
 def test_a_state_folder_without_a_gateway_is_told(tmp_path: Path) -> None:
     found = call(tmp_path)
     assert found.exit_code == 2 and "no gateway runs on" in found.output
+
+
+class Hanging:
+    """A policy that stands still until the controller says so of itself."""
+
+    name = "hanging"
+
+    def __init__(self, making: Making) -> None:
+        self._url = f"http://127.0.0.1:{making.settings.metrics_port}/healthz"
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        answers = []
+        end_s = time.monotonic() + 20.0
+        while time.monotonic() < end_s and 503 not in answers:
+            reply = requests.get(self._url, timeout=5)
+            answers.append(reply.status_code)
+        assert "the tick has stood still for" in reply.text
+        log.info("healthy at first: %s", answers[0] == 200)
+        return Proposal({}, {})
+
+
+def test_a_controller_whose_tick_hangs_is_not_healthy_while_it_does(
+    state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found = call(state, "--policy", f"{__name__}:Hanging", "--metrics-port", str(port), "--stalled", "0.5")
+    assert found.exit_code == 0 and "policy hanging failed" not in caplog.text
+    assert "healthy at first: True" in caplog.text
 
 
 def report(**more: Any) -> TickReport:

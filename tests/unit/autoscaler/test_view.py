@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import requests
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.errors import LogError
-from autoscaler.exposition import ControllerMetrics, Exposition
+from autoscaler.exposition import LAST_DECISION, TEXT, TOLD, ControllerMetrics, Exposition
+from autoscaler.progress import Progress
 from autoscaler.view import DECISIONS, HISTORY, View, result_of
 from tests.unit.autoscaler.builders import configuration, observation, topology
 
@@ -85,7 +86,7 @@ def test_metrics_and_view_are_served_side_by_side() -> None:
     registry.register(metrics)
     for keeper in (found, metrics):
         keeper.add(report(MORE, SAME))
-    served = Exposition(0, registry, lambda: found.document(leads=False), "127.0.0.1")
+    served = Exposition(0, registry, lambda: found.document(leads=False), host="127.0.0.1")
     try:
         url = f"http://127.0.0.1:{served.port}"
         text = requests.get(f"{url}/metrics", timeout=5).text
@@ -102,3 +103,56 @@ def test_metrics_and_view_are_served_side_by_side() -> None:
     assert samples["smoe_controller_decisions_total", "m", "applied"] == 1
     assert samples["smoe_controller_last_tick_timestamp_seconds", "m"] == 100.0
     assert document["leads"] is False and document["pipeline"] == "m"
+
+
+def told(metrics: ControllerMetrics) -> list[tuple[dict[str, str], float]]:
+    """Labels and time of every last decision, as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return [(one.labels, one.value) for family in families for one in family.samples if one.name == LAST_DECISION]
+
+
+def test_the_last_decision_of_a_function_is_told_with_its_reason_and_limits_and_what_became_of_it() -> None:
+    metrics = ControllerMetrics("m", 0.5)
+    metrics.add(report(MORE, SAME))
+    metrics.add(report(MORE._replace(wish=configuration(5), reason="busier"), SAME, end_s=105.0, applied=()))
+    expected = {
+        "pipeline": "m",
+        "function": "m-expert-0-0",
+        "result": "failed",
+        "present": "256MiB/1cpu/1x4",
+        "wish": "256MiB/1cpu/5x4",
+        "target": "256MiB/1cpu/2x4",
+        "limits": "step",
+        "reason": "busier",
+    }
+    assert told(metrics) == [(expected, 105.0)]
+
+
+def test_no_more_than_the_last_decisions_are_told_however_many_functions_and_words_there_are() -> None:
+    metrics = ControllerMetrics("m", None)
+    many = [MORE._replace(function=f"m-{i}", reason=f"{i} " * 300) for i in range(3 * TOLD)]
+    metrics.add(report(*many))
+    metrics.add(report(many[0], end_s=105.0))
+    found = told(metrics)
+    assert [labels["function"] for labels, _ in found] == [f"m-{i}" for i in range(2 * TOLD + 1, 3 * TOLD)] + ["m-0"]
+    assert all(len(labels["reason"]) == TEXT and labels["reason"].endswith("…") for labels, _ in found)
+
+
+def test_health_is_200_while_ticks_go_on_and_503_with_what_is_wrong_when_one_hangs() -> None:
+    now_s = 0.0
+    progress = Progress(30.0, lambda: now_s)
+    served = Exposition(0, CollectorRegistry(), lambda: b"{}", progress.trouble, "127.0.0.1")
+    url = f"http://127.0.0.1:{served.port}/healthz"
+    try:
+        now_s = 29.0
+        answers = [requests.get(url, timeout=5)]
+        now_s = 31.0
+        answers.append(requests.get(url, timeout=5))
+    finally:
+        served.close()
+    assert [(one.status_code, one.text) for one in answers] == [
+        (200, "OK\n"),
+        (503, "the tick has stood still for 31 s; 30 s are allowed\n"),
+    ]

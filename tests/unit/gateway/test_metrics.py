@@ -169,3 +169,12 @@ async def test_the_feed_tells_every_change_in_a_whole_snapshot(running: Running)
     }
     assert later["version"] > first["version"]
     writer.close()
+
+
+async def test_the_minimum_is_the_label_s_and_one_without_it_and_nonsense_is_left_out(running: Running) -> None:
+    label = "com.openfaas.scale.min"
+    await running.deploy(labels={label: "3"})
+    await running.deploy("plain")
+    await running.deploy("odd", labels={label: "many"})
+    found = {key[1:]: value for key, value in (await samples(running)).items() if "min_replicas" in key[0]}
+    assert found == {(F,): 3, ("plain.openfaas-fn",): 1}

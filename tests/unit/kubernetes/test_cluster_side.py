@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from autoscaler.build import build_controller
 from autoscaler.cluster import ClusterSide
 from autoscaler.commands import autoscale
 from autoscaler.errors import PlatformError, SettingsError
+from autoscaler.lease import NotLeaderError
 from autoscaler.policy.fallback import FallbackPolicy
+from autoscaler.progress import Progress
 from autoscaler.settings import ControllerSettings, validate
 from gateway.backends.kubernetes.connection import connect
 from gateway.contract import BackendError
@@ -49,6 +52,11 @@ def side(kubeconfig: Path, **changes: Any) -> ClusterSide:
     settings = ControllerSettings("http://127.0.0.1:1", Path(), platform="kubernetes", kubeconfig=kubeconfig, **changes)
     validate(settings)
     return ClusterSide(settings, "m")
+
+
+def orders(double: Running) -> list[str]:
+    """Writes so far, the lease's left out."""
+    return [one for one in writes(double) if not one.endswith(" leases")]
 
 
 def test_a_kubeconfig_leads_to_the_cluster(double: Running, kubeconfig: Path) -> None:
@@ -130,6 +138,40 @@ def test_with_a_lease_nothing_is_written_before_it_is_held(double: Running, kube
     assert double.do(lambda: double.store.get("leases", "openfaas-fn", "controller"))["spec"]["holderIdentity"] == ""
 
 
+def test_a_tick_that_hung_writes_nothing_when_it_wakes(double: Running, kubeconfig: Path) -> None:
+    put(double, spec(F))
+    now_s = [0.0]
+    settings = ControllerSettings(
+        "http://127.0.0.1:1", Path(), platform="kubernetes", kubeconfig=kubeconfig, lease="controller"
+    )
+    found = ClusterSide(settings, "m", progress=Progress(30.0, lambda: now_s[0]))
+    stop = threading.Event()
+    found.start(stop)
+    assert found.wait(stop, 0.0) is False
+    present = found.platform.configurations()[F]
+    now_s[0] += 29.0
+    found.platform.apply(F, present, configuration(2))
+    now_s[0] += 29.0  # the order before was a sign
+    found.platform.apply(F, configuration(2), configuration(3))
+    before = orders(double)
+    now_s[0] += 31.0
+    with pytest.raises(NotLeaderError, match="its tick has stood still for too long"):
+        found.platform.apply(F, configuration(3), configuration(4))
+    found.keep()
+    assert orders(double) == before != [] and not found.leads()
+    stop.set()
+    found.close()
+
+
+def test_a_lease_whose_thread_ended_is_told(double: Running, kubeconfig: Path) -> None:
+    found, stop = side(kubeconfig, lease="controller"), threading.Event()
+    found.start(stop)
+    assert found.trouble() == ""
+    stop.set()
+    found.close()
+    assert "nobody stands for the lease any more" in found.trouble()
+
+
 @pytest.mark.parametrize("watching", [{"dry_run": True}, {"shadow": True}])
 def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     double: Running, kubeconfig: Path, watching: dict[str, bool]
@@ -145,17 +187,23 @@ def test_who_only_watches_takes_no_lease_and_keeps_nothing(
 
 
 def test_a_shadow_on_the_command_line_tells_both_costs_and_writes_nothing(
-    double: Running, kubeconfig: Path, tmp_path: Path
+    double: Running, kubeconfig: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "smoe.autoscaler")
     put(double, spec("tiny-expert-0-0", labels={"smoe.pipeline": "tiny"}), 2)
     folder = write_pipeline(tmp_path / "pipelines" / "tiny")
     arguments = ["--gateway", "http://127.0.0.1:9", "--state", str(tmp_path), "--manifest", str(folder)]
-    arguments += ["--pipeline", "tiny", "--interval", "0.01s", "--ticks", "1", "--shadow", "--json", "--lease", "l"]
+    arguments += ["--pipeline", "tiny", "--interval", "0.01s", "--ticks", "2", "--shadow", "--json", "--lease", "l"]
     arguments += ["--platform", "kubernetes", "--kubeconfig", str(kubeconfig)]
     done = CliRunner().invoke(autoscale, arguments)
     assert done.exit_code == 0, done.output
-    (row,) = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    _, row = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
     assert row["shadow"]["cost_real"] == row["shadow"]["cost_shadow"] > 0 and row["stale"]
+    total = row["shadow"]["total"]["provisioned"]
+    assert total["real"] == total["shadow"] > 0 and total["seconds"] > 0
+    assert row["shadow"]["busy_real"] is None and row["shadow"]["total"]["busy"]["seconds"] == 0
+    (verdict,) = [text for text in caplog.messages if text.startswith("shadow: ")]
+    assert "shadow: hpa would have cost" in verdict and "USD provisioned" in verdict
     assert writes(double) == []
 
 
@@ -203,6 +251,7 @@ def test_a_learnt_policy_with_a_target_is_watched_unless_that_is_switched_off(
         ({"lease": "x"}, "lease is x"),
         ({"dry_run": True, "shadow": True}, "one of dry_run and shadow"),
         ({"fallback_windows": 3}, "slo_s is None"),
+        ({"stalled_s": 5.0}, "stalled_s is 5.0; allowed is more than interval_s, which is 5.0"),
         ({"metrics_port": 70000}, "metrics_port is 70000"),
     ],
 )

@@ -60,6 +60,23 @@ def test_deployments_are_such_as_the_api_server_takes() -> None:
         assert pod["securityContext"]["runAsNonRoot"]
 
 
+@pytest.mark.parametrize("name", ["gateway", "controller", "prometheus"])
+def test_every_program_is_asked_whether_it_is_ready_and_alive_on_a_port_that_it_has(name: str) -> None:
+    found = container(name)
+    probes = {key: value["httpGet"] for key, value in found.items() if key.endswith("Probe")}
+    assert {"readinessProbe", "livenessProbe"} <= set(probes)
+    assert {probe["port"] for probe in probes.values()} <= {port["name"] for port in found["ports"]}
+
+
+def test_the_controller_is_asked_for_its_health_on_its_metrics_port() -> None:
+    """Which path answers so: tests/unit/autoscaler/test_view.py."""
+    found = container("controller")
+    probes = [value["httpGet"] for key, value in found.items() if key.endswith("Probe")]
+    assert probes == [{"path": "/healthz", "port": "metrics"}] * 3
+    (port,) = [one["containerPort"] for one in found["ports"] if one["name"] == "metrics"]
+    assert f"--metrics-port={port}" in found["args"]
+
+
 def generated() -> set[str]:
     """Config maps that the kustomization makes of files, all of which are there."""
     makers = KUSTOMIZATION["configMapGenerator"]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from autoscaler.errors import PlatformError, SettingsError, UnreachableError
 from autoscaler.lease import Elector, Lease, LeaseSettings, NotLeaderError
+from autoscaler.progress import Progress
 
 TAKEOVER_S = 20.0
+STALLED_S = 30.0
 
 
 class Store:
@@ -48,14 +51,35 @@ class World:
     def __init__(self, *skews_s: float) -> None:
         self.now_s = 1000.0
         self.store = Store()
-        self.electors = [self._elector(f"c{i}", skew_s) for i, skew_s in enumerate(skews_s)]
+        self.ticks = [Progress(STALLED_S, self._clock(skew_s)) for skew_s in skews_s]
+        self.electors = [
+            Elector(
+                self.store,
+                LeaseSettings("controller", f"c{i}"),
+                self._clock(skew_s),
+                lambda: self.now_s,
+                self.ticks[i].goes_on,
+            )
+            for i, skew_s in enumerate(skews_s)
+        ]
 
-    def _elector(self, name: str, skew_s: float) -> Elector:
-        settings = LeaseSettings("controller", name)
-        return Elector(self.store, settings, lambda: self.now_s + skew_s, lambda: self.now_s)
+    def _clock(self, skew_s: float) -> Callable[[], float]:
+        return lambda: self.now_s + skew_s
 
     def leaders(self) -> list[int]:
         return [i for i, elector in enumerate(self.electors) if elector.leads()]
+
+    def play(self, seconds: float, *ticking: int) -> list[list[int]]:
+        """Who leads after every half second, in which ``ticking`` go on and each elector does its step in time."""
+        seen = []
+        for _ in range(round(seconds / 0.5)):
+            self.now_s += 0.5
+            for i in ticking:
+                self.ticks[i].turn()
+            for elector in self.electors if self.now_s % 2.0 == 0.0 else ():
+                elector.step()
+            seen.append(self.leaders())
+        return seen
 
 
 def test_the_first_leads_and_the_second_does_not_act() -> None:
@@ -68,11 +92,8 @@ def test_the_first_leads_and_the_second_does_not_act() -> None:
 
 def test_a_leader_that_renews_keeps_the_lease() -> None:
     world = World(0.0, 0.0)
-    for _ in range(200):
-        world.electors[0].step()
-        world.electors[1].step()
-        assert world.leaders() == [0]
-        world.now_s += 2.0
+    world.play(2.0, 0, 1)
+    assert world.play(400.0, 0, 1) == [[0]] * 800
 
 
 @pytest.mark.parametrize("skew_s", [0.0, 86_400.0, -86_400.0])
@@ -132,10 +153,61 @@ def test_a_lease_given_back_is_taken_at_once() -> None:
     assert world.electors[1].step()
 
 
+@pytest.mark.parametrize("skew_s", [0.0, 86_400.0, -86_400.0])
+def test_a_leader_whose_tick_hangs_renews_no_more_and_does_not_act_when_it_wakes(skew_s: float) -> None:
+    world = World(0.0, skew_s)
+    assert world.play(10.0, 0, 1)[-1] == [0]
+    seen = world.play(STALLED_S + TAKEOVER_S, 1)  # the first one's process is there, its tick is not
+    assert seen[: round(STALLED_S / 0.5) - 1] == [[0]] * (round(STALLED_S / 0.5) - 1)
+    assert seen[-1] == [1] and all(len(leaders) <= 1 for leaders in seen)
+    world.ticks[0].sign()  # it wakes in the middle of its orders
+    with pytest.raises(NotLeaderError, match="c0 may not act: its tick has stood still"):
+        world.electors[0].guard()
+    assert world.play(60.0, 0, 1) == [[1]] * 120  # it stands by when its tick has ended
+    with pytest.raises(NotLeaderError, match="c0 does not hold the lease"):
+        world.electors[0].guard()
+
+
+def test_a_tick_that_wakes_before_another_took_over_does_nothing_more_and_the_next_one_acts() -> None:
+    world = World(0.0)
+    world.play(2.0, 0)
+    assert world.play(STALLED_S + 5.0)[-1] == []
+    world.ticks[0].sign()
+    with pytest.raises(NotLeaderError):
+        world.electors[0].guard()
+    assert world.play(2.0, 0)[-1] == [0]
+
+
+def test_a_long_tick_that_gets_on_is_no_hung_one() -> None:
+    world = World(0.0, 0.0)
+    world.play(2.0, 0, 1)
+    for _ in range(10):
+        assert world.play(STALLED_S - 1.0, 1)[-1] == [0]
+        world.ticks[0].sign()
+
+
+def test_a_standby_whose_loop_hangs_takes_nothing_over() -> None:
+    world = World(0.0, 0.0)
+    world.play(2.0, 0, 1)
+    world.play(STALLED_S, 0)
+    world.electors.pop(0).release()
+    assert world.play(60.0) == [[]] * 120
+
+
+def test_whoever_resigns_acts_no_more_and_keeps_the_lease_until_its_last_order_is_answered() -> None:
+    world = World(0.0, 0.0)
+    world.play(2.0, 0, 1)
+    world.electors[0].resign()
+    assert world.leaders() == [] and not world.electors[1].step()
+    world.electors[0].release()
+    assert world.electors[1].step()
+
+
 def test_whoever_lost_the_lease_gives_nothing_back() -> None:
     world = World(0.0, 0.0)
     world.electors[0].step()
     world.now_s += 100.0
+    world.ticks[1].turn()
     world.electors[1].step()
     world.now_s += 14.0
     assert world.electors[1].step()
@@ -145,15 +217,20 @@ def test_whoever_lost_the_lease_gives_nothing_back() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_there_are_never_two_leaders_whatever_fails(seed: int) -> None:
-    """Three controllers, outages and pauses at random: at most one leads, and with a healthy store soon one does."""
+    """Three controllers, outages, pauses and hung ticks at random: at most one leads, and with a healthy store soon one
+    does."""
     chance = random.Random(seed)
     world = World(*(chance.uniform(-1e6, 1e6) for _ in range(3)))
     for _ in range(600):
         world.store.down = chance.random() < 0.3
         chance.choice(world.electors).step()
+        if chance.random() < 0.3:
+            chance.choice(world.ticks).turn()
         assert len(world.leaders()) <= 1
         world.now_s += chance.expovariate(1.0)
     world.store.down = False
+    for progress in world.ticks:
+        progress.turn()
     for elector in itertools.islice(itertools.cycle(world.electors), 30):
         elector.step()
         world.now_s += 2.0 / 3

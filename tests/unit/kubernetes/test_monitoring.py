@@ -50,6 +50,7 @@ WORDS = [
     "vector",
     "time",
     "absent",
+    "clamp_min",
     "or",
     "and",
     "without",
