@@ -14,6 +14,7 @@ serve a workload, each with the reason), ``searches`` (trials and whether each c
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import sys
@@ -97,6 +98,20 @@ def searches(plans: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def write_searches(path: Path, plans: Path) -> None:
+    """Every trial of every search in a folder of plans as one table, the search's name first."""
+    with path.open("w", newline="") as file:
+        writer = None
+        for search in sorted(plans.glob("*.csv")):
+            with search.open(newline="") as own:
+                for trial in csv.DictReader(own):
+                    row = {"search": search.stem, **trial}
+                    if writer is None:
+                        writer = csv.DictWriter(file, row)
+                        writer.writeheader()
+                    writer.writerow(row)
+
+
 def trace_hashes(grid: Grid) -> dict[str, str]:
     """File → sha256 of the traces that hours are taken from."""
     known = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(grid.data))}
@@ -111,6 +126,7 @@ def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping
     write_windows(to / "windows.parquet", summaries, out)
     for path in (paths.csv, *paths.figures, out / "settings" / "sweep.csv"):
         shutil.copyfile(path, to / path.name)
+    write_searches(to / "searches.csv", out / "plans")
     curves = {path.stem: best_so_far(path) for path in sorted((out / "plans").glob("*.csv"))}
     picture(to / "searches.png", curves, columns=len(PLANNED))
     (to / "README.md").write_text(page)
@@ -130,7 +146,8 @@ def page_of(
         "`requests_sha256` in `results.csv`.",
         f"Searches of plans: {len(done)}, of which {converged} converged (every step away from the best was tried); "
         f"{min((search['trials'] for search in done), default=0)} to "
-        f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`). Settings: every trial "
+        f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`, "
+        "`searches.csv`). Settings: every trial "
         "in `sweep.csv`.",
         *([f"Left out: {'; '.join(dict.fromkeys(found['refused'].values()))}."] if found["refused"] else []),
         markdown(summaries),

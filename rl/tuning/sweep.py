@@ -2,7 +2,8 @@
 
 For each workload by itself over all patterns, as whoever runs one pipeline would, and once for all of them, for
 workloads that were not swept. A sweep looks at validation hours only (:attr:`rl.evaluate.grid.Grid.split`); every trial
-is recorded. Candidates are Knative's, KEDA's and Kubernetes' defaults first, then stronger and weaker reactions.
+is recorded. Candidates are Knative's, KEDA's and Kubernetes' defaults first, then ever stronger reactions: where a call
+takes milliseconds, a replica that is loaded as it should be uses a hundredth of its slots.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rl.evaluate.run import evaluate
 from rl.evaluate.tables import runs_of
 from rl.tuning.outcomes import MOST_VIOLATED
 
-SWEEP_SEEDS = 1
+SWEEP_SEEDS = 2
 """So many of the first seeds' validation hours of each pattern are swept on."""
 
 ALL = "all"
@@ -30,20 +31,22 @@ def _grid(**axes: Sequence[Any]) -> list[Setting]:
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-_HPA = _grid(concurrency_target=(0.7, 0.5, 0.3, 0.15), down_stabilisation_s=(300.0, 60.0), period_s=(15.0,))
+_USED = (0.7, 0.3, 0.1, 0.03, 0.01, 0.003)
+"""Shares of a replica's slots that calls use, from the usual default down."""
+_HPA = _grid(concurrency_target=_USED, down_stabilisation_s=(300.0, 60.0), period_s=(15.0,))
 CANDIDATES: Mapping[str, Sequence[Setting]] = {
     "hpa": _HPA,
     "tuned-hpa": _HPA,
     "openfaas": _HPA,
-    "kpa": _grid(target_utilisation=(0.7, 0.5, 0.3, 0.15), panic_threshold=(2.0, 1.3)),
+    "kpa": _grid(target_utilisation=_USED, scale_down_delay_s=(0.0, 300.0)),
     "keda": [
         {"triggers": [{"metric": "in_flight", "threshold": threshold}], "down_stabilisation_s": down_s}
-        for threshold in (2.8, 1.5, 0.8, 0.4)
+        for threshold in (2.8, 1.0, 0.3, 0.1, 0.03, 0.01)
         for down_s in (300.0, 60.0)
     ],
     "elasticmoe": [
         {"utilisation": utilisation, "classes": [{kind: size} for size in sizes]}
-        for utilisation in (0.7, 0.4, 0.2)
+        for utilisation in (0.9, 0.7, 0.4, 0.2)
         for kind, sizes in (
             ("cpu_cores", (1.0, 2.0, 4.0)),
             ("cpu_cores", (4.0, 5.0, 6.0)),
@@ -51,7 +54,7 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
             ("gpu_share", (0.2, 0.2, 0.3)),
         )
     ],
-    "last-window": _grid(headroom=(0.6, 0.4, 0.25), load_factor=(1.0, 1.5, 2.5)),
+    "last-window": _grid(headroom=(0.6, 0.4, 0.25, 0.15), load_factor=(1.0, 1.5, 2.5)),
     "janus": _grid(headroom=(0.9, 0.7, 0.5), load_factor=(1.1, 1.6)),
 }
 

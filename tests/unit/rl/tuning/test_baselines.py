@@ -25,6 +25,7 @@ def test_baselines_are_tuned_compared_and_published(tmp_path: Path) -> None:
     assert last["refused"] == {}
     published = {path.name for path in (tmp_path / "published").iterdir()}
     pictures = {"figure-7.png", "figure-8.png", "searches.png"}
-    assert published == {"README.md", "results.csv", "sweep.csv", "windows.parquet"} | pictures
+    assert published == {"README.md", "results.csv", "searches.csv", "sweep.csv", "windows.parquet"} | pictures
+    assert (tmp_path / "published" / "searches.csv").read_text().count("serverlessmoe.bert-4.normal,") == 13
     page = (tmp_path / "published" / "README.md").read_text()
     assert "| normal | kpa | 1 |" in page and "of which 0 converged" in page and "simulated" in page
