@@ -159,7 +159,7 @@ def run(**options: Any) -> None:
         parity = compare_with_whole_model(client, manifest.name, directory, texts[:8])
         console.print(_parity_line(parity))
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else settings.slo_factor * parity.unloaded_p50_s
-        console.print(_plan_line(settings, trace, source, slo_s))
+        console.print(_plan_line(settings, trace, source, slo_s, parity))
         since_s = time.time()
         result = _play(client, directory, manifest, settings, trace, texts, slo_s, console)
     finally:
@@ -322,11 +322,13 @@ def _parity_line(parity: Parity) -> str:
     )
 
 
-def _plan_line(settings: RunSettings, trace: Trace, source: str, slo_s: float) -> str:
+def _plan_line(settings: RunSettings, trace: Trace, source: str, slo_s: float, parity: Parity) -> str:
+    of_prompt, of_whole = slo_s / parity.unloaded_p50_s, slo_s / parity.whole_p50_s
     return (
         f"replaying {trace.requests} prompts ({source}) at the arrivals of {trace.source}, "
-        f"CV {trace.iat_cv:.1f}, in {settings.seconds:.0f} s; SLO: P95 within {slo_s * 1000:.0f} ms; "
-        f"policy {settings.policy}, a decision every {settings.interval_s:g} s"
+        f"CV {trace.iat_cv:.1f}, in {settings.seconds:.0f} s; SLO: P95 within {slo_s * 1000:.0f} ms, "
+        f"{of_prompt:.3g} times a warm prompt through the functions, {of_whole:.3g} times the whole model's; policy "
+        f"{settings.policy}, a decision every {settings.interval_s:g} s"
     )
 
 
