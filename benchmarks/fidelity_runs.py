@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from autoscaler.state.readings import Series
 from benchmarks.fidelity_machine import SINGLES, SINGLES_PER_S, Singles, Usage
 from moe.manifest import Manifest
 from moe.reference import WholeModel
+from rl.processes import worker_processes
 from smoe.gateway_client import GatewayClient
 from smoe.state import read_password
 from traces import catalog, generate, scale
@@ -258,7 +257,7 @@ class Player:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        self._pool = worker_processes(1)
         self._pool.submit(time.time).result()
 
     def __enter__(self) -> Player:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from rl.evaluate.episode import BOUND, prepare, run_bound, run_policy
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group
 from rl.evaluate.store import load_run, path_of, save_run
+from rl.processes import worker_processes
 
 Summary = dict[str, Any]
 
@@ -75,8 +75,7 @@ def _spread(
     take: Callable[[Group, Callable[[], GroupRuns]], None],
 ) -> None:
     """Groups over processes."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with worker_processes(workers) as pool:
         waiting: dict[Future[GroupRuns], Group] = {pool.submit(run_group, grid, group, out): group for group in groups}
         try:
             while waiting:
