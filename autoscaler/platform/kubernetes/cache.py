@@ -27,6 +27,8 @@ WATCH_S = 30
 RELIST_S = 600.0
 """Everything is listed anew this often, whatever the watch told."""
 _WAITS_S = (0.2, 1.0, 5.0)
+LIVED_S = 5.0
+"""A watch that ends before it lived so long was none: a pause comes before the next one."""
 
 
 class Source(Protocol):
@@ -119,8 +121,9 @@ class WatchCache:
                 self._objects[kept.name] = kept
 
     def _run(self) -> None:
-        failed = 0
+        failed = short = 0
         while not self._stop.is_set():
+            begun_s = self._clock()
             try:
                 if not self._version or self._clock() - self._listed_s > RELIST_S:
                     self._load()
@@ -133,13 +136,23 @@ class WatchCache:
                 self._whole = False
                 if not self._stop.is_set():
                     (log.info if failed else log.warning)("%s; lists are read until the watch is back", error)
-                self._stop.wait(_WAITS_S[min(failed, len(_WAITS_S) - 1)])
+                self._pause(failed)
                 failed += 1
+                continue
             except Exception:
                 self._whole, self._version = False, ""
                 log.exception("the watch failed; everything is listed anew")
                 self._stop.wait(_WAITS_S[-1])
+                continue
+            short = 0 if self._clock() - begun_s >= LIVED_S else short + 1
+            if short > 1:  # one may be cut by chance: the next one goes on at once
+                self._whole = False
+                self._pause(short - 2)
         self._whole = False
+
+    def _pause(self, before: int) -> None:
+        """Wait, the longer the more pauses there were ``before``; no pause is longer than the last of ``_WAITS_S``."""
+        self._stop.wait(_WAITS_S[min(before, len(_WAITS_S) - 1)])
 
     def _opened(self, cut: Callable[[], None]) -> None:
         self._cut, self._whole = cut, True
