@@ -178,6 +178,14 @@ SHOWN = 8
 )
 @click.option("--gpu-host-ipc", is_flag=True, help="kubernetes: the node's IPC namespace for GPUs (GKE's MPS).")
 @click.option(
+    "--unschedulable-wait",
+    "unschedulable_s",
+    type=click.FloatRange(min=0),
+    default=ControllerSettings.unschedulable_s,
+    show_default=True,
+    help="kubernetes: seconds that a replica waits for a node with room before the plan goes without it.",
+)
+@click.option(
     "--lease", default=None, metavar="NAME", help="kubernetes: Lease that the one acting controller of several holds."
 )
 @click.option(

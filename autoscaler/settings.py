@@ -73,6 +73,9 @@ class ControllerSettings:
     """``kubernetes``: MiB of a GPU, of which a share may pin its part; None sets no limit."""
     gpu_host_ipc: bool = False
     """``kubernetes``: functions that get a GPU get the node's IPC namespace too, as GKE's MPS wants."""
+    unschedulable_s: float = 60.0
+    """``kubernetes``: how long a new replica waits for a node with room before the plan goes without it; longer than a
+    cluster autoscaler takes to bring a node."""
     lease: str | None = None
     """``kubernetes``: name of the Lease that one of several controllers holds; None elects nobody."""
     metrics_port: int = 0
@@ -172,6 +175,7 @@ def validate(settings: ControllerSettings) -> None:
         _not_negative("cooldown_s", s.cooldown_s),
         _not_negative("max_step_replicas", s.max_step_replicas),
         _not_negative("runtime_mb", s.runtime_mb),
+        _not_negative("unschedulable_s", s.unschedulable_s),
         ("alpha", s.alpha, 0 < s.alpha <= 1, "above 0, at most 1"),
         ("windows_per_file", s.windows_per_file, s.windows_per_file >= 1, "1 or more"),
     ]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import orjson
 
 from autoscaler.errors import PlatformError
-from autoscaler.platform.kubernetes.client import Event, ExpiredError, Object
+from autoscaler.platform.kubernetes.client import Event, ExpiredError, KubernetesClient, Object
 from autoscaler.platform.kubernetes.deployments import FUNCTION_LABEL, PIPELINE_LABEL
 
 log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
@@ -42,6 +42,22 @@ class Source(Protocol):
 
         Raises ExpiredError and PlatformError.
         """
+
+
+class ClientSource:
+    """Objects of one kind that a selector chooses."""
+
+    def __init__(self, client: KubernetesClient, resource: str, selector: str) -> None:
+        self._client = client
+        self._resource = resource
+        self._selector = selector
+
+    def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
+        told: list[str] = []
+        return self._client.listed(self._resource, self._selector, told.append), lambda: told[-1]
+
+    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
+        return self._client.watch(self._resource, self._selector, version, seconds, opened)
 
 
 @dataclass(frozen=True, slots=True)

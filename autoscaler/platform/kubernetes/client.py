@@ -55,6 +55,11 @@ class RefusedError(PlatformError):
         return self.code == 403 and "allocatable" in self.said
 
     @property
+    def no_right_to_resize(self) -> bool:
+        """This user may not resize any pod, whatever is asked; a new pod of a Deployment can be so."""
+        return self.code == 403 and 'cannot patch resource "pods/resize"' in self.said
+
+    @property
     def not_on_a_live_pod(self) -> bool:
         """Kubernetes changes no live pod in this way; a new pod can be so."""
         return self.code == 422

@@ -209,6 +209,13 @@ def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bo
     return {**live_patch(live), "spec": {"template": template}}
 
 
+def has_limits(document: Object, name: str, live: Live) -> bool:
+    """Whether the limits of a pod, or of a Deployment's template, are these."""
+    container = container_of(document, name)
+    limits = ((container or {}).get("resources") or {}).get("limits") or {}
+    return limits.keys() == live.limits.keys() and all(same(limits[key], live.limits[key]) for key in limits)
+
+
 def set_aside_patch(deployment: Object) -> Object | None:
     """Takes a function out of the hands of OpenFaaS's own autoscaler; None where that is done or nobody else scales."""
     meta = deployment["metadata"]
