@@ -224,6 +224,13 @@ SHOWN = 8
     default=None,
     help="Seconds a tick may stand still before this controller counts as hung. [default: 3 intervals, at least 30]",
 )
+@click.option(
+    "--max-step-factor",
+    type=click.FloatRange(min=0),
+    default=ControllerSettings.max_step_factor,
+    show_default=True,
+    help="Most times that memory, cores or GPU share grow or shrink in one decision (such as 2); 0 = no limit.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(
     gateway_url: str | None,

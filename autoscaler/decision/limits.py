@@ -21,6 +21,7 @@ from autoscaler.contract import (
     Topology,
 )
 from autoscaler.decision.budget import no_worse, within_budget
+from autoscaler.decision.rate import limits_in_step, replicas_in_step
 from autoscaler.prices import PriceSheet
 
 
@@ -35,6 +36,8 @@ class LimitSettings:
     """Part of M_e that is not weights: the worker's own memory."""
     max_step_replicas: int = 8
     """Most replicas that one decision adds or removes."""
+    max_step_factor: float = 0.0
+    """Memory, CPU cores and GPU share become at most so many times larger or smaller in one decision; 0 = no limit."""
     cooldown_s: float = 0.0
     """Least time between two changes of one function."""
     budget_per_hour: float | None = None
@@ -130,7 +133,7 @@ def _limited(
         return now, [f"cool-down of {settings.cooldown_s:g} s"]
     hits: list[str] = []
     target = _on_lattice(now, wish, settings.space, hits)
-    target = _step(now, target, settings.max_step_replicas, hits)
+    target = _in_step(now, target, settings, hits)
     if bound is None:
         return _with_memory(now, target, need, settings.space, hits), hits
     runs = bound.brought_about(now, settings.space.replicas_min)
@@ -158,11 +161,15 @@ def _on_lattice(now: Configuration, wish: Configuration, space: ConfigurationSpa
     return target
 
 
-def _step(now: Configuration, target: Configuration, most: int, hits: list[str]) -> Configuration:
-    if not most or abs(target.replicas - now.replicas) <= most:
-        return target
-    hits.append(f"at most {most} replicas a step")
-    return target.with_replicas(now.replicas + most if target.replicas > now.replicas else now.replicas - most)
+def _in_step(now: Configuration, target: Configuration, settings: LimitSettings, hits: list[str]) -> Configuration:
+    most, factor = settings.max_step_replicas, settings.max_step_factor
+    replicas = replicas_in_step(now, target, most)
+    if replicas != target:
+        hits.append(f"at most {most} replicas a step")
+    limits = limits_in_step(now, replicas, factor, settings.space)
+    if limits != replicas:
+        hits.append(f"limits at most {factor:g} times a step")
+    return limits
 
 
 def _with_memory(

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from autoscaler.contract import MIB, Bound, Configuration, ConfigurationSpace, Decision, Observation, Proposal
 from autoscaler.decision.budget import no_worse, per_hour
 from autoscaler.decision.limits import LimitSettings, LimitState, decide, memory_need
+from autoscaler.decision.rate import limits_in_step
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 
 FUNCTION, NODE = "m-expert-0-0", "expert-0-0"
 SETTINGS = LimitSettings()
 TOPOLOGY = topology()
+SPACE = ConfigurationSpace()
 NODES = {node.function: node for node in TOPOLOGY.nodes}
 
 
@@ -72,6 +74,63 @@ def test_replicas_change_by_at_most_a_step() -> None:
     down = decision(configuration(1), configuration(8), settings=settings)
     assert (up.target.replicas, down.target.replicas) == (4, 6)
     assert up.limits_hit == down.limits_hit == ("at most 2 replicas a step",)
+
+
+@pytest.mark.parametrize(
+    ("now", "wish", "target"),
+    [
+        pytest.param(configuration(), configuration(memory_mb=2048), configuration(memory_mb=512), id="memory up"),
+        pytest.param(configuration(memory_mb=2048), configuration(), configuration(memory_mb=1024), id="memory down"),
+        pytest.param(configuration(), configuration(cpu_cores=6.0), configuration(cpu_cores=2.0), id="cores"),
+        pytest.param(
+            configuration(cpu_cores=0.0, gpu_share=0.2),
+            configuration(cpu_cores=0.0, gpu_share=1.0),
+            configuration(cpu_cores=0.0, gpu_share=0.4),
+            id="GPU share",
+        ),
+        pytest.param(configuration(), configuration(7, memory_mb=384), configuration(7, memory_mb=384), id="within"),
+        pytest.param(
+            configuration(),
+            configuration(cpu_cores=0.0, gpu_share=1.0),
+            configuration(cpu_cores=0.0, gpu_share=1.0),
+            id="",
+        ),
+    ],
+)
+def test_limits_change_by_at_most_a_factor_where_one_is_set(
+    now: Configuration, wish: Configuration, target: Configuration
+) -> None:
+    found = decision(wish, now, settings=LimitSettings(max_step_factor=2.0))
+    assert found.target == target
+    assert found.limits_hit == (() if target == wish else ("limits at most 2 times a step",))
+
+
+@given(
+    factor=st.floats(1.001, 8.0),
+    begin=st.sampled_from(SPACE.memory_sizes_mb),
+    end=st.sampled_from(SPACE.memory_sizes_mb),
+    cores=st.tuples(st.sampled_from(SPACE.cpu_cores), st.sampled_from(SPACE.cpu_cores)),
+)
+def test_step_by_step_every_wish_is_reached_and_never_passed(
+    factor: float, begin: int, end: int, cores: tuple[float, float]
+) -> None:
+    now, wish = configuration(memory_mb=begin, cpu_cores=cores[0]), configuration(memory_mb=end, cpu_cores=cores[1])
+    for _ in range(len(SPACE.memory_sizes_mb) + 1):
+        after = limits_in_step(now, wish, factor, SPACE)
+        for axis, least in (("memory_mb", 64), ("cpu_cores", 1)):
+            one, two, goal = getattr(now, axis), getattr(after, axis), getattr(wish, axis)
+            assert min(one, goal) <= two <= max(one, goal)
+            assert max(one, two) <= factor * min(one, two) * 1.0001 or abs(one - two) == least
+        now = after
+    assert now == wish
+
+
+def test_eq_2_goes_before_the_rate_of_change() -> None:
+    seen = observation({NODE: {"peak_tokens": 120_000.0}})
+    tight = LimitSettings(max_step_factor=1.1)
+    found = decision(configuration(2, memory_mb=1024), configuration(5, memory_mb=512), seen=seen, settings=tight)
+    need = memory_need([NODES[FUNCTION]], [seen.node(NODE)], SETTINGS)
+    assert need is not None and need.holds(found.target) and found.target.memory_mb > 1.1 * 512
 
 
 def test_a_function_changed_a_moment_ago_stays_until_the_cool_down_is_over() -> None:
