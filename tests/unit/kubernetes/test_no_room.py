@@ -318,6 +318,25 @@ def test_limits_do_not_grow_further_while_a_resize_waits(double: Running, storie
     assert story.present() == configuration(memory_mb=512) and hits(report) == ("platform: deferred",)
 
 
+# a node that is gone
+
+
+def test_replicas_of_a_lost_node_are_elsewhere_in_the_next_tick_with_their_limits(
+    double: Running, stories: Stories
+) -> None:
+    story = stories()
+    double.do(lambda: double.cluster.nodes.update({"node-2": Node()}))
+    story.wish({F: configuration(2, memory_mb=512)})
+    double.do(lambda: double.cluster.lose_node("node-1"))
+    story.tick()
+    assert story.kinds() == [(F, "node lost")] * 2
+    double.do(lambda: double.cluster.evict_lost(TICK_S))
+    story.tick(2)
+    alive = [pod for pod in double.pods(F) if "deletionTimestamp" not in pod["metadata"]]
+    assert [pod["spec"]["nodeName"] for pod in alive] == ["node-2"] * 2
+    assert [resources(pod)["limits"]["memory"] for pod in alive] == ["512Mi"] * 2
+
+
 # no right to resize
 
 
