@@ -6,6 +6,7 @@ differ, while the API's JSON does not.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 PAGE = 500
 _REPEATED = (409, 429, 500, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
+_LIMIT_RANGE = re.compile(r"(maximum|minimum) \S+ usage per \w+ is ")
 
 
 class ExpiredError(PlatformError):
@@ -47,7 +49,8 @@ class RefusedError(PlatformError):
 
     @property
     def over_quota(self) -> bool:
-        return self.code == 403 and "exceeded quota" in self.said
+        """More than the namespace allows by a ResourceQuota or a LimitRange."""
+        return self.code == 403 and ("exceeded quota" in self.said or bool(_LIMIT_RANGE.search(self.said)))
 
     @property
     def beyond_node(self) -> bool:

@@ -209,6 +209,18 @@ def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bo
     return {**live_patch(live), "spec": {"template": template}}
 
 
+def moved(deployment: Object, live: Live) -> bool:
+    """Whether replicas were placed anew for this already."""
+    return (deployment["spec"]["template"]["metadata"].get("annotations") or {}).get(MOVED) == live.text()
+
+
+def take_back_patch(deployment: Object, live: Live, gpu: GpuSettings) -> Object:
+    """Strategic merge patch back to the template of ``live``; where replicas of it still run, they are kept."""
+    patch = template_patch(deployment, live, gpu)
+    patch["spec"]["template"].setdefault("metadata", {}).setdefault("annotations", {})[MOVED] = None
+    return patch
+
+
 def has_limits(document: Object, name: str, live: Live) -> bool:
     """Whether the limits of a pod, or of a Deployment's template, are these."""
     container = container_of(document, name)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from autoscaler.contract import Bound, Configuration
+from autoscaler.errors import PlatformError
 from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind
 
 log = logging.getLogger("smoe.autoscaler.kubernetes")
@@ -91,6 +92,16 @@ class Holds:
         """What a function cannot be given now."""
         holds = [hold for what in _OF_FUNCTIONS if (hold := self._lasting(function, what)) is not None]
         return None if not holds else holds[0].bound if len(holds) == 1 else holds[0].bound.and_also(holds[1].bound)
+
+    def check(self, function: str, known: Configuration | None, target: Configuration) -> Configuration | None:
+        """What of the present configuration runs. Raises PlatformError for a target that is not asked for again yet."""
+        bound = self.bound(function)
+        if bound is None or known is None:
+            return known
+        if bound.possible(known, target) != target:
+            what = f"function {function}: {bound.why}"
+            raise PlatformError(f"{what}: that much was refused and is not asked for again yet")
+        return bound.brought_about(known, 0)
 
     def refuses(self, function: str, present: Configuration) -> bool:
         """Whether replicas are not to be given the limits of this configuration, which is theirs."""

@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 from autoscaler.contract import Bound, Configuration
-from autoscaler.errors import FunctionGoneError, PlatformError
+from autoscaler.errors import FunctionGoneError
 from autoscaler.platform.kubernetes import deployments as d
 from autoscaler.platform.kubernetes.cache import ClientSource, Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platform.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
@@ -18,6 +17,7 @@ from autoscaler.platform.kubernetes.holds import Holds
 from autoscaler.platform.kubernetes.known import Known, own
 from autoscaler.platform.kubernetes.refusals import Refusals
 from autoscaler.platform.kubernetes.room import (
+    Order,
     complete,
     gives_back,
     in_the_way,
@@ -36,15 +36,6 @@ COMMUNITY = (
     "OpenFaaS Community Edition: its own controller holds replicas between 1 and 5 and allows 15 functions; GPU shares "
     "and limits set here last until the next deployment of the function, and are set again then"
 )
-
-
-class _Rolled(NamedTuple):
-    """Limits before and after an order, and what it asked for."""
-
-    before: d.Live
-    after: d.Live
-    known: Configuration | None
-    target: Configuration
 
 
 class KubernetesPlatform:
@@ -77,8 +68,8 @@ class KubernetesPlatform:
         self._unschedulable_s = unschedulable_s
         self._not_live: dict[str, tuple[str, ...]] = {}
         """Function → versions of its Deployment and pods, of which live pods cannot have its limits: new ones will."""
-        self._rolled: dict[str, _Rolled] = {}
-        """Orders of this controller that are being rolled out, by function."""
+        self._ordered: dict[str, Order] = {}
+        """This controller's last order of limits that has not come about yet, by function."""
         self.holds = Holds(clock)
         """What was refused, and is not asked for again yet."""
         self._refusals = Refusals(clock)
@@ -122,13 +113,13 @@ class KubernetesPlatform:
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
         known = d.configuration_of(deployment)
-        runs = self._check_held(function, known, target)
+        runs = self.holds.check(function, known, target)
         refused: RefusedError | None = None
         try:
             if known != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
                 after = d.wanted(before, target)
-                if self._change(function, before, after):
-                    self._rolled[function] = _Rolled(before, after, known, target)
+                self._change(function, before, after)
+                self._ordered[function] = Order(before, after, known, target)
         except RefusedError as error:
             refused = error
             if error.over_quota:
@@ -187,7 +178,7 @@ class KubernetesPlatform:
     def notes(self) -> tuple[str, ...]:
         """What this platform cannot do here, in sentences."""
         notes = []
-        if self._version is not None and self._version < RESIZE_SINCE:
+        if not self._knows_resizes:
             notes.append("this Kubernetes cannot resize pods (1.33 can): changed limits are rolled out")
         if self._known.any_of_the_community_edition():
             notes.append(COMMUNITY)
@@ -206,10 +197,14 @@ class KubernetesPlatform:
         return iter(()) if deployment is None else conditions_of(deployment, self._known.pods(function))
 
     @property
-    def _resizes(self) -> bool:
+    def _knows_resizes(self) -> bool:
         if self._version is None:
             self._version = self._client.version()
-        return self._version >= RESIZE_SINCE and not self.holds.lacks_right(self._pipeline)
+        return self._version >= RESIZE_SINCE
+
+    @property
+    def _resizes(self) -> bool:
+        return self._knows_resizes and not self.holds.lacks_right(self._pipeline)
 
     def _read_all(self) -> None:
         deployments, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
@@ -222,34 +217,19 @@ class KubernetesPlatform:
         self._known.look(deployments, pods)
         self._read = True
 
-    def _check_held(self, function: str, known: Configuration | None, target: Configuration) -> Configuration | None:
-        """What of the present configuration runs. Raises PlatformError for a target that is not asked for again yet."""
-        bound = self.holds.bound(function)
-        if bound is None or known is None:
-            return known
-        if bound.possible(known, target) != target:
-            raise PlatformError(
-                f"function {function}: {bound.why}: that much was refused and is not asked for again yet"
-            )
-        return bound.brought_about(known, 0)
-
-    def _change(self, function: str, before: d.Live, after: d.Live) -> bool:
-        """Returns whether it is rolled out."""
+    def _change(self, function: str, before: d.Live, after: d.Live) -> None:
         deployment = self._deployment(function)
         if not own(deployment):
             self._wished[function] = after
         resized = (before.limits, before.requests) != (after.limits, after.requests)
         settled = before.max_inflight == after.max_inflight or d.takes_live_settings(deployment)
         if settled and (not resized or (self._resizes and d.only_resizes(before, after))):
-            return self._change_live(function, before, after)
-        self._roll_out(function, after)
-        return True
+            self._change_live(function, before, after)
+        else:
+            self._roll_out(function, after)
 
-    def _change_live(self, function: str, before: d.Live, after: d.Live) -> bool:
-        """Note it at the Deployment first, so that replicas that come meanwhile are brought in line too.
-
-        Returns whether it had to be rolled out instead.
-        """
+    def _change_live(self, function: str, before: d.Live, after: d.Live) -> None:
+        """Note it at the Deployment first, so that replicas that come meanwhile are brought in line too."""
         self._patch(function, d.live_patch(after), MERGE)
         try:
             self._bring_in_line(function, after)
@@ -258,8 +238,6 @@ class KubernetesPlatform:
                 self._patch(function, d.live_patch(before), MERGE)
                 raise
             self._roll_out(function, after)
-            return True
-        return False
 
     def _answered_by_a_roll_out(self, function: str, error: RefusedError) -> bool:
         """Whether new replicas can have what this live one was refused."""
@@ -320,7 +298,7 @@ class KubernetesPlatform:
             self._change(function, live, wish)
             return
         obstacles = list(self._obstacles(function))
-        moving = next((one for one in obstacles if placed_anew(one, self._clock())), None)
+        moving = None if d.moved(deployment, live) else self._placed_anew(function, live, obstacles)
         if moving is not None:
             log.warning("function %s: its replicas are placed anew: %s", function, moving)
             self._roll_out(function, live, move=True)
@@ -334,12 +312,22 @@ class KubernetesPlatform:
             self._known.settle(function, seen)
             known = d.configuration_of(deployment)
             if known is not None and complete(deployment, self._known.pods(function), live):
-                self._rolled.pop(function, None)
+                self._ordered.pop(function, None)
                 self.holds.came_about(function, known)
+
+    def _placed_anew(self, function: str, live: d.Live, obstacles: list[Condition]) -> Condition | None:
+        """What only other nodes can help with: a resize to these limits, and not to others before them."""
+        if not obstacles:
+            return None
+        differing = {
+            pod["metadata"]["name"] for pod in self._known.pods(function) if d.resize_patch(pod, function, live)
+        }
+        found = (one for one in obstacles if one.pod not in differing)
+        return next((one for one in found if placed_anew(one, self._clock())), None)
 
     def _took_back(self, function: str, live: d.Live, obstacles: list[Condition]) -> bool:
         """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
-        order, told_s = self._rolled.get(function), self._clock() - self._unschedulable_s
+        order, told_s = self._ordered.get(function), self._clock() - self._unschedulable_s
         why = stuck(obstacles, told_s)
         if order is None or order.after != live or why is None:
             return False
@@ -347,10 +335,10 @@ class KubernetesPlatform:
             return False  # fewer replicas first: the rest may find room then
         bound = refused_limits(why.kind, order.known, order.target, why.message)
         self.holds.limits(function, why.kind, bound, why.message)
-        del self._rolled[function]
+        del self._ordered[function]
         if function in self._wished:
             self._wished[function] = order.before
-        self._roll_out(function, order.before)
+        self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
         return True
 
     def _limits_in_line(self, function: str, deployment: Object, live: d.Live) -> bool:

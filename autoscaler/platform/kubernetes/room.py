@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from autoscaler.contract import Bound, Configuration
 from autoscaler.platform.kubernetes.client import Object
@@ -15,6 +16,7 @@ from autoscaler.platform.kubernetes.deployments import GPU, Live, has_limits
 DEFERRED_LIMIT_S = 30.0
 """A resize that its node has no room for now is waited for this long; then the replicas are placed anew."""
 _RESIZING = ("deferred", "infeasible", "resize failed")
+_NAMES = re.compile(r"requested: .*?, used: |maximum \S+ usage per ")
 _AXES = {"memory": "memory_mb", "cpu": "cpu_cores", GPU: "gpu_share"}
 
 
@@ -25,6 +27,15 @@ class Short:
     kind: ConditionKind
     most: int
     said: str
+
+
+class Order(NamedTuple):
+    """An order of limits: those before and after it, and what it asked for."""
+
+    before: Live
+    after: Live
+    known: Configuration | None
+    target: Configuration
 
 
 def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Condition], told_s: float) -> Short | None:
@@ -52,7 +63,7 @@ def placed_anew(condition: Condition, now_s: float) -> bool:
 
 def stuck(obstacles: Iterable[Condition], told_s: float) -> Condition | None:
     """What keeps a roll-out's new replicas from coming, since ``told_s`` or longer; None where nothing does."""
-    kinds = ("unschedulable", "quota")
+    kinds = ("unschedulable", "quota", "refused")
     waiting = (one for one in obstacles if one.kind in kinds)
     return next((one for one in waiting if one.since_s is not None and one.since_s <= told_s), None)
 
@@ -78,11 +89,12 @@ def in_the_way(deployment: Object, obstacles: Sequence[Condition]) -> Bound | No
 
 
 def refused_limits(kind: ConditionKind, present: Configuration | None, refused: Configuration, said: str) -> Bound:
-    """From what a refusal says and what was asked for: limits that are not asked for again. A quota's words name what
-    there is too little of (``requested: limits.memory=1Gi, used: …``); whatever else grew may be had."""
+    """From what a refusal says and what was asked for: limits that are not asked for again. The words of a quota
+    (``requested: limits.memory=1Gi, used: …``) and of a limit range (``maximum memory usage per Container is …``) name
+    what there is too little of; whatever else grew may be had."""
     bound = Bound.below(present, refused, kind)
-    asked = re.search(r"requested: (.*?), used: ", said)
-    named = {axis for resource, axis in _AXES.items() if asked is not None and f"{resource}=" in asked[1]}
+    words = [one.group() for one in _NAMES.finditer(said)]
+    named = {axis for resource, axis in _AXES.items() if any(re.search(rf"\b{resource}\b", one) for one in words)}
     limits = {axis: getattr(bound, axis) if axis in named else math.inf for axis in _AXES.values()}
     return Bound(kind, **limits) if min(limits.values()) < math.inf else bound
 

@@ -247,16 +247,19 @@ class Cluster:
             if same and pod["status"].get("observedGeneration") == pod["metadata"]["generation"]:
                 continue
             changed = copied(pod)
+            waits = "PodResizePending" if self.resizing in ("deferred", "infeasible") else "PodResizeInProgress"
+            over = [kind for kind in ("PodResizePending", "PodResizeInProgress") if same or kind != waits]
             conditions = changed["status"]["conditions"]
-            conditions[:] = [one for one in conditions if not one["type"].startswith("PodResize")]
+            conditions[:] = [one for one in conditions if one["type"] not in over]
             if not same:
                 if self.resizing == "done":
+                    conditions[:] = [one for one in conditions if one["type"] != waits]
                     changed["status"]["containerStatuses"] = list(_statuses(changed))
                 elif self.resizing == "in progress":
-                    _condition(changed, "PodResizeInProgress", "True")
+                    _condition(changed, waits, "True")
                 else:
                     why = "Node didn't have enough resource: cpu"
-                    _condition(changed, "PodResizePending", "True", self.resizing.capitalize(), why)
+                    _condition(changed, waits, "True", self.resizing.capitalize(), why)
             changed["status"]["observedGeneration"] = changed["metadata"]["generation"]
             self.store.replace("pods", changed, "kubelet", status=True)
 

@@ -15,6 +15,7 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.loop import Controller
 from tests.doubles.kubernetes import store
 from tests.doubles.kubernetes.cluster import Node
+from tests.doubles.kubernetes.errors import Refusal
 from tests.doubles.kubernetes.functions import NAMESPACE, put, quota, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import PRICES, configuration, observation, topology
@@ -164,6 +165,18 @@ def test_what_the_quota_has_enough_of_still_grows(double: Running, stories: Stor
     assert report.applied == (F,) and story.present() == configuration(cpu_cores=2.0)
 
 
+def test_what_a_limit_range_forbids_is_asked_for_once(double: Running, stories: Stories) -> None:
+    """Its words as in Kubernetes' plugin/pkg/admission/limitranger, which answers 403."""
+    said = 'pods "p" is forbidden: maximum memory usage per Container is 512Mi, but limit is 1Gi'
+    story = stories()
+    double.set(refusals={("patch", "pods/resize"): Refusal(403, "Forbidden", said)})
+    story.wish({F: BIG})
+    begun = len(writes(double))
+    report = story.tick(8)
+    assert hits(report) == ("platform: quota",) and len(writes(double)) == begun and story.asked() == 1
+    assert said in str(story.platform.conditions()[0])
+
+
 def test_within_the_tick_the_budget_of_what_was_refused_goes_to_another(double: Running, stories: Stories) -> None:
     replica_per_hour = (PRICES.cpu_core_s + 0.25 * PRICES.memory_gib_s) * 3600
     story = stories(F, G, budget_per_hour=3 * replica_per_hour)
@@ -286,6 +299,25 @@ def test_a_roll_out_over_quota_is_taken_back(double: Running, stories: Stories) 
     assert story.kinds() == [(F, "quota")]
     story.tick(14)
     assert story.present() == configuration() and len(double.pods(F)) == 1
+
+
+def test_a_resize_that_waits_and_finds_no_other_node_either_is_taken_back(double: Running, stories: Stories) -> None:
+    story = stories()
+    small_node(double, "1Gi")
+    double.do(lambda: double.cluster.set_resizing("deferred"))
+    (before,) = double.pods(F)
+    story.wish({F: configuration(memory_mb=896)})
+    assert story.kinds() == [(F, "deferred")]
+    story.tick(8)
+    assert story.kinds() == [(F, "deferred"), (F, "unschedulable")]
+    begun = len(writes(double))
+    story.tick(5)
+    assert len(writes(double)) == begun
+    story.tick(9)
+    assert story.present() == configuration() and hits(story.tick()) == ("platform: unschedulable",)
+    (after,) = double.pods(F)
+    assert after["metadata"]["name"] == before["metadata"]["name"]
+    assert resources(after)["limits"]["memory"] == "256Mi"
 
 
 def test_limits_that_a_person_rolls_out_are_not_taken_back(double: Running, stories: Stories) -> None:
