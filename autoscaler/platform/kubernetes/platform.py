@@ -142,7 +142,10 @@ class KubernetesPlatform:
         self.holds.forget({name for name in self.holds.bounded() if self._known.deployment(name) is None})
         found: dict[str, Bound] = {}
         for function in self._known.unsettled():
-            deployment, obstacles = self._deployment(function), list(self._obstacles(function))
+            obstacles = list(self._obstacles(function))
+            if not obstacles:
+                continue
+            deployment = self._deployment(function)
             short = short_of(deployment, self._known.pods(function), obstacles, told_s)
             if short is not None:
                 self.holds.replicas(function, short.kind, short.most, short.said)
