@@ -11,7 +11,7 @@ from typing import NamedTuple
 from autoscaler.contract import Bound, Configuration
 from autoscaler.platform.kubernetes.client import Object
 from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind, leaving
-from autoscaler.platform.kubernetes.deployments import GPU, Live, has_limits
+from autoscaler.platform.kubernetes.deployments import GPU, Live, has_limits, least_replicas
 
 DEFERRED_LIMIT_S = 30.0
 """A resize that its node has no room for now is waited for this long; then the replicas are placed anew."""
@@ -40,18 +40,21 @@ class Order(NamedTuple):
 
 def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Condition], told_s: float) -> Short | None:
     """Whether fewer replicas run than were asked for: at once for want of quota; for want of nodes, once a replica
-    waits since ``told_s`` (Unix time) or longer. A roll-out's additional replicas are none that were asked for."""
+    waits since ``told_s`` (Unix time) or longer. A roll-out's additional replicas are none that were asked for, and the
+    fewest that the function's label asks for are never too many."""
     status, wanted = deployment.get("status", {}), int(deployment["spec"].get("replicas", 1))
+    least = least_replicas(deployment)
     waiting = {one.pod: one for one in obstacles if one.kind == "unschedulable"}
     for one in waiting.values():
         if one.since_s is not None and one.since_s <= told_s:
-            most = sum(not leaving(pod) and pod["metadata"]["name"] not in waiting for pod in pods)
+            placed = sum(not leaving(pod) and pod["metadata"]["name"] not in waiting for pod in pods)
+            most = max(placed, least)
             return Short("unschedulable", most, one.message) if most < wanted else None
     there = int(status.get("replicas", 0))
     rolling = status.get("updatedReplicas", 0) < there
     refused = next((one for one in obstacles if one.kind == "quota"), None)
-    if refused is not None and not rolling and 0 < there < wanted:
-        return Short("quota", there, refused.message)
+    if refused is not None and not rolling and there > 0 and max(there, least) < wanted:
+        return Short("quota", max(there, least), refused.message)
     return None
 
 

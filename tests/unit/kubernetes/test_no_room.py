@@ -266,6 +266,17 @@ def test_replicas_without_a_node_never_go_below_the_least_and_unmanaged_ones_are
     assert story.present("m-expert-1-0") == configuration(5)
 
 
+def test_replicas_without_a_node_stay_at_the_least_that_the_function_s_label_says(
+    double: Running, stories: Stories
+) -> None:
+    story = stories(G)
+    small_node(double, "1Gi")
+    put(double, spec(F, labels={"smoe.pipeline": "m", "com.openfaas.scale.min": "5"}))
+    story.wish({F: configuration(8)})
+    story.tick(16)
+    assert story.present() == configuration(5)
+
+
 # limits that cannot be rolled out
 
 
