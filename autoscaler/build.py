@@ -92,6 +92,7 @@ def _limits(settings: ControllerSettings) -> LimitSettings:
         alpha=settings.alpha,
         runtime_mb=settings.runtime_mb,
         max_step_replicas=settings.max_step_replicas,
+        max_step_factor=settings.max_step_factor,
         cooldown_s=settings.cooldown_s,
         budget_per_hour=settings.budget_per_hour,
     )

@@ -43,8 +43,9 @@ class ClusterSide:
             self._elector = Elector(store, lease, goes_on=self.progress.goes_on)
         client = KubernetesClient(api, settings.kubernetes_namespace, guard=self._before_write, rate=rate)
         gpu = GpuSettings(settings.gpu_memory_mb, settings.gpu_host_ipc)
-        self.platform = KubernetesPlatform(client, pipeline, gpu=gpu)
-        self._metrics = PlatformMetrics(self.conditions, client.calls, self.leads)
+        wait_s = settings.unschedulable_s
+        self.platform = KubernetesPlatform(client, pipeline, gpu=gpu, unschedulable_s=wait_s)
+        self._metrics = PlatformMetrics(self.conditions, client.calls, self.leads, self.platform.holds.counts)
 
     def register(self, registry: CollectorRegistry) -> None:
         """Let a registry tell what this side counts."""

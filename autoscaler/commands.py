@@ -178,6 +178,14 @@ SHOWN = 8
 )
 @click.option("--gpu-host-ipc", is_flag=True, help="kubernetes: the node's IPC namespace for GPUs (GKE's MPS).")
 @click.option(
+    "--unschedulable-wait",
+    "unschedulable_s",
+    type=click.FloatRange(min=0),
+    default=ControllerSettings.unschedulable_s,
+    show_default=True,
+    help="kubernetes: seconds that a replica waits for a node with room before the plan goes without it.",
+)
+@click.option(
     "--lease", default=None, metavar="NAME", help="kubernetes: Lease that the one acting controller of several holds."
 )
 @click.option(
@@ -215,6 +223,13 @@ SHOWN = 8
     type=click.FloatRange(min=0, min_open=True),
     default=None,
     help="Seconds a tick may stand still before this controller counts as hung. [default: 3 intervals, at least 30]",
+)
+@click.option(
+    "--max-step-factor",
+    type=click.FloatRange(min=0),
+    default=ControllerSettings.max_step_factor,
+    show_default=True,
+    help="Most times that memory, cores or GPU share grow or shrink in one decision (such as 2); 0 = no limit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a tick on standard output.")
 def autoscale(

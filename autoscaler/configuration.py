@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autoscaler.errors import ConfigurationError
 
@@ -70,6 +71,63 @@ class MemoryNeed:
     def holds(self, configuration: Configuration) -> bool:
         """Whether ``configuration`` satisfies Eq. (2)."""
         return configuration.memory_mb >= self.required_mb(configuration.replicas)
+
+
+class Bound(NamedTuple):
+    """What a platform cannot give one function for now, so that nobody plans with it.
+
+    Limits are bounded from the refused value on: half of it may still be had.
+    """
+
+    why: str
+    """In words."""
+    replicas: float = math.inf
+    """Most replicas that can be brought about; more are not worth waiting for, even where they were asked for."""
+    memory_mb: float = math.inf
+    """Growth to this memory of a replica, or beyond, is refused."""
+    cpu_cores: float = math.inf
+    """Likewise."""
+    gpu_share: float = math.inf
+    """Likewise."""
+
+    def brought_about(self, now: Configuration, least: int) -> Configuration:
+        """``now`` without replicas that cannot be brought about, and never below ``least`` of them."""
+        most = max(self.replicas, least)
+        return now if now.replicas <= most else now.with_replicas(int(most))
+
+    def possible(self, now: Configuration, target: Configuration) -> Configuration:
+        """``target``, on each axis where it grows too far as ``now``."""
+        memory_mb = now.memory_mb if now.memory_mb < target.memory_mb >= self.memory_mb else target.memory_mb
+        refused = (
+            now.cpu_cores < target.cpu_cores >= self.cpu_cores or now.gpu_share < target.gpu_share >= self.gpu_share
+        )
+        compute = now if refused else target
+        replicas = int(min(target.replicas, max(now.replicas, self.replicas)))
+        return Configuration(memory_mb, compute.cpu_cores, compute.gpu_share, replicas, target.concurrency)
+
+    def refuses(self, found: Configuration) -> bool:
+        """Whether this is a configuration that nothing could grow to."""
+        return (
+            found.replicas > self.replicas
+            or found.memory_mb >= self.memory_mb
+            or found.cpu_cores >= self.cpu_cores
+            or found.gpu_share >= self.gpu_share
+        )
+
+    def and_also(self, other: Bound) -> Bound:
+        """Both at once."""
+        why = self.why if other.why == self.why else f"{self.why}, {other.why}"
+        return Bound(why, *(min(pair) for pair in zip(self[1:], other[1:], strict=True)))
+
+    @staticmethod
+    def below(present: Configuration | None, refused: Configuration, why: str) -> Bound:
+        """On limits, from a configuration that was refused: what it would have made more of, of ``present``."""
+
+        def grown(axis: str) -> float:
+            value: float = getattr(refused, axis)
+            return value if value > (0 if present is None else getattr(present, axis)) else math.inf
+
+        return Bound(why, math.inf, grown("memory_mb"), grown("cpu_cores"), grown("gpu_share"))
 
 
 @dataclass(frozen=True)

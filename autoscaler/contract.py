@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from autoscaler.configuration import MIB, Configuration, ConfigurationSpace, MemoryNeed
+from autoscaler.configuration import MIB, Bound, Configuration, ConfigurationSpace, MemoryNeed
 
 __all__ = [
     "MIB",
+    "Bound",
+    "BoundedPlatform",
     "Configuration",
     "ConfigurationSpace",
     "Cost",
@@ -264,6 +266,14 @@ class Platform(Protocol):
         Returning means that the platform took the order; that it came about is seen by reading again. Raises
         FunctionGoneError for a function that is not deployed.
         """
+
+
+@runtime_checkable
+class BoundedPlatform(Platform, Protocol):
+    """One that knows what it cannot bring about: no room, no quota, no right."""
+
+    def bounds(self) -> Mapping[str, Bound]:
+        """Function → what it cannot be given now, as read last and as refused since; of most functions nothing."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from autoscaler.actuator.actuator import Result, apply
 from autoscaler.contract import (
+    Bound,
+    BoundedPlatform,
     Configuration,
     Decision,
     MetricsSource,
@@ -57,6 +59,9 @@ class Controller:
         self.window_s = window_s
         self._source = source
         self._platform = platform
+        self._bounds: Callable[[], Mapping[str, Bound]] = (
+            platform.bounds if isinstance(platform, BoundedPlatform) else dict
+        )
         self._limits = limits
         self._logger = logger
         self.view = view
@@ -76,13 +81,14 @@ class Controller:
         observation, present = self._with_present(observation)
         begun_s = time.perf_counter()
         proposal = self._propose(observation, now_s)
-        decisions = decide(
-            self.topology, observation, proposal, present, now_s, self._limit_state, self._limits, self.prices
-        )
+        bounds = self._bounds()
+        decisions = self._decide(observation, proposal, present, now_s, bounds)
         decision_s = time.perf_counter() - begun_s
         result = Result()
         if not self._dry_run:
-            result = apply(self._platform, decisions, self._wait, self._orders_at_once)
+            result = self._apply(decisions)
+            if result.failures:
+                decisions, result = self._anew(observation, proposal, decisions, result, now_s, bounds)
             self._limit_state = self._limit_state.after(result.applied, now_s)
         cost, by_node = total_cost(observation, self.prices)
         report = TickReport(
@@ -125,6 +131,46 @@ class Controller:
         if not observation.stale:
             self._memory = proposal.memory
         return proposal
+
+    def _decide(
+        self,
+        observation: Observation,
+        proposal: Proposal,
+        present: Mapping[str, Configuration],
+        now_s: float,
+        bounds: Mapping[str, Bound],
+    ) -> tuple[Decision, ...]:
+        state, limits = self._limit_state, self._limits
+        return decide(self.topology, observation, proposal, present, now_s, state, limits, self.prices, bounds)
+
+    def _apply(self, decisions: tuple[Decision, ...]) -> Result:
+        return apply(self._platform, decisions, self._wait, self._orders_at_once)
+
+    def _anew(
+        self,
+        observation: Observation,
+        proposal: Proposal,
+        decisions: tuple[Decision, ...],
+        result: Result,
+        now_s: float,
+        bounds: Mapping[str, Bound],
+    ) -> tuple[tuple[Decision, ...], Result]:
+        """Where orders were refused for what the platform cannot give, decide once more on the rest: what was refused
+        costs nothing, so others may have its part of the budget."""
+        known = self._bounds()
+        if known == bounds:
+            return decisions, result
+        try:
+            present = self._platform.configurations()
+        except PlatformError:
+            return decisions, result
+        done = {function: present[function] for function in result.applied if function in present}
+        rest = replace(proposal, wishes={**proposal.wishes, **done})
+        anew = {one.function: one for one in self._decide(observation, rest, present, now_s, known) if one.changes}
+        second = self._apply(tuple(anew.values()))
+        failures = {function: why for function, why in result.failures.items() if function not in second.applied}
+        merged = tuple(anew.get(decision.function, decision) for decision in decisions)
+        return merged, Result([*result.applied, *second.applied], failures | second.failures)
 
     def _record(self, report: TickReport) -> None:
         problems = report.observation.problems

@@ -73,6 +73,9 @@ class ControllerSettings:
     """``kubernetes``: MiB of a GPU, of which a share may pin its part; None sets no limit."""
     gpu_host_ipc: bool = False
     """``kubernetes``: functions that get a GPU get the node's IPC namespace too, as GKE's MPS wants."""
+    unschedulable_s: float = 60.0
+    """``kubernetes``: how long a new replica waits for a node with room before the plan goes without it; longer than a
+    cluster autoscaler takes to bring a node."""
     lease: str | None = None
     """``kubernetes``: name of the Lease that one of several controllers holds; None elects nobody."""
     metrics_port: int = 0
@@ -103,6 +106,8 @@ class ControllerSettings:
     """Memory of a worker besides its weights: part of M_e of Eq. (2)."""
     max_step_replicas: int = 8
     """Most replicas that one decision adds or removes; 0 = no limit."""
+    max_step_factor: float = 0.0
+    """Memory, CPU cores and GPU share become at most so many times larger or smaller in one decision; 0 = no limit."""
     cooldown_s: float = 0.0
     """Least time between two changes of one function."""
     budget_per_hour: float | None = None
@@ -171,7 +176,9 @@ def validate(settings: ControllerSettings) -> None:
         _not_negative("down_stabilisation_s", s.down_stabilisation_s),
         _not_negative("cooldown_s", s.cooldown_s),
         _not_negative("max_step_replicas", s.max_step_replicas),
+        ("max_step_factor", s.max_step_factor, s.max_step_factor == 0 or s.max_step_factor > 1, "0, or above 1"),
         _not_negative("runtime_mb", s.runtime_mb),
+        _not_negative("unschedulable_s", s.unschedulable_s),
         ("alpha", s.alpha, 0 < s.alpha <= 1, "above 0, at most 1"),
         ("windows_per_file", s.windows_per_file, s.windows_per_file >= 1, "1 or more"),
     ]

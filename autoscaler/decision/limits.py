@@ -1,12 +1,15 @@
-"""From wishes to decisions: hold on missing data, cool-down, space, rate of change, memory of Eq. (2), budget."""
+"""From wishes to decisions: hold on missing data, cool-down, space, rate of change, what the platform cannot give,
+memory of Eq. (2), budget."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from autoscaler.contract import (
     MIB,
+    Bound,
     Configuration,
     ConfigurationSpace,
     Decision,
@@ -18,6 +21,7 @@ from autoscaler.contract import (
     Topology,
 )
 from autoscaler.decision.budget import no_worse, within_budget
+from autoscaler.decision.rate import limits_in_step, replicas_in_step
 from autoscaler.prices import PriceSheet
 
 
@@ -32,6 +36,8 @@ class LimitSettings:
     """Part of M_e that is not weights: the worker's own memory."""
     max_step_replicas: int = 8
     """Most replicas that one decision adds or removes."""
+    max_step_factor: float = 0.0
+    """Memory, CPU cores and GPU share become at most so many times larger or smaller in one decision; 0 = no limit."""
     cooldown_s: float = 0.0
     """Least time between two changes of one function."""
     budget_per_hour: float | None = None
@@ -58,11 +64,13 @@ def decide(
     state: LimitState,
     settings: LimitSettings,
     prices: PriceSheet,
+    bounds: Mapping[str, Bound] = MappingProxyType({}),
 ) -> tuple[Decision, ...]:
     """One decision for each deployed function that the policy manages (wish or reason); see ``Proposal``.
 
     ``present``: function → configuration as the platform has it now. What runs now is never forced to change: limits
-    are on changes.
+    are on changes. ``bounds``: function → what the platform cannot give it now; replicas that were asked for and cannot
+    run are taken back.
     """
     decisions: list[Decision] = []
     needs: dict[str, MemoryNeed | None] = {}
@@ -77,11 +85,12 @@ def decide(
         if wish is None or why:
             decisions.append(Decision(function, name, now, wish or now, now, why, ("no or old data",), valid=False))
             continue
-        if wish == now:
+        bound = bounds.get(function)
+        if wish == now and (bound is None or now.replicas <= bound.replicas):
             decisions.append(Decision(function, name, now, wish, now, reason))
             continue
         needs[function] = memory_need(nodes, [observation.node(node.id) for node in nodes], settings)
-        target, hits = _limited(function, now, wish, needs[function], now_s, state, settings)
+        target, hits = _limited(function, now, wish, needs[function], now_s, state, settings, bound)
         decisions.append(Decision(function, name, now, wish, target, reason, tuple(hits)))
     if settings.budget_per_hour is not None:
         decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
@@ -117,14 +126,22 @@ def _limited(
     now_s: float,
     state: LimitState,
     settings: LimitSettings,
+    bound: Bound | None,
 ) -> tuple[Configuration, list[str]]:
     last_s = state.changed_s.get(function)
     if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
         return now, [f"cool-down of {settings.cooldown_s:g} s"]
     hits: list[str] = []
     target = _on_lattice(now, wish, settings.space, hits)
-    target = _step(now, target, settings.max_step_replicas, hits)
-    return _with_memory(now, target, need, settings.space, hits), hits
+    target = _in_step(now, target, settings, hits)
+    if bound is None:
+        return _with_memory(now, target, need, settings.space, hits), hits
+    runs = bound.brought_about(now, settings.space.replicas_min)
+    possible = bound.possible(runs, target)
+    if possible != target:
+        hits.append(f"platform: {bound.why}")
+    target = _with_memory(runs, possible, need, settings.space, hits)
+    return (target if target == bound.possible(runs, target) else runs), hits
 
 
 def _on_lattice(now: Configuration, wish: Configuration, space: ConfigurationSpace, hits: list[str]) -> Configuration:
@@ -144,11 +161,15 @@ def _on_lattice(now: Configuration, wish: Configuration, space: ConfigurationSpa
     return target
 
 
-def _step(now: Configuration, target: Configuration, most: int, hits: list[str]) -> Configuration:
-    if not most or abs(target.replicas - now.replicas) <= most:
-        return target
-    hits.append(f"at most {most} replicas a step")
-    return target.with_replicas(now.replicas + most if target.replicas > now.replicas else now.replicas - most)
+def _in_step(now: Configuration, target: Configuration, settings: LimitSettings, hits: list[str]) -> Configuration:
+    most, factor = settings.max_step_replicas, settings.max_step_factor
+    replicas = replicas_in_step(now, target, most)
+    if replicas != target:
+        hits.append(f"at most {most} replicas a step")
+    limits = limits_in_step(now, replicas, factor, settings.space)
+    if limits != replicas:
+        hits.append(f"limits at most {factor:g} times a step")
+    return limits
 
 
 def _with_memory(

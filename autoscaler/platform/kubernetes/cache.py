@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import orjson
 
 from autoscaler.errors import PlatformError
-from autoscaler.platform.kubernetes.client import Event, ExpiredError, Object
+from autoscaler.platform.kubernetes.client import Event, ExpiredError, KubernetesClient, Object
 from autoscaler.platform.kubernetes.deployments import FUNCTION_LABEL, PIPELINE_LABEL
 
 log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
@@ -27,6 +27,8 @@ WATCH_S = 30
 RELIST_S = 600.0
 """Everything is listed anew this often, whatever the watch told."""
 _WAITS_S = (0.2, 1.0, 5.0)
+LIVED_S = 5.0
+"""A watch that ends before it lived so long was none: a pause comes before the next one."""
 
 
 class Source(Protocol):
@@ -40,6 +42,22 @@ class Source(Protocol):
 
         Raises ExpiredError and PlatformError.
         """
+
+
+class ClientSource:
+    """Objects of one kind that a selector chooses."""
+
+    def __init__(self, client: KubernetesClient, resource: str, selector: str) -> None:
+        self._client = client
+        self._resource = resource
+        self._selector = selector
+
+    def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
+        told: list[str] = []
+        return self._client.listed(self._resource, self._selector, told.append), lambda: told[-1]
+
+    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
+        return self._client.watch(self._resource, self._selector, version, seconds, opened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +137,9 @@ class WatchCache:
                 self._objects[kept.name] = kept
 
     def _run(self) -> None:
-        failed = 0
+        failed = short = 0
         while not self._stop.is_set():
+            begun_s = self._clock()
             try:
                 if not self._version or self._clock() - self._listed_s > RELIST_S:
                     self._load()
@@ -133,13 +152,23 @@ class WatchCache:
                 self._whole = False
                 if not self._stop.is_set():
                     (log.info if failed else log.warning)("%s; lists are read until the watch is back", error)
-                self._stop.wait(_WAITS_S[min(failed, len(_WAITS_S) - 1)])
+                self._pause(failed)
                 failed += 1
+                continue
             except Exception:
                 self._whole, self._version = False, ""
                 log.exception("the watch failed; everything is listed anew")
                 self._stop.wait(_WAITS_S[-1])
+                continue
+            short = 0 if self._clock() - begun_s >= LIVED_S else short + 1
+            if short > 1:  # one may be cut by chance: the next one goes on at once
+                self._whole = False
+                self._pause(short - 2)
         self._whole = False
+
+    def _pause(self, before: int) -> None:
+        """Wait, the longer the more pauses there were ``before``; no pause is longer than the last of ``_WAITS_S``."""
+        self._stop.wait(_WAITS_S[min(before, len(_WAITS_S) - 1)])
 
     def _opened(self, cut: Callable[[], None]) -> None:
         self._cut, self._whole = cut, True

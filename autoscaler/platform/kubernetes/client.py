@@ -6,6 +6,7 @@ differ, while the API's JSON does not.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -31,6 +32,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 PAGE = 500
 _REPEATED = (409, 429, 500, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
+_LIMIT_RANGE = re.compile(r"(maximum|minimum) \S+ usage per \w+ is ")
 
 
 class ExpiredError(PlatformError):
@@ -47,12 +49,18 @@ class RefusedError(PlatformError):
 
     @property
     def over_quota(self) -> bool:
-        return self.code == 403 and "exceeded quota" in self.said
+        """More than the namespace allows by a ResourceQuota or a LimitRange."""
+        return self.code == 403 and ("exceeded quota" in self.said or bool(_LIMIT_RANGE.search(self.said)))
 
     @property
     def beyond_node(self) -> bool:
         """More than the pod's node has at all: another node may have it."""
         return self.code == 403 and "allocatable" in self.said
+
+    @property
+    def no_right_to_resize(self) -> bool:
+        """This user may not resize any pod, whatever is asked; a new pod of a Deployment can be so."""
+        return self.code == 403 and 'cannot patch resource "pods/resize"' in self.said
 
     @property
     def not_on_a_live_pod(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from autoscaler.platform.kubernetes.client import Object
+from autoscaler.platform.kubernetes.client import Object, RefusedError
 
 ConditionKind = Literal[
     "deferred", "infeasible", "resize failed", "unschedulable", "quota", "forbidden", "node lost", "refused"
@@ -48,6 +48,15 @@ def conditions_of(deployment: Object, pods: Iterable[Object]) -> Iterator[Condit
 def leaving(pod: Object) -> bool:
     """Whether the pod is on its way out or over."""
     return "deletionTimestamp" in pod["metadata"] or pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
+def kind_of(error: RefusedError) -> ConditionKind:
+    """What an answer of the API server means."""
+    if error.over_quota:
+        return "quota"
+    if error.beyond_node:
+        return "infeasible"
+    return "forbidden" if error.code == 403 else "refused"
 
 
 def _of_pod(function: str, pod: Object) -> Iterator[Condition]:

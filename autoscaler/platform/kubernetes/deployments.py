@@ -20,6 +20,7 @@ from autoscaler.platform.quantities import QuantityError, parse_quantity
 FUNCTION_LABEL = "faas_function"
 PIPELINE_LABEL = "smoe.pipeline"
 SCALE_TYPE = "com.openfaas.scale.type"
+SCALE_MIN = "com.openfaas.scale.min"
 SET_ASIDE = "smoe"
 """A scaling type that OpenFaaS's autoscaler has no rule for, so it leaves the function alone."""
 OWN = "smoe.function"
@@ -207,6 +208,31 @@ def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bo
     if env:
         template["spec"]["containers"][0]["env"] = env
     return {**live_patch(live), "spec": {"template": template}}
+
+
+def least_replicas(deployment: Object) -> int:
+    """Fewest replicas of the function by its own label; 0 without one."""
+    text = (deployment["metadata"].get("labels") or {}).get(SCALE_MIN, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def moved(deployment: Object, live: Live) -> bool:
+    """Whether replicas were placed anew for this already."""
+    return (deployment["spec"]["template"]["metadata"].get("annotations") or {}).get(MOVED) == live.text()
+
+
+def take_back_patch(deployment: Object, live: Live, gpu: GpuSettings) -> Object:
+    """Strategic merge patch back to the template of ``live``; where replicas of it still run, they are kept."""
+    patch = template_patch(deployment, live, gpu)
+    patch["spec"]["template"].setdefault("metadata", {}).setdefault("annotations", {})[MOVED] = None
+    return patch
+
+
+def has_limits(document: Object, name: str, live: Live) -> bool:
+    """Whether the limits of a pod, or of a Deployment's template, are these."""
+    container = container_of(document, name)
+    limits = ((container or {}).get("resources") or {}).get("limits") or {}
+    return limits.keys() == live.limits.keys() and all(same(limits[key], live.limits[key]) for key in limits)
 
 
 def set_aside_patch(deployment: Object) -> Object | None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from autoscaler.platform.kubernetes.conditions import Condition
 
 CONDITIONS = "smoe_controller_conditions"
+REFUSALS = "smoe_controller_refusals_total"
 CALLS = "smoe_controller_api_calls_total"
 LEADER = "smoe_controller_leader"
 
@@ -22,19 +24,27 @@ class PlatformMetrics:
         conditions: Callable[[], tuple[Condition, ...]],
         calls: Mapping[tuple[str, str, int], int],
         leads: Callable[[], bool],
+        refusals: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
+        """``refusals``: (function, condition) → how often that was newly met."""
         self._conditions = conditions
         self._calls = calls
         self._leads = leads
+        self._refusals = refusals
 
     def collect(self) -> Iterator[Metric]:
         found = Counter((one.function, one.kind) for one in self._conditions())
         gauge = GaugeMetricFamily(CONDITIONS, "What stands in the way of a function", labels=["function", "condition"])
         for (function, kind), count in sorted(found.items()):
             gauge.add_metric([function, kind], count)
+        refused = CounterMetricFamily(
+            REFUSALS, "Orders that were refused, or taken back, and are held back", labels=["function", "condition"]
+        )
+        for labels, number in sorted(dict(self._refusals).items()):
+            refused.add_metric(list(labels), number)
         counter = CounterMetricFamily(CALLS, "Answers of the API server", labels=["verb", "resource", "code"])
         for (verb, resource, code), number in sorted(dict(self._calls).items()):
             counter.add_metric([verb, resource, str(code)], number)
         leader = GaugeMetricFamily(LEADER, "1 where this controller acts, 0 where it stands by")
         leader.add_metric([], int(self._leads()))
-        yield from (gauge, counter, leader)
+        yield from (gauge, refused, counter, leader)

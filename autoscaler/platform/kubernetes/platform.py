@@ -7,23 +7,31 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from autoscaler.contract import Configuration
-from autoscaler.errors import FunctionGoneError, PlatformError
+from autoscaler.contract import Bound, Configuration
+from autoscaler.errors import FunctionGoneError
 from autoscaler.platform.kubernetes import deployments as d
-from autoscaler.platform.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
-from autoscaler.platform.kubernetes.client import MERGE, Event, KubernetesClient, Object, RefusedError
-from autoscaler.platform.kubernetes.conditions import Condition, ConditionKind, conditions_of, leaving
+from autoscaler.platform.kubernetes.cache import ClientSource, Kept, WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platform.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
+from autoscaler.platform.kubernetes.conditions import Condition, conditions_of, leaving
+from autoscaler.platform.kubernetes.holds import Holds
 from autoscaler.platform.kubernetes.known import Known, own
+from autoscaler.platform.kubernetes.refusals import Refusals
+from autoscaler.platform.kubernetes.room import (
+    Order,
+    complete,
+    gives_back,
+    in_the_way,
+    placed_anew,
+    refused_limits,
+    short_of,
+    stuck,
+)
 
 log = logging.getLogger("smoe.autoscaler.kubernetes")
 
 RESIZE_SINCE = (1, 33)
-QUOTA_HOLD_S = 60.0
-"""After a quota was hit, a function is not grown past what it has for this long."""
-DEFERRED_LIMIT_S = 30.0
-"""A resize that its node has no room for now is waited for this long; then the replicas are placed anew."""
-REFUSED_S = 60.0
-"""A refusal is shown for this long after it was last met, so that every scrape sees it."""
+UNSCHEDULABLE_S = 60.0
+"""A new replica that no node has room for is waited for this long; then the plan goes without it."""
 COMMUNITY = (
     "OpenFaaS Community Edition: its own controller holds replicas between 1 and 5 and allows 15 functions; GPU shares "
     "and limits set here last until the next deployment of the function, and are set again then"
@@ -35,7 +43,8 @@ class KubernetesPlatform:
 
     ``configurations`` only reads; with :meth:`follow` from caches that watches keep, where they are whole. ``keep``,
     once a tick, is the level-triggered part: it brings every replica in line with its function, also new ones, and
-    answers what it finds in the way. ``clock`` gives Unix time.
+    answers what it finds in the way. ``bounds`` tells what the cluster has no room or quota for. A new replica waits
+    ``unschedulable_s`` for a node before the plan goes without it. ``clock`` gives Unix time.
     """
 
     def __init__(
@@ -44,6 +53,7 @@ class KubernetesPlatform:
         pipeline: str,
         *,
         gpu: d.GpuSettings | None = None,
+        unschedulable_s: float = UNSCHEDULABLE_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
@@ -55,10 +65,14 @@ class KubernetesPlatform:
         self._read = False
         self._wished: dict[str, d.Live] = {}
         """What this controller asked for on Deployments whose owner may forget it."""
-        self._held: dict[str, tuple[int, float]] = {}
-        """Function over quota → replicas that fitted, and until when no more are asked for."""
-        self._refused: dict[str, tuple[Condition, float]] = {}
-        """Function → what was refused of it, and when that was met last."""
+        self._unschedulable_s = unschedulable_s
+        self._not_live: dict[str, tuple[str, ...]] = {}
+        """Function → versions of its Deployment and pods, of which live pods cannot have its limits: new ones will."""
+        self._ordered: dict[str, Order] = {}
+        """This controller's last order of limits that has not come about yet, by function."""
+        self.holds = Holds(clock)
+        """What was refused, and is not asked for again yet."""
+        self._refusals = Refusals(clock)
         self._caches: tuple[WatchCache, WatchCache] | None = None
 
     def follow(self) -> None:
@@ -68,7 +82,7 @@ class KubernetesPlatform:
             ("pods", f"{d.PIPELINE_LABEL}={self._pipeline}", trimmed_pod),
         )
         first, second = (
-            WatchCache(_Kind(self._client, resource, selector), trimmed, time.monotonic)
+            WatchCache(ClientSource(self._client, resource, selector), trimmed, time.monotonic)
             for resource, selector, trimmed in kinds
         )
         self._caches = first, second
@@ -98,13 +112,18 @@ class KubernetesPlatform:
         before = None if deployment is None else d.live_of(deployment)
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
-        self._check_quota(function, target)
+        known = d.configuration_of(deployment)
+        runs = self.holds.check(function, known, target)
         refused: RefusedError | None = None
         try:
-            if d.configuration_of(deployment) != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
-                self._change(function, before, d.wanted(before, target))
+            if known != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
+                after = d.wanted(before, target)
+                self._change(function, before, after)
+                self._ordered[function] = Order(before, after, known, target)
         except RefusedError as error:
             refused = error
+            if error.over_quota:
+                self.holds.limits(function, "quota", refused_limits("quota", known, target, error.said), error.said)
         try:
             self._scale_where_allowed(function, target.replicas, refused)
         except RefusedError as error:
@@ -112,7 +131,32 @@ class KubernetesPlatform:
         if refused is not None:
             self._refuse(function, refused)
             raise refused
-        self._refused.pop(function, None)
+        self._refusals.over(function)
+        if runs is not None and gives_back(runs, target):
+            self.holds.given_back()
+
+    def bounds(self) -> Mapping[str, Bound]:
+        """What the cluster cannot give functions now: more of what they wait for, and what was refused and is not asked
+        for again yet. Found out from what was read last."""
+        told_s = self._clock() - self._unschedulable_s
+        self.holds.forget({name for name in self.holds.bounded() if self._known.deployment(name) is None})
+        found: dict[str, Bound] = {}
+        for function in self._known.unsettled():
+            obstacles = list(self._obstacles(function))
+            if not obstacles:
+                continue
+            deployment = self._deployment(function)
+            short = short_of(deployment, self._known.pods(function), obstacles, told_s)
+            if short is not None:
+                self.holds.replicas(function, short.kind, short.most, short.said)
+            bound = in_the_way(deployment, obstacles)
+            if bound is not None:
+                found[function] = bound
+        for function in self.holds.bounded():
+            held = self.holds.bound(function)
+            if held is not None:
+                found[function] = held.and_also(found[function]) if function in found else held
+        return found
 
     def keep(self) -> None:
         """Bring replicas in line, and answer what stands in the way. One function's trouble is not another's.
@@ -130,14 +174,14 @@ class KubernetesPlatform:
     def conditions(self) -> tuple[Condition, ...]:
         """What stood in the way of which function when it was last read, and what was refused since."""
         seen = [condition for function in self._known.unsettled() for condition in self._obstacles(function)]
-        now_s = self._clock()
-        refused = (condition for _, (condition, met_s) in sorted(self._refused.items()) if now_s - met_s < REFUSED_S)
-        return (*seen, *refused)
+        told = {(one.function, one.kind) for one in seen}
+        held = (one for one in self.holds.conditions() if (one.function, one.kind) not in told)
+        return (*seen, *held, *self._refusals.conditions())
 
     def notes(self) -> tuple[str, ...]:
         """What this platform cannot do here, in sentences."""
         notes = []
-        if not self._resizes:
+        if not self._knows_resizes:
             notes.append("this Kubernetes cannot resize pods (1.33 can): changed limits are rolled out")
         if self._known.any_of_the_community_edition():
             notes.append(COMMUNITY)
@@ -156,10 +200,14 @@ class KubernetesPlatform:
         return iter(()) if deployment is None else conditions_of(deployment, self._known.pods(function))
 
     @property
-    def _resizes(self) -> bool:
+    def _knows_resizes(self) -> bool:
         if self._version is None:
             self._version = self._client.version()
         return self._version >= RESIZE_SINCE
+
+    @property
+    def _resizes(self) -> bool:
+        return self._knows_resizes and not self.holds.lacks_right(self._pipeline)
 
     def _read_all(self) -> None:
         deployments, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
@@ -171,13 +219,6 @@ class KubernetesPlatform:
             pods = [Kept.of(trimmed_pod(document)) for document in listed]
         self._known.look(deployments, pods)
         self._read = True
-
-    def _check_quota(self, function: str, target: Configuration) -> None:
-        most, until_s = self._held.get(function, (0, 0.0))
-        if self._clock() >= until_s:
-            self._held.pop(function, None)
-        elif target.replicas > most:
-            raise PlatformError(f"function {function}: the namespace's quota has room for {most} replicas, not more")
 
     def _change(self, function: str, before: d.Live, after: d.Live) -> None:
         deployment = self._deployment(function)
@@ -196,12 +237,20 @@ class KubernetesPlatform:
         try:
             self._bring_in_line(function, after)
         except RefusedError as error:
-            if error.beyond_node or error.not_on_a_live_pod:
-                log.info("function %s is rolled out instead: %s", function, error.said)
-                self._roll_out(function, after)
-                return
-            self._patch(function, d.live_patch(before), MERGE)
-            raise
+            if not self._answered_by_a_roll_out(function, error):
+                self._patch(function, d.live_patch(before), MERGE)
+                raise
+            self._roll_out(function, after)
+
+    def _answered_by_a_roll_out(self, function: str, error: RefusedError) -> bool:
+        """Whether new replicas can have what this live one was refused."""
+        if error.no_right_to_resize:
+            self.holds.right(self._pipeline, f"{error.said}; changed limits are rolled out")
+        elif error.beyond_node or error.not_on_a_live_pod:
+            log.info("function %s is rolled out instead: %s", function, error.said)
+        else:
+            return False
+        return True
 
     def _roll_out(self, function: str, live: d.Live, *, move: bool = False) -> None:
         patch = d.template_patch(self._deployment(function), live, self._gpu, move=move)
@@ -252,35 +301,72 @@ class KubernetesPlatform:
             self._change(function, live, wish)
             return
         obstacles = list(self._obstacles(function))
-        moving = next((one for one in obstacles if self._moves(one)), None)
+        moving = None if d.moved(deployment, live) else self._placed_anew(function, live, obstacles)
         if moving is not None:
             log.warning("function %s: its replicas are placed anew: %s", function, moving)
             self._roll_out(function, live, move=True)
             return
-        if any(one.kind == "quota" for one in obstacles):
-            self._shrink_to_quota(function, deployment)
-        if self._resizes:
-            self._bring_in_line(function, live)
-        else:
-            self._settings_in_line(function, live)
+        if self._took_back(function, live, obstacles):
+            return
+        if not self._limits_in_line(function, deployment, live):
+            return
+        self._settings_in_line(function, live)
         if not obstacles and self._known.versions(function) == seen:
             self._known.settle(function, seen)
+            known = d.configuration_of(deployment)
+            if known is not None and complete(deployment, self._known.pods(function), live):
+                self._ordered.pop(function, None)
+                self.holds.came_about(function, known)
 
-    def _moves(self, condition: Condition) -> bool:
-        """Whether only other nodes can help: never on this one, or not for a long while."""
-        waited_s = 0.0 if condition.since_s is None else self._clock() - condition.since_s
-        return condition.kind == "infeasible" or (condition.kind == "deferred" and waited_s > DEFERRED_LIMIT_S)
+    def _placed_anew(self, function: str, live: d.Live, obstacles: list[Condition]) -> Condition | None:
+        """What only other nodes can help with: a resize to these limits, and not to others before them."""
+        if not obstacles:
+            return None
+        differing = {
+            pod["metadata"]["name"] for pod in self._known.pods(function) if d.resize_patch(pod, function, live)
+        }
+        found = (one for one in obstacles if one.pod not in differing)
+        return next((one for one in found if placed_anew(one, self._clock())), None)
 
-    def _shrink_to_quota(self, function: str, deployment: Object) -> None:
-        """Ask for no more replicas than there are, so that the quota's room is not fought over in every tick."""
-        status, wanted = deployment.get("status", {}), int(deployment["spec"].get("replicas", 1))
-        there = int(status.get("replicas", 0))
-        rolling = status.get("updatedReplicas", 0) < there
-        if rolling or not 0 < there < wanted:
-            return
-        log.warning("function %s: the quota has room for %d of %d replicas", function, there, wanted)
-        self._held[function] = (there, self._clock() + QUOTA_HOLD_S)
-        self._scale(function, there)
+    def _took_back(self, function: str, live: d.Live, obstacles: list[Condition]) -> bool:
+        """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
+        order, told_s = self._ordered.get(function), self._clock() - self._unschedulable_s
+        why = stuck(obstacles, told_s)
+        if order is None or order.after != live or why is None:
+            return False
+        if short_of(self._deployment(function), self._known.pods(function), obstacles, told_s) is not None:
+            return False  # fewer replicas first: the rest may find room then
+        bound = refused_limits(why.kind, order.known, order.target, why.message)
+        self.holds.limits(function, why.kind, bound, why.message)
+        del self._ordered[function]
+        if function in self._wished:
+            self._wished[function] = order.before
+        self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
+        return True
+
+    def _limits_in_line(self, function: str, deployment: Object, live: d.Live) -> bool:
+        """Whether all replicas have their limits, or get them by a roll-out that is under way."""
+        differing = any(d.resize_patch(pod, function, live) for pod in self._known.pods(function) if not leaving(pod))
+        if not differing:
+            return True
+        if self._resizes and self._not_live.get(function) != self._known.versions(function):
+            known = d.configuration_of(deployment)
+            if known is not None and self.holds.refuses(function, known):
+                self._settings_in_line(function, live)
+                return False  # over quota: another try comes when the hold ends
+            try:
+                self._bring_in_line(function, live)
+                return True
+            except RefusedError as error:
+                if error.over_quota and known is not None:
+                    bound = refused_limits("quota", None, known, error.said)
+                    self.holds.limits(function, "quota", bound, error.said)
+                if not self._answered_by_a_roll_out(function, error):
+                    raise
+                self._not_live[function] = self._known.versions(function)
+        if not d.has_limits(deployment, function, live):
+            self._roll_out(function, live)
+        return True
 
     def _bring_in_line(self, function: str, live: d.Live) -> None:
         self._settings_in_line(function, live)
@@ -302,39 +388,10 @@ class KubernetesPlatform:
                     continue
 
     def _refuse(self, function: str, error: RefusedError) -> None:
-        kind: ConditionKind = (
-            "quota"
-            if error.over_quota
-            else "infeasible"
-            if error.beyond_node
-            else "forbidden"
-            if error.code == 403
-            else "refused"
-        )
-        now_s = self._clock()
-        known = self._refused.get(function)
-        condition = Condition(function, kind, "", error.said, now_s)
-        if known is not None and known[0].message == condition.message and now_s - known[1] < REFUSED_S:
-            condition = known[0]
+        if error.over_quota and self.holds.bound(function) is not None:
+            self._refusals.over(function)  # its hold tells it
         else:
-            log.warning("%s", condition)
-        self._refused[function] = condition, now_s
-
-
-class _Kind:
-    """One kind of objects of the client, as a cache reads it."""
-
-    def __init__(self, client: KubernetesClient, resource: str, selector: str) -> None:
-        self._client = client
-        self._resource = resource
-        self._selector = selector
-
-    def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
-        told: list[str] = []
-        return self._client.listed(self._resource, self._selector, told.append), lambda: told[-1]
-
-    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
-        return self._client.watch(self._resource, self._selector, version, seconds, opened)
+            self._refusals.met(function, error)
 
 
 def _noted(deployment: Object) -> bool:

@@ -43,6 +43,9 @@ GPU_TENTHS = 10
 MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 SETTLE_S = 3
+LOST_S = 5
+"""Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
+LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Between a pod's leaving the endpoints and its SIGTERM: clients need that long to learn of it."""
 _RESERVED = (
     "port",
@@ -253,6 +256,9 @@ def _pod(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozens
         "containers": [container],
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": _grace_s(spec),
+        "tolerations": [
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": LOST_S} for key in LOST
+        ],
     }
     if settings.gpu_host_ipc and GPU in spec.limits:
         pod["hostIPC"] = True

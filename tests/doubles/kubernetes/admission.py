@@ -111,6 +111,6 @@ def check_grant(grants: list[dict[str, Any]], user: str, verb: str, group: str, 
     raise Refusal(
         403,
         "Forbidden",
-        f'{resource} is forbidden: User "{user}" cannot {verb} resource "{resource}" in API group "{group}" '
-        f'in the namespace "{namespace}"',
+        f'{resource.partition("/")[0]} is forbidden: User "{user}" cannot {verb} resource "{resource}" '
+        f'in API group "{group}" in the namespace "{namespace}"',
     )

@@ -6,6 +6,7 @@ Everything runs on one event loop and settles after each write; what takes time 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -89,10 +90,12 @@ class Cluster:
                 self._set_ready(pod, False)
         self.settle()
 
-    def evict_lost(self) -> None:
-        """What Kubernetes does after some minutes: pods of lost nodes are deleted, and stay terminating."""
+    def evict_lost(self, after_s: float = 300.0) -> None:
+        """What Kubernetes does once its taints are there for ``after_s``: pods of lost nodes that bear them no longer
+        are deleted, and stay terminating."""
         for pod in self.pods():
-            if self.nodes[pod["spec"].get("nodeName", "")].lost:
+            node = self.nodes.get(pod["spec"].get("nodeName", ""))
+            if node is not None and node.lost and _borne_s(pod) <= after_s:
                 changed = copied(pod)
                 changed["metadata"]["deletionTimestamp"] = now()
                 why = "Taint manager: deleting due to NoExecute taint"
@@ -244,18 +247,28 @@ class Cluster:
             if same and pod["status"].get("observedGeneration") == pod["metadata"]["generation"]:
                 continue
             changed = copied(pod)
+            waits = "PodResizePending" if self.resizing in ("deferred", "infeasible") else "PodResizeInProgress"
+            over = [kind for kind in ("PodResizePending", "PodResizeInProgress") if same or kind != waits]
             conditions = changed["status"]["conditions"]
-            conditions[:] = [one for one in conditions if not one["type"].startswith("PodResize")]
+            conditions[:] = [one for one in conditions if one["type"] not in over]
             if not same:
                 if self.resizing == "done":
+                    conditions[:] = [one for one in conditions if one["type"] != waits]
                     changed["status"]["containerStatuses"] = list(_statuses(changed))
                 elif self.resizing == "in progress":
-                    _condition(changed, "PodResizeInProgress", "True")
+                    _condition(changed, waits, "True")
                 else:
                     why = "Node didn't have enough resource: cpu"
-                    _condition(changed, "PodResizePending", "True", self.resizing.capitalize(), why)
+                    _condition(changed, waits, "True", self.resizing.capitalize(), why)
             changed["status"]["observedGeneration"] = changed["metadata"]["generation"]
             self.store.replace("pods", changed, "kubelet", status=True)
+
+
+def _borne_s(pod: dict[str, Any]) -> float:
+    """How long a pod stays on a node that is unreachable; the admission plugin DefaultTolerationSeconds says 300."""
+    key, found = "node.kubernetes.io/unreachable", pod["spec"].get("tolerations") or ()
+    borne = [one.get("tolerationSeconds", math.inf) for one in found if one.get("key") == key]
+    return min(borne, default=300.0)
 
 
 def _counted(pod: dict[str, Any], kind: str, resource: str) -> Any:

@@ -76,3 +76,15 @@ def writes(double: Running) -> list[str]:
     """``verb resource`` of every write so far."""
     reads = ("get", "list", "watch")
     return double.do(lambda: [f"{call.verb} {call.resource}" for call in double.api.calls if call.verb not in reads])
+
+
+def quota(double: Running, **hard: str) -> None:
+    """A quota of the functions' namespace, in place of the one before."""
+    document = {"metadata": {"name": "team", "namespace": NAMESPACE}, "spec": {"hard": hard}}
+
+    def put_in_place() -> None:
+        if double.store.find("resourcequotas", NAMESPACE, "team") is not None:
+            double.store.delete("resourcequotas", NAMESPACE, "team")
+        double.store.create("resourcequotas", document, "admin")
+
+    double.do(put_in_place)

@@ -10,6 +10,7 @@ import orjson
 
 from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import Refusal
+from tests.doubles.kubernetes.store import now
 
 if TYPE_CHECKING:
     from tests.doubles.kubernetes.cluster import Cluster
@@ -106,9 +107,11 @@ def _note_failure(cluster: Cluster, deployment: dict[str, Any], failure: str) ->
         return
     changed = copied(live)
     conditions = changed.setdefault("status", {}).setdefault("conditions", [])
+    since = next((one["lastTransitionTime"] for one in conditions if one["type"] == "ReplicaFailure"), now())
     conditions[:] = [one for one in conditions if one["type"] != "ReplicaFailure"]
     if failure:
-        conditions.append({"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": failure})
+        told = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": failure}
+        conditions.append({**told, "lastTransitionTime": since})
     cluster.store.replace("deployments", changed, "controller", status=True)
 
 

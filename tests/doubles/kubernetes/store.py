@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.doubles.kubernetes import fields
@@ -150,5 +150,9 @@ class Store:
         return found
 
 
+ahead_s = 0.0
+"""How far the cluster's clock is ahead of the machine's; tests that move a clock of their own move this one too."""
+
+
 def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return (datetime.now(UTC) + timedelta(seconds=ahead_s)).strftime("%Y-%m-%dT%H:%M:%SZ")

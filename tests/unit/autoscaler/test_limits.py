@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.contract import MIB, Configuration, ConfigurationSpace, Decision, Observation, Proposal
+from autoscaler.contract import MIB, Bound, Configuration, ConfigurationSpace, Decision, Observation, Proposal
 from autoscaler.decision.budget import no_worse, per_hour
 from autoscaler.decision.limits import LimitSettings, LimitState, decide, memory_need
+from autoscaler.decision.rate import limits_in_step
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 
 FUNCTION, NODE = "m-expert-0-0", "expert-0-0"
 SETTINGS = LimitSettings()
 TOPOLOGY = topology()
+SPACE = ConfigurationSpace()
 NODES = {node.function: node for node in TOPOLOGY.nodes}
 
 
@@ -27,9 +29,10 @@ def decisions(
     seen: Observation | None = None,
     state: LimitState | None = None,
     reasons: dict[str, str] | None = None,
+    bounds: dict[str, Bound] | None = None,
 ) -> dict[str, Decision]:
-    proposal = Proposal(wishes, reasons or dict.fromkeys(wishes, "wished"))
-    found = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state or LimitState(), settings, PRICES)
+    proposal, state = Proposal(wishes, reasons or dict.fromkeys(wishes, "wished")), state or LimitState()
+    found = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state, settings, PRICES, bounds or {})
     return {decision.function: decision for decision in found}
 
 
@@ -71,6 +74,63 @@ def test_replicas_change_by_at_most_a_step() -> None:
     down = decision(configuration(1), configuration(8), settings=settings)
     assert (up.target.replicas, down.target.replicas) == (4, 6)
     assert up.limits_hit == down.limits_hit == ("at most 2 replicas a step",)
+
+
+@pytest.mark.parametrize(
+    ("now", "wish", "target"),
+    [
+        pytest.param(configuration(), configuration(memory_mb=2048), configuration(memory_mb=512), id="memory up"),
+        pytest.param(configuration(memory_mb=2048), configuration(), configuration(memory_mb=1024), id="memory down"),
+        pytest.param(configuration(), configuration(cpu_cores=6.0), configuration(cpu_cores=2.0), id="cores"),
+        pytest.param(
+            configuration(cpu_cores=0.0, gpu_share=0.2),
+            configuration(cpu_cores=0.0, gpu_share=1.0),
+            configuration(cpu_cores=0.0, gpu_share=0.4),
+            id="GPU share",
+        ),
+        pytest.param(configuration(), configuration(7, memory_mb=384), configuration(7, memory_mb=384), id="within"),
+        pytest.param(
+            configuration(),
+            configuration(cpu_cores=0.0, gpu_share=1.0),
+            configuration(cpu_cores=0.0, gpu_share=1.0),
+            id="",
+        ),
+    ],
+)
+def test_limits_change_by_at_most_a_factor_where_one_is_set(
+    now: Configuration, wish: Configuration, target: Configuration
+) -> None:
+    found = decision(wish, now, settings=LimitSettings(max_step_factor=2.0))
+    assert found.target == target
+    assert found.limits_hit == (() if target == wish else ("limits at most 2 times a step",))
+
+
+@given(
+    factor=st.floats(1.001, 8.0),
+    begin=st.sampled_from(SPACE.memory_sizes_mb),
+    end=st.sampled_from(SPACE.memory_sizes_mb),
+    cores=st.tuples(st.sampled_from(SPACE.cpu_cores), st.sampled_from(SPACE.cpu_cores)),
+)
+def test_step_by_step_every_wish_is_reached_and_never_passed(
+    factor: float, begin: int, end: int, cores: tuple[float, float]
+) -> None:
+    now, wish = configuration(memory_mb=begin, cpu_cores=cores[0]), configuration(memory_mb=end, cpu_cores=cores[1])
+    for _ in range(len(SPACE.memory_sizes_mb) + 1):
+        after = limits_in_step(now, wish, factor, SPACE)
+        for axis, least in (("memory_mb", 64), ("cpu_cores", 1)):
+            one, two, goal = getattr(now, axis), getattr(after, axis), getattr(wish, axis)
+            assert min(one, goal) <= two <= max(one, goal)
+            assert max(one, two) <= factor * min(one, two) * 1.0001 or abs(one - two) == least
+        now = after
+    assert now == wish
+
+
+def test_eq_2_goes_before_the_rate_of_change() -> None:
+    seen = observation({NODE: {"peak_tokens": 120_000.0}})
+    tight = LimitSettings(max_step_factor=1.1)
+    found = decision(configuration(2, memory_mb=1024), configuration(5, memory_mb=512), seen=seen, settings=tight)
+    need = memory_need([NODES[FUNCTION]], [seen.node(NODE)], SETTINGS)
+    assert need is not None and need.holds(found.target) and found.target.memory_mb > 1.1 * 512
 
 
 def test_a_function_changed_a_moment_ago_stays_until_the_cool_down_is_over() -> None:
@@ -235,3 +295,83 @@ def test_deciding_is_pure() -> None:
     wishes, present = {FUNCTION: configuration(4)}, {FUNCTION: configuration()}
     assert decisions(wishes, present) == decisions(wishes, present)
     assert present == {FUNCTION: configuration()} and replace(SETTINGS) == SETTINGS
+
+
+# what the platform cannot give
+
+
+def bounded(wish: Configuration, bound: Bound, present: Configuration | None = None, **more: Any) -> Decision:
+    return decision(wish, present, bounds={FUNCTION: bound}, **more)
+
+
+@pytest.mark.parametrize(
+    ("bound", "wish", "target"),
+    [
+        pytest.param(Bound("quota", memory_mb=512), configuration(3, memory_mb=512), configuration(3), id="memory"),
+        pytest.param(Bound("quota", cpu_cores=3), configuration(2, cpu_cores=4.0), configuration(2), id="cores"),
+        pytest.param(
+            Bound("quota", gpu_share=0.2), configuration(cpu_cores=0.0, gpu_share=0.3), configuration(), id="GPU share"
+        ),
+        pytest.param(Bound("quota", replicas=2), configuration(5), configuration(2), id="replicas"),
+    ],
+)
+def test_an_axis_does_not_grow_to_what_the_platform_refuses_and_the_others_do(
+    bound: Bound, wish: Configuration, target: Configuration
+) -> None:
+    found = bounded(wish, bound)
+    assert found.target == target and found.limits_hit == ("platform: quota",)
+
+
+def test_less_than_what_was_refused_is_granted_and_so_is_shrinking_from_beyond_it() -> None:
+    bound = Bound("quota", replicas=3, memory_mb=1024)
+    assert bounded(configuration(3, memory_mb=960), bound).limits_hit == ()
+    less = bounded(configuration(memory_mb=1536), bound, configuration(memory_mb=2048))
+    assert less.target.memory_mb == 1536 and less.limits_hit == ()
+
+
+def test_replicas_that_cannot_run_are_taken_back_also_where_the_wish_is_for_them() -> None:
+    found = bounded(configuration(5), Bound("unschedulable", replicas=2), configuration(5))
+    assert found.target == configuration(2) and found.limits_hit == ("platform: unschedulable",) and found.changes
+
+
+def test_what_is_taken_back_is_never_below_the_least_replicas() -> None:
+    settings = LimitSettings(space=ConfigurationSpace(replicas_min=3))
+    found = bounded(configuration(5), Bound("unschedulable", replicas=0), configuration(5), settings=settings)
+    assert found.target == configuration(3)
+
+
+def test_taking_back_what_cannot_run_asks_for_nothing_else() -> None:
+    """Fewer replicas hold more tokens each, but those that run have run all along."""
+    seen = observation({NODE: {"peak_tokens": 120_000.0}})
+    need = memory_need([NODES[FUNCTION]], [seen.node(NODE)], SETTINGS)
+    wide = configuration(5, memory_mb=512)
+    assert need is not None and need.holds(wide) and not need.holds(wide.with_replicas(2))
+    found = bounded(wide, Bound("unschedulable", replicas=2), wide, seen=seen)
+    assert found.target == wide.with_replicas(2)
+
+
+@given(
+    wish=st.builds(configuration, st.integers(1, 12), memory_mb=st.integers(1, 4096), concurrency=st.integers(1, 12)),
+    present=st.builds(configuration, st.integers(1, 8), memory_mb=st.integers(128, 2048)),
+    replicas=st.integers(0, 8),
+    memory_mb=st.integers(0, 4096),
+    peak=st.none() | st.floats(0, 1e6),
+)
+def test_no_wish_grows_to_what_the_platform_refuses(
+    wish: Configuration, present: Configuration, replicas: int, memory_mb: int, peak: float | None
+) -> None:
+    seen = observation({NODE: {"peak_tokens": peak}})
+    target = bounded(wish, Bound("no", replicas, memory_mb), present, seen=seen).target
+    assert target.replicas <= max(1, replicas) or target.replicas < present.replicas <= replicas
+    assert target.memory_mb <= present.memory_mb or target.memory_mb < memory_mb
+
+
+def test_bounds_together_are_as_tight_as_the_tightest() -> None:
+    both = Bound("quota", replicas=3, memory_mb=512).and_also(Bound("deferred", memory_mb=0, cpu_cores=2))
+    assert both == Bound("quota, deferred", 3, 0, 2)
+
+
+def test_what_was_refused_bounds_only_what_it_made_more_of() -> None:
+    refused = Bound.below(configuration(2), configuration(5, memory_mb=512), "quota")
+    assert refused == Bound("quota", memory_mb=512)
+    assert refused.refuses(configuration(memory_mb=512)) and not refused.refuses(configuration(8, memory_mb=511))

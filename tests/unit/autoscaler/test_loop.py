@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.contract import Configuration, Observation, Policy, Proposal, TickReport
+from autoscaler.contract import Bound, Configuration, Observation, Policy, Proposal, TickReport
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import PlatformError
 from autoscaler.logger import FunctionLogger, read_decisions, read_pipeline
@@ -292,3 +292,60 @@ def test_static_brings_functions_to_given_configurations() -> None:
     wanted: dict[str, Configuration] = {FUNCTION: configuration(2, memory_mb=512, concurrency=8)}
     controller(plant, StaticPolicy(wanted)).tick(NOW_S)
     assert plant.platform.configurations()[FUNCTION] == wanted[FUNCTION]
+
+
+class NoRoom(FakePlatform):
+    """Has memory for so much; an order beyond fails, and is no order any more afterwards."""
+
+    def __init__(self, functions: dict[str, Configuration], memory_mb: int) -> None:
+        super().__init__(functions)
+        self.memory_mb = memory_mb
+        self.bound: dict[str, Bound] = {}
+        self.tried: list[str] = []
+
+    def bounds(self) -> dict[str, Bound]:
+        return dict(self.bound)
+
+    def apply(self, function: str, present: Configuration, target: Configuration) -> None:
+        self.tried.append(function)
+        wanted = {**self.configurations(), function: target}
+        if sum(one.memory_mb * one.replicas for one in wanted.values()) > self.memory_mb:
+            self.bound[function] = Bound("full", memory_mb=target.memory_mb)
+            raise PlatformError("full")
+        super().apply(function, present, target)
+
+
+def test_what_the_platform_refuses_is_planned_anew_within_the_tick_and_not_ordered_again() -> None:
+    """The budget has room for one of both wishes, and the platform only for the dearer one."""
+    other, plant = "m-expert-0-1", Plant()
+    plant.platform = NoRoom(dict(plant.platform.functions), 256 * len(topology().nodes) + 256)
+    wishes = {FUNCTION: configuration(memory_mb=1024), other: configuration(2)}
+    present_per_s = sum(PRICES.unit_per_s(one) for one in plant.platform.functions.values())
+    limits = LimitSettings(budget_per_hour=(present_per_s + 2.5) * 3600)
+    subject = controller(plant, Scripted(wishes), limits=limits)
+    first = subject.tick(NOW_S)
+    assert first.applied == (other,) and first.failures == {FUNCTION: "full"}
+    assert {one.function for one in first.decisions if one.changes} == {FUNCTION, other}
+    second = subject.tick(NOW_S + 5)
+    assert second.failures == {} and plant.platform.tried == [FUNCTION, other]
+    assert [one.limits_hit for one in second.decisions if one.function == FUNCTION] == [("platform: full",)]
+
+
+def test_a_failure_that_bounds_nothing_is_not_tried_twice_within_a_tick() -> None:
+    plant = Plant()
+    plant.platform = NoRoom(dict(plant.platform.functions), 10**6)
+    plant.platform.broken.add(FUNCTION)
+    report = controller(plant, Scripted({FUNCTION: configuration(2)})).tick(NOW_S)
+    assert set(report.failures) == {FUNCTION} and plant.platform.tried == [FUNCTION]
+
+
+class Scripted:
+    """A policy that always wishes the same."""
+
+    name = "scripted"
+
+    def __init__(self, wishes: dict[str, Configuration]) -> None:
+        self.wishes = wishes
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        return Proposal(self.wishes, dict.fromkeys(self.wishes, "wished"))

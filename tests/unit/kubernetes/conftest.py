@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,16 @@ from tests.doubles.kubernetes.running import Running
 WAIT_S = 20.0
 Backends = Callable[..., Awaitable[KubernetesBackend]]
 Platforms = Callable[..., KubernetesPlatform]
+
+
+class Clock:
+    """Unix time that a test moves on."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
 
 
 @pytest.fixture

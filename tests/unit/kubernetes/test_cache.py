@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -247,8 +248,8 @@ def thing(name: str, version: str, **more: Any) -> dict[str, Any]:
 
 
 def played(*watches: list[Event] | Exception) -> tuple[Script, WatchCache]:
-    script = Script(list(watches))
-    found = WatchCache(script, lambda document: document, time.monotonic)
+    script, clock = Script(list(watches)), itertools.count(0.0, cache.LIVED_S)
+    found = WatchCache(script, lambda document: document, lambda: next(clock))
     found.start()
     assert script.done.wait(20)
     return script, found
@@ -265,6 +266,40 @@ def test_an_expired_version_lists_anew() -> None:
     assert script.lists == 2
     assert {one.name for one in found.objects() or ()} == {"a", "b"}
     found.close()
+
+
+@pytest.mark.parametrize("end", [[], [("MODIFIED", thing("a", "7"))], ExpiredError("watch")], ids=["", "event", "410"])
+def test_a_second_watch_in_a_row_that_ends_at_once_is_not_followed_by_a_third_before_a_pause(
+    end: list[Event] | Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
+    script = Script([end] * 50)
+    found = WatchCache(script, lambda document: document, lambda: 0.0)
+    found.start()
+    until(lambda: len(script.asked) == 2 and found.objects() is None)
+    found.close()
+    assert len(script.asked) == 2 and not found._thread.is_alive()
+
+
+def test_watches_that_lived_are_followed_by_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_WAITS_S", (1000.0,))
+    script, clock = Script([[]] * 50), itertools.count(0.0, cache.LIVED_S)
+    found = WatchCache(script, lambda document: document, lambda: next(clock))
+    found.start()
+    assert script.done.wait(20)
+    found.close()
+
+
+def test_pauses_between_watches_that_end_at_once_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script([[]] * 6)
+    found = WatchCache(script, lambda document: document, lambda: 0.0)
+    waited: list[float | None] = []
+    monkeypatch.setattr(found._stop, "wait", waited.append)
+    found.start()
+    assert script.done.wait(20)
+    monkeypatch.undo()
+    found.close()
+    assert waited[:5] == [0.2, 1.0, 5.0, 5.0, 5.0]
 
 
 def test_an_older_form_does_not_undo_what_a_write_was_answered() -> None:

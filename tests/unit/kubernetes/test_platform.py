@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,24 +15,14 @@ from autoscaler.platform.kubernetes import GpuSettings, KubernetesPlatform
 from autoscaler.platform.kubernetes.client import RefusedError
 from tests.doubles.kubernetes.cluster import Node
 from tests.doubles.kubernetes.errors import Refusal
-from tests.doubles.kubernetes.functions import NAMESPACE, put, put_openfaas, spec, writes
+from tests.doubles.kubernetes.functions import NAMESPACE, put, put_openfaas, quota, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.conftest import Platforms, environment, resources
+from tests.unit.kubernetes.conftest import Clock, Platforms, environment, resources
 
 pytestmark = pytest.mark.timeout(60)
 F = "m-expert-0-0"
 GPU = configuration(cpu_cores=0.0, gpu_share=0.3)
-
-
-class Clock:
-    """Unix time that a test moves on."""
-
-    def __init__(self) -> None:
-        self.ahead_s = 0.0
-
-    def __call__(self) -> float:
-        return time.time() + self.ahead_s
 
 
 @pytest.fixture
@@ -159,11 +148,6 @@ def test_replicas_that_no_node_holds_are_named(double: Running, platform: Kubern
     assert before < names(double)
 
 
-def quota(double: Running, **hard: str) -> None:
-    document = {"metadata": {"name": "team", "namespace": NAMESPACE}, "spec": {"hard": hard}}
-    double.do(lambda: double.store.create("resourcequotas", document, "admin"))
-
-
 def test_a_resize_over_quota_is_taken_back_and_named_and_others_go_on(double: Running, platforms: Platforms) -> None:
     clock = Clock()
     platform = platforms(clock=clock)
@@ -193,9 +177,10 @@ def test_replicas_over_quota_are_not_asked_for_again_for_a_minute(double: Runnin
     platform.configurations()
     platform.apply(F, configuration(), configuration(5))
     assert kinds(platform) == ["quota"]
-    platform.keep()
+    assert platform.bounds()[F].replicas == 2
+    platform.apply(F, configuration(5), configuration(2))
     assert platform.configurations()[F].replicas == 2
-    with pytest.raises(PlatformError, match="room for 2 replicas"):
+    with pytest.raises(PlatformError, match="quota: that much was refused and is not asked for again yet"):
         platform.apply(F, configuration(2), configuration(3))
     clock.ahead_s = 61.0
     platform.apply(F, configuration(2), configuration(3))
