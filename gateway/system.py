@@ -45,6 +45,10 @@ from gateway.specs import (
 )
 from gateway.store import FunctionStore
 
+IN_MEMORY = (
+    "Asynchronous calls wait in the memory of the gateway that took them: copies share none, and a gateway that is "
+    "killed loses them."
+)
 METRICS_LABEL = "smoe.metrics"
 FEED_PERIOD_S = 5.0
 FEED_PAUSE_S = 0.05
@@ -61,6 +65,7 @@ class SystemApi:
         self._store = store
         self._metrics = metrics
         self._max_bytes = settings.max_json_bytes
+        self._notes = () if settings.keeps_functions else (IN_MEMORY,)
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
         self._closing = asyncio.Event()
         self._line: tuple[int, bytes] = (-1, b"")
@@ -219,7 +224,8 @@ class SystemApi:
         provider = {"provider": found.provider, "version": version, "orchestration": found.orchestration}
         own = {"release": __version__, "sha": __version__}
         arch = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
-        return JSONResponse({"provider": provider, "version": own, "arch": arch, "notes": list(found.notes)})
+        notes = [*found.notes, *self._notes]
+        return JSONResponse({"provider": provider, "version": own, "arch": arch, "notes": notes})
 
     async def namespaces(self, request: Request) -> Response:
         return JSONResponse([one.name for one in self._backend.namespaces()])

@@ -102,11 +102,18 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_a_function_is_made_scaled_changed_and_removed(target: Target, backend: KubernetesBackend) -> None:
     function = spec("f")
-    await backend.create(function, 1)
+    once = {"once": "1"}
+    await backend.create(
+        replace(function, env_vars={**function.env_vars, **once}, labels={**function.labels, **once}), 1
+    )
     with pytest.raises(ConflictError):
         await backend.create(function, 1)
     await until(lambda: target.limits() == [(256, 1)])
     await backend.scale("f", DEFAULT_NAMESPACE, 2)
+    await backend.update(function)
+    document = target.deployment()
+    assert "once" not in document["metadata"]["labels"]
+    assert "once" not in {one["name"] for one in document["spec"]["template"]["spec"]["containers"][0]["env"]}
     await until(lambda: len(target.pods()) == 2)
     template = target.deployment()["spec"]["template"]
     more = replace(function, limits={"memory": "512Mi", "cpu": "2"}, requests={"memory": "512Mi", "cpu": "50m"})

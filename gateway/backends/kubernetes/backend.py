@@ -214,7 +214,7 @@ class KubernetesBackend:
             try:
                 await self._open(name)
             except (ApiError, UnreachableError) as error:
-                if self._unread.get(name) != str(error):
+                if name not in self._unread:
                     log.warning("%s", _unread(name, str(error)))
                 self._unread[name] = str(error)
             else:
