@@ -158,17 +158,11 @@ class Api:
             ) as reply:
                 if reply.status >= 300:
                     raise ApiError(what, reply.status, _message((await reply.read()).decode(errors="replace")))
-                rest = bytearray()
-                async for piece in reply.content.iter_any():
-                    rest += piece
-                    *whole, tail = rest.split(b"\n")
-                    for line in whole:
-                        yield bytes(line)
-                    rest = bytearray(tail)
-                    if len(rest) > MAX_LINE_BYTES:
-                        raise UnreachableError(f"{what}: a line of more than {MAX_LINE_BYTES} bytes")
-                if rest:
-                    yield bytes(rest)
+                try:
+                    async for line in _split(reply.content, what):
+                        yield line
+                finally:
+                    _cut(reply)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"{what}: {type(error).__name__}") from error
 
@@ -186,6 +180,26 @@ class Api:
     def _headers(self, accept: str) -> dict[str, str]:
         authorization = self._connection.authorization()
         return {"Accept": accept, **({} if authorization is None else {"Authorization": authorization})}
+
+
+async def _split(content: aiohttp.StreamReader, what: str) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for piece in content.iter_any():
+        rest += piece
+        *whole, tail = rest.split(b"\n")
+        for line in whole:
+            yield bytes(line)
+        rest = bytearray(tail)
+        if len(rest) > MAX_LINE_BYTES:
+            raise UnreachableError(f"{what}: a line of more than {MAX_LINE_BYTES} bytes")
+    if rest:
+        yield bytes(rest)
+
+
+def _cut(reply: aiohttp.ClientResponse) -> None:
+    """A stream that is given up before its end waits for no farewell of TLS, which would outlive the session."""
+    if reply.connection is not None and reply.connection.transport is not None:
+        reply.connection.transport.abort()
 
 
 def _worth_repeating(status: int, text: str, conflicts: bool) -> bool:

@@ -7,6 +7,8 @@ of them ordered, never half of each.
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from gateway.backends.kubernetes.informer import Informer
@@ -85,6 +87,7 @@ class Functions:
             except ApiError as error:
                 if error.code != 409 or not left:
                     raise _named(error) from error
+                await asyncio.sleep(self._settings.first_wait_s)
             else:
                 self._cache.put(present)
                 return True
@@ -123,6 +126,7 @@ class Functions:
             except ApiError as error:
                 if error.code != 409 or not left:
                     raise _named(error) from error
+                await asyncio.sleep(self._settings.first_wait_s)
         raise AssertionError("unreachable")
 
 

@@ -57,6 +57,8 @@ class Space:
         self._start_seconds: builtins.list[float] = []
         self._states: dict[str, FunctionState | None] = {}
         """Put together once per change of a function; None: not one of ours."""
+        self._making: set[str] = set()
+        """Functions whose create is under way here."""
         self._touched: set[str] = set()
         """Functions that changed since their pods were last looked at."""
         core, space = "/api/v1/namespaces", settings.namespace
@@ -102,7 +104,12 @@ class Space:
         objects.check(spec)
         if await self._functions.read(spec.name) is not None:
             raise already_there(spec)
-        await self._functions.create(spec, replicas, await self._secrets.pull_secrets(spec))
+        pull = await self._secrets.pull_secrets(spec)
+        self._making.add(spec.name)
+        try:
+            await self._functions.create(spec, replicas, pull)
+        finally:
+            self._making.discard(spec.name)
 
     async def update(self, spec: FunctionSpec) -> None:
         objects.check(spec)
@@ -277,7 +284,8 @@ class Space:
             state, document = self._known(name), self._deployments.objects.get(name)
             if state is None or document is None:
                 continue
-            if name not in self._slices.by_function and not await self._functions.has_service(name):
+            unserved = name not in self._slices.by_function and name not in self._making
+            if unserved and not await self._functions.has_service(name):
                 await self._functions.serve(state.spec, document)  # a create was cut off before it came to this
             if self._resizes:
                 await self._keeper.keep(name, live_of(state.spec), self._pods_of(name))
