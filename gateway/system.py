@@ -65,7 +65,7 @@ class SystemApi:
         self._store = store
         self._metrics = metrics
         self._max_bytes = settings.max_json_bytes
-        self._notes = () if settings.keeps_functions else (IN_MEMORY,)
+        self._notes = () if settings.keeps_functions or settings.nats else (IN_MEMORY,)
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
         self._closing = asyncio.Event()
         self._line: tuple[int, bytes] = (-1, b"")
