@@ -78,8 +78,9 @@ class JetStreamQueue(AsyncCalls):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with suppress(*_TROUBLE):
-            await self._client.close()
+        if self._client.is_connected or self._client.is_reconnecting:
+            with suppress(*_TROUBLE):
+                await self._client.close()
 
     async def put(self, call: Call) -> Refusal | None:
         refused = self._refusal(call)
@@ -108,9 +109,7 @@ class JetStreamQueue(AsyncCalls):
             try:
                 await self._follow(await self._subscription())
             except _TROUBLE as error:
-                if str(error) != self._trouble:
-                    log.warning("asynchronous calls wait at NATS (%s): %s", self._shown, error or type(error).__name__)
-                self._trouble = str(error)
+                await self._heard(error)
                 await asyncio.sleep(RETRY_S)
 
     async def _follow(self, subscription: JetStreamContext.PullSubscription) -> None:
@@ -128,7 +127,11 @@ class JetStreamQueue(AsyncCalls):
         async with self._connecting:
             if not self._client.is_connected and not self._client.is_reconnecting:
                 self._client = await nats.connect(
-                    self._url, connect_timeout=ANSWER_S, max_reconnect_attempts=-1, error_cb=self._heard
+                    self._url,
+                    connect_timeout=ANSWER_S,
+                    max_reconnect_attempts=-1,
+                    error_cb=self._heard,
+                    reconnected_cb=self._again,
                 )
             jetstream = self._client.jetstream(timeout=ANSWER_S)
             try:
@@ -147,8 +150,16 @@ class JetStreamQueue(AsyncCalls):
             self._trouble = ""
             return found
 
+    async def _again(self) -> None:
+        log.info("NATS at %s answers again", self._shown)
+        self._trouble = ""
+
     async def _heard(self, error: Exception) -> None:
-        log.info("NATS at %s: %s", self._shown, error or type(error).__name__)
+        """Said once, however often it is tried again."""
+        said = str(error) or type(error).__name__
+        if said != self._trouble:
+            log.warning("asynchronous calls are not taken or run, NATS at %s: %s", self._shown, said)
+        self._trouble = said
 
     async def _take(self, message: Msg) -> None:
         """Run one call. It is taken from the stream when that is over, and given back where this gateway must end."""

@@ -122,7 +122,9 @@ async def test_a_call_of_a_gateway_that_is_heard_no_more_is_run_by_another(
         await call_later(one, receiver)
         await one.until(lambda: bool(one.replicas()[0].requests))
         queue: Any = one.gateway.queue
-        await queue._client.close()  # as if it had been killed: it neither beats nor gives back
+        for task in set(queue._tasks) - queue._busy:
+            task.cancel()
+        await queue._client.close()  # as if it had been killed: it neither beats, nor gives back, nor comes again
         async with gateway(tmp_path / "two", server, backend=await with_function()):
             assert (await receiver.next()).headers["x-function-status"] == "200"
 
@@ -171,6 +173,16 @@ async def test_nothing_is_accepted_that_is_not_kept(tmp_path: Path, receiver: Re
             await receiver.next()
     finally:
         await server.stop()
+
+
+async def test_a_gateway_that_never_reached_nats_ends_in_peace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nowhere = Nats(tmp_path / "nats")
+    async with gateway_on(tmp_path / "one", nats=nowhere.url.replace("//", "//user:s3cret@")) as running:
+        await running.until(lambda: "NATS at 127.0.0.1" in caplog.text)
+        assert (await running.call("POST", "/async-function/f", b"x")).status == 503
+    assert "s3cret" not in caplog.text
 
 
 async def test_a_full_stream_is_429_and_a_large_body_413(tmp_path: Path, server: Nats, receiver: Receiver) -> None:
