@@ -52,7 +52,7 @@ def relaying(application: Application, settings: FunctionSettings, loop: asyncio
 def resolver_for(settings: FunctionSettings, manifest: Manifest) -> Resolver:
     """The feed where the platform offers one, else the address template. Raises SettingsError."""
     if settings.feed_url:
-        return FeedResolver(settings.feed_url, settings.feed_token_file)
+        return FeedResolver(settings.feed_url, settings.feed_token_file, settings.namespace)
     if settings.address_template:
         names = [f.name for f in group(manifest, settings.max_functions).functions if not f.is_ingress]
         return TemplateResolver(settings.address_template, names)

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from gateway.asynchronous import AsyncQueue
+from gateway.asynchronous import AsyncCalls, AsyncQueue
 from gateway.auth import Auth
-from gateway.contract import Backend, GatewayError
+from gateway.contract import Backend, BackendError, GatewayError
 from gateway.forwarding import Forwarder
 from gateway.front import FrontDoor
 from gateway.metrics import GatewayMetrics
@@ -41,16 +41,7 @@ class Gateway:
         self.metrics = GatewayMetrics(backend, settings.cpu_scale)
         scaler = ScaleFromZero(backend, enabled=settings.scale_from_zero, wait_s=settings.start_wait_s)
         self.forwarder = Forwarder(backend, self.metrics, scaler, settings.upstream_timeout_s)
-        self.queue = AsyncQueue(
-            self.forwarder,
-            self.metrics,
-            size=settings.async_queue,
-            workers=settings.async_workers,
-            body_bytes=settings.async_body_bytes,
-            held_bytes=settings.async_held_bytes,
-            run_timeout_s=settings.async_timeout_s,
-            callback_timeout_s=settings.callback_timeout_s,
-        )
+        self.queue = self._make_queue()
         self.system = SystemApi(backend, self.store, self.metrics, settings)
         self._housekeeping: asyncio.Task[None] | None = None
         front = FrontDoor(
@@ -74,8 +65,27 @@ class Gateway:
                 await self.backend.create(spec, replicas)
             except GatewayError as error:
                 log.warning("function %s was not brought back: %s", spec.key, error)
-        self.queue.start()
+        await self.queue.start()
         self._housekeeping = asyncio.create_task(self._forget_gone())
+
+    def _make_queue(self) -> AsyncCalls:
+        """Of asynchronous calls. Raises BackendError where a package for it is missing."""
+        settings = self.settings
+        bounds: dict[str, Any] = {
+            "size": settings.async_queue,
+            "workers": settings.async_workers,
+            "body_bytes": settings.async_body_bytes,
+            "held_bytes": settings.async_held_bytes,
+            "run_timeout_s": settings.async_timeout_s,
+            "callback_timeout_s": settings.callback_timeout_s,
+        }
+        if settings.nats is None:
+            return AsyncQueue(self.forwarder, self.metrics, **bounds)
+        try:
+            from gateway.jetstream import JetStreamQueue
+        except ModuleNotFoundError as error:
+            raise BackendError("asynchronous calls at NATS need the package nats-py: pip install smoe[nats]") from error
+        return JetStreamQueue(self.forwarder, self.metrics, url=settings.nats, **bounds)
 
     def stop_streams(self) -> None:
         """End what clients follow without end; called before the server drains."""

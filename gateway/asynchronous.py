@@ -1,5 +1,7 @@
 """``/async-function``: a bounded queue in this process, workers that forward, and callbacks.
 
+A queue that outlives this process is in ``jetstream``.
+
 The callback is a POST of the function's reply to ``X-Callback-Url`` with ``X-Call-Id``, ``X-Duration-Seconds``,
 ``X-Function-Status`` and ``X-Function-Name``, as OpenFaaS's queue worker sends it.
 """
@@ -10,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -27,16 +30,18 @@ FIRST_PAUSE_S = 0.2
 """Before the second try of a callback; four times as long before the third."""
 
 
-class AsyncQueue:
-    """Accepts calls at once, runs them later; what is accepted is run before :meth:`close` returns, time allowing."""
+Refusal = tuple[int, str]
+"""Status and sentence."""
+
+
+class AsyncCalls:
+    """What every queue of asynchronous calls does with one: looks at it first, later runs it and calls back."""
 
     def __init__(
         self,
         forwarder: Forwarder,
         metrics: GatewayMetrics,
         *,
-        size: int,
-        workers: int,
         body_bytes: int,
         held_bytes: int,
         run_timeout_s: float,
@@ -45,60 +50,35 @@ class AsyncQueue:
     ) -> None:
         self._forwarder = forwarder
         self._metrics = metrics
-        self._queue: asyncio.Queue[tuple[Call, str]] = asyncio.Queue(size)
-        self._workers = workers
         self.body_bytes = body_bytes
         self._held_bytes = held_bytes
-        self._held = 0
         self._run_timeout_s = run_timeout_s
         self._callback_timeout_s = callback_timeout_s
         self._pause = pause
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+    async def start(self) -> None:
+        """Begin to run calls."""
+        raise NotImplementedError
+
+    async def put(self, call: Call) -> Refusal | None:
+        """Queue a call; None once it is accepted."""
+        raise NotImplementedError
 
     async def close(self, timeout_s: float) -> None:
-        """Run what is queued, at most ``timeout_s`` long; says in the log what was dropped."""
-        try:
-            await asyncio.wait_for(self._queue.join(), timeout_s)
-        except TimeoutError:
-            log.warning("%d asynchronous calls were dropped at shutdown", self._metrics.async_pending)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Take no more, and run what is begun for at most ``timeout_s``."""
+        raise NotImplementedError
 
-    def put(self, call: Call) -> tuple[int, str] | None:
-        """Queue a call; a refusal is (status, sentence)."""
+    def _refusal(self, call: Call) -> Refusal | None:
+        """Why no queue takes it."""
         if call.rest is not None or len(call.body) > self.body_bytes:
             return 413, f"the body of an asynchronous call may have {self.body_bytes} bytes"
-        callback = next((value.decode("latin-1") for name, value in call.headers if name == CALLBACK), "")
+        callback = callback_of(call)
         if callback and not _is_http(callback):
             return 400, "X-Callback-Url takes an http or https address"
-        if self._held + len(call.body) > self._held_bytes:
-            return 429, f"{self._held} bytes of asynchronous calls are waiting; try again later"
-        try:
-            self._queue.put_nowait((call, callback))
-        except asyncio.QueueFull:
-            return 429, f"{self._queue.maxsize} asynchronous calls are waiting; try again later"
-        self._held += len(call.body)
-        self._metrics.async_pending += 1
         return None
 
-    async def _work(self) -> None:
-        while True:
-            call, callback = await self._queue.get()
-            try:
-                await self._run(call, callback)
-            except Exception:
-                log.exception("asynchronous call %s failed", call.call_id[:64])
-            finally:
-                self._held -= len(call.body)
-                self._metrics.async_pending -= 1
-                self._queue.task_done()
-
-    async def _run(self, call: Call, callback: str) -> None:
-        begun_s = time.perf_counter()
+    async def _run(self, call: Call) -> None:
+        begun_s, callback = time.perf_counter(), callback_of(call)
         try:
             async with asyncio.timeout(self._run_timeout_s):
                 outcome, body = await self._ask(call, keep=bool(callback))
@@ -162,6 +142,63 @@ class AsyncQueue:
                 url, data=body, headers=headers, timeout=timeout_s, allow_redirects=False, stream=True
             ) as reply:
                 return reply.status_code
+
+
+class AsyncQueue(AsyncCalls):
+    """In this process's memory: what is accepted is run before :meth:`close` returns, time allowing."""
+
+    def __init__(
+        self, forwarder: Forwarder, metrics: GatewayMetrics, *, size: int, workers: int, held_bytes: int, **more: Any
+    ) -> None:
+        super().__init__(forwarder, metrics, held_bytes=held_bytes, **more)
+        self._queue: asyncio.Queue[Call] = asyncio.Queue(size)
+        self._workers = workers
+        self._held = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+
+    async def close(self, timeout_s: float) -> None:
+        """Run what is queued, at most ``timeout_s`` long; says in the log what was dropped."""
+        try:
+            await asyncio.wait_for(self._queue.join(), timeout_s)
+        except TimeoutError:
+            log.warning("%d asynchronous calls were dropped at shutdown", self._metrics.async_pending)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def put(self, call: Call) -> Refusal | None:
+        refused = self._refusal(call)
+        if refused is not None:
+            return refused
+        if self._held + len(call.body) > self._held_bytes:
+            return 429, f"{self._held} bytes of asynchronous calls are waiting; try again later"
+        try:
+            self._queue.put_nowait(call)
+        except asyncio.QueueFull:
+            return 429, f"{self._queue.maxsize} asynchronous calls are waiting; try again later"
+        self._held += len(call.body)
+        self._metrics.async_pending += 1
+        return None
+
+    async def _work(self) -> None:
+        while True:
+            call = await self._queue.get()
+            try:
+                await self._run(call)
+            except Exception:
+                log.exception("asynchronous call %s failed", call.call_id[:64])
+            finally:
+                self._held -= len(call.body)
+                self._metrics.async_pending -= 1
+                self._queue.task_done()
+
+
+def callback_of(call: Call) -> str:
+    """Its ``X-Callback-Url``, or nothing."""
+    return next((value.decode("latin-1") for name, value in call.headers if name == CALLBACK), "")
 
 
 def _is_http(address: str) -> bool:

@@ -120,6 +120,15 @@ class LogLine:
 
 
 @dataclass(frozen=True)
+class Namespace:
+    """Where functions may be; annotations and labels are the cluster's."""
+
+    name: str
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class BackendInfo:
     """Shown in ``/system/info``; ``notes`` says in sentences what this backend cannot do here."""
 
@@ -132,7 +141,8 @@ class BackendInfo:
 class Backend(Protocol):
     """Starts, stops, limits and counts replicas. Desired state goes in, the backend converges to it.
 
-    Methods raise :class:`GatewayError` subclasses; names and namespaces are already validated.
+    Methods raise :class:`GatewayError` subclasses; names are already validated. What is asked about a namespace that is
+    not served raises NotFoundError.
     """
 
     async def start(self) -> None: ...
@@ -141,6 +151,12 @@ class Backend(Protocol):
         """Drain and end every replica, so that nothing is left running; functions that a cluster holds run on."""
 
     def info(self) -> BackendInfo: ...
+
+    def namespaces(self) -> builtins.list[Namespace]:
+        """Where functions may be now, by name; ``openfaas-fn`` is always among them."""
+
+    def check_namespace(self, namespace: str) -> None:
+        """Raises InvalidSpecError, with the reason, where functions may not be."""
 
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
         """Raises ConflictError if it exists or no GPU has room, InvalidSpecError for bad limits or missing secrets."""
@@ -155,7 +171,10 @@ class Backend(Protocol):
     async def scale(self, name: str, namespace: str, replicas: int) -> None: ...
 
     def get(self, name: str, namespace: str) -> FunctionState:
-        """Raises NotFoundError."""
+        """As last seen. Raises NotFoundError."""
+
+    async def look(self, name: str, namespace: str) -> FunctionState:
+        """As :meth:`get`; a function not seen yet, which another gateway may just have made, is looked for."""
 
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]: ...
 

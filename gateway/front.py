@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Any
 
-from gateway.asynchronous import AsyncQueue
+from gateway.asynchronous import AsyncCalls
 from gateway.calls import BodyTooLargeError, Call, ClientGoneError, Outcome
 from gateway.forwarding import Forwarder
 from gateway.specs import split_name
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[-a-zA-Z_0-9.]+")
 class FrontDoor:
     """Reads a call, forwards it, streams the reply back."""
 
-    def __init__(self, forwarder: Forwarder, queue: AsyncQueue, *, buffer_bytes: int, max_body_bytes: int) -> None:
+    def __init__(self, forwarder: Forwarder, queue: AsyncCalls, *, buffer_bytes: int, max_body_bytes: int) -> None:
         self._forwarder = forwarder
         self._queue = queue
         self._buffer_bytes = buffer_bytes
@@ -154,10 +154,10 @@ class FrontDoor:
             outcome.release()
 
     async def _enqueue(self, call: Call, send: Any) -> None:
-        refused = self._queue.put(call)
+        refused = await self._queue.put(call)
         if refused is not None:
             status, message = refused
-            await _text(send, status, message, retry_after=status == 429)
+            await _text(send, status, message, retry_after=status in (429, 503))
             return
         headers = [(b"content-length", b"0"), (b"x-call-id", call.call_id.encode("latin-1", "replace"))]
         await send({"type": "http.response.start", "status": 202, "headers": headers})

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from gateway.contract import InvalidSpecError
-from gateway.specs import MAX_REPLICAS, check_namespace, split_name
+from gateway.specs import MAX_REPLICAS, split_name
 
 _TRUE = ("1", "t", "true")
 _FALSE = ("", "0", "f", "false")
@@ -85,7 +85,7 @@ def replica_orders(document: Mapping[str, Any]) -> list[ReplicaOrder]:
         annotations = order.get("annotations", {})
         if not isinstance(annotations, dict) or not all(isinstance(value, str) for value in annotations.values()):
             raise InvalidSpecError(f"{key[:80]}: annotations must be an object of strings")
-        found.append(ReplicaOrder(name, check_namespace(namespace), replicas, annotations))
+        found.append(ReplicaOrder(name, namespace, replicas, annotations))
     return found
 
 

@@ -142,6 +142,13 @@ class _Duration(click.ParamType[float]):
     callback=lambda _context, _option, urls: tuple(map(_address, urls)),
     help="Controllers whose view /ui/ shows (http://HOST:METRICS-PORT); on one machine the state folder has it.",
 )
+@click.option(
+    "--nats",
+    metavar="URL",
+    envvar="NATS_URL",
+    callback=lambda _context, _option, url: None if url is None else _nats(url),
+    help="NATS server (JetStream) that keeps asynchronous calls, for all copies of the gateway. [default: memory]",
+)
 @click.option("--async-queue", type=click.IntRange(1), default=1000, show_default=True, help="Asynchronous calls held.")
 def main(
     backend: str,
@@ -180,6 +187,13 @@ def _address(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path not in ("", "/"):
         raise click.BadParameter(f"{url!r} is not of the form http://HOST:PORT", param_hint="--controller")
+    return url
+
+
+def _nats(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("nats", "tls") or not parts.hostname:
+        raise click.BadParameter("it takes nats://HOST:PORT or tls://HOST:PORT", param_hint="--nats")
     return url
 
 

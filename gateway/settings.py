@@ -32,6 +32,9 @@ class GatewaySettings:
     """Longest pause of a client within a request's body."""
     max_head_bytes: int = 64 * 1024
     async_queue: int = 1000
+    nats: str | None = field(default=None, repr=False)
+    """Address of the NATS server that keeps asynchronous calls (``nats://HOST:4222``, with or without a password);
+    None: this process's memory."""
     async_workers: int = 8
     async_body_bytes: int = 4 * 1024 * 1024
     async_held_bytes: int = 256 * 1024 * 1024

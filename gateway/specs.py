@@ -40,11 +40,10 @@ def check_name(name: str, what: str = "service") -> str:
     return name
 
 
-def check_namespace(namespace: str) -> str:
-    """Raises InvalidSpecError for any other namespace than the one there is."""
+def check_namespace(namespace: str) -> None:
+    """For backends with one namespace. Raises InvalidSpecError for any other than that."""
     if namespace != DEFAULT_NAMESPACE:
         raise InvalidSpecError(f"namespace {namespace[:80]!r} does not exist; there is {DEFAULT_NAMESPACE}")
-    return namespace
 
 
 def parse_deployment(document: Any) -> FunctionSpec:
@@ -63,7 +62,7 @@ def parse_deployment(document: Any) -> FunctionSpec:
     spec = FunctionSpec(
         name=check_name(name),
         image=image,
-        namespace=check_namespace(namespace),
+        namespace=check_name(namespace, "namespace"),
         env_process=_text(document, "envProcess"),
         env_vars=_texts_by_name(document, "envVars"),
         constraints=_text_list(document, "constraints"),

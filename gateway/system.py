@@ -37,7 +37,6 @@ from gateway.settings import GatewaySettings
 from gateway.specs import (
     MAX_REPLICAS,
     check_name,
-    check_namespace,
     max_inflight,
     parse_deployment,
     scale_bounds,
@@ -46,6 +45,10 @@ from gateway.specs import (
 )
 from gateway.store import FunctionStore
 
+IN_MEMORY = (
+    "Asynchronous calls wait in the memory of the gateway that took them: copies share none, and a gateway that is "
+    "killed loses them."
+)
 METRICS_LABEL = "smoe.metrics"
 FEED_PERIOD_S = 5.0
 FEED_PAUSE_S = 0.05
@@ -62,6 +65,7 @@ class SystemApi:
         self._store = store
         self._metrics = metrics
         self._max_bytes = settings.max_json_bytes
+        self._notes = () if settings.keeps_functions or settings.nats else (IN_MEMORY,)
         self.metrics_address = f"{settings.host}:{settings.metrics_port}"
         self._closing = asyncio.Event()
         self._line: tuple[int, bytes] = (-1, b"")
@@ -101,20 +105,18 @@ class SystemApi:
         return Response(resources.files("gateway").joinpath("openapi.yaml").read_bytes(), media_type="application/yaml")
 
     async def list_functions(self, request: Request) -> Response:
-        namespace = check_namespace(request.query_params.get("namespace") or DEFAULT_NAMESPACE)
+        namespace = self._namespace(request)
         return JSONResponse([self._status(state) for state in self._backend.list(namespace)])
 
     async def create_function(self, request: Request) -> Response:
-        spec = parse_deployment(await read_json(request, self._max_bytes))
-        max_inflight(spec)
+        spec = await self._deployment(request)
         replicas = scale_bounds(spec)[0]
         await self._backend.create(spec, replicas)
         self._store.save(spec, replicas)
         return Response(status_code=202)
 
     async def update_function(self, request: Request) -> Response:
-        spec = parse_deployment(await read_json(request, self._max_bytes))
-        max_inflight(spec)
+        spec = await self._deployment(request)
         await self._backend.update(spec)
         before = self._backend.get(spec.name, spec.namespace)
         low, high = scale_bounds(spec)
@@ -124,6 +126,18 @@ class SystemApi:
             await self._backend.scale(spec.name, spec.namespace, wanted)
         self._store.save(self._backend.get(spec.name, spec.namespace).spec, wanted)
         return Response(status_code=202)
+
+    async def _deployment(self, request: Request) -> FunctionSpec:
+        spec = parse_deployment(await read_json(request, self._max_bytes))
+        self._backend.check_namespace(spec.namespace)
+        max_inflight(spec)
+        return spec
+
+    def _namespace(self, request: Request) -> str:
+        """That of the query, where functions may be."""
+        namespace = request.query_params.get("namespace") or DEFAULT_NAMESPACE
+        self._backend.check_namespace(namespace)
+        return namespace
 
     async def delete_function(self, request: Request) -> Response:
         document = await read_object(request, self._max_bytes)
@@ -137,7 +151,7 @@ class SystemApi:
         name, namespace = split_name(request.path_params["name"], query.get("namespace"))
         with_usage = flag(query, "usage")
         try:
-            state = self._backend.get(name, namespace)
+            state = await self._backend.look(name, namespace)
         except NotFoundError:
             return Response(status_code=404)
         usage = self._backend.usage(name, namespace) if with_usage else None
@@ -151,7 +165,7 @@ class SystemApi:
         replicas = document.get("replicas")
         if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
             raise InvalidSpecError(f"replicas must be a whole number from 0 to {MAX_REPLICAS}")
-        state = self._backend.get(name, namespace)
+        state = await self._backend.look(name, namespace)
         _, high = scale_bounds(state.spec)
         await self._scale(state, replicas if high is None else min(replicas, high))
         return Response(status_code=202)
@@ -159,7 +173,9 @@ class SystemApi:
     async def scale_functions(self, request: Request) -> Response:
         """Replicas of many functions, and annotations beside those they have. All are checked before one changes."""
         found = replica_orders(await read_object(request, self._max_bytes))
-        orders = [(self._backend.get(one.name, one.namespace), one) for one in found]
+        for one in found:
+            self._backend.check_namespace(one.namespace)
+        orders = [(await self._backend.look(one.name, one.namespace), one) for one in found]
         done: list[tuple[FunctionSpec, int]] = []
         for state, one in orders:
             spec = replace(state.spec, annotations={**state.spec.annotations, **one.annotations})
@@ -182,7 +198,7 @@ class SystemApi:
         missing: list[str] = []
         for alert in parse_alerts(await read_json(request, self._max_bytes)):
             try:
-                state = self._backend.get(alert.function, alert.namespace)
+                state = await self._backend.look(alert.function, alert.namespace)
                 wanted = wanted_replicas(state, firing=alert.firing)
                 if wanted != state.desired_replicas:
                     await self._scale(state, wanted)
@@ -208,21 +224,28 @@ class SystemApi:
         provider = {"provider": found.provider, "version": version, "orchestration": found.orchestration}
         own = {"release": __version__, "sha": __version__}
         arch = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
-        return JSONResponse({"provider": provider, "version": own, "arch": arch, "notes": list(found.notes)})
+        notes = [*found.notes, *self._notes]
+        return JSONResponse({"provider": provider, "version": own, "arch": arch, "notes": notes})
 
     async def namespaces(self, request: Request) -> Response:
-        return JSONResponse([DEFAULT_NAMESPACE])
+        return JSONResponse([one.name for one in self._backend.namespaces()])
 
     async def namespace(self, request: Request) -> Response:
         name = request.path_params["namespace"]
-        if name != DEFAULT_NAMESPACE:
-            raise NotFoundError(f"namespace {name[:80]!r} does not exist; there is {DEFAULT_NAMESPACE}")
-        return JSONResponse({"name": DEFAULT_NAMESPACE, "annotations": {}, "labels": {}})
+        for one in self._backend.namespaces():
+            if one.name == name:
+                found = {"name": name, "annotations": dict(one.annotations), "labels": dict(one.labels)}
+                return JSONResponse(found)
+        try:
+            self._backend.check_namespace(name)
+        except InvalidSpecError as error:
+            raise NotFoundError(str(error)) from None
+        raise NotFoundError(f"namespace {name[:80]!r} does not exist")
 
     # secrets
 
     async def list_secrets(self, request: Request) -> Response:
-        namespace = check_namespace(request.query_params.get("namespace") or DEFAULT_NAMESPACE)
+        namespace = self._namespace(request)
         names = self._backend.secret_names(namespace)
         return JSONResponse([{"name": name, "namespace": namespace} for name in names])
 
@@ -235,6 +258,7 @@ class SystemApi:
     async def delete_secret(self, request: Request) -> Response:
         document = await read_object(request, self._max_bytes)
         name, namespace = named(document.get("name"), document.get("namespace"), request)
+        self._backend.check_namespace(namespace)
         await self._backend.delete_secret(name, namespace)
         return Response(status_code=202)
 
@@ -242,7 +266,7 @@ class SystemApi:
         document = await read_object(request, self._max_bytes)
         name, namespace = named(document.get("name"), document.get("namespace"), request)
         content = secret_value(document)
-        check_namespace(namespace)
+        self._backend.check_namespace(namespace)
         await self._backend.put_secret(check_name(name, "secret"), namespace, content, create=create)
         return Response(status_code=202)
 
@@ -255,7 +279,7 @@ class SystemApi:
             raise InvalidSpecError("logs need the parameter name")
         instance, since_s = query.get("instance") or None, moment(query, "since")
         tail, follow = whole(query, "tail"), flag(query, "follow")
-        self._backend.get(name, namespace)
+        await self._backend.look(name, namespace)
         lines = self._backend.logs(name, namespace, instance=instance, since_s=since_s, tail=tail, follow=follow)
         return StreamingResponse(self._until_closing(_log_lines(lines)), media_type="application/x-ndjson")
 

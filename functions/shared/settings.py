@@ -56,6 +56,8 @@ class FunctionSettings:
     """How often the live settings are looked at without a signal (``smoe_live_period``); 0 = never."""
     feed_url: str | None = None
     feed_token_file: Path | None = None
+    namespace: str = "openfaas-fn"
+    """Of the functions in the feed that are this pipeline's: its own (``OPENFAAS_NAMESPACE``)."""
     address_template: str | None = None
     timeout_s: float = 60.0
     """Time a request may take when it does not say (``smoe_timeout``)."""
@@ -120,6 +122,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         live_period_s=duration_s("smoe_live_period", environ.get("smoe_live_period", "0s")),
         feed_url=environ.get("smoe_feed_url") or None,
         feed_token_file=Path(token) if token else None,
+        namespace=environ.get("OPENFAAS_NAMESPACE") or "openfaas-fn",
         address_template=environ.get("smoe_address_template") or None,
         timeout_s=duration_s("smoe_timeout", environ.get("smoe_timeout", "60s")),
         queue_limit=_whole(environ, "smoe_queue_limit", 1000),

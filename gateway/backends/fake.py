@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -19,12 +19,14 @@ import httptools
 
 from gateway.backends.process.quantities import limits_of, whole_number
 from gateway.contract import (
+    DEFAULT_NAMESPACE,
     BackendInfo,
     ConflictError,
     FunctionSpec,
     FunctionState,
     InvalidSpecError,
     LogLine,
+    Namespace,
     NotFoundError,
     Replica,
     Usage,
@@ -198,7 +200,10 @@ class _Function:
 class FakeBackend:
     """:class:`gateway.contract.Backend`. ``programs`` by image; other images run :func:`echo`."""
 
-    def __init__(self, programs: Mapping[str, Program] | None = None) -> None:
+    def __init__(
+        self, programs: Mapping[str, Program] | None = None, namespaces: Collection[str] = (DEFAULT_NAMESPACE,)
+    ) -> None:
+        self._served = namespaces
         self.programs = dict(programs or {})
         self.hold_starts = False
         """While True new replicas stay ``starting`` until :meth:`let_start`."""
@@ -221,6 +226,15 @@ class FakeBackend:
 
     def info(self) -> BackendInfo:
         return BackendInfo("smoe-fake", "memory", "1", ("Replicas are servers in the gateway's own process.",))
+
+    def namespaces(self) -> builtins.list[Namespace]:
+        return [Namespace(name) for name in sorted(self._served)]
+
+    def check_namespace(self, namespace: str) -> None:
+        if namespace not in self._served:
+            raise InvalidSpecError(
+                f"namespace {namespace[:80]!r} does not exist; there is {', '.join(sorted(self._served))}"
+            )
 
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
         if spec.key in self._functions:
@@ -262,6 +276,9 @@ class FakeBackend:
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self._state(self._function(name, namespace))
+
+    async def look(self, name: str, namespace: str) -> FunctionState:
+        return self.get(name, namespace)
 
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
         functions = self._functions.values()

@@ -101,7 +101,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_function_is_made_scaled_changed_and_removed(target: Target, backend: KubernetesBackend) -> None:
-    function = spec("f")
+    function, once = spec("f"), {"once": "1"}
+    function = replace(function, env_vars={**function.env_vars, **once}, labels={**function.labels, **once})
     await backend.create(function, 1)
     with pytest.raises(ConflictError):
         await backend.create(function, 1)
@@ -113,9 +114,11 @@ async def test_a_function_is_made_scaled_changed_and_removed(target: Target, bac
     await backend.update(more)
     await until(lambda: target.limits() == [(512, 2)] * 2)
     assert target.deployment()["spec"]["template"] == template
-    await backend.update(replace(more, image="smoe/function:2"))
+    await backend.update(replace(spec("f"), image="smoe/function:2", limits=more.limits, requests=more.requests))
     document = target.deployment()
-    assert document["spec"]["template"]["spec"]["containers"][0]["image"] == "smoe/function:2"
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "smoe/function:2"
+    assert "once" not in {entry["name"] for entry in container["env"]} | document["metadata"]["labels"].keys()
     assert document["spec"]["replicas"] == 2
     await backend.delete("f", DEFAULT_NAMESPACE)
     await until(lambda: not target.pods())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
+MARK = "smoe.made-by-call"
+"""Annotation of what a create made, by which that call knows it again when its answer was lost."""
 MAX_LINE_BYTES = 8 << 20
 """An object in a watch; etcd refuses objects of more than 1.5 MiB."""
 
@@ -33,12 +36,18 @@ Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 
 class ApiError(BackendError):
-    """The API server refused. ``code`` is the HTTP status, ``message`` what it said."""
+    """The API server refused. ``code`` is the HTTP status, ``message`` what it said, ``reason`` its word for it."""
 
-    def __init__(self, what: str, code: int, message: str) -> None:
+    def __init__(self, what: str, code: int, message: str, reason: str = "") -> None:
         super().__init__(f"{what}: the Kubernetes API server answered {code}: {message[:400]}")
         self.code = code
         self.message = message
+        self.reason = reason
+
+    @property
+    def exists(self) -> bool:
+        """Whether the name is taken, which is another 409 than a conflict of writers."""
+        return self.code == 409 and self.reason == "AlreadyExists"
 
 
 class UnreachableError(BackendError):
@@ -46,24 +55,54 @@ class UnreachableError(BackendError):
 
 
 class Api:
-    """One session with the API server. Each call here says what should be, so repeating one is safe."""
+    """Sessions with the API server. Each call here says what should be, so repeating one is safe."""
 
     def __init__(self, connection: Connection, settings: KubernetesSettings) -> None:
         self._connection = connection
         self._settings = settings
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=64, ssl=connection.tls or False), trust_env=False, auto_decompress=True
-        )
+        self._session = self._open(limit=64)
+        self._streams = self._open(limit=0)
+        """Watches and followed logs: each holds its connection, so none may keep calls waiting for one."""
+
+    def _open(self, limit: int) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=limit, ssl=self._connection.tls or False)
+        return aiohttp.ClientSession(connector=connector, trust_env=False, auto_decompress=True)
 
     async def close(self) -> None:
         await self._session.close()
+        await self._streams.close()
 
     async def get(self, path: str, params: Mapping[str, str] | None = None, accept: str = "application/json") -> Object:
         return await self.call("GET", path, params=params, accept=accept)
 
-    async def apply(self, path: str, document: Object, manager: str = FIELD_MANAGER) -> Object:
+    async def find(self, path: str) -> Object | None:
+        """What is there, or None."""
+        try:
+            return await self.get(path)
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def create(self, path: str, document: Object) -> Object:
+        """Make what must not be there yet; of several who make it at once, one does. Raises ApiError (``exists``).
+
+        A try whose answer was lost may have made it. What carries this call's mark is this call's.
+        """
+        meta, mark = document["metadata"], uuid.uuid4().hex
+        annotations = {**meta.get("annotations", {}), MARK: mark}
+        marked = {**document, "metadata": {**meta, "annotations": annotations}}
+        try:
+            return await self.call("POST", path, marked, params={"fieldManager": FIELD_MANAGER})
+        except ApiError as error:
+            found = await self.find(f"{path}/{meta['name']}") if error.exists else None
+            if found is None or (found["metadata"].get("annotations") or {}).get(MARK) != mark:
+                raise
+            return found
+
+    async def apply(self, path: str, document: Object) -> Object:
         """Server-side apply, taking fields over from whoever owned them."""
-        params = {"fieldManager": manager, "force": "true"}
+        params = {"fieldManager": FIELD_MANAGER, "force": "true"}
         return await self.call("PATCH", path, document, content_type=APPLY, params=params)
 
     async def merge(self, path: str, patch: Object, content_type: str = MERGE, *, again: bool = True) -> Object:
@@ -100,7 +139,7 @@ class Api:
                 if status < 300:
                     return _object(what, text)
                 if not left or not _worth_repeating(status, text, again):
-                    raise ApiError(what, status, _message(text))
+                    raise ApiError(what, status, _message(text), _reason(text))
                 wait_s = max(wait_s, retry_after_s)
             await asyncio.sleep(min(wait_s, 5.0))
             wait_s *= 2
@@ -114,22 +153,16 @@ class Api:
         what = f"GET {path}"
         timeout = aiohttp.ClientTimeout(total=None, connect=self._settings.request_timeout_s, sock_read=silence_s)
         try:
-            async with self._session.get(
+            async with self._streams.get(
                 self._connection.url + path, params=params, headers=self._headers(accept), timeout=timeout
             ) as reply:
                 if reply.status >= 300:
                     raise ApiError(what, reply.status, _message((await reply.read()).decode(errors="replace")))
-                rest = bytearray()
-                async for piece in reply.content.iter_any():
-                    rest += piece
-                    *whole, tail = rest.split(b"\n")
-                    for line in whole:
-                        yield bytes(line)
-                    rest = bytearray(tail)
-                    if len(rest) > MAX_LINE_BYTES:
-                        raise UnreachableError(f"{what}: a line of more than {MAX_LINE_BYTES} bytes")
-                if rest:
-                    yield bytes(rest)
+                try:
+                    async for line in _split(reply.content, what):
+                        yield line
+                finally:
+                    _cut(reply)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"{what}: {type(error).__name__}") from error
 
@@ -149,9 +182,29 @@ class Api:
         return {"Accept": accept, **({} if authorization is None else {"Authorization": authorization})}
 
 
+async def _split(content: aiohttp.StreamReader, what: str) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for piece in content.iter_any():
+        rest += piece
+        *whole, tail = rest.split(b"\n")
+        for line in whole:
+            yield bytes(line)
+        rest = bytearray(tail)
+        if len(rest) > MAX_LINE_BYTES:
+            raise UnreachableError(f"{what}: a line of more than {MAX_LINE_BYTES} bytes")
+    if rest:
+        yield bytes(rest)
+
+
+def _cut(reply: aiohttp.ClientResponse) -> None:
+    """A stream that is given up before its end waits for no farewell of TLS, which would outlive the session."""
+    if reply.connection is not None and reply.connection.transport is not None:
+        reply.connection.transport.abort()
+
+
 def _worth_repeating(status: int, text: str, conflicts: bool) -> bool:
     """A conflict with another writer passes; a name that is taken does not."""
-    return status in (429, 500, 502, 503, 504) or (status == 409 and conflicts and "AlreadyExists" not in text)
+    return status in (429, 500, 502, 503, 504) or (status == 409 and conflicts and _reason(text) != "AlreadyExists")
 
 
 def _object(what: str, text: str) -> Object:
@@ -162,6 +215,13 @@ def _object(what: str, text: str) -> Object:
     if not isinstance(found, dict):
         raise ApiError(what, 502, "the reply is not a JSON object")
     return found
+
+
+def _reason(text: str) -> str:
+    try:
+        return str(json.loads(text)["reason"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _message(text: str) -> str:

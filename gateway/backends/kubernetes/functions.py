@@ -1,21 +1,28 @@
-"""Writing a function: its Deployment and Service, by server-side apply, patches and the scale subresource."""
+"""Writing a function: its Deployment and Service, by server-side apply, patches and the scale subresource.
+
+Several gateways may give orders about one function in the same moment. Each write here is whole (a create is one call,
+a roll-out one apply), or is for the version that it was decided on and refused for any other; so what stays is what one
+of them ordered, never half of each.
+"""
 
 from __future__ import annotations
 
+import asyncio
+
 from gateway.backends.kubernetes import objects
-from gateway.backends.kubernetes.api import FIELD_MANAGER, STRATEGIC, Api, ApiError, Object
+from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
 from gateway.backends.kubernetes.informer import Informer
+from gateway.backends.kubernetes.ownership import adoption
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import ConflictError, FunctionSpec, InvalidSpecError, NotFoundError
 
-REPLICAS_MANAGER = f"{FIELD_MANAGER}-replicas"
-"""Owns ``spec.replicas`` from the start, so that an apply of the rest never resets what someone scaled."""
-
 
 class Functions:
-    """Orders about functions; each is repeated safely, and what comes back is known to the cache at once."""
+    """Orders about functions of ``settings.namespace``, which clients know as ``namespace``; each is repeated safely,
+    and what comes back is known to the cache at once."""
 
-    def __init__(self, api: Api, cache: Informer, settings: KubernetesSettings) -> None:
+    def __init__(self, api: Api, cache: Informer, settings: KubernetesSettings, namespace: str) -> None:
+        self._namespace = namespace
         self._api = api
         self._cache = cache
         self._settings = settings
@@ -24,53 +31,67 @@ class Functions:
 
     async def read(self, name: str) -> Object | None:
         """The Deployment as the API server has it now."""
-        try:
-            return await self._api.get(f"{self._deployments}/{name}")
-        except ApiError as error:
-            if error.code == 404:
-                return None
-            raise
+        return await self._api.find(f"{self._deployments}/{name}")
 
     async def create(self, spec: FunctionSpec, replicas: int, pull_secrets: frozenset[str]) -> None:
-        """Raises InvalidSpecError for what the API server refuses."""
+        """Raises ConflictError where it exists and InvalidSpecError for what the API server refuses."""
         document = objects.deployment(spec, self._settings, pull_secrets)
         document["spec"]["replicas"] = replicas
-        made = await self._apply(document)
-        await self._own_replicas(spec.name, replicas)
+        try:
+            made = await self._api.create(self._deployments, document)
+        except ApiError as error:
+            raise (already_there(spec) if error.exists else _named(error)) from error
         await self.serve(spec, made)
         self._cache.put(made)
 
     async def roll_out(self, spec: FunctionSpec, pull_secrets: frozenset[str]) -> None:
         """A new template: new pods come up before old ones go. Raises NotFoundError and InvalidSpecError."""
-        path = f"{self._deployments}/{spec.name}"
-        present = await self.read(spec.name)
-        if present is None:
-            raise NotFoundError(f"there is no function {spec.name}")
-        if _owns_replicas(present):  # an earlier create was cut off before it handed them over
-            await self._own_replicas(spec.name, present["spec"]["replicas"])
+        for _ in range(self._settings.tries):
+            made = await self._rolled_out(spec, pull_secrets, await self._adopted(spec))
+            self._cache.put(made)
+            if adoption(made) is None:
+                return  # else labels came in between that this apply could not take away
+
+    async def _rolled_out(self, spec: FunctionSpec, pull_secrets: frozenset[str], present: Object) -> Object:
+        path, uid = f"{self._deployments}/{spec.name}", present["metadata"]["uid"]
         document = objects.deployment(spec, self._settings, pull_secrets)
         gone = objects.leftovers(present, document)
         if gone is not None:
             await self._api.merge(path, gone, STRATEGIC)
-        await self._apply(document)
-        await self.change_metadata(spec)
+        document["metadata"]["uid"] = uid  # an apply would make again what was deleted meanwhile
+        try:
+            return await self._api.apply(path, document)
+        except ApiError as error:
+            now = await self.read(spec.name) if error.code in (409, 422) else present
+            if now is None:
+                raise NotFoundError(f"there is no function {spec.key}") from error
+            if now["metadata"]["uid"] != uid:
+                raise ConflictError(f"function {spec.key} was deleted and deployed anew meanwhile") from error
+            raise _named(error) from error
 
-    async def change_metadata(self, spec: FunctionSpec) -> None:
-        """Labels and annotations of the Deployment as ``spec`` has them; its pods do not restart for it."""
+    async def change_metadata(self, spec: FunctionSpec, seen: FunctionSpec) -> bool:
+        """Labels and annotations of the Deployment as ``spec`` has them; its pods do not restart for it.
+
+        False, and nothing is done, where the function is no longer as it was ``seen``.
+        """
         path = f"{self._deployments}/{spec.name}"
         for left in reversed(range(self._settings.tries)):
-            present = await self._api.get(path)
-            patch = _metadata_patch(present, spec)
-            if patch is None:
-                self._cache.put(present)
-                return
-            patch["metadata"]["resourceVersion"] = present["metadata"]["resourceVersion"]
             try:
-                self._cache.put(await self._api.merge(path, patch, again=False))
-                return
+                present = await self._api.get(path)
+                if objects.spec_of(present, self._namespace) != seen:
+                    return False
+                patch = _metadata_patch(present, spec, seen)
+                if patch is not None:
+                    patch["metadata"]["resourceVersion"] = present["metadata"]["resourceVersion"]
+                    present = await self._api.merge(path, patch, again=False)
             except ApiError as error:
                 if error.code != 409 or not left:
                     raise _named(error) from error
+                await asyncio.sleep(self._settings.first_wait_s)
+            else:
+                self._cache.put(present)
+                return True
+        raise AssertionError("unreachable")
 
     async def scale(self, name: str, replicas: int) -> None:
         """Raises NotFoundError."""
@@ -85,50 +106,39 @@ class Functions:
             self._cache.put({**scaled, "metadata": {**known["metadata"], "resourceVersion": version}})
 
     async def has_service(self, name: str) -> bool:
-        try:
-            await self._api.get(f"{self._services}/{name}")
-        except ApiError as error:
-            if error.code == 404:
-                return False
-            raise
-        return True
+        return await self._api.find(f"{self._services}/{name}") is not None
 
     async def serve(self, spec: FunctionSpec, owner: Object) -> None:
         """The function's Service, which Kubernetes removes with the Deployment ``owner``."""
         await self._api.apply(f"{self._services}/{spec.name}", objects.service(spec, owner, self._settings))
 
-    async def _apply(self, document: Object) -> Object:
-        try:
-            return await self._api.apply(f"{self._deployments}/{document['metadata']['name']}", document)
-        except ApiError as error:
-            raise _named(error) from error
-
-    async def _own_replicas(self, name: str, replicas: int) -> None:
-        document = {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": name, "namespace": self._settings.namespace},
-            "spec": {"replicas": replicas},
-        }
-        await self._api.apply(f"{self._deployments}/{name}", document, REPLICAS_MANAGER)
-
-
-def _owns_replicas(document: Object) -> bool:
-    """Whether the manager of everything else still owns the number of replicas too."""
-    return any(
-        entry["manager"] == FIELD_MANAGER
-        and entry["operation"] == "Apply"
-        and "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
-        for entry in document["metadata"].get("managedFields") or ()
-    )
+    async def _adopted(self, spec: FunctionSpec) -> Object:
+        """The Deployment, all of whose fields that are this gateway's are an apply's."""
+        for left in reversed(range(self._settings.tries)):
+            present = await self.read(spec.name)
+            if present is None:
+                raise NotFoundError(f"there is no function {spec.key}")
+            patch = adoption(present)
+            if patch is None:
+                return present
+            try:
+                return await self._api.merge(f"{self._deployments}/{spec.name}", patch, again=False)
+            except ApiError as error:
+                if error.code != 409 or not left:
+                    raise _named(error) from error
+                await asyncio.sleep(self._settings.first_wait_s)
+        raise AssertionError("unreachable")
 
 
-def _metadata_patch(present: Object, spec: FunctionSpec) -> Object | None:
+def already_there(spec: FunctionSpec) -> ConflictError:
+    return ConflictError(f"function {spec.key} exists already")
+
+
+def _metadata_patch(present: Object, spec: FunctionSpec, before: FunctionSpec) -> Object | None:
     """A merge patch to the labels and annotations of ``spec``. Keys that neither the old nor the new spec names are
     somebody else's and stay."""
     wanted = objects.metadata(spec)
-    before = objects.spec_of(present)
-    old = {"labels": {}, "annotations": {}} if before is None else objects.metadata(before)
+    old = objects.metadata(before)
     patch: dict[str, dict[str, str | None]] = {}
     for kind in ("labels", "annotations"):
         have = present["metadata"].get(kind) or {}

@@ -28,7 +28,7 @@ from gateway.backends.kubernetes.placement import placed
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.placement import parse_placement
 from gateway.backends.process.quantities import RESOURCES, parse_quantity
-from gateway.contract import FunctionSpec, InvalidSpecError
+from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
 from gateway.specs import deployment_of, max_inflight, parse_deployment
 
@@ -149,8 +149,9 @@ def metadata(spec: FunctionSpec) -> dict[str, dict[str, str]]:
     }
 
 
-def spec_of(document: Object) -> FunctionSpec | None:
-    """The function of a Deployment as it is now, or None for one that this gateway did not make."""
+def spec_of(document: Object, namespace: str = DEFAULT_NAMESPACE) -> FunctionSpec | None:
+    """The function of a Deployment as it is now, or None for one that this gateway did not make. ``namespace`` is what
+    clients call the one it is in, whatever it was written for."""
     annotations = document["metadata"].get("annotations") or {}
     try:
         spec = parse_deployment(json.loads(annotations[SPEC]))
@@ -160,7 +161,7 @@ def spec_of(document: Object) -> FunctionSpec | None:
     environment = dict(spec.env_vars)
     if live.max_inflight != max_inflight(spec):
         environment["max_inflight"] = str(live.max_inflight)
-    return replace(spec, limits=live.limits, requests=live.requests, env_vars=environment)
+    return replace(spec, namespace=namespace, limits=live.limits, requests=live.requests, env_vars=environment)
 
 
 def only_live_differs(before: FunctionSpec, after: FunctionSpec) -> bool:

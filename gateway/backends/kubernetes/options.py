@@ -14,6 +14,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES = {
     "kubernetes_namespace": "namespace",
+    "all_namespaces": "all_namespaces",
     "kubeconfig": "kubeconfig",
     "function_port": "function_port",
     "image_pull_policy": "image_pull_policy",
@@ -33,6 +34,11 @@ _OPTIONS = (
         default="openfaas-fn",
         show_default=True,
         help="kubernetes: namespace of the functions.",
+    ),
+    click.option(
+        "--all-namespaces",
+        is_flag=True,
+        help="kubernetes: functions also in every namespace annotated openfaas=1.",
     ),
     click.option(
         "--kubeconfig",

@@ -26,11 +26,11 @@ class Secrets:
             if create:
                 metadata = {"name": name, "labels": MANAGED}
                 document = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
-                found = await self._api.call("POST", self._path, document)
+                found = await self._api.create(self._path, document)
             else:
                 found = await self._api.merge(f"{self._path}/{name}", {"data": data})
         except ApiError as error:
-            if error.code == 409 and create:
+            if error.exists:
                 raise ConflictError(f"secret {name} exists already") from None
             if error.code == 404:
                 raise NotFoundError(f"there is no secret {name}") from None

@@ -14,6 +14,8 @@ class KubernetesSettings:
 
     namespace: str = DEFAULT_NAMESPACE
     """Where the functions are in the cluster; it exists already. OpenFaaS's clients know it as openfaas-fn."""
+    all_namespaces: bool = False
+    """Functions may also be in every other namespace that is annotated ``openfaas=1``; needs the right to list them."""
     kubeconfig: Path | None = None
     """Without it: the pod's service account, or, outside a cluster, what ``kubectl`` would use."""
     function_port: int = 8080

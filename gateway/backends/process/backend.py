@@ -25,15 +25,18 @@ from gateway.backends.process.secret_files import SecretFiles
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.usage import measure
 from gateway.contract import (
+    DEFAULT_NAMESPACE,
     BackendInfo,
     ConflictError,
     FunctionSpec,
     FunctionState,
     InvalidSpecError,
     LogLine,
+    Namespace,
     NotFoundError,
     Usage,
 )
+from gateway.specs import check_namespace
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +117,12 @@ class ProcessBackend:
             notes.append(f"One configured CPU core is {self._settings.cpu_scale:g} of a real one (cpu_scale).")
         return BackendInfo("smoe-process", "process", version, tuple(notes))
 
+    def namespaces(self) -> builtins.list[Namespace]:
+        return [Namespace(DEFAULT_NAMESPACE)]
+
+    def check_namespace(self, namespace: str) -> None:
+        check_namespace(namespace)
+
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
         if self._closing:
             raise ConflictError("the gateway is shutting down")
@@ -150,6 +159,9 @@ class ProcessBackend:
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self._function(name, namespace).state()
+
+    async def look(self, name: str, namespace: str) -> FunctionState:
+        return self.get(name, namespace)
 
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
         functions = self._functions.values()

@@ -145,6 +145,22 @@ def managed_fields(sets: Sets) -> list[dict[str, Any]]:
     return entries
 
 
+def sets_of(entries: list[dict[str, Any]]) -> Sets:
+    """What :func:`managed_fields` wrote, or a client in its form. Raises KeyError for entries of another form."""
+    sets: Sets = {}
+    for entry in entries:
+        if entry["operation"] not in ("Apply", "Update") or entry["fieldsType"] != "FieldsV1":
+            raise KeyError(entry["operation"])
+        sets.setdefault((entry["manager"], entry["operation"]), set()).update(_paths(entry["fieldsV1"]))
+    return sets
+
+
+def _paths(tree: dict[str, Any], path: Path = ()) -> set[Path]:
+    if not tree:
+        return {path}
+    return {found for step, inner in tree.items() for found in _paths(inner, (*path, step))}
+
+
 def shown(path: Path) -> str:
     return "." + ".".join(step[2:] for step in path)
 

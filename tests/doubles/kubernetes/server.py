@@ -239,12 +239,18 @@ class ApiServer:
         given = body["metadata"].get("resourceVersion")
         if before is not None and given is not None and given != before["metadata"]["resourceVersion"]:
             raise stale(qualified(resource), name)
+        uid = body["metadata"].get("uid")
+        if uid is not None and before is None:
+            said = f"uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            raise Refusal(409, "Conflict", f'Operation cannot be fulfilled on {qualified(resource)} "{name}": {said}')
+        if uid is not None and before is not None and uid != before["metadata"]["uid"]:
+            raise invalid(KINDS[resource].name, name, f'metadata.uid: Invalid value: "{uid}": field is immutable')
         if before is None:
             self._authorise(request, "create", KINDS[resource].group, resource, namespace, name)
         if resource == "deployments":
             merged = fields.merge(copied(before), body) if before is not None else body
             check_deployment(merged, before)
-        config = {**copied(body), "metadata": {k: v for k, v in body["metadata"].items() if k != "resourceVersion"}}
+        config = {**copied(body), "metadata": {k: v for k, v in body["metadata"].items() if k not in _IDENTITY}}
         try:
             force = query.get("force") == "true"
             return self.store.apply(resource, namespace, name, config, str(query["fieldManager"]), force)
@@ -334,6 +340,8 @@ class ApiServer:
         return JSONResponse(_view(request, document), status_code=status)
 
 
+_IDENTITY = ("resourceVersion", "uid")
+"""What an apply may name so that it is for that form or that object only."""
 _ROOTS = ("/api/v1", "/apis/{group}/{version}")
 _TAILS = (
     "/{resource}",

@@ -87,7 +87,8 @@ class Store:
     def replace(
         self, resource: str, document: dict[str, Any], manager: str, *, applied: bool = False, status: bool = False
     ) -> dict[str, Any]:
-        """Store a new form of an object; nothing happens where nothing differs."""
+        """Store a new form of an object; nothing happens where nothing differs. Managed fields that a client sends
+        are taken over, as a real API server does it unless they are empty."""
         meta = document["metadata"]
         key = (resource, "" if resource == "namespaces" else meta["namespace"], meta["name"])
         live = self._objects.get(key)
@@ -97,13 +98,18 @@ class Store:
         if given is not None and given != live["metadata"]["resourceVersion"]:
             raise stale(qualified(resource), meta["name"])
         changed = copied(document)
-        changed["metadata"].pop("managedFields", None)
+        owners = changed["metadata"].pop("managedFields", None)
+        sets = self._sets[live["metadata"]["uid"]]
+        disowned = bool(owners) and fields.sets_of(owners) != sets
+        if disowned:
+            sets.clear()
+            sets.update(fields.sets_of(owners))
         for name in ("uid", "creationTimestamp", "resourceVersion", "generation"):
             changed["metadata"][name] = live["metadata"][name]
-        if changed == live:
+        if changed == live and not disowned:
             return self._shown(live)
         if not applied and not status:
-            fields.updated(live, changed, self._sets[live["metadata"]["uid"]], manager)
+            fields.updated(live, changed, sets, manager)
         if changed.get("spec") != live.get("spec"):
             changed["metadata"]["generation"] += 1
         return self._put(key, changed, "MODIFIED")

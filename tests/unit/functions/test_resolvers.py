@@ -56,11 +56,11 @@ class Feed:
         self.tables.append(table)
         self.changed.set()
 
-    async def follow(self, count: int, token: Path | None = None) -> None:
+    async def follow(self, count: int, token: Path | None = None, **more: str) -> None:
         """Run a resolver until ``count`` tables have come."""
         server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/system/replicas"
-        task = asyncio.ensure_future(FeedResolver(url, token).run(self.update))
+        task = asyncio.ensure_future(FeedResolver(url, token, **more).run(self.update))
         async with asyncio.timeout(10):
             while len(self.tables) < count:
                 self.changed.clear()
@@ -80,6 +80,13 @@ async def test_only_ready_replicas_are_taken_from_a_snapshot(tmp_path: Path) -> 
     assert feed.tables == [{"f": FunctionReplicas(4, (ReplicaAddress("b", "127.0.0.1:2"),))}]
     assert feed.heads[0].startswith(b"GET /system/replicas?follow=true HTTP/1.1\r\n")
     assert b"authorization: Bearer secret\r\n" in feed.heads[0]
+
+
+async def test_only_functions_of_the_pipelines_own_namespace_are_taken() -> None:
+    there = snapshot(1, b="ready").replace(b"f.openfaas-fn", b"f.team-a")
+    feed = Feed([HEAD, chunk(snapshot(1, a="ready")), chunk(there)])
+    await feed.follow(2, namespace="team-a")
+    assert feed.tables == [{}, {"f": FunctionReplicas(4, (ReplicaAddress("b", "127.0.0.1:1"),))}]
 
 
 async def test_snapshots_may_arrive_in_any_pieces() -> None:

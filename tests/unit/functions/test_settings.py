@@ -33,6 +33,12 @@ def test_a_pipeline_is_named_by_folder_or_under_the_folder_of_pipelines(folder: 
     assert named.nodes == ("segment-0", "expert-0-1")
 
 
+def test_a_function_looks_for_others_in_the_namespace_it_was_told(folder: Path) -> None:
+    own = {"smoe_pipeline": str(folder / "m"), "smoe_nodes": "ingress"}
+    assert from_environment({**own, "OPENFAAS_NAMESPACE": "team-a"}).namespace == "team-a"
+    assert from_environment({**own, "OPENFAAS_NAMESPACE": ""}).namespace == "openfaas-fn"
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

@@ -31,6 +31,7 @@ def run(*arguments: str, **environment: str) -> Result:
         (("--state", "s", "--port", "70000"), "70000 is not in the range"),
         (("--state", "s", "--cpu-scale", "0"), "is not in the range"),
         (("--state", "s", "--async-queue", "0"), "is not in the range"),
+        (("--state", "s", "--nats", "localhost:4222"), "it takes nats://HOST:PORT or tls://HOST:PORT"),
     ],
 )
 def test_wrong_options_are_refused_with_a_sentence(

@@ -105,6 +105,15 @@ def test_components_add_flags_that_exist_to_what_is_there() -> None:
             assert step["value"].partition("=")[0] in flags
 
 
+def test_a_further_namespace_is_annotated_bound_and_fenced_as_the_first_is() -> None:
+    namespace, binding, policy = yaml.safe_load_all((DEPLOY / "function-namespace.yaml").read_text())
+    (home,) = [one for one in of_kind("Namespace") if one["metadata"]["name"] == "openfaas-fn"]
+    (fence,) = [one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "functions"]
+    assert namespace["metadata"]["annotations"] == home["metadata"]["annotations"] == {"openfaas": "1"}
+    assert binding["metadata"]["namespace"] == policy["metadata"]["namespace"] == namespace["metadata"]["name"]
+    assert policy["spec"] == fence["spec"]
+
+
 def test_accounts_services_and_budgets_name_what_there_is() -> None:
     accounts = {one["metadata"]["name"] for one in of_kind("ServiceAccount")}
     labels = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind("Deployment")]
@@ -135,8 +144,9 @@ def packages(*files: str) -> list[str]:
 
 
 def test_versions_of_the_image_are_those_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert {*requirements(), *requirements("policy-requirements.txt")} <= set(project)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    known = {*project["dependencies"], *project["optional-dependencies"]["nats"]}
+    assert {*requirements(), *requirements("policy-requirements.txt")} <= known
 
 
 ALONE = """

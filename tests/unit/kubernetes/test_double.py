@@ -131,6 +131,34 @@ def test_fields_of_another_manager_are_a_conflict_unless_forced(call: Caller, po
     assert reply.status_code == 200 and double.deployment("f")["spec"]["replicas"] == 3
 
 
+def test_managed_fields_that_a_client_sends_are_taken_over_for_the_version_they_name(
+    call: Caller, pod: str, double: Running
+) -> None:
+    """As client-go's csaupgrade makes an apply of what an update owned."""
+    meta = double.deployment("f")["metadata"]
+    owned = [{**entry, "operation": "Apply"} for entry in meta["managedFields"] if entry["manager"] == "smoe-gateway"]
+    assert owned
+    for version, code in (("1", 409), (meta["resourceVersion"], 200)):
+        patch = {"metadata": {"resourceVersion": version, "managedFields": owned}}
+        assert call("PATCH", f"{DEPLOYMENTS}/f", patch, MERGE).status_code == code
+    less = {**config(selector={"matchLabels": {"faas_function": "f"}}), "metadata": {"name": "f", "labels": {}}}
+    less["spec"]["template"] = double.deployment("f")["spec"]["template"]
+    assert call("PATCH", f"{DEPLOYMENTS}/f", less, APPLY, fieldManager="smoe-gateway").status_code == 200
+    assert "smoe.pipeline" not in double.deployment("f")["metadata"].get("labels", {})
+
+
+def test_an_apply_that_names_a_uid_is_for_that_object_only(call: Caller, pod: str, double: Running) -> None:
+    def apply(name: str, uid: str) -> Any:
+        document = {**config(), "metadata": {"name": name, "uid": uid, "labels": {"a": "b"}}}
+        del document["spec"]
+        return call("PATCH", f"{DEPLOYMENTS}/{name}", document, APPLY, fieldManager="b", force="true")
+
+    assert apply("f", double.deployment("f")["metadata"]["uid"]).status_code == 200
+    other, none = apply("f", "other"), apply("g", "other")
+    assert (other.status_code, none.status_code) == (422, 409)
+    assert "field is immutable" in other.json()["message"] and "no existing object" in none.json()["message"]
+
+
 def test_what_an_apply_leaves_out_goes_only_where_nobody_else_has_it() -> None:
     live: dict[str, Any] = {}
     sets: fields.Sets = {}

@@ -1,8 +1,11 @@
-"""``deploy/rbac.yaml`` grants what the gateway and the controller do, all of it and nothing else."""
+"""``deploy/rbac.yaml`` grants what the gateway and the controller do, all of it and nothing else; so do the files for
+further namespaces.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,37 +17,46 @@ from kubernetes import client
 from autoscaler.lease import Elector, LeaseSettings
 from autoscaler.platform.kubernetes import KubernetesClient
 from autoscaler.platform.kubernetes.client import api_client
+from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.contract import DEFAULT_NAMESPACE
 from tests.doubles.kubernetes.functions import put, spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.conftest import Backends, Platforms, ready, until, until_so
+from tests.unit.kubernetes.conftest import Backends, Platforms, ready, until_so
 
-FILE = Path(__file__).parents[3] / "deploy" / "rbac.yaml"
-Grant = tuple[str, str, str]
-"""(verb, API group, resource)."""
+DEPLOY = Path(__file__).parents[3] / "deploy"
+RBAC = (DEPLOY / "rbac.yaml",)
+EVERYWHERE = (*RBAC, DEPLOY / "components" / "namespaces" / "rights.yaml", DEPLOY / "function-namespace.yaml")
+TEAM = "team-a"
+Grant = tuple[str, str, str, str]
+"""(verb, API group, resource, namespace); the namespace is empty for what is in none."""
 
 
-def documents() -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(FILE.read_text()))
+def documents(files: Sequence[Path]) -> list[dict[str, Any]]:
+    found = [one for file in files for one in yaml.safe_load_all(file.read_text())]
+    return [one for one in found if one["apiVersion"].startswith("rbac.") or one["kind"] == "ServiceAccount"]
 
 
-def rules_of(account: str) -> list[dict[str, Any]]:
-    """Rules that the bindings give to a service account, each with its namespace."""
-    roles = {one["metadata"]["name"]: one for one in documents() if one["kind"] == "Role"}
+def rules_of(account: str, files: Sequence[Path] = RBAC) -> list[dict[str, Any]]:
+    """Rules that the bindings give to a service account, each with its namespace, None for all of the cluster."""
+    there = documents(files)
+    roles = {(one["kind"], one["metadata"]["name"]): one for one in there if one["kind"].endswith("Role")}
     found = []
-    for binding in (one for one in documents() if one["kind"] == "RoleBinding"):
+    for binding in (one for one in there if one["kind"].endswith("Binding")):
         if {"kind": "ServiceAccount", "name": account, "namespace": "openfaas"} in binding["subjects"]:
-            role = roles[binding["roleRef"]["name"]]
-            assert role["metadata"]["namespace"] == binding["metadata"]["namespace"]
-            found += [{**rule, "namespace": role["metadata"]["namespace"]} for rule in role["rules"]]
+            role, place = (
+                roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]],
+                binding["metadata"].get("namespace"),
+            )
+            assert role["kind"] == "ClusterRole" or role["metadata"]["namespace"] == place
+            found += [{**rule, "namespace": place} for rule in role["rules"]]
     return found
 
 
-def granted(account: str) -> set[Grant]:
+def granted(account: str, files: Sequence[Path] = RBAC) -> set[Grant]:
     return {
-        (verb, group, resource)
-        for rule in rules_of(account)
+        (verb, group, resource, rule["namespace"] or "")
+        for rule in rules_of(account, files)
         for verb in rule["verbs"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
@@ -53,7 +65,7 @@ def granted(account: str) -> set[Grant]:
 
 def used(double: Running, account: str) -> set[Grant]:
     calls = double.do(lambda: list(double.api.calls))
-    return {(call.verb, call.group, call.resource) for call in calls if call.user == account}
+    return {(call.verb, call.group, call.resource, call.namespace) for call in calls if call.user == account}
 
 
 @pytest.fixture
@@ -64,31 +76,60 @@ def guarded(double: Running) -> Running:
     return double
 
 
-async def test_the_gateway_does_all_that_it_may_and_nothing_else(guarded: Running, backends: Backends) -> None:
-    guarded.set(metrics={})
-    backend = await backends("smoe-gateway")
-    await backend.put_secret("key", DEFAULT_NAMESPACE, b"1", create=True)
-    await backend.put_secret("key", DEFAULT_NAMESPACE, b"2", create=False)
-    function = spec("f", secrets=("key",))
+async def everything(double: Running, backend: KubernetesBackend, namespace: str) -> None:
+    """All that a gateway does in a namespace but the removal, and the repair of a create that was cut off."""
+
+    async def until_ready(count: int) -> None:
+        await until_so(lambda: ready(count)(backend.get("f", namespace)))
+
+    await backend.put_secret("key", namespace, b"1", create=True)
+    await backend.put_secret("key", namespace, b"2", create=False)
+    function = spec("f", namespace=namespace, secrets=("key",))
     await backend.create(function, 1)
-    await until(backend, ready(1))
+    await until_ready(1)
     more = {"memory": "512Mi", "cpu": "2"}
     await backend.update(replace(function, limits=more, env_vars={**function.env_vars, "max_inflight": "9"}))
     await backend.update(replace(function, image="smoe/function:2"))
-    await backend.scale("f", DEFAULT_NAMESPACE, 2)
-    await until(backend, ready(2))
-    _ = [line async for line in backend.logs("f", DEFAULT_NAMESPACE, instance=None, since_s=None, tail=1, follow=False)]
-    guarded.do(lambda: guarded.store.delete("services", DEFAULT_NAMESPACE, "f"))
-    second = await backends("smoe-gateway")
-    await until_so(lambda: guarded.do(lambda: guarded.store.find("services", DEFAULT_NAMESPACE, "f")) is not None)
-    await backend.delete("f", DEFAULT_NAMESPACE)
-    await backend.delete_secret("key", DEFAULT_NAMESPACE)
+    await backend.scale("f", namespace, 2)
+    await until_ready(2)
+    _ = [line async for line in backend.logs("f", namespace, instance=None, since_s=None, tail=1, follow=False)]
+    double.do(lambda: double.store.delete("services", namespace, "f"))
+
+
+@pytest.mark.parametrize(("files", "places"), [(RBAC, [DEFAULT_NAMESPACE]), (EVERYWHERE, [DEFAULT_NAMESPACE, TEAM])])
+async def test_the_gateway_does_all_that_it_may_and_nothing_else(
+    guarded: Running, backends: Backends, files: Sequence[Path], places: list[str]
+) -> None:
+    guarded.set(metrics={}, grants={"smoe-gateway": rules_of("smoe-gateway", files)})
+    guarded.do(lambda: guarded.cluster.add_namespace(TEAM, {"openfaas": "1"}))
+    guarded.do(lambda: guarded.cluster.add_namespace("strangers"))
+    more = {"all_namespaces": True} if len(places) > 1 else {}
+    backend = await backends("smoe-gateway", **more)
+    for place in places:
+        await everything(guarded, backend, place)
+    second = await backends("smoe-gateway", **more)
+
+    def served_again() -> bool:
+        return all(guarded.do(lambda it=place: guarded.store.find("services", it, "f")) for place in places)  # type: ignore[misc]
+
+    await until_so(served_again)
+    for place in places:
+        await backend.delete("f", place)
+        await backend.delete_secret("key", place)
     await until_so(lambda: not second.list())
     async with asyncio.timeout(10):
-        while (missing := granted("smoe-gateway") - used(guarded, "smoe-gateway")) and second.version() >= 0:
+        while (missing := granted("smoe-gateway", files) - used(guarded, "smoe-gateway")) and second.version() >= 0:
             await asyncio.sleep(0.02)
     assert missing == set()
-    assert used(guarded, "smoe-gateway") == granted("smoe-gateway")
+    assert used(guarded, "smoe-gateway") == granted("smoe-gateway", files)
+
+
+def test_further_namespaces_give_the_gateway_what_it_has_at_home() -> None:
+    def there(place: str) -> set[tuple[str, ...]]:
+        return {grant[:3] for grant in granted("smoe-gateway", EVERYWHERE) if grant[3] == place}
+
+    assert there(TEAM) == there(DEFAULT_NAMESPACE) == {grant[:3] for grant in granted("smoe-gateway")}
+    assert there("") == {("list", "", "namespaces"), ("watch", "", "namespaces")}
 
 
 async def test_the_controller_does_all_that_it_may_and_nothing_else(guarded: Running, platforms: Platforms) -> None:
@@ -120,6 +161,7 @@ def test_a_call_that_is_not_granted_is_refused_by_the_double(guarded: Running, p
         platforms("smoe-controller").configurations()
 
 
-def test_there_are_no_cluster_roles_and_no_wildcards() -> None:
-    assert {one["kind"] for one in documents()} == {"ServiceAccount", "Role", "RoleBinding"}
-    assert not any("*" in part for account in ("smoe-gateway", "smoe-controller") for part in sum(granted(account), ()))
+def test_there_are_no_wildcards_and_cluster_roles_only_for_further_namespaces() -> None:
+    assert {one["kind"] for one in documents(RBAC)} == {"ServiceAccount", "Role", "RoleBinding"}
+    for account in ("smoe-gateway", "smoe-controller"):
+        assert not any("*" in part for part in sum(granted(account, EVERYWHERE), ()))

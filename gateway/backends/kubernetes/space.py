@@ -1,0 +1,317 @@
+"""One namespace of a cluster and the functions in it: followed by watches, changed by orders, kept in line."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.api import Api, ApiError, Object, UnreachableError
+from gateway.backends.kubernetes.functions import Functions, already_there
+from gateway.backends.kubernetes.informer import Informer
+from gateway.backends.kubernetes.keeper import Keeper
+from gateway.backends.kubernetes.live import FUNCTION_LABEL, live_of
+from gateway.backends.kubernetes.logs import PodLogs
+from gateway.backends.kubernetes.pods import addresses, is_ready, moment, replicas, restarts
+from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
+from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.backends.kubernetes.usage import PodUsage
+from gateway.backends.process.placement import parse_placement
+from gateway.contract import FunctionSpec, FunctionState, InvalidSpecError, LogLine, NotFoundError, Usage
+from gateway.specs import MAX_REPLICAS
+
+log = logging.getLogger(__name__)
+
+_DELETE_OPTIONS = {"apiVersion": "v1", "kind": "DeleteOptions"}
+
+
+class Space:
+    """The functions of ``settings.namespace``, which clients know as namespace ``name``. ``changed`` is called after
+    every change; ``resizes``: whether the cluster can resize pods.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        settings: KubernetesSettings,
+        name: str,
+        *,
+        resizes: bool,
+        changed: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self._api = api
+        self._settings = settings
+        self._resizes = resizes
+        self._notify = changed
+        self._change = asyncio.Event()
+        self._closed = False
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._seen_starting: dict[str, float] = {}
+        """Pod → when this gateway saw it without being ready (monotonic)."""
+        self._start_seconds: builtins.list[float] = []
+        self._states: dict[str, FunctionState | None] = {}
+        """Put together once per change of a function; None: not one of ours."""
+        self._making: set[str] = set()
+        """Functions whose create is under way here."""
+        self._touched: set[str] = set()
+        """Functions that changed since their pods were last looked at."""
+        core, space = "/api/v1/namespaces", settings.namespace
+        self._pods_path = f"{core}/{space}/pods"
+        self._deployments_path = f"/apis/apps/v1/namespaces/{space}/deployments"
+        slices = f"/apis/discovery.k8s.io/v1/namespaces/{space}/endpointslices"
+        selector, own = FUNCTION_LABEL, self._changed
+        self._deployments = Informer(api, self._deployments_path, selector, settings, own)
+        self._pods = Informer(api, self._pods_path, selector, settings, self._pods_changed)
+        self._slices = Informer(api, slices, selector, settings, own)
+        self._secret_names = Informer(api, f"{core}/{space}/secrets", SELECTOR, settings, own, metadata_only=True)
+        self._secrets = Secrets(api, space)
+        self._usage = PodUsage(api, space, selector)
+        self._keeper = Keeper(api, self._pods_path)
+        self._functions = Functions(api, self._deployments, settings, name)
+
+    async def start(self) -> None:
+        """Read the namespace once, then follow it. Raises ApiError and UnreachableError where it cannot be read."""
+        informers = (self._deployments, self._pods, self._slices, self._secret_names)
+        await asyncio.gather(*(one.load() for one in informers))
+        self._tasks = [asyncio.create_task(one.follow()) for one in informers]
+        self._tasks.append(asyncio.create_task(self._keep()))
+        self._tasks.append(asyncio.create_task(self._forever(self._usage.measure, self._settings.usage_interval_s)))
+
+    async def close(self) -> None:
+        """Stop following; the functions run on."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._changed(None)
+
+    @property
+    def measured(self) -> bool | None:
+        """Whether the cluster measures its pods; None: not asked yet."""
+        return self._usage.available
+
+    def notes(self) -> builtins.list[str]:
+        return self._keeper.notes()
+
+    async def create(self, spec: FunctionSpec, replicas: int) -> None:
+        _check_count(replicas)
+        objects.check(spec)
+        if await self._functions.read(spec.name) is not None:
+            raise already_there(spec)
+        pull = await self._secrets.pull_secrets(spec)
+        self._making.add(spec.name)
+        try:
+            await self._functions.create(spec, replicas, pull)
+        finally:
+            self._making.discard(spec.name)
+
+    async def update(self, spec: FunctionSpec) -> None:
+        objects.check(spec)
+        pull = await self._secrets.pull_secrets(spec)
+        before = await self._present(spec)
+        for _ in range(self._settings.tries):
+            if not self._lives_on(before, spec):
+                break
+            if await self._functions.change_metadata(spec, before):
+                if await self._keeper.keep(spec.name, live_of(spec), self._pods_of(spec.name)):
+                    return
+                log.info("function %s: its pods cannot be resized where they are, so they are replaced", spec.key)
+                break
+            before = await self._present(spec)
+        await self._functions.roll_out(spec, pull)
+        places = parse_placement(spec)
+        if places and places != parse_placement(before):
+            await self._functions.scale(spec.name, sum(places.values()))
+
+    async def delete(self, name: str) -> None:
+        await self.look(name)
+        try:
+            await self._api.call(
+                "DELETE", f"{self._deployments_path}/{name}", {**_DELETE_OPTIONS, "propagationPolicy": "Background"}
+            )
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        self._deployments.drop(name)
+
+    async def scale(self, name: str, replicas: int) -> None:
+        _check_count(replicas)
+        await self.look(name)
+        await self._functions.scale(name, replicas)
+
+    def get(self, name: str) -> FunctionState:
+        return self._state(name)
+
+    async def look(self, name: str) -> FunctionState:
+        """As :meth:`get`, but the API server is asked for what the watch has not brought yet."""
+        if self._known(name) is None:
+            document = await self._functions.read(name)
+            if document is not None:
+                self._deployments.put(document)
+        return self._state(name)
+
+    def list(self) -> builtins.list[FunctionState]:
+        states = (self._known(name) for name in self._deployments.objects)
+        return [state for state in states if state is not None]
+
+    def usage(self, name: str) -> Mapping[str, Usage]:
+        return {replica.id: self._usage.of(replica.id) for replica in self._state(name).replicas}
+
+    def start_seconds(self) -> builtins.list[float]:
+        taken, self._start_seconds = self._start_seconds, []
+        return taken
+
+    def logs(
+        self, name: str, *, instance: str | None, since_s: float | None, tail: int, follow: bool
+    ) -> AsyncIterator[LogLine]:
+        self._state(name)
+
+        def pods() -> builtins.list[str] | None:
+            gone = self._closed or self._known(name) is None
+            return None if gone else [pod["metadata"]["name"] for pod in self._pods_of(name)]
+
+        async def changed() -> None:
+            await _within(60.0, self._change)
+
+        return PodLogs(self._api, self._pods_path, name, self.name, pods, changed).read(instance, since_s, tail, follow)
+
+    def secret_names(self) -> builtins.list[str]:
+        return sorted(self._secret_names.objects)
+
+    async def put_secret(self, name: str, value: bytes, *, create: bool) -> None:
+        self._secret_names.put(await self._secrets.put(name, value, create=create))
+
+    async def delete_secret(self, name: str) -> None:
+        await self._secrets.delete(name)
+        self._secret_names.drop(name)
+
+    # inside
+
+    def _state(self, name: str) -> FunctionState:
+        state = self._known(name)
+        if state is None:
+            raise missing(name, self.name)
+        return state
+
+    async def _present(self, spec: FunctionSpec) -> FunctionSpec:
+        """The function as the API server has it now. Raises NotFoundError."""
+        document = await self._functions.read(spec.name)
+        found = None if document is None else objects.spec_of(document, self.name)
+        if found is None:
+            raise missing(spec.name, spec.namespace)
+        return found
+
+    def _lives_on(self, before: FunctionSpec, after: FunctionSpec) -> bool:
+        """Whether pods become those of ``after`` without a restart, on this cluster."""
+        return objects.only_live_differs(before, after) and (
+            self._resizes or (before.limits, before.requests) == (after.limits, after.requests)
+        )
+
+    def _known(self, name: str) -> FunctionState | None:
+        document = self._deployments.objects.get(name)
+        if document is None:
+            return None
+        if name not in self._states:
+            self._states[name] = self._put_together(name, document)
+        return self._states[name]
+
+    def _put_together(self, name: str, document: Object) -> FunctionState | None:
+        spec = objects.spec_of(document, self.name)
+        if spec is None:
+            return None
+        pods = self._pods_of(name)
+        return FunctionState(
+            spec=spec,
+            desired_replicas=document["spec"].get("replicas", 1),
+            replicas=replicas(pods, addresses(self._slices.by_function.get(name, {}).values())),
+            max_inflight=live_of(spec).max_inflight,
+            created_at_s=moment(document["metadata"].get("creationTimestamp")),
+            restarts=restarts(pods),
+        )
+
+    def _pods_of(self, name: str) -> builtins.list[Object]:
+        return list(self._pods.by_function.get(name, {}).values())
+
+    def _changed(self, function: str | None) -> None:
+        if function is None:
+            self._states.clear()
+            self._touched.update(self._deployments.objects)
+        elif function:
+            self._states.pop(function, None)
+            self._touched.add(function)
+        waiting, self._change = self._change, asyncio.Event()
+        waiting.set()
+        self._notify()
+
+    def _pods_changed(self, function: str | None) -> None:
+        """Times starts from first sight of a pod until it is seen ready; those that were ready before are not timed."""
+        now_s = time.monotonic()
+        for pod in self._pods.objects.values() if function is None else self._pods_of(function):
+            name = pod["metadata"]["name"]
+            if not is_ready(pod):
+                self._seen_starting.setdefault(name, now_s)
+            elif (begun_s := self._seen_starting.pop(name, None)) is not None:
+                self._start_seconds.append(max(1e-6, now_s - begun_s))
+        self._changed(function)
+
+    async def _keep(self) -> None:
+        """Bring pods in line whenever something changes, and all of them now and then."""
+        next_s = 0.0
+        while True:
+            change = self._change
+            now_s = time.monotonic()
+            if now_s >= next_s:
+                self._touched.update(self._deployments.objects)
+                next_s = now_s + self._settings.resync_s
+                self._forget_gone()
+            names, self._touched = self._touched, set()
+            try:
+                await self._keep_in_line(names)
+            except (ApiError, UnreachableError) as error:
+                log.warning("pods could not all be brought in line, it is tried again: %s", error)
+                self._touched |= names
+                await asyncio.sleep(1.0)
+            await _within(max(0.0, next_s - time.monotonic()), change)
+
+    async def _keep_in_line(self, names: set[str]) -> None:
+        for name in sorted(names):
+            state, document = self._known(name), self._deployments.objects.get(name)
+            if state is None or document is None:
+                continue
+            unserved = name not in self._slices.by_function and name not in self._making
+            if unserved and not await self._functions.has_service(name):
+                await self._functions.serve(state.spec, document)  # a create was cut off before it came to this
+            if self._resizes:
+                await self._keeper.keep(name, live_of(state.spec), self._pods_of(name))
+
+    def _forget_gone(self) -> None:
+        self._keeper.forget(self._pods.objects)
+        for name in self._seen_starting.keys() - self._pods.objects.keys():
+            del self._seen_starting[name]
+
+    @staticmethod
+    async def _forever(work: Callable[[], Awaitable[None]], interval_s: float) -> None:
+        while True:
+            await work()
+            await asyncio.sleep(interval_s)
+
+
+async def _within(timeout_s: float, event: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+def missing(name: str, namespace: str) -> NotFoundError:
+    return NotFoundError(f"there is no function {name} in namespace {namespace}")
+
+
+def _check_count(replicas: int) -> None:
+    if not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidSpecError(f"replicas is {replicas}; it must be between 0 and {MAX_REPLICAS}")

@@ -1,0 +1,240 @@
+"""``/async-function`` kept by a NATS server (JetStream): a call that was accepted outlives the gateway that took it,
+and any copy of the gateway runs it.
+
+At least once: a call is taken from the stream when it has been run and called back. Where its gateway ends before, it
+is run again by another, so a function may see it twice. https://docs.nats.io/nats-concepts/jetstream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext, api
+from nats.js.errors import APIError, NotFoundError
+
+from gateway.asynchronous import AsyncCalls, Refusal
+from gateway.calls import Call
+from gateway.forwarding import Forwarder
+from gateway.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+STREAM = "smoe-async"
+SUBJECT = "smoe.async.calls"
+CONSUMER = "smoe-gateways"
+ACK_WAIT_S = 30.0
+"""A gateway that was not heard for so long has lost the calls it was running to the others."""
+ANSWER_S = 5.0
+"""What the server may take to answer."""
+RETRY_S = 1.0
+MAX_RUNS = 5
+"""Of a call whose gateways end within it."""
+_HEAD_BYTES = 128 * 1024
+"""Room for what a message holds beside the body."""
+_TROUBLE = (nats.errors.Error, TimeoutError, OSError)
+
+
+class JetStreamQueue(AsyncCalls):
+    """The stream of all gateways that are given the same ``url``. While the server is away nothing is accepted."""
+
+    def __init__(
+        self, forwarder: Forwarder, metrics: GatewayMetrics, *, url: str, size: int, workers: int, **more: Any
+    ) -> None:
+        super().__init__(forwarder, metrics, **more)
+        parts = urlsplit(url)
+        self._url, self._shown = url, f"{parts.hostname}:{parts.port or 4222}"
+        self._size = size
+        self._workers = workers
+        self._client = Client()
+        self._jetstream: JetStreamContext | None = None
+        self._connecting = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._busy: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._trouble = ""
+
+    async def start(self) -> None:
+        """Returns at once; the server may come later."""
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
+
+    async def close(self, timeout_s: float) -> None:
+        """Calls that are not done in time go to another gateway."""
+        self._closing = True
+        idle = [task for task in self._tasks if task not in self._busy]
+        for task in idle:
+            task.cancel()
+        await asyncio.gather(*idle, return_exceptions=True)
+        if self._busy:
+            await asyncio.wait(self._busy, timeout=timeout_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._client.is_connected or self._client.is_reconnecting:
+            with suppress(*_TROUBLE):
+                await self._client.close()
+
+    async def put(self, call: Call) -> Refusal | None:
+        refused = self._refusal(call)
+        if refused is not None:
+            return refused
+        if self._jetstream is None or not self._client.is_connected:
+            return 503, "asynchronous calls cannot be kept now: NATS does not answer; try again later"
+        message = written(call)
+        if len(message) > self._client.max_payload:
+            room = max(0, self._client.max_payload - _HEAD_BYTES)
+            return 413, f"the body of an asynchronous call may have {room} bytes where NATS keeps it"
+        try:
+            await self._jetstream.publish(SUBJECT, message, timeout=ANSWER_S, stream=STREAM)
+        except APIError as error:
+            if "maximum" in (error.description or ""):
+                return 429, f"{self._size} asynchronous calls are waiting; try again later"
+            log.warning("NATS did not keep call %s: %s", call.call_id[:64], error)
+            return 503, "asynchronous calls cannot be kept now: NATS refused it; try again later"
+        except _TROUBLE as error:
+            log.warning("NATS did not keep call %s: %s", call.call_id[:64], type(error).__name__)
+            return 503, "asynchronous calls cannot be kept now: NATS does not answer; try again later"
+        return None
+
+    async def _work(self) -> None:
+        while not self._closing:
+            try:
+                await self._follow(await self._subscription())
+            except _TROUBLE as error:
+                await self._heard(error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _follow(self, subscription: JetStreamContext.PullSubscription) -> None:
+        try:
+            while not self._closing:
+                with suppress(nats.errors.TimeoutError):  # nothing came
+                    for message in await subscription.fetch(1, timeout=ANSWER_S):
+                        await self._take(message)
+        finally:  # else the server would send the next call here
+            with suppress(*_TROUBLE):
+                await subscription.unsubscribe()
+
+    async def _subscription(self) -> JetStreamContext.PullSubscription:
+        """Of this worker; the stream and the consumer, which all gateways share, are made where they are not there."""
+        async with self._connecting:
+            if not self._client.is_connected and not self._client.is_reconnecting:
+                self._client = await nats.connect(
+                    self._url,
+                    connect_timeout=ANSWER_S,
+                    max_reconnect_attempts=-1,
+                    error_cb=self._heard,
+                    reconnected_cb=self._again,
+                )
+            jetstream = self._client.jetstream(timeout=ANSWER_S)
+            try:
+                await jetstream.stream_info(STREAM)
+            except NotFoundError:
+                await jetstream.add_stream(
+                    name=STREAM,
+                    subjects=[SUBJECT],
+                    retention=api.RetentionPolicy.WORK_QUEUE,
+                    discard=api.DiscardPolicy.NEW,
+                    max_msgs=self._size,
+                )
+            self._jetstream = jetstream
+            consumer = api.ConsumerConfig(ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S)
+            found = await jetstream.pull_subscribe(SUBJECT, durable=CONSUMER, stream=STREAM, config=consumer)
+            self._trouble = ""
+            return found
+
+    async def _again(self) -> None:
+        log.info("NATS at %s answers again", self._shown)
+        self._trouble = ""
+
+    async def _heard(self, error: Exception) -> None:
+        """Said once, however often it is tried again."""
+        said = str(error) or type(error).__name__
+        if said != self._trouble:
+            log.warning("asynchronous calls are not taken or run, NATS at %s: %s", self._shown, said)
+        self._trouble = said
+
+    async def _take(self, message: Msg) -> None:
+        """Run one call. It is taken from the stream when that is over, and given back where this gateway must end."""
+        try:
+            call = read(message.data)
+        except ValueError as error:
+            log.error("an asynchronous call at NATS cannot be read: %s", error)
+            await message.term()
+            return
+        if message.metadata.num_delivered > MAX_RUNS:
+            log.error("asynchronous call %s was given up: %d gateways ended within it", call.call_id[:64], MAX_RUNS)
+            await message.term()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._busy.add(task)
+        self._metrics.async_pending += 1
+        beating = asyncio.create_task(_beat(message))
+        try:
+            await self._run(call)
+            await message.ack()
+        except asyncio.CancelledError:
+            with suppress(*_TROUBLE):
+                await message.nak()
+            raise
+        finally:
+            beating.cancel()
+            self._metrics.async_pending -= 1
+            self._busy.discard(task)
+
+
+async def _beat(message: Msg) -> None:
+    """Tell the server that the call is being run."""
+    while True:
+        await asyncio.sleep(ACK_WAIT_S / 3)
+        with suppress(*_TROUBLE):
+            await message.in_progress()
+
+
+def written(call: Call) -> bytes:
+    """A call as a message: one line of JSON, then the body."""
+    head = {
+        "method": call.method,
+        "function": call.function,
+        "namespace": call.namespace,
+        "path": call.path.decode("latin-1"),
+        "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in call.headers],
+        "client": call.client,
+        "call_id": call.call_id,
+        "generated_id": call.generated_id,
+        "started_ns": call.started_ns,
+    }
+    return json.dumps(head).encode() + b"\n" + call.body
+
+
+def read(message: bytes) -> Call:
+    """What :func:`written` wrote. Raises ValueError for anything else."""
+    line, newline, body = message.partition(b"\n")
+    try:
+        head = json.loads(line)
+        call = Call(
+            str(head["method"]),
+            str(head["function"]),
+            str(head["namespace"]),
+            head["path"].encode("latin-1"),
+            [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head["headers"]],
+            body,
+            length=len(body),
+            client=str(head["client"]),
+            call_id=str(head["call_id"]),
+            started_ns=int(head["started_ns"]),
+        )
+        call.generated_id = bool(head["generated_id"])
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"it is no call ({type(error).__name__})") from error
+    if not newline:
+        raise ValueError("it is no call (no body)")
+    return call
