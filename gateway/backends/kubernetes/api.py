@@ -28,6 +28,8 @@ METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,appli
 MAX_LINE_BYTES = 8 << 20
 """An object in a watch; etcd refuses objects of more than 1.5 MiB."""
 
+TLS_FAREWELL_S = 0.25
+"""Connections under TLS end a little after their session (aiohttp, "Graceful shutdown" of the advanced client usage)."""
 Object = dict[str, Any]
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
@@ -57,6 +59,8 @@ class Api:
 
     async def close(self) -> None:
         await self._session.close()
+        if self._connection.tls is not None:
+            await asyncio.sleep(TLS_FAREWELL_S)
 
     async def get(self, path: str, params: Mapping[str, str] | None = None, accept: str = "application/json") -> Object:
         return await self.call("GET", path, params=params, accept=accept)
