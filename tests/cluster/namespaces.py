@@ -178,7 +178,11 @@ class Namespaces:
     def _left(self, end_s: float) -> set[str]:
         """Those that are there still when the last one goes, or the watch ends."""
         asking, told, selector = self._asking("default"), list[str](), f"{RUN}={self._run}"
-        left = {one["metadata"]["name"] for one in asking.listed("namespaces", selector, told.append)}
+        found = list(asking.listed("namespaces", selector, told.append))
+        for one in found:
+            if "deletionTimestamp" not in one["metadata"]:  # an interrupt came just before it was removed
+                self._asking(one["metadata"]["name"]).delete("")
+        left = {one["metadata"]["name"] for one in found}
         seconds = max(1, round(end_s - time.monotonic()))
         for kind, document in asking.watch("namespaces", selector, told[-1], seconds, lambda cut: None) if left else ():
             if kind == "DELETED":

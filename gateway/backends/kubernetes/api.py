@@ -29,7 +29,7 @@ MAX_LINE_BYTES = 8 << 20
 """An object in a watch; etcd refuses objects of more than 1.5 MiB."""
 
 TLS_FAREWELL_S = 0.25
-"""Connections under TLS end a little after their session (aiohttp, "Graceful shutdown" of the advanced client usage)."""
+"""Connections under TLS end a little after their session (aiohttp's advanced client usage, "Graceful shutdown")."""
 Object = dict[str, Any]
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
