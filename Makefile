@@ -46,9 +46,9 @@ type:
 imports:
 	$(BIN)/lint-imports
 
-test-cluster: setup  ## the Kubernetes suite on a real cluster: make test-cluster KUBECONFIG=FILE
+test-cluster: setup  ## the contract suites on a real cluster: make test-cluster KUBECONFIG=FILE
 	@test -n "$(KUBECONFIG)" || { echo "say KUBECONFIG=FILE: which cluster to try"; exit 1; }
-	SMOE_TEST_KUBECONFIG=$(KUBECONFIG) $(BIN)/python -m pytest tests/cluster
+	SMOE_TEST_KUBECONFIG=$(abspath $(KUBECONFIG)) $(BIN)/python -m pytest -m cluster tests/cluster tests/contract/platform tests/contract/gateway
 
 bench: setup  ## the benchmarks that end within minutes, one after the other
 	for name in parity pipeline cold_start gateway faults simulator bound decision aebs placement; do $(BIN)/python -m benchmarks.$$name || exit 1; done

@@ -1,11 +1,16 @@
-"""What several rooms' tests share: the default pipeline, split once for a whole test run."""
+"""What several rooms' tests share: the default pipeline, split once for a whole test run, and a real cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    from tests.cluster.namespaces import Namespaces
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +23,12 @@ def minilm_pipeline(tmp_path_factory: pytest.TempPathFactory, worker_id: str) ->
     with FileLock(shared / "minilm.lock"):
         folder, _ = ensure_pipeline("minilm", shared / "pipelines")
     return folder
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> Iterator[Namespaces]:
+    """Of the cluster that ``SMOE_TEST_KUBECONFIG`` names."""
+    from tests.cluster.namespaces import KUBECONFIG, namespaces_of
+
+    with namespaces_of(Path(KUBECONFIG)) as found:
+        yield found

@@ -1,5 +1,6 @@
-"""The gateway's backend and the controller's platform against an API server.
+"""The gateway's backend and the controller's platform against an API server, seen in the objects that it keeps.
 
-Always run against the double; with ``SMOE_TEST_KUBECONFIG=FILE`` against that cluster too, in a namespace of its own
-that is made and removed. Pods need no containers: kubelets may be faked, so nothing here calls a function.
+Always run against the double, with kubelets and without; with ``SMOE_TEST_KUBECONFIG=FILE`` against that cluster too,
+as the contract suites are, in namespaces of their own that are made and removed. Pods need no containers: kubelets may
+be faked or absent, so nothing here calls a function.
 """

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,20 @@ import requests
 import yaml
 
 from autoscaler.build import build_controller
+from autoscaler.monitor.catalogue import METRICS
+from autoscaler.monitor.prometheus import PrometheusSource
+from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.settings import ControllerSettings
+from autoscaler.state.features import observe
+from autoscaler.state.readings import Series
+from autoscaler.topology import load_topology
+from gateway.backends.process import ProcessSettings
 from smoe import lifecycle
 from smoe.gateway_client import GatewayClient
 from smoe.parity import compare_with_whole_model
 from smoe.state import read_gateway, read_password
+from tests.integration import scrape_error
+from tests.unit.autoscaler.test_prometheus import prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("end-to-end")]
@@ -81,6 +90,67 @@ def running(tmp_path_factory: pytest.TempPathFactory, minilm_pipeline: Path) -> 
 def test_the_functions_answer_as_the_whole_model_does(running: Running) -> None:
     parity = compare_with_whole_model(running.client, "minilm", running.pipeline, TEXTS)
     assert parity.max_rel_err <= 1e-5
+
+
+PROMETHEUS = """
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+scrape_configs:
+  - job_name: smoe
+    http_sd_configs:
+      - url: {url}/system/targets
+        refresh_interval: 1s
+        basic_auth: {{username: admin, password_file: {password_file}}}
+"""
+SCRAPED = (METRICS[Series.REQUESTS_IN_FLIGHT], METRICS[Series.CPU_SCALE])
+"""A metric of each target: ingress and gateway."""
+
+
+@pytest.mark.prometheus
+def test_a_real_prometheus_gives_the_direct_scrape_s_numbers_within_its_scrape_error(
+    running: Running, tmp_path: Path
+) -> None:
+    """All requests of the window lie between a sample at its begin and one at its end (:mod:`scrape_error`)."""
+    secret = running.settings.state.resolve() / "secrets" / "basic-auth-password"
+    topology = load_topology(running.pipeline)
+    settings = PROMETHEUS.format(url=running.client.url, password_file=secret)
+    with prometheus(tmp_path, settings) as url:
+
+        def sampled_since(time_s: float) -> bool:
+            return all(ask(url, f"min(timestamp({name}))") > time_s for name in SCRAPED)
+
+        def settled() -> bool:
+            """A sample of both targets that holds all that was done until now."""
+            now_s = time.time()
+            return running.until(lambda: sampled_since(now_s + MEASURED_S))
+
+        direct = ScrapeSource(running.client.url, ("admin", read_password(running.settings.state)))
+        assert send_while(running, lambda: not sampled_since(0.0), 10) == {200}  # series are born before the window
+        assert settled()
+        begin_s = time.time()
+        direct.read(begin_s, 1.0)
+        assert running.until(lambda: sampled_since(begin_s))
+        assert send_while(running, lambda: not sampled_since(begin_s + LOAD_S)) == {200}
+        assert settled()
+        end_s = time.time()
+        window_s = end_s - begin_s
+        scraped, served = direct.read(end_s, window_s), PrometheusSource(url, topology.pipeline).read(end_s, window_s)
+        span = f"[{round(1000 * window_s)}ms]"
+        samples = min(ask(url, f"min(count_over_time({name}{span}))", end_s) for name in SCRAPED)
+    seen, found = observe(topology, scraped), observe(topology, served)
+    assert seen.requests is not None and seen.requests >= 20
+    scrape_error.assert_within(seen, found, scraped, samples)
+
+
+LOAD_S = 10.0
+MEASURED_S = ProcessSettings(Path()).usage_interval_s
+"""After this long, the gateway's measured CPU times hold all that was used until now."""
+
+
+def ask(url: str, query: str, time_s: float | None = None) -> float:
+    """The one number that Prometheus answers; 0 where it has none."""
+    params = {"query": query} | ({} if time_s is None else {"time": str(time_s)})
+    rows = requests.get(f"{url}/api/v1/query", params=params, timeout=5).json()["data"]["result"]
+    return float(rows[0]["value"][1]) if rows else 0.0
 
 
 def test_limits_change_live_without_a_new_process(running: Running) -> None:
@@ -157,6 +227,26 @@ def send(running: Running, count: int, statuses: list[int]) -> None:
         body = {"inputs": TEXTS[index % len(TEXTS)]}
         reply = session.post(f"{running.client.url}/function/minilm", json=body, timeout=60)
         statuses.append(reply.status_code)
+
+
+def send_while(running: Running, wanted: Callable[[], bool], least: int = 0) -> set[int]:
+    """Four clients send while ``wanted``, and each at least so many; the statuses of the answers."""
+    stop, statuses = threading.Event(), list[int]()
+
+    def client() -> None:
+        send(running, least, statuses)
+        while not stop.is_set():
+            send(running, len(TEXTS), statuses)
+
+    load = [threading.Thread(target=client) for _ in range(4)]
+    for thread in load:
+        thread.start()
+    enough = running.until(lambda: not wanted())
+    stop.set()
+    for thread in load:
+        thread.join()
+    assert enough
+    return set(statuses)
 
 
 def feed(running: Running) -> dict[str, Any]:

@@ -30,6 +30,8 @@ MARK = "smoe.made-by-call"
 """Annotation of what a create made, by which that call knows it again when its answer was lost."""
 MAX_LINE_BYTES = 8 << 20
 """An object in a watch; etcd refuses objects of more than 1.5 MiB."""
+TLS_FAREWELL_S = 0.25
+"""Connections under TLS end a little after their session (aiohttp's advanced client usage, "Graceful shutdown")."""
 
 Object = dict[str, Any]
 Method = Literal["GET", "POST", "PATCH", "DELETE"]
@@ -71,6 +73,8 @@ class Api:
     async def close(self) -> None:
         await self._session.close()
         await self._streams.close()
+        if self._connection.tls is not None:
+            await asyncio.sleep(TLS_FAREWELL_S)
 
     async def get(self, path: str, params: Mapping[str, str] | None = None, accept: str = "application/json") -> Object:
         return await self.call("GET", path, params=params, accept=accept)

@@ -16,6 +16,7 @@ from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.connection import Connection
 from gateway.backends.process import ProcessSettings, create
 from gateway.contract import Backend
+from tests.cluster.namespaces import CLUSTER, Namespaces
 from tests.doubles.kubernetes import Cluster, running
 
 
@@ -29,6 +30,8 @@ class Case:
     """What a function says there so that ``max_inflight`` changes live."""
     outlives: bool = False
     """Whether replicas go on when the backend is closed, because a cluster holds them."""
+    answers: bool = True
+    """Whether something listens at the replicas' addresses; in a cluster whose kubelets are faked nothing does."""
 
 
 Factory = Callable[[Path], AbstractAsyncContextManager[Case]]
@@ -70,10 +73,29 @@ async def kubernetes(state: Path) -> AsyncIterator[Case]:
             await backend.close()
 
 
-BACKEND_FACTORIES: list[Factory] = [fake, process, kubernetes]
+@asynccontextmanager
+async def cluster(namespaces: Namespaces) -> AsyncIterator[Case]:
+    """In a namespace of the cluster that ``SMOE_TEST_KUBECONFIG`` names."""
+    with namespaces.one() as asking:
+        settings = KubernetesSettings(namespace=asking.namespace, kubeconfig=namespaces.kubeconfig)
+        backend = KubernetesBackend(settings)
+        await backend.start()
+        try:
+            yield Case(backend, "test/echo:1", {"smoe.live-settings": "true"}, outlives=True, answers=False)
+        finally:
+            await backend.close()
 
 
-@pytest.fixture(params=BACKEND_FACTORIES, ids=lambda factory: factory.__name__)
+BACKEND_FACTORIES: dict[str, Factory] = {"fake": fake, "process": process, "kubernetes": kubernetes}
+
+
+@pytest.fixture(params=[*BACKEND_FACTORIES, *CLUSTER])
 async def case(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Case]:
-    async with request.param(tmp_path / "state") as found:
+    if request.param != "cluster":
+        async with BACKEND_FACTORIES[request.param](tmp_path / "state") as found:
+            yield found
+        return
+    if request.node.get_closest_marker("containers"):
+        pytest.skip("this needs pods whose containers run, and kubelets may be faked")
+    async with cluster(request.getfixturevalue("namespaces")) as found:
         yield found

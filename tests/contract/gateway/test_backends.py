@@ -18,10 +18,10 @@ from gateway.contract import (
     LogLine,
     NotFoundError,
 )
+from tests.cluster.namespaces import WAIT_S
 from tests.contract.gateway.conftest import Case
 
-pytestmark = pytest.mark.timeout(60)
-WAIT_S = 30.0
+pytestmark = pytest.mark.timeout(300)
 
 
 async def until(case: Case, wanted: Callable[[FunctionState], bool], name: str = "f") -> FunctionState:
@@ -62,7 +62,9 @@ async def test_a_function_comes_up_answers_scales_and_goes(case: Case) -> None:
     assert state.spec == spec
     assert state.desired_replicas == 2
     assert len({replica.id for replica in state.replicas}) == 2
-    assert [await status_of(replica.address) for replica in state.ready] == [200, 200]
+    assert len({replica.address for replica in state.ready}) == 2
+    if case.answers:
+        assert [await status_of(replica.address) for replica in state.ready] == [200, 200]
 
     await case.backend.scale("f", DEFAULT_NAMESPACE, 3)
     await until(case, ready(3))
@@ -136,7 +138,8 @@ async def test_a_new_environment_means_new_replicas(case: Case) -> None:
     before = {replica.id for replica in (await until(case, ready(1))).replicas}
     await case.backend.update(FunctionSpec("f", case.image, env_vars={"a": "b"}))
     after = await until(case, lambda state: ready(1)(state) and state.ready[0].id not in before)
-    assert await status_of(after.ready[0].address) == 200
+    if case.answers:
+        assert await status_of(after.ready[0].address) == 200
 
 
 async def test_changes_wake_those_who_wait(case: Case) -> None:
@@ -158,6 +161,7 @@ async def test_usage_is_by_replica_and_start_times_are_given_once(case: Case) ->
     assert case.backend.start_seconds() == []
 
 
+@pytest.mark.containers
 async def test_logs_hold_what_replicas_wrote_and_follow_until_the_function_goes(case: Case) -> None:
     await case.backend.create(FunctionSpec("f", case.image), 1)
     state = await until(case, ready(1))
@@ -197,6 +201,7 @@ async def test_secrets_are_made_replaced_listed_and_removed(case: Case) -> None:
         await case.backend.delete_secret("one", DEFAULT_NAMESPACE)
 
 
+@pytest.mark.containers
 async def test_after_close_nothing_listens_but_what_a_cluster_holds(case: Case) -> None:
     await case.backend.create(FunctionSpec("f", case.image), 2)
     addresses = [replica.address for replica in (await until(case, ready(2))).ready]

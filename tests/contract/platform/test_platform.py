@@ -1,4 +1,6 @@
-"""What every platform promises, run on the fake, the simulator, and the adapters against small servers."""
+"""What every platform promises, run on the fake, the simulator, and the adapters against small servers.
+
+With ``SMOE_TEST_KUBECONFIG=FILE`` on that cluster too, but for what is marked ``breaks``."""
 
 from __future__ import annotations
 
@@ -19,6 +21,7 @@ from autoscaler.platform.openfaas import OpenFaasPlatform
 from rl.sim.platform import SimulatedPlatform
 from rl.sim.requests import draw_requests
 from rl.sim.simulation import Simulation
+from tests.cluster.namespaces import CLUSTER, Namespaces
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
@@ -70,6 +73,19 @@ def kubernetes(stack: ExitStack) -> Subject:
     )
 
 
+def cluster(stack: ExitStack, namespaces: Namespaces) -> Subject:
+    asking = stack.enter_context(namespaces.one())
+    for name in NAMES:
+        asking.deploy(spec(name))
+    asking.deploy(spec("x", labels={"smoe.pipeline": "other"}))
+    before = asking.writes()
+    return Subject(KubernetesPlatform(asking, "m"), _never, _never, lambda: asking.writes() - before)
+
+
+def _never(*_: object) -> None:
+    raise AssertionError("a cluster is not broken on purpose; mark the test with ``breaks``")
+
+
 def simulated() -> Subject:
     pipeline = workload((2,), segment_configuration=configuration())
     simulation = Simulation(pipeline, draw_requests(pipeline, [0.0], seed=0), pipeline.initial(configuration()))
@@ -78,14 +94,17 @@ def simulated() -> Subject:
     return Subject(found, found.broken.add, lambda: setattr(found, "down", True), lambda: found.orders, names)
 
 
-@pytest.fixture(params=["fake", "simulated", "openfaas", "kubernetes"])
+@pytest.fixture(params=["fake", "simulated", "openfaas", "kubernetes", *CLUSTER])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    if request.param == "cluster" and request.node.get_closest_marker("breaks"):
+        pytest.skip("this needs an API server that fails when it is told to")
     with ExitStack() as stack:
         makers: dict[str, Callable[[], Subject]] = {
             "fake": fake,
             "simulated": simulated,
             "openfaas": lambda: openfaas(stack),
             "kubernetes": lambda: kubernetes(stack),
+            "cluster": lambda: cluster(stack, request.getfixturevalue("namespaces")),
         }
         yield makers[request.param]()
 
@@ -131,6 +150,7 @@ def test_a_function_that_is_not_deployed_is_gone(subject: Subject) -> None:
             subject.platform.apply("m-expert-9-9", configuration(), target)
 
 
+@pytest.mark.breaks
 def test_a_change_that_fails_raises_and_leaves_the_function(subject: Subject) -> None:
     subject.break_function("m")
     for target in (configuration(2), configuration(memory_mb=512)):
@@ -139,6 +159,7 @@ def test_a_change_that_fails_raises_and_leaves_the_function(subject: Subject) ->
     assert subject.platform.configurations()["m"] == configuration()
 
 
+@pytest.mark.breaks
 def test_a_platform_that_does_not_answer_is_unreachable(subject: Subject) -> None:
     subject.go_down()
     with pytest.raises(PlatformError):
@@ -149,6 +170,7 @@ def decision(function: str, target: Configuration, present: Configuration | None
     return Decision(function, function, present or configuration(), target, target, "test")
 
 
+@pytest.mark.breaks
 def test_the_actuator_does_what_it_can_and_the_next_tick_repairs_the_rest(subject: Subject) -> None:
     subject.break_function("m-expert-0-0")
     wanted = {"m-expert-0-0": configuration(3), "m-expert-0-1": configuration(2)}

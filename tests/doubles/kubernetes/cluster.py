@@ -72,9 +72,16 @@ class Cluster:
             self._resize()
             rollout.endpoint_slices(self)
             rollout.statuses(self)
+            self._count_quotas()
             if self.store.version == before:
                 return
         raise AssertionError("the cluster does not settle")
+
+    def empty_namespace(self, name: str) -> None:
+        """As the namespace controller does; pods go with their Deployments."""
+        for resource in ("deployments", "services", "secrets", "leases", "resourcequotas"):
+            for one in list(self.store.all(resource, name)):
+                self.store.delete(resource, name, one["metadata"]["name"])
 
     # what tests do to it
 
@@ -143,9 +150,8 @@ class Cluster:
         others = [one for one in self.pods(namespace=namespace) if one["metadata"]["name"] != instead_of]
         for quota in self.store.all("resourcequotas", namespace):
             for key, text in quota["spec"]["hard"].items():
-                kind, _, resource = key.rpartition(".")
-                asked = _counted(pod, kind, resource)
-                used = sum((_counted(one, kind, resource) for one in others), start=amount("0"))
+                asked = _counted(pod, *_what(key))
+                used = sum((_counted(one, *_what(key)) for one in others), start=amount("0"))
                 if used + asked > amount(text):
                     raise forbidden(
                         "pods",
@@ -153,6 +159,14 @@ class Cluster:
                         f"exceeded quota: {quota['metadata']['name']}, requested: {key}={float(asked):g}, "
                         f"used: {key}={float(used):g}, limited: {key}={text}",
                     )
+
+    def _count_quotas(self) -> None:
+        """As the quota controller does: a real API server refuses by what it counted last."""
+        for quota in list(self.store.all("resourcequotas")):
+            pods = self.pods(namespace=quota["metadata"]["namespace"])
+            used = {key: f"{sum(float(_counted(pod, *_what(key))) for pod in pods):g}" for key in quota["spec"]["hard"]}
+            changed = {**copied(quota), "status": {"hard": quota["spec"]["hard"], "used": used}}
+            self.store.replace("resourcequotas", changed, "controller", status=True)
 
     def free(self, node: str, resource: str, without: str | None = None) -> Any:
         """What is left to request on a node; ``without`` names a pod that is not counted."""
@@ -269,6 +283,12 @@ def _borne_s(pod: dict[str, Any]) -> float:
     key, found = "node.kubernetes.io/unreachable", pod["spec"].get("tolerations") or ()
     borne = [one.get("tolerationSeconds", math.inf) for one in found if one.get("key") == key]
     return min(borne, default=300.0)
+
+
+def _what(key: str) -> tuple[str, str]:
+    """``limits.memory`` → kind and resource; of ``pods`` the kind is empty."""
+    kind, _, resource = key.rpartition(".")
+    return kind, resource
 
 
 def _counted(pod: dict[str, Any], kind: str, resource: str) -> Any:

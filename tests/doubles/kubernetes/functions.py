@@ -37,6 +37,14 @@ def put(double: Running, function: FunctionSpec, replicas: int = 1) -> None:
 
 
 def put_openfaas(double: Running, name: str, replicas: int = 1, owner: str | None = "Function", **labels: str) -> None:
+    """A Deployment of OpenFaaS's, in its namespace."""
+    document = openfaas_deployment(name, NAMESPACE, replicas, owner, **labels)
+    double.do(lambda: double.store.create("deployments", document, "faas-netes"))
+
+
+def openfaas_deployment(
+    name: str, namespace: str, replicas: int = 1, owner: str | None = "Function", **labels: str
+) -> dict[str, Any]:
     """A Deployment as OpenFaaS makes it; ``owner`` None: the Community Edition, which has no operator."""
     resources = {"limits": {"memory": "256Mi", "cpu": "1"}, "requests": {"memory": "256Mi", "cpu": "50m"}}
     pod = {
@@ -51,10 +59,10 @@ def put_openfaas(double: Running, name: str, replicas: int = 1, owner: str | Non
         ]
     }
     owners = [] if owner is None else [{"apiVersion": "openfaas.com/v1", "kind": owner, "name": name, "uid": "1"}]
-    document = {
+    return {
         "metadata": {
             "name": name,
-            "namespace": NAMESPACE,
+            "namespace": namespace,
             "labels": {"faas_function": name},
             "annotations": {"prometheus.io.scrape": "false"},
             "ownerReferences": owners,
@@ -69,7 +77,6 @@ def put_openfaas(double: Running, name: str, replicas: int = 1, owner: str | Non
             },
         },
     }
-    double.do(lambda: double.store.create("deployments", document, "faas-netes"))
 
 
 def writes(double: Running) -> list[str]:

@@ -263,6 +263,8 @@ class ApiServer:
             self.cluster.delete_pod(pod)
         else:
             self.store.delete(resource, namespace, name)
+        if resource == "namespaces":
+            self.cluster.empty_namespace(name)
         self.cluster.settle()
         return JSONResponse({"kind": "Status", "status": "Success"})
 
@@ -273,6 +275,8 @@ class ApiServer:
             return self._scale(request, namespace, name, body)
         if (resource, sub) == ("pods", "resize") and self.version >= (1, 33):
             return self._resize(request, namespace, name, body)
+        if (resource, sub) == ("pods", "status") and request.method == "PATCH":
+            return self._pod_status(request, namespace, name, body)
         if (resource, sub) == ("pods", "log") and request.method == "GET":
             self.store.get("pods", namespace, name)
             return StreamingResponse(self._log(request, namespace, name), media_type="text/plain")
@@ -300,6 +304,14 @@ class ApiServer:
         if request.query_params.get("dryRun"):
             return JSONResponse(result)
         changed = self.store.replace("pods", result, _manager(request))
+        self.cluster.settle()
+        return self._reply(request, changed)
+
+    def _pod_status(self, request: Request, namespace: str, name: str, body: Any) -> Response:
+        """Nothing but the status of the patch is taken."""
+        pod = self.store.get("pods", namespace, name)
+        patched = _patched(request.headers.get("content-type", ""), pod, body)
+        changed = self.store.replace("pods", {**pod, "status": patched["status"]}, _manager(request), status=True)
         self.cluster.settle()
         return self._reply(request, changed)
 
