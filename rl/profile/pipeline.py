@@ -12,8 +12,9 @@ from autoscaler.contract import Configuration, ConfigurationSpace
 from moe.manifest import Manifest, load
 from rl.latency.contract import Noise
 from rl.profile.errors import ProfileError
-from rl.profile.fit import factors
+from rl.profile.fit import factors, quietest
 from rl.profile.model import fitted_model, lifecycle
+from rl.profile.overlap import FAMILY, overlap
 from rl.profile.storage import Profile
 from rl.workload import SEGMENT, Host, TokenLengths, Workload, manifest_cost, pipeline_workload
 
@@ -60,7 +61,8 @@ def host_of(profile: Profile, manifest: Manifest) -> Host:
     """The machine, and the ingress's CPU seconds: so much a call, and a token sent or received.
 
     Least squares without negative parts over the profile's passes. A request's beginning and answer count as one more
-    call, and a call and its reply as equal: passes differ too little in their number of calls to tell more. Raises
+    call, and a call and its reply as equal: passes differ too little in their number of calls to tell more. How much
+    dearer requests are that meet is that of the profile's volleys. Raises
     ProfileError where no passes were measured. The scatter of passes is that of the profile's; that of their calls,
     which it holds, too, is small beside it.
     """
@@ -81,6 +83,7 @@ def host_of(profile: Profile, manifest: Manifest) -> Host:
         answer_s=float(call_s) / 2,
         token_s=float(token_s) / 2,
         noise=Noise.from_samples(factors(profile.of("pass"))),
+        overlap=overlap(quietest(profile.of(FAMILY))),
     )
 
 

@@ -52,6 +52,15 @@ def test_the_ingress_is_found_again(manifest: Manifest) -> None:
     assert 2 * found.token_s == pytest.approx(TOKEN_S)
 
 
+def test_requests_that_meet_cost_what_the_volleys_say(manifest: Manifest) -> None:
+    volleys = [
+        replace(BLANK, node="ingress", family="overlap", concurrency=size, cpu_s_per_call=cost)
+        for size, cost in ((1, 0.04), (2, 0.043), (3, 0.045))
+    ]
+    assert host_of(truth.profile(passes(manifest) + volleys), manifest).overlap == pytest.approx(0.044 / 0.04)
+    assert host_of(truth.profile(passes(manifest)), manifest).overlap == 1.0
+
+
 @pytest.mark.parametrize("missing", ["cpu_s_per_call", "node_calls"])
 def test_a_profile_without_passes_that_were_counted_is_refused(manifest: Manifest, missing: str) -> None:
     with pytest.raises(ProfileError, match="no whole passes with CPU seconds and calls"):
