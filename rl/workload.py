@@ -74,7 +74,7 @@ class Host:
     there and half on its way back: one process with a line of its own, as fast as it is now, whatever ``pace``."""
     overlap: float = 1.0
     """How many times as many CPU seconds calls and the ingress's work take while the ingress has more than one request:
-    caches and clocks are not what they are for a request on its own."""
+    what meeting costs beyond the sharing of cores (other caches, waking up on a busy core)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,9 @@
-"""Requests that meet: what one costs in CPU seconds beside others, against one on its own.
+"""Requests that meet: what one takes beside others, against one on its own.
 
 Volleys of one, two and three requests are sent to the ingress, every function at a full core; the next volley comes
-when the last has been answered and the pipeline was idle for a while. Counted are the CPU seconds of all functions,
-ingress included, by their cgroups: a machine that others use makes requests wait, which hardly shows in them. The sizes
-take turns in short rounds, so that a machine that becomes faster or slower does so for all of them.
+when the last has been answered and the pipeline was idle for a while. The sizes take turns in short rounds, so that a
+machine that becomes faster or slower does so for all of them. The CPU seconds of all functions, ingress included, are
+counted by their cgroups.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ PAUSE_S = 0.2
 OFFSETS = (0.1, 0.6)
 """How much later than the first of a volley the others begin, in parts of what a lone request takes: not together, as
 calls that arrive at once are computed as one."""
+QUIET_CORES = 0.25
+"""Rounds during which others kept more cores busy are disturbed: they make requests wait that do not meet, too."""
 ABOUT_S = 0.1
 """What a volley takes, in a plan."""
 
@@ -64,24 +66,34 @@ def measure_volleys(
         order.shuffle(sizes)
         for size in sizes:
             row = blank(settings.surface_tokens, repeat * ROUNDS + turn, settings)
-            offsets = [
-                [0.0, *(lone_s * order.uniform(*OFFSETS) for _ in range(size - 1))] for _ in range(_count(settings))
-            ]
+            offsets = [volley(order, size, lone_s) for _ in range(_count(settings))]
             found.append(_measure(replace(row, family=FAMILY, concurrency=size), calls, offsets, functions, runner))
     return found
 
 
-def overlap(rows: Iterable[Row]) -> float:
-    """How many times as many CPU seconds a request takes beside others as on its own: the median over rounds and sizes.
-    1 where volleys were not measured, as in profiles from before there were any."""
-    known = [row for row in rows if row.family == FAMILY and row.feasible and row.cpu_s_per_call]
-    alone = {row.repeat: row.cpu_s_per_call for row in known if row.concurrency == 1}
-    ratios = [
-        row.cpu_s_per_call / lone_s
-        for row in known
-        if row.concurrency > 1 and row.cpu_s_per_call and (lone_s := alone.get(row.repeat))
-    ]
-    return median(ratios) if ratios else 1.0
+def volley(order: random.Random, size: int, lone_s: float) -> list[float]:
+    """When the requests of a volley are sent, after its first; ``lone_s``: what a lone request takes."""
+    return [0.0, *(lone_s * order.uniform(*OFFSETS) for _ in range(size - 1))]
+
+
+def slowdowns(rows: Iterable[Row]) -> dict[int, float]:
+    """Median seconds of a request of a volley over those of a lone one of the same round, by the volley's size; the
+    median over rounds, of which those that others disturbed are left out where there are quieter ones.
+
+    None where volleys were not measured, as in profiles from before there were any.
+    """
+    known = [row for row in rows if row.family == FAMILY and row.feasible and row.p50_s]
+    return _slowdowns([row for row in known if (row.others_cores or 0.0) <= QUIET_CORES]) or _slowdowns(known)
+
+
+def _slowdowns(rows: Sequence[Row]) -> dict[int, float]:
+    alone = {row.repeat: row.p50_s for row in rows if row.concurrency == 1}
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        lone_s = alone.get(row.repeat)
+        if row.concurrency > 1 and row.p50_s and lone_s:
+            found.setdefault(row.concurrency, []).append(row.p50_s / lone_s)
+    return {size: median(ratios) for size, ratios in sorted(found.items())}
 
 
 def _count(settings: ProfileSettings) -> int:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from rl.latency.contract import Noise
 from rl.profile import load, overlap
 from rl.profile.counters import Counted
+from rl.profile.overlap_fit import LEAST, MOST, fitted_overlap
 from rl.profile.plan import ProfileSettings
 from rl.profile.rows import Row
+from rl.sim.requests import draw_requests
+from rl.sim.simulation import Simulation
+from rl.workload import Host, Workload
 from tests.unit.rl.profile.truth import BLANK
+from tests.unit.rl.sim.builders import Limited, initial, play, workload
 
 SETTINGS = ProfileSettings(seconds_per_point=0.3, surface_tokens=12)
 LONE_S, BESIDE_S = 0.004, 0.005
@@ -69,24 +76,64 @@ def test_volleys_have_their_size_and_their_cost_is_found(monkeypatch: pytest.Mon
     assert costs[1] == pytest.approx([LONE_S] * 3)
     assert costs[2] == pytest.approx([(LONE_S + BESIDE_S) / 2] * 3)
     assert costs[3] == pytest.approx([(LONE_S + 2 * BESIDE_S) / 3] * 3)
-    assert overlap.overlap(rows) == pytest.approx((0.0045 + 0.014 / 3) / 2 / 0.004)
+    assert overlap.slowdowns(rows) == pytest.approx({2: 1.0, 3: 1.0})
 
 
 def test_a_refused_request_gives_an_infeasible_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = measured(Pipeline(fails=True), monkeypatch)
     assert {(row.feasible, row.n) for row in rows} == {(False, 0)}
-    assert overlap.overlap(rows) == 1.0
+    assert overlap.slowdowns(rows) == {}
 
 
 def test_rounds_are_compared_with_themselves() -> None:
     """The machine was half as fast in the second round, which says nothing about requests that meet."""
-    costs = {(0, 1): 0.04, (0, 2): 0.044, (1, 1): 0.08, (1, 2): 0.088, (2, 2): 0.5}
+    seconds = {(0, 1): 0.04, (0, 2): 0.048, (0, 3): 0.06, (1, 1): 0.08, (1, 2): 0.096, (2, 2): 0.5}
     rows = [
-        replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, cpu_s_per_call=cost)
-        for (repeat, size), cost in costs.items()
+        replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, p50_s=p50_s)
+        for (repeat, size), p50_s in seconds.items()
     ]
-    assert overlap.overlap(rows) == pytest.approx(1.1)
+    assert overlap.slowdowns(rows) == pytest.approx({2: 1.2, 3: 1.5})
+
+
+def test_disturbed_rounds_are_left_out_where_there_are_quieter_ones() -> None:
+    volleys = [
+        replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, p50_s=p50_s, others_cores=others)
+        for repeat, size, p50_s, others in ((0, 1, 0.04, 0.1), (0, 2, 0.05, 0.1), (1, 1, 0.04, 0.1), (1, 2, 0.4, 1.5))
+    ]
+    assert overlap.slowdowns(volleys) == pytest.approx({2: 1.25})
+    assert overlap.slowdowns(volleys[2:]) == pytest.approx({2: 10.0})
 
 
 def test_profiles_without_volleys_know_nothing_of_overlap() -> None:
-    assert overlap.overlap([replace(BLANK, family="pass", cpu_s_per_call=0.1)]) == 1.0
+    assert overlap.slowdowns([replace(BLANK, family="pass", p50_s=0.1)]) == {}
+
+
+HOST = Host(2.0, 0.001, 0.001, 0.001, 0.001, 1e-5)
+
+
+def slowed(found: Workload, size: int) -> float:
+    """Volleys of ``size`` on a machine, 3 s apart and with offsets and routing of their own, over lone requests."""
+    generator, medians = np.random.default_rng(size), [0.0]
+    for many in (1, size):
+        after_s = generator.uniform(0.1, 0.6, (400, many)) * medians[-1]
+        after_s[:, 0] = 0.0
+        arrival_s = (3.0 * np.arange(400)[:, None] + np.sort(after_s, axis=1)).ravel()
+        requests = draw_requests(found, arrival_s, seed=size, tokens=np.full(arrival_s.size, 20))
+        latency, _ = play(Simulation(found, requests, initial(found), seed=size), [2000.0])
+        medians.append(float(np.median(latency)))
+    return medians[2] / medians[1]
+
+
+@pytest.mark.parametrize("truth", [0.9, 1.15])
+def test_what_meeting_costs_is_found_again(truth: float) -> None:
+    model = Limited(base_s=0.004, token_s=1e-4, alone_use=0.9, scatter=Noise.lognormal(0.1))
+    found = workload((4, 4), model, hop_s=0.0, request_s=0.0, host=HOST)
+    machine = replace(found, host=replace(HOST, overlap=truth))
+    assert fitted_overlap(found, {size: slowed(machine, size) for size in (2, 3)}, 20, 1.0) == pytest.approx(
+        truth, abs=0.03
+    )
+
+
+def test_what_no_overlap_explains_gives_the_nearer_bound() -> None:
+    found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
+    assert [fitted_overlap(found, {2: slowdown}, 20, 1.0) for slowdown in (0.1, 50.0)] == [LEAST, MOST]

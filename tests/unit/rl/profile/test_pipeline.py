@@ -52,13 +52,25 @@ def test_the_ingress_is_found_again(manifest: Manifest) -> None:
     assert 2 * found.token_s == pytest.approx(TOKEN_S)
 
 
-def test_requests_that_meet_cost_what_the_volleys_say(manifest: Manifest) -> None:
-    volleys = [
-        replace(BLANK, node="ingress", family="overlap", concurrency=size, cpu_s_per_call=cost)
-        for size, cost in ((1, 0.04), (2, 0.043), (3, 0.045))
-    ]
-    assert host_of(truth.profile(passes(manifest) + volleys), manifest).overlap == pytest.approx(0.044 / 0.04)
-    assert host_of(truth.profile(passes(manifest)), manifest).overlap == 1.0
+def test_requests_that_meet_take_what_the_volleys_say(manifest: Manifest, minilm_pipeline: Path) -> None:
+    """Volleys that took longer give a larger number; others disturbed those of the second round."""
+    tokens = TokenLengths.fixed(32)
+
+    def overlap(pairs_s: float) -> float:
+        volleys = [
+            replace(BLANK, node="ingress", family="overlap", tokens=32, repeat=repeat, concurrency=size, p50_s=p50_s)
+            for repeat, size, p50_s in ((0, 1, 0.04), (0, 2, pairs_s), (1, 1, 0.04))
+        ]
+        volleys.append(replace(volleys[1], repeat=1, p50_s=0.4, others_cores=1.5))
+        made = truth.profile([*profile(manifest).rows, *volleys], profile(manifest).metadata.classes)
+        host = measured_workload(minilm_pipeline, made, tokens, slo_s=0.1, shared=True).host
+        assert host is not None
+        return host.overlap
+
+    less, more = overlap(0.052), overlap(0.06)
+    assert 0.5 < less < more < 2.0
+    plain = measured_workload(minilm_pipeline, profile(manifest), tokens, slo_s=0.1, shared=True).host
+    assert plain is not None and plain.overlap == 1.0
 
 
 @pytest.mark.parametrize("missing", ["cpu_s_per_call", "node_calls"])
