@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,8 +84,11 @@ class Usage:
 def cpu_s(pids: Iterable[int]) -> float:
     """CPU seconds so far of these processes' threads, to the nanosecond (``/proc/PID/task/TID/schedstat``): psutil
     counts hundredths, which is much for a few requests."""
-    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    total = 0
+    for task in [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]:
+        with suppress(OSError):  # a thread that has ended meanwhile
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
 
 
 def own_cpu_s() -> float:

@@ -9,11 +9,12 @@ counted by their cgroups.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
-from statistics import median
+from dataclasses import asdict, dataclass, replace
+from statistics import median, stdev
 from typing import Protocol
 
 from rl.profile.counters import Counted
@@ -76,24 +77,35 @@ def volley(order: random.Random, size: int, lone_s: float) -> list[float]:
     return [0.0, *(lone_s * order.uniform(*OFFSETS) for _ in range(size - 1))]
 
 
-def slowdowns(rows: Iterable[Row]) -> dict[int, float]:
-    """Median seconds of a request of a volley over those of a lone one of the same round, by the volley's size; the
-    median over rounds, of which those that others disturbed are left out where there are quieter ones.
+@dataclass(frozen=True)
+class Slowdown:
+    """Of requests of a volley against lone ones."""
 
-    None where volleys were not measured, as in profiles from before there were any.
+    times: float
+    """Median seconds over those of a lone one, the median over rounds."""
+    error: float
+    """Standard error of its logarithm by the scatter of the rounds; infinite for a single one."""
+
+
+def slowdowns(rows: Iterable[Row]) -> dict[int, Slowdown]:
+    """By the volley's size. Rounds are compared with themselves; those that others disturbed are left out where there
+    are quieter ones. None where volleys were not measured, as in profiles from before there were any.
     """
     known = [row for row in rows if row.family == FAMILY and row.feasible and row.p50_s]
     return _slowdowns([row for row in known if (row.others_cores or 0.0) <= QUIET_CORES]) or _slowdowns(known)
 
 
-def _slowdowns(rows: Sequence[Row]) -> dict[int, float]:
+def _slowdowns(rows: Sequence[Row]) -> dict[int, Slowdown]:
     alone = {row.repeat: row.p50_s for row in rows if row.concurrency == 1}
     found: dict[int, list[float]] = {}
     for row in rows:
         lone_s = alone.get(row.repeat)
         if row.concurrency > 1 and row.p50_s and lone_s:
-            found.setdefault(row.concurrency, []).append(row.p50_s / lone_s)
-    return {size: median(ratios) for size, ratios in sorted(found.items())}
+            found.setdefault(row.concurrency, []).append(math.log(row.p50_s / lone_s))
+    return {
+        size: Slowdown(math.exp(median(logs)), stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf)
+        for size, logs in sorted(found.items())
+    }
 
 
 def _count(settings: ProfileSettings) -> int:

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 
 from autoscaler.contract import Configuration
 from rl.latency.contract import Floats
-from rl.profile.overlap import volley
+from rl.profile.overlap import Slowdown, volley
 from rl.sim.requests import draw_requests
 from rl.sim.simulation import Simulation
 from rl.workload import Workload
@@ -24,12 +24,14 @@ APART_S = 2.0
 LEAST, MOST = 0.5, 2.0
 """Of the number that is looked for."""
 TOLERANCE = 2e-3
+ERRORS = 2.0
 SEED = 17
 
 
-def fitted_overlap(workload: Workload, slowdowns: Mapping[int, float], tokens: int, full_core: float) -> float:
+def fitted_overlap(workload: Workload, slowdowns: Mapping[int, Slowdown], tokens: int, full_core: float) -> float:
     """``rl.workload.Host.overlap`` under which volleys of these sizes are as much slower than lone requests as
-    ``slowdowns`` says, on the geometric mean over sizes; the nearer bound where none is.
+    ``slowdowns`` says, on the geometric mean over sizes; the nearer bound where none is. 1 where the difference is
+    within ``ERRORS`` standard errors of what was measured: what is not known to cost anything costs nothing.
 
     ``tokens``: of each request; ``full_core``: configured cores that give a function a whole one. The volleys are
     those of ``rl.profile.overlap``, with the workload's own routing.
@@ -45,8 +47,10 @@ def fitted_overlap(workload: Workload, slowdowns: Mapping[int, float], tokens: i
         assert workload.host is not None
         tried = replace(workload, host=replace(workload.host, overlap=overlap))
         found = _medians_s(tried, volleys, tokens, asked_for)
-        return float(np.mean([np.log(found[size] / lone_s / slowdown) for size, slowdown in slowdowns.items()]))
+        return float(np.mean([np.log(found[size] / lone_s / slowdown.times) for size, slowdown in slowdowns.items()]))
 
+    if abs(excess(1.0)) <= ERRORS * float(np.mean([slowdown.error for slowdown in slowdowns.values()])):
+        return 1.0
     if excess(LEAST) >= 0 or excess(MOST) <= 0:
         return LEAST if excess(LEAST) >= 0 else MOST
     return float(brentq(excess, LEAST, MOST, xtol=TOLERANCE))

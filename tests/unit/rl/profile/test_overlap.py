@@ -11,6 +11,7 @@ import pytest
 from rl.latency.contract import Noise
 from rl.profile import load, overlap
 from rl.profile.counters import Counted
+from rl.profile.overlap import Slowdown
 from rl.profile.overlap_fit import LEAST, MOST, fitted_overlap
 from rl.profile.plan import ProfileSettings
 from rl.profile.rows import Row
@@ -66,6 +67,10 @@ def measured(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
         return overlap.measure_volleys([pipeline.call] * 3, 1, [pipeline], SETTINGS, runner)
 
 
+def times(rows: list[Row]) -> dict[int, float]:
+    return {size: slowdown.times for size, slowdown in overlap.slowdowns(rows).items()}
+
+
 def test_volleys_have_their_size_and_their_cost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline()
     rows = measured(pipeline, monkeypatch)
@@ -76,7 +81,7 @@ def test_volleys_have_their_size_and_their_cost_is_found(monkeypatch: pytest.Mon
     assert costs[1] == pytest.approx([LONE_S] * 3)
     assert costs[2] == pytest.approx([(LONE_S + BESIDE_S) / 2] * 3)
     assert costs[3] == pytest.approx([(LONE_S + 2 * BESIDE_S) / 3] * 3)
-    assert overlap.slowdowns(rows) == pytest.approx({2: 1.0, 3: 1.0})
+    assert times(rows) == pytest.approx({2: 1.0, 3: 1.0})
 
 
 def test_a_refused_request_gives_an_infeasible_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +97,7 @@ def test_rounds_are_compared_with_themselves() -> None:
         replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, p50_s=p50_s)
         for (repeat, size), p50_s in seconds.items()
     ]
-    assert overlap.slowdowns(rows) == pytest.approx({2: 1.2, 3: 1.5})
+    assert times(rows) == pytest.approx({2: 1.2, 3: 1.5})
 
 
 def test_disturbed_rounds_are_left_out_where_there_are_quieter_ones() -> None:
@@ -100,8 +105,8 @@ def test_disturbed_rounds_are_left_out_where_there_are_quieter_ones() -> None:
         replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, p50_s=p50_s, others_cores=others)
         for repeat, size, p50_s, others in ((0, 1, 0.04, 0.1), (0, 2, 0.05, 0.1), (1, 1, 0.04, 0.1), (1, 2, 0.4, 1.5))
     ]
-    assert overlap.slowdowns(volleys) == pytest.approx({2: 1.25})
-    assert overlap.slowdowns(volleys[2:]) == pytest.approx({2: 10.0})
+    assert times(volleys) == pytest.approx({2: 1.25})
+    assert times(volleys[2:]) == pytest.approx({2: 10.0})
 
 
 def test_profiles_without_volleys_know_nothing_of_overlap() -> None:
@@ -111,7 +116,7 @@ def test_profiles_without_volleys_know_nothing_of_overlap() -> None:
 HOST = Host(2.0, 0.001, 0.001, 0.001, 0.001, 1e-5)
 
 
-def slowed(found: Workload, size: int) -> float:
+def slowed(found: Workload, size: int) -> Slowdown:
     """Volleys of ``size`` on a machine, 3 s apart and with offsets and routing of their own, over lone requests."""
     generator, medians = np.random.default_rng(size), [0.0]
     for many in (1, size):
@@ -121,7 +126,7 @@ def slowed(found: Workload, size: int) -> float:
         requests = draw_requests(found, arrival_s, seed=size, tokens=np.full(arrival_s.size, 20))
         latency, _ = play(Simulation(found, requests, initial(found), seed=size), [2000.0])
         medians.append(float(np.median(latency)))
-    return medians[2] / medians[1]
+    return Slowdown(medians[2] / medians[1], 0.001)
 
 
 @pytest.mark.parametrize("truth", [0.9, 1.15])
@@ -136,4 +141,22 @@ def test_what_meeting_costs_is_found_again(truth: float) -> None:
 
 def test_what_no_overlap_explains_gives_the_nearer_bound() -> None:
     found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
-    assert [fitted_overlap(found, {2: slowdown}, 20, 1.0) for slowdown in (0.1, 50.0)] == [LEAST, MOST]
+    assert [fitted_overlap(found, {2: Slowdown(far, 0.1)}, 20, 1.0) for far in (0.1, 50.0)] == [LEAST, MOST]
+
+
+def test_what_cannot_be_told_from_nothing_is_nothing() -> None:
+    found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
+    told = slowed(replace(found, host=replace(HOST, overlap=1.1)), 2)
+    assert fitted_overlap(found, {2: told}, 20, 1.0) > 1.05
+    assert fitted_overlap(found, {2: replace(told, error=0.5)}, 20, 1.0) == 1.0
+
+
+def test_the_error_is_that_of_the_rounds() -> None:
+    seconds = {0: 0.05, 1: 0.05 * np.e**0.2, 2: 0.05 * np.e**-0.2, 3: 0.05}
+    rows = [
+        replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, p50_s=p50_s)
+        for repeat, pair_s in seconds.items()
+        for size, p50_s in ((1, 0.04), (2, pair_s))
+    ]
+    assert overlap.slowdowns(rows)[2].error == pytest.approx(np.sqrt(2 * 0.2**2 / 3 / 4))
+    assert overlap.slowdowns(rows[:2])[2].error == np.inf
