@@ -9,7 +9,10 @@ text again and again, sent twice as fast, finds warmer caches and says that the 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import click
 import numpy as np
@@ -42,13 +45,16 @@ class Singles:
     """Mean seconds of them that the ingress does not see: client and gateway, there and back."""
     others_cores: float = 0.0
     """That processes outside the benchmark used meanwhile."""
+    front_cpu_s: float = 0.0
+    """CPU seconds of client and gateway for one of them, without what both use when there is nothing to do; 0 in older
+    records, which do not know it."""
 
 
 def pace_of(singles: Singles, workload: Workload, asked_for: Configuration) -> float:
     """Median seconds of ``singles`` over those of the same in the simulator, both without what the ingress does not
     see. ``asked_for``: what every function ran with. Raises ClickException where the machine was in use."""
     assert workload.host is not None
-    alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0))
+    alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0, front_s=0.0))
     texts = np.array(singles.counts, dtype=np.uint16).reshape(len(singles.counts), -1)
     counts = texts[:, np.arange(SIMULATED) % texts.shape[1]]
     start = {node.function: asked_for for node in workload.topology.nodes}
@@ -73,6 +79,16 @@ class Usage:
         """(of the machine, of others), on average so far."""
         seconds, machine_s = time.time() - self._begun_s, busy_s() - self._machine_s
         return machine_s / seconds, max(0.0, machine_s - (own_cpu_s() - self._own_s)) / seconds
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU seconds so far of these processes' threads, to the nanosecond (``/proc/PID/task/TID/schedstat``): psutil
+    counts hundredths, which is much for a few requests."""
+    total = 0
+    for task in [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]:
+        with suppress(OSError):  # a thread that has ended meanwhile
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
 
 
 def own_cpu_s() -> float:

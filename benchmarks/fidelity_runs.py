@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,12 +27,12 @@ from autoscaler.monitor.source import Monitor
 from autoscaler.platform.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.readings import Series
-from benchmarks.fidelity_machine import SINGLES, SINGLES_PER_S, Singles, Usage
+from benchmarks.fidelity_machine import SINGLES, SINGLES_PER_S, Singles, Usage, cpu_s
 from moe.manifest import Manifest
 from moe.reference import WholeModel
 from rl.processes import worker_processes
 from smoe.gateway_client import GatewayClient
-from smoe.state import read_password
+from smoe.state import read_password, running_pid
 from traces import catalog, generate, scale
 from traces.replay import ReplayResult, ReplaySettings, replay
 from traces.trace import Trace
@@ -44,6 +45,8 @@ THIRDS = 3
 MEMORY_MB = 256
 FULL = Configuration(MEMORY_MB, 1.0, 0.0, 1, 8)
 """Of every segment and expert while single requests are sent."""
+IDLE_S = 2.0
+"""How long gateway and client are looked at while there is nothing to do."""
 EVEN_CV = 0.05
 """Of the gaps between single requests."""
 SEED = 11
@@ -180,6 +183,11 @@ class Bench:
     def auth(self) -> tuple[str, str]:
         return "admin", read_password(self.state)
 
+    def front_cpu_s(self) -> float:
+        """CPU seconds so far of client and gateway."""
+        gateway = running_pid(self.state)
+        return cpu_s([self.player.pid, *([] if gateway is None else [gateway])])
+
     @property
     def platform(self) -> OpenFaasPlatform:
         return OpenFaasPlatform(self.client.url, self.topology.pipeline, self.auth)
@@ -188,15 +196,22 @@ class Bench:
 def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Singles:
     """Single requests of ``texts`` in turn, every function with a full core. ``counts [1 + experts, texts]``."""
     settle(bench.client, bench.platform, {node.function: FULL for node in bench.topology.nodes[1:]})
+    idle = bench.front_cpu_s()
+    time.sleep(IDLE_S)
+    idle_cores = (bench.front_cpu_s() - idle) / IDLE_S
     source, begun_s, usage = ScrapeSource(bench.client.url, bench.auth), time.time(), Usage()
     source.read(begun_s, 1.0)
+    before_s, front_s = time.perf_counter(), bench.front_cpu_s()
     _, result = bench.player.play(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
+    front_s = bench.front_cpu_s() - front_s - idle_cores * (time.perf_counter() - before_s)
     _, others_cores = usage.cores()
     now_s = time.time()
     values = source.read(now_s, now_s - begun_s).values
     spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
     seen = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
-    return Singles(seen, counts.tolist(), float(np.mean(seen) - spent_s / count), others_cores)
+    return Singles(
+        seen, counts.tolist(), float(np.mean(seen) - spent_s / count), others_cores, max(0.0, front_s / count)
+    )
 
 
 def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, singles: Singles) -> Record:
@@ -258,7 +273,7 @@ class Player:
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool = worker_processes(1)
-        self._pool.submit(time.time).result()
+        self.pid = self._pool.submit(os.getpid).result()
 
     def __enter__(self) -> Player:
         return self

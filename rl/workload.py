@@ -69,6 +69,12 @@ class Host:
     """Scatter of a whole pass beyond that of its calls: all calls of a request take so many times their seconds."""
     pace: float = 1.0
     """How many times as many CPU seconds calls and the ingress's work take here and now as when they were measured."""
+    front_s: float = 0.0
+    """CPU seconds of what lies between client and ingress (gateway, client) for a request, half of them on its way
+    there and half on its way back: one process with a line of its own, as fast as it is now, whatever ``pace``."""
+    overlap: float = 1.0
+    """How many times as many CPU seconds calls and the ingress's work take while the ingress has more than one request:
+    what meeting costs beyond the sharing of cores (other caches, waking up on a busy core)."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -70,7 +70,7 @@ async def closed_loop(call: Call, callers: int, calls: int, longest_s: float) ->
         while (left > 0 and _clock() - begun_s < longest_s) or made < 2:
             left -= 1
             made += 1
-            if not await _timed(call, _clock(), recorded):
+            if not await timed(call, _clock(), recorded):
                 return  # a replica that fails is not asked again and again
 
     await asyncio.gather(*(caller() for _ in range(callers)))
@@ -86,7 +86,7 @@ async def paced(call: Call, calls: int, longest_s: float, pauses_s: Floats) -> R
         if made >= 3 and _clock() - begun_s > longest_s:
             break
         await asyncio.sleep(float(pauses_s[made % len(pauses_s)]))
-        if not await _timed(call, _clock(), recorded):
+        if not await timed(call, _clock(), recorded):
             break
     recorded.seconds = _clock() - begun_s
     return recorded
@@ -116,7 +116,7 @@ async def open_loop(call: Call, arrivals_s: Floats, slots: int, longest_s: float
 
     async def serve(due_s: float) -> None:
         nonlocal free
-        await _timed(call, due_s, recorded)
+        await timed(call, due_s, recorded)
         free += 1
         start_next()
 
@@ -145,7 +145,9 @@ async def open_loop(call: Call, arrivals_s: Floats, slots: int, longest_s: float
     return recorded
 
 
-async def _timed(call: Call, since_s: float, recorded: Recorded) -> bool:
+async def timed(call: Call, since_s: float | None, recorded: Recorded) -> bool:
+    """One call, its seconds counted from ``since_s`` (``time.perf_counter``; None: now); whether it was answered."""
+    since_s = _clock() if since_s is None else since_s
     answered = await call()
     if answered:
         recorded.latencies_s.append(_clock() - since_s)

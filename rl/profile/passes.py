@@ -7,35 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from functions.shared.client import ConnectionPool, TransportError, request_head
+from functions.shared.client import ConnectionPool, TransportError
 from functions.shared.metric_names import NODE_CALLS
 from moe.manifest import Manifest
 from rl.profile.counters import ReplicaCounters, listening_pid
 from rl.profile.errors import MeasurementError
-from rl.profile.load import CALL_TIMEOUT_S, Target, closed_loop
+from rl.profile.load import CALL_TIMEOUT_S, closed_loop
+from rl.profile.overlap import SIZES, measure_volleys, volleys_s
 from rl.profile.plan import ProfileSettings
+from rl.profile.requests import INGRESS, blank, close_all, request_to
 from rl.profile.rows import Row, spread
 from rl.profile.target import Function, Gateway, Setting
 
 log = logging.getLogger(__name__)
 
-INGRESS = "ingress"
 PASSES = 60
 LEAST_S = 1.0
 """Passes are slow beside calls: so long at least."""
-WORDS = """
-the people of this small town went down to the river early in the morning and found an old boat that had been left
-there by two young men who wanted to see where the water goes when winter is over and the snow has gone
-""".split()  # noqa: SIM905
-"""One token each in most vocabularies; cut off or repeated they make texts of about any length."""
-
 OnStep = Callable[[str, float], None]
 
 
@@ -59,16 +52,21 @@ def measure_passes(
         for name, function in functions.items():
             on_step(f"passes: starting {name}", 0.1)
             function.start()
+        addresses = [function.wait_ready().address for function in functions.values()]
         replica = functions[INGRESS].wait_ready()
         counters = ReplicaCounters(listening_pid(replica.address))
+        workers = [ReplicaCounters(listening_pid(address)) for address in addresses]
         longest = manifest.tokenizer.max_tokens
         for repeat in range(settings.repeats):
             for tokens in settings.tokens:
                 if 3 <= tokens <= longest:
                     on_step(f"passes of {tokens} tokens", settings.seconds_per_point)
                     rows.append(_measure(replica.address, tokens, repeat, counters, settings, runner))
+            if 3 <= settings.surface_tokens <= longest:
+                on_step("requests that meet", volleys_s(settings))
+                rows += _overlap(replica.address, repeat, workers, settings, runner)
     except MeasurementError as error:
-        rows.append(replace(_blank(0, 0, settings), feasible=False, note=str(error)[:300]))
+        rows.append(replace(blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
         for function in reversed(functions.values()):
             try:
@@ -87,6 +85,17 @@ def _functions(
     return {node: Function(gateway, copy.deepcopy(deployments[node]), setting) for node in order}
 
 
+def _overlap(
+    address: str, repeat: int, workers: list[ReplicaCounters], settings: ProfileSettings, runner: asyncio.Runner
+) -> list[Row]:
+    """Requests of unlike texts, so that they do not all go to the same experts."""
+    targets = [request_to(address, settings.surface_tokens, 5 * place) for place in range(max(SIZES))]
+    try:
+        return measure_volleys([target.call for target in targets], repeat, workers, settings, runner)
+    finally:
+        runner.run(close_all(targets))
+
+
 def _measure(
     address: str,
     tokens: int,
@@ -95,50 +104,24 @@ def _measure(
     settings: ProfileSettings,
     runner: asyncio.Runner,
 ) -> Row:
-    text = " ".join(WORDS[place % len(WORDS)] for place in range(tokens - 2))
-    body = json.dumps({"inputs": text}).encode()
-    target = Target(address, request_head("/", "profile", "application/json", len(body), ()), body)
+    target = request_to(address, tokens)
     runner.run(closed_loop(target.call, 1, 4, settings.seconds_per_point))
     before, called = counters.read(), runner.run(_node_calls(address))
     recorded = runner.run(closed_loop(target.call, 1, PASSES, max(LEAST_S, settings.seconds_per_point)))
     after, called = counters.read(), runner.run(_node_calls(address)) - called
-    runner.run(_close(target))
+    runner.run(close_all([target]))
     if recorded.errors or not recorded.latencies_s:
         note = f"the ingress refused a text of about {tokens} tokens"
-        return replace(_blank(tokens, repeat, settings), feasible=False, note=note)
+        return replace(blank(tokens, repeat, settings), feasible=False, note=note)
     known = before.cpu_s is not None and after.cpu_s is not None
     cpu_s = (after.cpu_s or 0.0) - (before.cpu_s or 0.0)
     return replace(
-        _blank(tokens, repeat, settings),
+        blank(tokens, repeat, settings),
         seconds=recorded.seconds,
         throughput_rps=len(recorded.latencies_s) / recorded.seconds,
         cpu_s_per_call=cpu_s / len(recorded.latencies_s) if known else None,
         node_calls=called / len(recorded.latencies_s),
         **asdict(spread(recorded.latencies_s)),
-    )
-
-
-def _blank(tokens: int, repeat: int, settings: ProfileSettings) -> Row:
-    return Row(
-        node=INGRESS,
-        family="pass",
-        loop="closed",
-        tokens=tokens,
-        texts=1,
-        cpu_cores=1.0 / settings.cpu_scale,
-        share=1.0,
-        period_s=None,
-        memory_mib=settings.ample_mib,
-        concurrency=1,
-        rate_rps=0.0,
-        seed=0,
-        repeat=repeat,
-        feasible=True,
-        note="",
-        n=0,
-        errors=0,
-        seconds=0.0,
-        load1=os.getloadavg()[0],
     )
 
 
@@ -154,7 +137,3 @@ async def _node_calls(address: str) -> float:
         pool.close()
     lines = bytes(reply.body).decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{NODE_CALLS}{{"))
-
-
-async def _close(target: Target) -> None:
-    target.close()

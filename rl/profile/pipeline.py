@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from rl.latency.contract import Noise
 from rl.profile.errors import ProfileError
 from rl.profile.fit import factors
 from rl.profile.model import fitted_model, lifecycle
+from rl.profile.overlap import FAMILY, slowdowns
+from rl.profile.overlap_fit import fitted_overlap
 from rl.profile.storage import Profile
 from rl.workload import SEGMENT, Host, TokenLengths, Workload, manifest_cost, pipeline_workload
 
@@ -42,7 +45,7 @@ def measured_workload(
     host = host_of(profile, manifest)
     lengths = tokens if isinstance(tokens, TokenLengths) else TokenLengths.from_samples(tokens, "given lengths")
     hop_s = _between_stages_s(host, manifest, lengths.mean)
-    return pipeline_workload(
+    found = pipeline_workload(
         directory,
         fitted_model(profile, costs, cpu_scale),
         lifecycle(profile),
@@ -54,6 +57,17 @@ def measured_workload(
         hop_s=0.0 if shared else hop_s,
         host=host if shared else None,
     )
+    return replace(found, host=replace(host, overlap=_overlap(profile, found, cpu_scale))) if shared else found
+
+
+def _overlap(profile: Profile, workload: Workload, cpu_scale: float | None) -> float:
+    """What meeting costs by the profile's volleys; 1 where it has none."""
+    rows = profile.of(FAMILY)
+    found = slowdowns(rows)
+    if not found:
+        return 1.0
+    scale = profile.metadata.cpu_scale if cpu_scale is None else cpu_scale
+    return fitted_overlap(workload, found, rows[0].tokens, 1 / scale)
 
 
 def host_of(profile: Profile, manifest: Manifest) -> Host:

@@ -17,6 +17,7 @@ from autoscaler.topology import load_topology
 from moe.manifest import Manifest
 from rl.profile.gpu import GpuSettings, measure_gpu
 from rl.profile.machine import this_machine, versions
+from rl.profile.overlap import volleys_s
 from rl.profile.passes import measure_passes
 from rl.profile.plan import Plan, Point, ProfileSettings, check, node_classes
 from rl.profile.rows import Row
@@ -30,7 +31,7 @@ TRANSITION_S = 1.5
 
 
 PASSES_S = 45.0
-"""About what the passes at the end take."""
+"""About what the passes take; requests that meet come on top."""
 
 
 class Progress(Protocol):
@@ -60,7 +61,8 @@ def measure_profile(
     """
     check(settings)
     begun, load = _now(), os.getloadavg()
-    ends_s = time.monotonic() + 60 * settings.most_minutes - PASSES_S if settings.most_minutes else None
+    at_the_end_s = PASSES_S + settings.repeats * volleys_s(settings)
+    ends_s = time.monotonic() + 60 * settings.most_minutes - at_the_end_s if settings.most_minutes else None
     classes = node_classes(manifest)
     chosen = {entry.node: deployments[entry.node] for entry in classes}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -44,8 +44,11 @@ class SharedMachine:
             queues=np.zeros((count, 3), dtype=np.int64),
             behind=np.zeros((count, size), dtype=np.uint32),
             line=np.zeros(1 << (size * most).bit_length(), dtype=np.int64),
-            line_state=np.zeros(3, dtype=np.int64),
+            line_state=np.zeros(4, dtype=np.int64),
             line_left=np.zeros(1),
+            front=np.zeros(2 * size, dtype=np.int64),
+            front_state=np.zeros(2, dtype=np.int64),
+            front_left=np.zeros(1),
         )
 
     @property
@@ -69,8 +72,8 @@ class SharedMachine:
     ) -> Calls:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order."""
         rules = Rules(
-            self._host.cores, self._ingress_s, self._keys, self._stages, reached, self._requests.counts, self._slow,
-            self._source, tables.rows,
+            self._host.cores, self._ingress_s, self._host.front_s / 2, self._host.overlap, self._keys, self._stages,
+            reached, self._requests.counts, self._slow, self._source, tables.rows,
         )  # fmt: skip
         meters = Meters(meter, histogram, barrier, cells, bounds, np.full(self._keys.size, begin_s))
         return run_host(begin_s, end_s, last, rules, fleet.replicas, self._passes, meters)

@@ -3,7 +3,7 @@
 Layers meet at the ingress and on the cores, so nothing here can be simulated stage by stage: at each event the cores
 are dealt out anew among the ingress and the replicas that have calls, and everything moves on to the next event.
 
-Ties in time: control, then the ingress, then completions and empty buckets, then arrivals.
+Ties in time: control, then the ingress, then the front, then completions and empty buckets, then arrivals.
 """
 
 from __future__ import annotations
@@ -48,24 +48,29 @@ from rl.sim.replicas import (
 START, SEND, RECEIVE, ANSWER, TOKEN = range(5)
 """Places of ``ingress_s [5]``: CPU seconds of the ingress before a request's first call, for sending a call, for taking
 its reply, for the answer, and for each token sent or received."""
-FIRST, WAITING, COME = range(3)
-"""Of ``line_state [3]``: place of the item being done, items in the line, next request to come."""
+FIRST, WAITING, COME, INSIDE = range(4)
+"""Of ``line_state [4]``: place of the item being done, items in the line, next request to come, requests that the
+ingress has and has not answered."""
 HEAD_OF, TAIL_OF, SIZE_OF = range(3)
 """Columns of ``queues [nodes, 3]``: who has waited longest, who came last, how many wait."""
-END, CONTROL, INGRESS, ARRIVAL = -1, -2, -3, -4
+END, CONTROL, INGRESS, ARRIVAL, FRONT = -1, -2, -3, -4, -5
 """What comes next, where it is not a replica."""
 
 
 class Rules(NamedTuple):
     """What stays as it is: cores of the machine, the ingress's CPU seconds, stages, requests, and resource tables.
 
-    ``slow [requests]``: how many times their seconds a request's calls take.
+    ``slow [requests]``: how many times their seconds a request's calls take. ``front_s``: CPU seconds of what lies
+    before the ingress for a request on its way there, and as many on its way back; 0: it needs no core. ``overlap``:
+    how many times as many CPU seconds calls and the ingress's work take while it has more than one request.
     ``stages [stages, 2]``: first node of a stage and the one after its last; ``counts [rows, requests]``:
     tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress.
     """
 
     cores: float
     ingress_s: Floats
+    front_s: float
+    overlap: float
     keys: NDArray[np.uint64]
     stages: Ints
     reached: Floats
@@ -81,7 +86,8 @@ class Passes(NamedTuple):
     By request: ``stage``, ``out`` (calls without reply), ``scattered`` (when its stage began), ``left`` (when it was
     answered); ``asked [nodes, requests]``: when the ingress began to send a call. ``line``: a ring of what the ingress
     has to do, first come first served, ``line_left[0]`` CPU seconds left of the first. An item is ``2 · (request ·
-    (nodes + 1) + node) + reply``; with ``node = nodes`` it is the request's beginning (0) or its answer (1).
+    (nodes + 1) + node) + reply``; with ``node = nodes`` it is the request's beginning (0) or its answer (1). ``front``,
+    ``front_state`` and ``front_left`` are the same of what lies before the ingress; an item is ``2 · request + back``.
     """
 
     stage: Ints
@@ -94,6 +100,9 @@ class Passes(NamedTuple):
     line: Ints
     line_state: Ints
     line_left: Floats
+    front: Ints
+    front_state: Ints
+    front_left: Floats
 
 
 class Meters(NamedTuple):
@@ -136,6 +145,16 @@ def append(item: int, passes: Passes) -> None:
 
 
 @inner
+def to_front(item: int, rules: Rules, passes: Passes) -> None:
+    """Something more to do for what lies before the ingress."""
+    state = passes.front_state
+    passes.front[(state[FIRST] + state[WAITING]) % passes.front.size] = item
+    state[WAITING] += 1
+    if state[WAITING] == 1:
+        passes.front_left[0] = rules.front_s
+
+
+@inner
 def begin_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
     """The ingress begins with the first of its line, if there is one."""
     if passes.line_state[WAITING] == 0:
@@ -153,6 +172,14 @@ def begin_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> No
         meter[TOKENS] += tokens
         meter[FLIGHT] += tokens
         meter[PEAK] = max(meter[PEAK], meter[FLIGHT])
+
+
+@inner
+def to_ingress(item: int, rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
+    """Something more to do for the ingress, which begins with it at once if it has nothing else."""
+    append(item, passes)
+    if passes.line_state[WAITING] == 1:
+        begin_item(rules, passes, meters, now_s)
 
 
 @inner
@@ -243,8 +270,9 @@ def count_waiting(node: int, waited: int, meters: Meters, now_s: float) -> None:
 
 
 @inner
-def deal_out(rules: Rules, replicas: Replicas, busy: bool, running: Ints, active: int, given: Floats) -> float:
-    """``given [active]``: cores that each of ``running`` gets; returns what the ingress gets if it is ``busy``.
+def deal_out(rules: Rules, replicas: Replicas, busy: int, running: Ints, active: int, given: Floats) -> float:
+    """``given [active]``: cores that each of ``running`` gets; returns what each of the ``busy`` servers (ingress,
+    front) gets.
 
     A replica that starts wants a core; with an empty bucket a replica wants no more than its refill.
     """
@@ -257,8 +285,8 @@ def deal_out(rules: Rules, replicas: Replicas, busy: bool, running: Ints, active
             wish = min(wish, rules.rows.bucket[row, REFILL])
         given[k] = wish
         whole += wish
-    if busy:
-        given[active] = 1.0
+    for k in range(busy):
+        given[active + k] = 1.0
         whole += 1.0
     if whole <= rules.cores:
         return 1.0
@@ -270,11 +298,12 @@ def deal_out(rules: Rules, replicas: Replicas, busy: bool, running: Ints, active
 
 @inner
 def following(
-    rules: Rules, replicas: Replicas, running: Ints, active: int, given: Floats, speed: Floats, next_s: float,
-    what: int, now_s: float,
+    rules: Rules, replicas: Replicas, running: Ints, active: int, given: Floats, speed: Floats, slow: float,
+    next_s: float, what: int, now_s: float,
 ) -> tuple[float, int, bool]:  # fmt: skip
     """When what comes next, if that is before ``next_s``: a replica's number in ``running``, and whether it is its
-    bucket that runs empty rather than a call that ends. Fills ``speed [active]``: virtual seconds in a second."""
+    bucket that runs empty rather than a call that ends. Fills ``speed [active]``: virtual seconds in a second, where
+    everything takes ``slow`` times its CPU seconds."""
     empty = False
     for k in range(active):
         node, r = running[0, k], running[1, k]
@@ -284,7 +313,7 @@ def following(
             if now_s + clock[NEXT, r] / given[k] < next_s:
                 next_s, what, empty = now_s + clock[NEXT, r] / given[k], k, False
             continue
-        speed[k] = rules.rows.pace[row, size] * (given[k] / rules.rows.use[row, size])
+        speed[k] = rules.rows.pace[row, size] * (given[k] / rules.rows.use[row, size]) / slow
         left_s = max(0.0, replicas.end[node, r, replicas.slot[node, HEAD, r]] - clock[VIRTUAL, r])
         if now_s + left_s / speed[k] < next_s:
             next_s, what, empty = now_s + left_s / speed[k], k, False
@@ -341,8 +370,12 @@ def finish_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> t
     reply, request, node = item % 2, (item // 2) // (nodes + 1), (item // 2) % (nodes + 1)
     served, answered = -1, -1
     if node == nodes and reply:
-        passes.left[request] = now_s
-        answered = request
+        state[INSIDE] -= 1
+        if rules.front_s > 0:
+            to_front(2 * request + 1, rules, passes)
+        else:
+            passes.left[request] = now_s
+            answered = request
     elif node == nodes:
         passes.stage[request] = 0
         scatter(request, rules, passes, now_s)
@@ -354,6 +387,30 @@ def finish_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> t
         served = node
     begin_item(rules, passes, meters, now_s)
     return served, answered
+
+
+@inner
+def come_in(request: int, rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
+    """The ingress gets a request."""
+    passes.line_state[INSIDE] += 1
+    to_ingress(2 * (request * (rules.keys.size + 1) + rules.keys.size), rules, passes, meters, now_s)
+
+
+@inner
+def finish_front(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> int:
+    """What lies before the ingress is done with the first of its line; returns a request that has been answered, or
+    -1."""
+    state = passes.front_state
+    item = passes.front[state[FIRST]]
+    state[FIRST] = (state[FIRST] + 1) % passes.front.size
+    state[WAITING] -= 1
+    passes.front_left[0] = rules.front_s
+    request = item // 2
+    if item % 2 == 0:
+        come_in(request, rules, passes, meters, now_s)
+        return -1
+    passes.left[request] = now_s
+    return int(request)
 
 
 @inner
@@ -397,8 +454,8 @@ def run_host(
 ) -> Calls:
     """Everything from ``begin_s`` to ``end_s``; requests below ``last`` have arrived or will. Returns who was answered,
     in order of the answers."""
-    nodes, line = rules.keys.size, passes.line_state
-    running = np.empty((2, replicas.room.size + 1), dtype=np.int64)
+    nodes, line, front = rules.keys.size, passes.line_state, passes.front_state
+    running = np.empty((2, replicas.room.size + 2), dtype=np.int64)
     given, speed, control_at = np.empty(running.shape[1]), np.empty(running.shape[1]), np.empty(nodes)
     answered, done, now_s = np.empty(last, dtype=np.uint32), 0, begin_s
     active = resume(begin_s, replicas, running, control_at)
@@ -406,18 +463,23 @@ def run_host(
         active = dispatch(node, rules, replicas, passes, meters, running, active, begin_s)
     control_s = control_at.min()
     while True:
-        share = deal_out(rules, replicas, line[WAITING] > 0, running, active, given)
+        share = deal_out(rules, replicas, (line[WAITING] > 0) + (front[WAITING] > 0), running, active, given)
+        slow = rules.overlap if line[INSIDE] > 1 else 1.0
         next_s, what = end_s, END
         if control_s < next_s:
             next_s, what = control_s, CONTROL
-        if line[WAITING] > 0 and now_s + passes.line_left[0] / share < next_s:
-            next_s, what = now_s + passes.line_left[0] / share, INGRESS
-        next_s, what, empty = following(rules, replicas, running, active, given, speed, next_s, what, now_s)
+        if line[WAITING] > 0 and now_s + passes.line_left[0] * slow / share < next_s:
+            next_s, what = now_s + passes.line_left[0] * slow / share, INGRESS
+        if front[WAITING] > 0 and now_s + passes.front_left[0] / share < next_s:
+            next_s, what = now_s + passes.front_left[0] / share, FRONT
+        next_s, what, empty = following(rules, replicas, running, active, given, speed, slow, next_s, what, now_s)
         if line[COME] < last and rules.reached[line[COME]] < next_s:
             next_s, what = max(now_s, rules.reached[line[COME]]), ARRIVAL
         move_on(rules, replicas, meters, running, active, given, speed, next_s - now_s)
         if line[WAITING] > 0:
-            passes.line_left[0] = max(0.0, passes.line_left[0] - (next_s - now_s) * share)
+            passes.line_left[0] = max(0.0, passes.line_left[0] - (next_s - now_s) * share / slow)
+        if front[WAITING] > 0:
+            passes.front_left[0] = max(0.0, passes.front_left[0] - (next_s - now_s) * share)
         now_s, served = next_s, -1
         if what == END:
             break
@@ -429,12 +491,18 @@ def run_host(
                     active = dispatch(node, rules, replicas, passes, meters, running, active, now_s)
             control_s = control_at.min()
         elif what == ARRIVAL:
-            append(2 * (line[COME] * (nodes + 1) + nodes), passes)
+            if rules.front_s > 0:
+                to_front(2 * line[COME], rules, passes)
+            else:
+                come_in(line[COME], rules, passes, meters, now_s)
             line[COME] += 1
-            if line[WAITING] == 1:
-                begin_item(rules, passes, meters, now_s)
         elif what == INGRESS:
             served, request = finish_item(rules, passes, meters, now_s)
+            if request >= 0:
+                answered[done] = request
+                done += 1
+        elif what == FRONT:
+            request = finish_front(rules, passes, meters, now_s)
             if request >= 0:
                 answered[done] = request
                 done += 1
@@ -450,9 +518,7 @@ def run_host(
         else:
             served = running[0, what]
             request, active = finish_call(what, replicas, running, active, now_s)
-            append(2 * (request * (nodes + 1) + served) + 1, passes)
-            if line[WAITING] == 1:
-                begin_item(rules, passes, meters, now_s)
+            to_ingress(2 * (request * (nodes + 1) + served) + 1, rules, passes, meters, now_s)
             count_waiting(served, passes.queues[served, SIZE_OF], meters, now_s)
         if served >= 0:
             active = dispatch(served, rules, replicas, passes, meters, running, active, now_s)

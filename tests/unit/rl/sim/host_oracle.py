@@ -61,11 +61,14 @@ class HostModel(PipelineModel):
         self.host = workload.host
         infos = (*workload.segments, *workload.experts)
         self.nodes = [HostNode(self, k, info, configurations[info.function]) for k, info in enumerate(infos)]
-        self.line: deque[simpy.Event] = deque()
-        self.line_left: deque[float] = deque()
-        self.given: dict[Replica | None, float] = {}
+        self.lines = {name: deque[simpy.Event]() for name in ("ingress", "front")}
+        self.lines_left = {name: deque[float]() for name in self.lines}
+        """CPU seconds of each of a line."""
+        self.given: dict[Replica | str, float] = {}
         self.starting: dict[Replica, float] = {}
         """CPU seconds left of cold starts."""
+        self.inside = 0
+        """Requests that the ingress has."""
         self.until = 0.0
         self.version = 0
 
@@ -76,6 +79,9 @@ class HostModel(PipelineModel):
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         host, counts = self.host, self.requests.counts[:, request]
         yield self.clock.timeout(self.requests.arrival_s[request] + self.workload.request_s)
+        yield from self.front()
+        self.catch_up_all()
+        self.inside += 1
         yield self.ingress(host.start_s)
         segments, row = len(self.workload.segments), 1
         for layer in range(segments):
@@ -89,6 +95,10 @@ class HostModel(PipelineModel):
                     row += 1
                 yield self.clock.all_of(calls)
         yield self.ingress(host.answer_s)
+        self.catch_up_all()
+        self.inside -= 1
+        self.plan()
+        yield from self.front()
         self.answered_s[request] = self.clock.now
 
     def call(self, node: Node, request: int, tokens: int) -> Generator[simpy.Event, Any, None]:
@@ -98,11 +108,24 @@ class HostModel(PipelineModel):
 
     def ingress(self, cpu_s: float) -> simpy.Event:
         """Something for the ingress to do; the event is its end."""
+        return self.in_line("ingress", self.host.pace * cpu_s)
+
+    def front(self) -> Generator[simpy.Event, Any, None]:
+        """A request on its way there or back, where that is work."""
+        if self.host.front_s:
+            yield self.in_line("front", self.host.front_s / 2)
+
+    def in_line(self, name: str, cpu_s: float) -> simpy.Event:
         self.catch_up_all()
-        self.line.append(self.clock.event())
-        self.line_left.append(self.host.pace * cpu_s)
+        self.lines[name].append(self.clock.event())
+        self.lines_left[name].append(cpu_s)
         self.plan()
-        return self.line[-1]
+        return self.lines[name][-1]
+
+    @property
+    def slow(self) -> float:
+        """Times its CPU seconds that everything takes but the front and cold starts."""
+        return self.host.overlap if self.inside > 1 else 1.0
 
     def running(self) -> list[tuple[Node, Replica]]:
         return [(node, replica) for node in self.nodes for replica in node.replicas if replica.calls]
@@ -110,8 +133,9 @@ class HostModel(PipelineModel):
     def catch_up_all(self) -> None:
         """Everything that was done since the last time."""
         spent_s, self.until = self.clock.now - self.until, self.clock.now
-        if self.line:
-            self.line_left[0] -= spent_s * self.given.get(None, 0.0)
+        for name, left in self.lines_left.items():
+            if left:
+                left[0] -= spent_s * self.given.get(name, 0.0) / (self.slow if name == "ingress" else 1.0)
         for replica in self.starting:
             self.starting[replica] -= spent_s * self.given.get(replica, 0.0)
         for node in self.nodes:
@@ -128,30 +152,34 @@ class HostModel(PipelineModel):
     def speed(self, node: Node, replica: Replica, given: float) -> float:
         calls = len(replica.calls)
         alone = self.speedup(node.info, replica.configuration, calls) / calls
-        return alone * given / self.use(node.info, replica.configuration, calls)
+        return alone * given / self.use(node.info, replica.configuration, calls) / self.slow
 
     def plan(self) -> None:
         """Deal out the cores, smallest wishes first, and wake up when the first thing ends."""
-        wishes: list[tuple[float, int, Replica | None]] = [(1.0, -1, None)] if self.line else []
-        for number, (node, replica) in enumerate(self.running()):
+        wishes: list[tuple[float, int, Replica | str]] = [
+            (1.0, number, name) for number, name in enumerate(self.lines) if self.lines[name]
+        ]
+        for number, (node, replica) in enumerate(self.running(), len(self.lines)):
             wish = self.use(node.info, replica.configuration, len(replica.calls))
             if replica.level_s <= 0:
                 wish = min(wish, self.limit(node.info, replica.configuration).refill)
             wishes.append((wish, number, replica))
         self.starting = {replica: left for replica, left in self.starting.items() if replica.until_s > self.clock.now}
-        wishes += [(1.0, len(wishes) + number, replica) for number, replica in enumerate(self.starting)]
+        first = len(self.lines) + len(wishes)
+        wishes += [(1.0, first + number, replica) for number, replica in enumerate(self.starting)]
         self.given, cores = {}, self.host.cores
         for place, (wish, _, who) in enumerate(sorted(wishes, key=lambda found: found[:2])):
             self.given[who] = min(wish, cores / (len(wishes) - place))
             cores -= self.given[who]
         coming: list[tuple[float, Any]] = []
-        if self.line:
-            coming.append((self.line_left[0] / self.given[None], None))
+        for name, left in self.lines_left.items():
+            if left:
+                coming.append((left[0] * (self.slow if name == "ingress" else 1.0) / self.given[name], name))
         coming += [(left_s / self.given[replica], replica) for replica, left_s in self.starting.items()]
         for node, replica in self.running():
             given = self.given[replica]
-            first = min(call.left_s for call in replica.calls)
-            coming.append((first / self.speed(node, replica, given), (node, replica, False)))
+            first_s = min(call.left_s for call in replica.calls)
+            coming.append((first_s / self.speed(node, replica, given), (node, replica, False)))
             drain = given - self.limit(node.info, replica.configuration).refill
             if drain > 1e-12 and replica.level_s > 0:
                 coming.append((replica.level_s / drain, (node, replica, True)))
@@ -165,9 +193,9 @@ class HostModel(PipelineModel):
         if version != self.version:
             return
         self.catch_up_all()
-        if what is None:
-            self.line_left.popleft()
-            self.line.popleft().succeed()
+        if isinstance(what, str):
+            self.lines_left[what].popleft()
+            self.lines[what].popleft().succeed()
         elif isinstance(what, Replica):
             del self.starting[what]
             what.ready_s = self.clock.now

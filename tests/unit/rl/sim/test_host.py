@@ -49,6 +49,33 @@ def test_the_ingress_serves_in_line() -> None:
     assert latency == pytest.approx([2.0, 1.5], abs=1e-6)
 
 
+def test_what_lies_before_the_ingress_is_a_line_too_and_uses_a_core() -> None:
+    """The second request waits behind the first's way there; each way is half a second, at one core for everything."""
+    host = replace(NOTHING, front_s=1.0)
+    found, requests = one_expert([0.0, 0.2], [1, 1], Arithmetic(1e-9, 1e-9), host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    assert latency == pytest.approx([1.5, 1.8], abs=1e-6)
+
+
+def test_the_front_of_one_request_slows_down_the_calls_of_another() -> None:
+    """One core, three calls of a second, half a second each way. The second request comes when the first has 0.3 s left
+    of its last call, which so ends at 3.8; its way back waits for the second's way there, until 4.0, and then shares
+    the core with the second's first call."""
+    host = replace(NOTHING, cores=1.0, front_s=1.0)
+    found, requests = one_expert([0.0, 3.2], [1, 1], Limited(base_s=1.0, token_s=1e-9, alone_use=1.0), host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    assert latency[0] == pytest.approx(5.0, abs=1e-6)
+
+
+def test_calls_take_longer_while_requests_meet() -> None:
+    """Three calls of a second; the second request comes when the first is done with two of them and leaves alone."""
+    host = replace(NOTHING, overlap=1.5)
+    model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0)
+    found, requests = one_expert([0.0, 2.0], [1, 1], model, host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    assert latency == pytest.approx([3.5, 3.5], abs=1e-6)
+
+
 def test_replicas_share_the_cores_and_who_wants_less_gets_it_all() -> None:
     """Three calls of 1 s of which one is stopped at 0.2 cores: the others have 0.9 of 2 cores each, not 0.67."""
     host = Host(cores=2.0, start_s=1e-9, send_s=1e-9, receive_s=1e-9, answer_s=1e-9)
@@ -98,6 +125,8 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     model = random_limited(generator)
     start_s, send_s, receive_s, answer_s = generator.uniform(1e-4, 3e-3, 4)
     host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, 1e-5, Noise.lognormal(0.2), 1.2)
+    if seed:  # the first has neither a front nor calls that cost more or less when requests meet
+        host = replace(host, front_s=generator.uniform(1e-3, 1e-2), overlap=generator.uniform(0.8, 1.3))
     found = workload((3, 2), model, hop_s=0.0, host=host)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
     requests = draw_requests(found, arrivals, seed=seed)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 
 import click
 import numpy as np
 import pytest
 
-from benchmarks.fidelity_machine import Singles, Usage, pace_of
+from benchmarks.fidelity_machine import Singles, Usage, cpu_s, pace_of
 from rl.latency.contract import Noise
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
@@ -43,6 +45,22 @@ def test_the_pace_is_found_again_from_single_requests(pace: float) -> None:
     latency, counts = lone_latencies(found, pace, 400)
     singles = Singles(latency.tolist(), counts, 0.003)
     assert pace_of(singles, found, configuration()) == pytest.approx(pace, rel=0.02)
+
+
+def test_what_client_and_gateway_compute_is_no_part_of_the_pace() -> None:
+    """Single requests are compared without what the ingress does not see, whether that is work or waiting."""
+    found = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
+    latency, counts = lone_latencies(found, 1.0, 400)
+    singles = Singles(latency.tolist(), counts, 0.003, front_cpu_s=0.002)
+    working = replace(found, request_s=0.001, host=replace(HOST, front_s=0.002))
+    assert pace_of(singles, working, configuration()) == pace_of(singles, found, configuration())
+
+
+def test_cpu_seconds_of_a_process_are_those_that_it_used() -> None:
+    before_s, begun_s = cpu_s([os.getpid()]), time.process_time()
+    while time.process_time() < begun_s + 0.05:
+        pass
+    assert cpu_s([os.getpid()]) - before_s == pytest.approx(time.process_time() - begun_s, abs=0.02)
 
 
 def test_a_machine_in_use_is_not_compared_with() -> None:
