@@ -139,7 +139,8 @@ def evaluate(**options: Any) -> None:
     console = Console(stderr=True)
     slo_ms = options["slo_ms"]
     targets = () if slo_ms is None else (slo_ms,)
-    own = own_pipelines(options["folder"], targets, options["profile"], options["cpu_scale"])
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine"))
+    own = own_pipelines(options["folder"], targets, *machine)
     left_out: dict[str, str] = {}
     try:
         grid = _grid(options, own[0] if own else None)
