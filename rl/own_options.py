@@ -1,4 +1,4 @@
-"""Options by which commands are given a pipeline of one's own, with the profile of its machine."""
+"""Options by which commands are given a pipeline of one's own, with the profile of its machine, and own prices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from autoscaler.errors import SettingsError
+from autoscaler.prices import PriceSheet, load_prices
 from moe.errors import MoeError
 from rl.profile.errors import ProfileError
 from rl.profile.machine import this_machine
@@ -38,6 +40,20 @@ other_machine_option = click.option(
 )
 
 
+def _sheet(_: click.Context, option: click.Parameter, path: Path | None) -> PriceSheet | None:
+    try:
+        return None if path is None else load_prices(path)
+    except SettingsError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+prices_option = click.option(
+    "--prices",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_sheet,
+    default=None,
+    help="Price sheet (TOML, as autoscaler/prices.toml). [default: the workload's]",
+)
 SLO_MS = click.FloatRange(0.1)
 slo_option = click.option(
     "--slo-ms", type=SLO_MS, default=None, help="P95 target of one's own pipeline in milliseconds."

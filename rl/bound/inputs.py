@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rl.own_options import any_slo_option, own_options, own_pipelines
+from rl.own_options import any_slo_option, own_options, own_pipelines, prices_option
 from rl.sim.requests import Requests, draw_requests
 from rl.workload import Workload
 from rl.workload_own import OwnPipeline
@@ -23,6 +23,7 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Workload or pipeline of one's own, trace, and which part of it at what rate."""
     for option in (
         own_options(any_slo_option),
+        prices_option,
         seed_option,
         click.option(
             "--input-size",
@@ -79,6 +80,8 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
     workload = own[0].served(0, size or 0) if own else paper_workload(name, mean_tokens=size)
     if slo_ms is not None:
         workload = replace(workload, slo_s=slo_ms / 1000)
+    if options["prices"] is not None:
+        workload = replace(workload, prices=options["prices"])
     return Asked(
         workload,
         speed if options["speed"] is None else options["speed"],
