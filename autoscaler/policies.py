@@ -196,7 +196,11 @@ def from_table(kind: type[Settings], table: Mapping[str, Any], path: str, given:
 
 
 def _plain(path: str, key: str, value: object, kind: str) -> object:
-    """A number where the annotation says so, else text."""
+    """A truth value or a number where the annotation says so, else text."""
+    if kind == "bool":
+        if isinstance(value, bool):
+            return value
+        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is true or false")
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if "float" in kind:
         if number and abs(float(value)) < float("inf"):  # type: ignore[arg-type]

@@ -6,7 +6,8 @@ and drained, live resizes, workers replaced behind a switchover, backlog carried
 routed beforehand, as when several policies are compared on them; what that takes is told apart. The best of several
 rounds counts. ``ratio`` compares one thread with one thread, in CPU seconds: what other processes take away is none of
 theirs. ``requests_per_s`` is the larger of that and of the speed by the wall clock with as many threads as there are
-cores (four at most), which only a quiet machine shows; both are told. The last line is one JSON object.
+cores (four at most), which only a quiet machine shows; both are told. A run of both models without orders or cold
+starts is refused: it would prove nothing of them. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -105,6 +106,14 @@ def event_driven(
     return time.thread_time() - begun_s, model.answered_s - requests.arrival_s
 
 
+def too_short(compared: int, seconds: float, orders: int, cold_starts: int) -> str:
+    """Why a run that both models make shows nothing of orders and cold starts."""
+    return (
+        f"--compared {compared} spans {seconds:.2f} s with {orders} orders and {cold_starts} cold starts, and orders "
+        f"come every {SHORT_WINDOW_S:g} s: take more requests, so that the models are compared in both"
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=40_000, help="of the simulator's run (%(default)s)")
@@ -119,6 +128,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     many_orders = random_orders(workload, many.arrival_s[-1], WINDOW_S, given.seed)
     few_orders = random_orders(workload, few.arrival_s[-1], SHORT_WINDOW_S, given.seed)
     same = play(workload, few, few_orders, SHORT_WINDOW_S, given.seed)  # compiles, too
+    if not few_orders or not same.cold_starts:
+        parser.error(too_short(given.compared, float(few.arrival_s[-1]), len(few_orders), same.cold_starts))
     threads = min(4, len(os.sched_getaffinity(0)))
     runs: list[Played] = []
     shared: list[Played] = []
@@ -147,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "node_calls_per_request": round(visits, 1),
         "ns_per_node_call": round(1e9 * best.cpu_s / given.requests / visits, 1),
         "routed_per_s": round((given.requests + given.compared) / routing_s),
+        "orders": [len(many_orders), len(few_orders)],
         "cold_starts": [best.cold_starts, same.cold_starts],
         "most_in_flight_between_windows": [best.most_in_flight, same.most_in_flight],
         "call_seconds_waited": [round(best.waited_s, 1), round(same.waited_s, 1)],

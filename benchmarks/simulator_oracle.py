@@ -234,6 +234,8 @@ class PipelineModel:
     ) -> None:
         self.clock = simpy.Environment()
         self.workload = workload
+        model = workload.latency
+        self.limited = model if isinstance(model, LimitedLatencyModel) else None  # asking takes long; events ask often
         self.requests = requests
         self.seed = seed
         self.cold_noise = atoms_of(workload.lifecycle.noise)
@@ -285,11 +287,10 @@ class PipelineModel:
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
         if key not in self._seconds:
             lengths, cost = np.arange(self.requests.most_tokens + 1), self.workload.costs[info.id]
-            model = self.workload.latency
-            if isinstance(model, LimitedLatencyModel):
-                found = model.work_seconds(cost, lengths)
+            if self.limited is not None:
+                found = self.limited.work_seconds(cost, lengths)
             else:
-                found = model.seconds(cost, lengths, *key[1:])
+                found = self.workload.latency.seconds(cost, lengths, *key[1:])
             self._seconds[key] = np.round(found, 12).tolist()
         return float(self._seconds[key][tokens])
 
@@ -297,24 +298,22 @@ class PipelineModel:
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
         if key not in self._speedups:
             cost, typical = self.workload.costs[info.id], self.workload.typical_tokens(info)
-            model = self.workload.latency
-            of = model.core_speedup if isinstance(model, LimitedLatencyModel) else model.speedup
+            of = self.workload.latency.speedup if self.limited is None else self.limited.core_speedup
             self._speedups[key] = np.round(of(cost, typical, *key[1:], np.arange(1, 65)), 12).tolist()
         return float(self._speedups[key][calls - 1])
 
     def use(self, info: NodeInfo, configuration: Configuration, calls: int) -> float:
-        model = self.workload.latency
-        if not isinstance(model, LimitedLatencyModel):
+        if self.limited is None:
             return 1.0
         typical = self.workload.typical_tokens(info)
-        return round(float(model.core_use(self.workload.costs[info.id], typical, calls)), 12)
+        return round(float(self.limited.core_use(self.workload.costs[info.id], typical, calls)), 12)
 
     def limit(self, info: NodeInfo, configuration: Configuration) -> Limit:
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
         if key not in self._limits:
-            model, self._limits[key] = self.workload.latency, Limit(0.0, 1.0)
-            if isinstance(model, LimitedLatencyModel):
-                found = model.throttle(self.workload.costs[info.id], *key[1:])
+            self._limits[key] = Limit(0.0, 1.0)
+            if self.limited is not None:
+                found = self.limited.throttle(self.workload.costs[info.id], *key[1:])
                 self._limits[key] = Limit(round(float(found.burst_s), 12), round(float(found.refill), 12))
         return self._limits[key]
 

@@ -1,4 +1,4 @@
-"""Options by which commands are given a pipeline of one's own, with the profile of its machine."""
+"""Options by which commands are given a pipeline of one's own, with the profile of its machine, and own prices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 
 import click
 
+from autoscaler.errors import SettingsError
+from autoscaler.prices import PriceSheet, load_prices
 from moe.errors import MoeError
 from rl.profile.errors import ProfileError
+from rl.profile.machine import this_machine
+from rl.profile.storage import check_machine, load
 from rl.workload_own import OwnPipeline
 
 pipeline_option = click.option(
@@ -30,6 +34,25 @@ cpu_scale_option = click.option(
     type=click.FloatRange(0),
     default=0.0,
     help="Real cores per configured core. [default: the profile's]",
+)
+other_machine_option = click.option(
+    "--other-machine", is_flag=True, help="The profile's machine is meant, where this one is another."
+)
+
+
+def _sheet(_: click.Context, option: click.Parameter, path: Path | None) -> PriceSheet | None:
+    try:
+        return None if path is None else load_prices(path)
+    except SettingsError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+prices_option = click.option(
+    "--prices",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=_sheet,
+    default=None,
+    help="Price sheet (TOML, as autoscaler/prices.toml). [default: the workload's]",
 )
 SLO_MS = click.FloatRange(0.1)
 slo_option = click.option(
@@ -53,7 +76,7 @@ def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     """The options of one's own pipeline; ``slo``: the one of the above that the command takes."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in (cpu_scale_option, profile_option, slo, pipeline_option):
+        for option in (other_machine_option, cpu_scale_option, profile_option, slo, pipeline_option):
             command = option(command)
         return command
 
@@ -61,13 +84,16 @@ def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 
 
 def own_pipelines(
-    folder: Path | None, slo_ms: Sequence[float], profile: Path | None, cpu_scale: float
+    folder: Path | None, slo_ms: Sequence[float], profile: Path | None, cpu_scale: float, other_machine: bool
 ) -> tuple[OwnPipeline, ...]:
     """One for each target; none where no pipeline is named. Raises UsageError where options do not belong together, and
-    where the pipeline has no profile that fits, with the difference named."""
+    where the pipeline has no profile that fits it and, unless ``other_machine`` is meant, this machine, with the
+    difference named."""
     if folder is None:
-        if slo_ms or profile or cpu_scale:
-            raise click.UsageError("--slo-ms, --profile and --cpu-scale are of one's own --pipeline, which is missing")
+        if slo_ms or profile or cpu_scale or other_machine:
+            raise click.UsageError(
+                "--slo-ms, --profile, --cpu-scale and --other-machine are of one's own --pipeline, which is missing"
+            )
         return ()
     if not slo_ms:
         raise click.UsageError("--pipeline needs --slo-ms, the latency target that P95 is to keep")
@@ -76,4 +102,15 @@ def own_pipelines(
         found[0].served()
     except (ProfileError, MoeError) as error:
         raise click.UsageError(str(error)) from error
+    if not other_machine:
+        refuse_other_machines(found)
     return found
+
+
+def refuse_other_machines(pipelines: Sequence[OwnPipeline]) -> None:
+    """Raises UsageError where a profile is of another machine than this one, with the difference named."""
+    try:
+        for path in {own.profile_file for own in pipelines}:
+            check_machine(load(path).metadata, this_machine())
+    except ProfileError as error:
+        raise click.UsageError(f"{error} (--other-machine)") from error

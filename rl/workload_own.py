@@ -13,8 +13,9 @@ from typing import Any
 
 from autoscaler.contract import Configuration, ConfigurationSpace
 from moe.manifest import load as load_manifest
+from rl.profile.machine import this_machine
 from rl.profile.pipeline import measured_workload
-from rl.profile.shelf import fitting, open_profile
+from rl.profile.shelf import nearest, open_profile
 from rl.routing import zipf_routing
 from rl.workload import TokenLengths, Workload
 from rl.workload_paper import PAPER_WORKLOADS
@@ -43,7 +44,7 @@ class OwnPipeline:
     slo_ms: float
     """λ on the P95; in training a kind for each λ that the actor is to know."""
     profile: str = ""
-    """File of the profile; empty: the one of the tree that is of this pipeline."""
+    """File of the profile; empty: the one of the tree that is of this pipeline, and of this machine if there is one."""
     cpu_scale: float = 0.0
     """Real cores a configured core; 0: as the profile was measured."""
     window_s: float = 2.0
@@ -95,7 +96,7 @@ class OwnPipeline:
     @property
     def profile_file(self) -> Path:
         """Raises ProfileMismatchError where no profile of the tree fits."""
-        return Path(self.profile) if self.profile else fitting(Path(self.folder), None)
+        return Path(self.profile) if self.profile else _nearest(self.folder)
 
     @property
     def sha256(self) -> dict[str, str]:
@@ -129,6 +130,11 @@ class OwnPipeline:
 @lru_cache(maxsize=8)
 def _pipeline_of(folder: str) -> str:
     return load_manifest(Path(folder), verify=False).name
+
+
+@lru_cache(maxsize=8)
+def _nearest(folder: str) -> Path:
+    return nearest(Path(folder), this_machine())
 
 
 @lru_cache(maxsize=8)

@@ -100,6 +100,7 @@ def read_blocks(source: Source, columns: Sequence[Column], header: Row | None = 
             ),
         )
         ended = False
+        zones: dict[str, bool] = {}
         for batch in reader:
             if stream.perhaps_hexadecimal:
                 # pyarrow takes 0x10 for a number; the row-wise check does not, and knows text from numbers
@@ -110,7 +111,7 @@ def read_blocks(source: Source, columns: Sequence[Column], header: Row | None = 
                 raise ValueError("an empty line stands between rows")
             ended = ended or blank_tail
             if table.num_rows:
-                yield Block(source, line, table.num_rows, _arrays(table, read))
+                yield Block(source, line, table.num_rows, _arrays(table, read, zones))
                 line += table.num_rows
     except (pa.ArrowException, ValueError, *DAMAGE) as error:
         _diagnose(source, columns, header is not None)
@@ -209,8 +210,9 @@ def _without_blank_tail(batch: Any, columns: Sequence[Column]) -> tuple[Any, boo
     return batch.slice(0, kept), kept < batch.num_rows
 
 
-def _arrays(table: Any, columns: Sequence[Column]) -> dict[str, Any]:
-    """Checked arrays by name. Raises ValueError where a rule is broken: the caller then finds out which."""
+def _arrays(table: Any, columns: Sequence[Column], zones: dict[str, bool]) -> dict[str, Any]:
+    """Checked arrays by name; ``zones`` keeps which columns have stamps with a zone. Raises ValueError where a rule is
+    broken: the caller then finds out which."""
     arrays: dict[str, Any] = {}
     for column in columns:
         array = table.column(column.name)
@@ -224,7 +226,7 @@ def _arrays(table: Any, columns: Sequence[Column]) -> dict[str, Any]:
             if ("" in names and not column.may_be_empty) or (column.allowed and names - set(column.allowed)):
                 raise ValueError(f"column {column.name} holds a text that is not allowed")
             continue
-        values = _stamps(array, column.name) if column.kind == "stamp" else array.to_numpy(zero_copy_only=False)
+        values = _stamps(array, column.name, zones) if column.kind == "stamp" else array.to_numpy(zero_copy_only=False)
         low, high = (FIRST_YEAR_NS, 2**63 - 1) if column.kind == "stamp" else (column.low, column.high)
         # NaN makes both ends NaN, and a comparison with NaN fails
         if not (values.size == 0 or (low <= values.min() and values.max() <= high)):
@@ -233,13 +235,20 @@ def _arrays(table: Any, columns: Sequence[Column]) -> dict[str, Any]:
     return arrays
 
 
-def _stamps(array: Any, name: str) -> IntArray:
-    """[n] int64 nanoseconds; all with a zone or none."""
+def _stamps(array: Any, name: str, zones: dict[str, bool]) -> IntArray:
+    """[n] int64 nanoseconds; in the whole file all with a zone or none."""
     if pc.min(pc.binary_length(array)).as_py() < WHOLE_SECONDS:
         raise ValueError(f"column {name} is not {STAMP_RULE}")
-    zoned = array[0].as_py().endswith(("Z", "+00:00"))
+    zoned = zones.setdefault(name, _has_zone(array[0].as_py()))
+    with_zone = pc.or_(pc.ends_with(array, "Z"), pc.ends_with(array, "+00:00"))
+    if pc.any(pc.not_equal(with_zone, zoned)).as_py():
+        raise ValueError(f"column {name} has stamps with a zone and without")
     values: IntArray = array.cast(pa.timestamp("ns", tz="UTC" if zoned else None)).cast(pa.int64()).to_numpy()
     return values
+
+
+def _has_zone(stamp: str) -> bool:
+    return stamp.endswith(("Z", "+00:00"))
 
 
 def _diagnose(source: Source, columns: Sequence[Column], header: bool) -> None:
@@ -250,9 +259,18 @@ def _diagnose(source: Source, columns: Sequence[Column], header: bool) -> None:
             rows = table.rows
         else:
             rows = rows_of(again.label, again.stream, len(columns))
+        zones: dict[str, bool] = {}
         for row in rows:
             for column, cell in zip(columns, row.cells, strict=True):
                 check_cell(again.label, row.line, column, cell)
+                if column.kind == "stamp" and zones.setdefault(column.name, _has_zone(cell)) != _has_zone(cell):
+                    has = ("no zone", "a zone")
+                    raise broken(
+                        again.label,
+                        row.line,
+                        f"column {column.name}: {cell!r} has {has[_has_zone(cell)]}, those before it have "
+                        f"{has[zones[column.name]]}",
+                    )
 
 
 def _short(error: BaseException) -> str:

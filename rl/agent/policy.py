@@ -25,8 +25,9 @@ from rl.agent.errors import NetworkError
 from rl.agent.export import load as load_actor
 from rl.features import CallTimes, Encoder, calls_of, calls_of_cores, mean_calls
 from rl.profile.errors import ProfileError, ProfileMismatchError
+from rl.profile.machine import this_machine
 from rl.profile.model import fitted_model
-from rl.profile.shelf import find
+from rl.profile.shelf import nearest, warn_of_another
 from rl.profile.storage import Profile, check_pipeline
 from rl.profile.storage import load as load_profile
 from rl.reward import METERS, RewardSettings
@@ -58,6 +59,8 @@ class MakingSettings:
     """Tokens of a mean request; 0: the workload's own, 64 with a profile."""
     cpu_scale: float = 0.0
     """Real cores per configured core, with a profile; 0: where that was measured."""
+    other_machine: bool = False
+    """The profile's machine is meant: no warning where this one is another."""
 
 
 class ExplainingActor(ActorNetwork, Protocol):
@@ -185,11 +188,14 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
     if own.profile:
         profile = load_profile(Path(own.profile))
         check_pipeline(profile.metadata, pipeline, making.topology.manifest_sha256)
-        return _profiled(making, own, profile), True
-    try:
-        return _profiled(making, own, find(making.settings.manifest_dir, None)), True
-    except ProfileMismatchError:
-        return calls_of_cores(space, slo_s, making.topology.layers), False
+    else:
+        try:
+            profile = load_profile(nearest(making.settings.manifest_dir, this_machine()))
+        except ProfileMismatchError:
+            return calls_of_cores(space, slo_s, making.topology.layers), False
+    if not own.other_machine:
+        warn_of_another(profile, NAME)
+    return _profiled(making, own, profile), True
 
 
 def _profiled(making: Making, own: MakingSettings, profile: Profile) -> CallTimes:

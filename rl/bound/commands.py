@@ -81,12 +81,27 @@ def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **opti
         "slo_ms": 1000 * workload.slo_s,
         "simulated": True,
         "latency": workload.latency.name,
+        "measured_part": _measured(rows),
+        "prices": workload.prices.name,
     }
     if as_json:
         click.echo(json.dumps({**about, "totals": totals, "windows": [asdict(row) for row in rows]}))
         return
-    title = f"simulated, seconds of calls {workload.latency.name}\n{name}, {requests.source}"
+    title = f"simulated, seconds of calls {workload.latency.name}{_lies(about['measured_part'])}\n"
+    title += f"{name}, {requests.source}"
     _show(rows, totals, f"{title}, SLO {1000 * workload.slo_s:g} ms", console)
+
+
+def _measured(rows: Sequence[BoundRow]) -> float | None:
+    """The least ``measured_part`` of a window; None without a feasible choice."""
+    return min((row.measured_part for row in rows if row.measured_part is not None), default=None)
+
+
+def _lies(measured: object) -> str:
+    """Of a number from :func:`_measured`, in words."""
+    if not isinstance(measured, float):
+        return ""
+    return f",\nunder the feasible choice at least {measured:.0%} of a window's calls lie where it was measured"
 
 
 def _total(rows: Sequence[BoundRow], meter: Meter) -> dict[str, Any]:

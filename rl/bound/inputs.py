@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from rl.own_options import any_slo_option, own_options, own_pipelines
+from rl.own_options import any_slo_option, own_options, own_pipelines, prices_option
 from rl.sim.requests import Requests, draw_requests
 from rl.workload import Workload
 from rl.workload_own import OwnPipeline
@@ -23,6 +23,7 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Workload or pipeline of one's own, trace, and which part of it at what rate."""
     for option in (
         own_options(any_slo_option),
+        prices_option,
         seed_option,
         click.option(
             "--input-size",
@@ -73,11 +74,16 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
     if (name is None) == (folder is None):
         raise click.UsageError("name a workload of the paper's (--workload), or one's own pipeline (--pipeline)")
     targets = () if slo_ms is None or folder is None else (slo_ms,)
-    own = own_pipelines(folder, targets, options["profile"], options["cpu_scale"])
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine"))
+    own = own_pipelines(folder, targets, *machine)
     speed, mean_rps = (own[0].speed, own[0].rate_rps) if own else (1.0, 0.0)
     workload = own[0].served(0, size or 0) if own else paper_workload(name, mean_tokens=size)
+    if slo_ms is not None:
+        workload = replace(workload, slo_s=slo_ms / 1000)
+    if options["prices"] is not None:
+        workload = replace(workload, prices=options["prices"])
     return Asked(
-        workload if slo_ms is None else replace(workload, slo_s=slo_ms / 1000),
+        workload,
         speed if options["speed"] is None else options["speed"],
         mean_rps if options["mean_rps"] is None else options["mean_rps"],
         own[0] if own else None,

@@ -22,6 +22,7 @@ from rl.bound.physics import NodeRows, Physics
 from rl.bound.queueing import serve
 from rl.bound.window import enclose_frontiers
 from rl.profile.pipeline import measured_workload
+from rl.profile.shelf import warn_of_another
 from rl.profile.storage import check_pipeline
 from rl.profile.storage import load as load_profile
 from rl.workload import TokenLengths, Workload
@@ -62,6 +63,8 @@ class MakingSettings:
     """Or a measured profile of the pipeline (parquet)."""
     cpu_scale: float = 0.0
     """Real cores per configured core where it plans with a profile; 0: where that was measured."""
+    other_machine: bool = False
+    """The profile's machine is meant: no warning where this one is another."""
     mean_tokens: int = MEAN_TOKENS
     """Tokens of a mean request."""
     meter: str = LastWindowSettings.meter
@@ -179,6 +182,8 @@ def _measured(making: Making, own: MakingSettings) -> Workload:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
     profile = load_profile(Path(own.profile))
     check_pipeline(profile.metadata, making.topology.pipeline, making.topology.manifest_sha256)
+    if not own.other_machine:
+        warn_of_another(profile, "last-window")
     tokens = TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS)
     scale = own.cpu_scale or None
     return measured_workload(making.settings.manifest_dir, profile, tokens, slo_s=slo_s, cpu_scale=scale)

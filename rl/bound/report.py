@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from rl.bound.alike import binds_alike, outcomes
+from autoscaler.contract import Configuration
+from rl.bound.alike import binds_alike, deployed, outcomes
 from rl.bound.bounds import deterministic, lower_bound
 from rl.bound.loads import Meter, WindowLoad, windows
-from rl.bound.oracle import alone, cheapest_feasible
+from rl.bound.oracle import alone, cheapest_feasible, configurations
 from rl.bound.physics import Physics
+from rl.sim.regions import measured_part_of
 from rl.sim.requests import Requests
 from rl.workload import Workload
 
@@ -33,6 +35,9 @@ class BoundRow:
     feasible: float | None
     """Cost of a choice that met the SLO in simulation, the window by itself; None: not looked for, or none found."""
     feasible_p95_s: float | None
+    measured_part: float | None
+    """Part (0 to 1) of the window's calls under the feasible choice that lie where the latency model was measured; None
+    without one."""
 
     @property
     def above(self) -> float | None:
@@ -68,11 +73,16 @@ def _row(start_s: float, itself: WindowLoad, meter: Meter, seed: int, oracle: bo
     alike = None if workload.host is None else outcomes(itself, meter, seed)
     binds = deterministic(itself, meter).binds if alike is None else binds_alike(alike, workload.slo_s)
     found = cheapest_feasible(itself, meter, seed) if oracle and bound.reachable else None
-    kept = [] if found is None else [(found.cost, found.p95_s)]
+    kept: list[tuple[float, float, dict[str, Configuration]]] = []
+    if found is not None:
+        kept.append((found.cost, found.p95_s, configurations(itself.physics, found.numbers)))
     if oracle and alike is not None:
-        kept += [(cost, p95_s) for _, cost, p95_s in alike if p95_s <= workload.slo_s]
-    cost, p95_s = min(kept, default=(None, None))
-    return BoundRow(start_s, itself.count, meter, bound.cost, bound.reachable, binds, cost, p95_s)
+        kept += [(cost, p95_s, deployed(workload, one)) for one, cost, p95_s in alike if p95_s <= workload.slo_s]
+    row = (start_s, itself.count, meter, bound.cost, bound.reachable, binds)
+    if not kept:
+        return BoundRow(*row, None, None, None)
+    cost, p95_s, chosen = min(kept, key=lambda one: one[:2])
+    return BoundRow(*row, cost, p95_s, measured_part_of(workload, itself.requests, chosen))
 
 
 def write_rows(rows: Sequence[BoundRow], path: Path) -> None:

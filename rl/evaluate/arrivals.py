@@ -43,8 +43,9 @@ class Arrivals:
 
 
 def arrivals(grid: Grid, group: Group) -> Arrivals:
-    """A file longer than the episode is cut from the minute of its first request on, an hour of the public traces
-    where it is most like itself (:func:`typical`); then its time is divided by the grid's speed.
+    """A file longer than the episode is cut from the start that is given, else from the minute of its first request on,
+    an hour of the public traces where it is most like itself (:func:`typical`); then its time is divided by the grid's
+    speed.
 
     Raises EvaluationError and ``traces.errors.TraceError``.
     """
@@ -68,7 +69,8 @@ def _in_its_own_time(grid: Grid, group: Group) -> Arrivals:
         raise EvaluationError(f"{trace.source} has no request")
     if trace.duration_s > grid.seconds:
         if group.pattern == FROM_FILE:
-            start_s = min(trace.arrival_s[0] // 60 * 60, trace.duration_s - grid.seconds)
+            first_s = trace.arrival_s[0] // 60 * 60 if grid.start_s is None else 0.0
+            start_s = min(first_s, trace.duration_s - grid.seconds)
             trace = trace.clip(float(start_s), float(start_s) + grid.seconds)
         else:
             trace = typical(trace, grid.seconds)
@@ -111,7 +113,8 @@ def _whole(grid: Grid, group: Group) -> tuple[Trace, bool]:
     folder = catalog.data_folder(grid.data)
     if group.pattern == FROM_FILE:
         assert grid.trace is not None
-        return loading.load(catalog.resolve(str(grid.trace), folder), seed=group.seed), True
+        path, start_s, duration_s = catalog.resolve(str(grid.trace), folder), grid.start_s, grid.duration_s
+        return loading.load(path, row=grid.row, start_s=start_s, duration_s=duration_s, seed=group.seed), True
     pattern = next(name for name in PATTERNS if name == group.pattern)
     known = {dataset.name: dataset.path for dataset in catalog.datasets(folder)}
     for name in DATASETS:

@@ -145,6 +145,7 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
         "cv": work.arrivals.cv,
         "trace_measured": work.arrivals.measured,
         "currency": workload.prices.currency,
+        "prices": workload.prices.name,
         "play_s": spent_s,
     }
     return summary, table

@@ -6,17 +6,19 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autoscaler.contract import Configuration
+from autoscaler.prices import PriceSheet, load_prices
 from autoscaler.settings import is_policy
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.named import NAMES, learnt_file
+from rl.provenance import code_sha256
 from rl.workload import Workload
 from rl.workload_own import MOST_TOKENS, OwnPipeline
-from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+from rl.workload_paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
 from traces.splits import Split
 from traces.trace import PATTERNS
 
@@ -61,7 +63,12 @@ class Grid:
     warm_up_windows: int = 4
     """Windows at the start that are played but not counted."""
     trace: Path | None = None
-    """Instead of clips by pattern."""
+    """Instead of clips by pattern: a file, or a data set's name (:func:`traces.catalog.resolve`)."""
+    row: str | None = None
+    """Of the trace (:func:`traces.loading.load`), as are the next two."""
+    start_s: float | None = None
+    """What is played begins just there; None: with the minute of the first request."""
+    duration_s: float | None = None
     data: Path | None = None
     """Folder of the public traces; without them the made samples are played."""
     plans: Path | None = None
@@ -75,6 +82,8 @@ class Grid:
     """The trace's time is divided by it; windows, seconds and rate are of what is played."""
     own: OwnPipeline | None = None
     """A pipeline of one's own, which ``workloads`` may name beside the paper's."""
+    prices: PriceSheet | None = None
+    """Of all workloads; None: each workload's own."""
 
     def __post_init__(self) -> None:
         for name, found, known in (
@@ -102,6 +111,8 @@ class Grid:
                 f"experts cannot start with a GPU share of {self.start.gpu_share:g}: {self.own.pipeline} was profiled "
                 f"on cores, so its configurations have no GPU shares"
             )
+        if self.trace is None and any(part is not None for part in (self.row, self.start_s, self.duration_s)):
+            raise EvaluationError("row, start and duration are parts of a trace, and none is given (--trace)")
         if not self.speed > 0:
             raise EvaluationError(f"the speed at which a trace is replayed is {self.speed:g}; it must be above 0")
         counted = self.seconds / self.window_s - self.warm_up_windows
@@ -134,11 +145,19 @@ class Grid:
             "split": self.split,
             "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
             "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
+            **self.made_by(group.workload),
         }
         if (pipeline := self.own_of(group.workload)) is not None:
             numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens)
             own["own"] = [*numbers, pipeline.sha256]
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+    def made_by(self, workload: str) -> dict[str, str]:
+        """Hashes of what no option names: ``code_sha256`` of the rooms that are run through, ``prices_sha256`` of the
+        price sheet."""
+        own = load_prices() if self.own_of(workload) is not None else load_prices(PAPER_PRICES)
+        sheet = json.dumps(asdict(self.prices or own), sort_keys=True)
+        return {"code_sha256": code_sha256(), "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest()}
 
     def own_of(self, workload: str) -> OwnPipeline | None:
         """The pipeline of one's own, if that is the workload."""
@@ -147,10 +166,12 @@ class Grid:
     def workload_of(self, group: Group, mean_rps: float) -> Workload:
         """What is played, with the routing of the group's seed and, on the modelled cluster, segments for a load of
         ``mean_rps``. Raises ProfileError and ``moe.errors.ManifestError``."""
-        own = self.own_of(group.workload)
+        own, tokens = self.own_of(group.workload), group.tokens or None
         if own is not None:
-            return own.served(group.seed, group.tokens)
-        return paper_workload(group.workload, mean_tokens=group.tokens or None, mean_rps=mean_rps, seed=group.seed)
+            found = own.served(group.seed, group.tokens)
+        else:
+            found = paper_workload(group.workload, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed)
+        return found if self.prices is None else replace(found, prices=self.prices)
 
     def plan_of(self, policy: str, group: Group) -> Path | None:
         """The stored plan of a policy, where there is one."""

@@ -72,7 +72,7 @@ class MakingByProfile(Making):
         if stored.get("profile") or stored.get("workload"):
             return stored
         own = self.played
-        known = {"profile": str(own.profile_file), "cpu_scale": own.cpu_scale}
+        known = {"profile": str(own.profile_file), "cpu_scale": own.cpu_scale, "other_machine": True}
         return {**known, "mean_tokens": self.tokens or round(own.mean_tokens), **stored}
 
 

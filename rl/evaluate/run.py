@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -14,8 +15,10 @@ from rl.bound.errors import BoundError
 from rl.evaluate.episode import BOUND, prepare, run_bound, run_policy
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid, Group
-from rl.evaluate.store import load_run, path_of, save_run
+from rl.evaluate.store import load_run, otherwise, path_of, save_run
 from rl.processes import worker_processes
+
+log = logging.getLogger("smoe.evaluate")
 
 Summary = dict[str, Any]
 
@@ -25,6 +28,8 @@ class GroupRuns(NamedTuple):
 
     summaries: list[Summary]
     refused: dict[str, str]
+    otherwise: set[str]
+    """How stored runs were made that were played anew for it."""
 
 
 def evaluate(
@@ -39,15 +44,20 @@ def evaluate(
     ``workers`` 0: one a core. A group that nothing can be measured with, or a policy that cannot serve it, ends the
     evaluation, once the groups under way have ended; what they stored stays. With ``refused`` given it is left out
     instead, its key (``GROUP`` or ``GROUP.POLICY``) and the reason put there; so is the bound where there is none.
+    Stored runs that were made by other code or with other prices are played anew, which is logged once.
     Raises what else a group raises.
     """
     groups = list(grid.groups())
     workers = min(workers or os.cpu_count() or 1, len(groups))
     results: dict[Group, list[Summary]] = {}
+    told: set[str] = set()
 
     def take(group: Group, run: Callable[[], GroupRuns]) -> None:
         try:
             found = run()
+            for how in found.otherwise - told:
+                log.warning("%s: stored runs were made %s; they are played anew", out, how)
+            told.update(found.otherwise)
             if refused is None and found.refused:
                 raise EvaluationError(next(iter(found.refused.values())))
             if refused is not None:
@@ -90,13 +100,15 @@ def _spread(
 def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
     """The group's runs, from disk where they are there already. Raises EvaluationError and what its parts raise."""
     work = prepare(grid, group)
-    found = GroupRuns([], {})
+    found = GroupRuns([], {}, set())
+    made_by = grid.made_by(group.workload)
     names = ([BOUND] if grid.bound else []) + list(grid.policies)
     for name in names:
         path = path_of(out, group, name)
         fingerprint = grid.fingerprint(group, name, work.requests.sha256)
         stored = load_run(path, fingerprint)
         if stored is None:
+            found.otherwise.update(filter(None, [otherwise(path, made_by)]))
             try:
                 summary, windows = (run_bound(work), None) if name == BOUND else run_policy(grid, work, name)
             except BoundError as error:
@@ -105,7 +117,7 @@ def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
             except SettingsError as error:
                 found.refused[name] = f"{group.workload}: {error}"
                 continue
-            stored = {**summary, "fingerprint": fingerprint}
+            stored = {**summary, **made_by, "fingerprint": fingerprint}
             save_run(path, stored, windows)
         found.summaries.append(stored)
     return found

@@ -44,6 +44,20 @@ def load_run(path: Path, fingerprint: str) -> dict[str, Any] | None:
     return found if same else None
 
 
+MADE_BY = {"code_sha256": "by other code", "prices_sha256": "with other prices"}
+"""Of :meth:`rl.evaluate.grid.Grid.made_by`, in words."""
+
+
+def otherwise(path: Path, made_by: Mapping[str, str]) -> str:
+    """How a stored run was made otherwise than by what no option names; empty where it was not, and without a run."""
+    try:
+        found = json.loads(path.read_text())
+    except FileNotFoundError:
+        return ""
+    known = found if isinstance(found, dict) else {}
+    return " and ".join(words for key, words in MADE_BY.items() if known.get(key) != made_by[key])
+
+
 def save_run(path: Path, summary: dict[str, Any], windows: pa.Table | None) -> None:
     """The summary last, so that it only stands beside complete windows."""
     path.parent.mkdir(parents=True, exist_ok=True)

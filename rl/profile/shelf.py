@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from pathlib import Path
 
 from autoscaler.topology import load_topology
 from rl.profile.errors import ProfileError, ProfileMismatchError
-from rl.profile.machine import Machine
-from rl.profile.storage import Profile, check_machine, check_pipeline, load
+from rl.profile.machine import Machine, this_machine
+from rl.profile.storage import Profile, check_machine, check_pipeline, differences, load
+
+log = logging.getLogger("smoe.profile")
 
 SHELF = Path(__file__).parents[1] / "profiles"
 
@@ -46,3 +50,26 @@ def fitting(pipeline: Path, machine: Machine | None, shelf: Path = SHELF) -> Pat
         except ProfileError as error:
             reasons.append(f"{path.name}: {error}")
     raise ProfileMismatchError("no profile of this tree fits. " + (" ".join(reasons) or f"There is none in {shelf}."))
+
+
+def nearest(pipeline: Path, machine: Machine, shelf: Path = SHELF) -> Path:
+    """The file that :func:`fitting` finds for ``machine``, else for any. Raises as :func:`find` does."""
+    try:
+        return fitting(pipeline, machine, shelf)
+    except ProfileMismatchError:
+        return fitting(pipeline, None, shelf)
+
+
+def warn_of_another(profile: Profile, who: str) -> None:
+    """Say once that ``who`` plans with a profile of another machine than this one, for what works on all of them."""
+    found = differences(profile.metadata, this_machine())
+    if found:
+        _warn_once(
+            f"{who} plans with a profile of another machine: {found}. `smoe profile {profile.metadata.pipeline}` "
+            f"measures this one (policy setting profile); other_machine = true says that the other one is meant"
+        )
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    log.warning("%s", sentence)

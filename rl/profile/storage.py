@@ -131,18 +131,28 @@ def check_pipeline(metadata: Metadata, pipeline: str, manifest_sha256: str) -> N
         )
 
 
-def check_machine(metadata: Metadata, machine: Machine) -> None:
-    """Raises ProfileMismatchError that names every fact in which the machines differ. Kernel releases may differ."""
+def differences(metadata: Metadata, machine: Machine) -> str:
+    """Every fact in which the profile's machine is another than ``machine``; empty where none is.
+
+    Another machine is one with another processor, number of cores for this process, version of control groups, timer
+    tick or GPU (none, too), or a tenth more or less memory. Kernel releases may differ.
+    """
     was = metadata.machine
-    differences = [
+    found = [
         f"{name} was {getattr(was, name)!r} and is {getattr(machine, name)!r}"
         for name in ("cpu_model", "cpu_cores", "cgroup_version", "tick_s", "gpu")
         if getattr(was, name) != getattr(machine, name)
     ]
     if abs(was.memory_mib - machine.memory_mib) > MEMORY_TOLERANCE * was.memory_mib:
-        differences.append(f"memory_mib was {was.memory_mib} and is {machine.memory_mib}")
-    if differences:
+        found.append(f"memory_mib was {was.memory_mib} and is {machine.memory_mib}")
+    return "; ".join(found)
+
+
+def check_machine(metadata: Metadata, machine: Machine) -> None:
+    """Raises ProfileMismatchError with :func:`differences`."""
+    found = differences(metadata, machine)
+    if found:
         raise ProfileMismatchError(
-            f"the profile was measured on another machine: {'; '.join(differences)}. Measure this one with "
+            f"the profile was measured on another machine: {found}. Measure this one with "
             f"`smoe profile {metadata.pipeline}`, or say that the other machine is meant"
         )

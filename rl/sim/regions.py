@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +20,43 @@ def measured_part(workload: Workload, requests: Requests, steps: Sequence[Step])
     All calls of a request are counted in the window in which it arrived, each under its function's configuration at
     that window's end; a window in which that is not known is left out for that function.
     """
-    nodes = (*workload.segments, *workload.experts)
-    source = {node.id: max(0, place - len(workload.segments) + 1) for place, node in enumerate(nodes)}
+    rows = _rows(workload)
     regions = _Regions(workload, requests.most_tokens)
     measured = calls = 0
     for step in steps:
         within = slice(*np.searchsorted(requests.arrival_s, (step.window.start_s, step.window.end_s)))
         configured = {seen.node: seen.configuration for seen in step.report.observation.nodes}
-        for node in nodes:
+        for node, row in rows:
             configuration = configured.get(node.id)
             if configuration is not None:
-                tokens = requests.counts[source[node.id], within]
+                tokens = requests.counts[row, within]
                 tokens = tokens[tokens > 0]
                 calls += tokens.size
                 measured += int(regions.of(node, configuration)[tokens].sum())
     return measured / calls if calls else None
+
+
+def measured_part_of(
+    workload: Workload, requests: Requests, deployment: Mapping[str, Configuration], start_s: float = 0.0
+) -> float | None:
+    """The same of all requests from ``start_s`` on, where nothing changes. ``deployment``: function → configuration of
+    every expert; segments have the workload's."""
+    configured = {**workload.initial(next(iter(deployment.values()))), **deployment}
+    regions = _Regions(workload, requests.most_tokens)
+    counts = requests.counts[:, np.searchsorted(requests.arrival_s, start_s) :]
+    calls = [
+        regions.of(node, configured[node.function])[tokens[tokens > 0]]
+        for node, row in _rows(workload)
+        if (tokens := counts[row]).size
+    ]
+    total = sum(found.size for found in calls)
+    return sum(int(found.sum()) for found in calls) / total if total else None
+
+
+def _rows(workload: Workload) -> list[tuple[NodeInfo, int]]:
+    """Every segment and expert, and which row of the requests' counts has its tokens."""
+    nodes = (*workload.segments, *workload.experts)
+    return [(node, max(0, place - len(workload.segments) + 1)) for place, node in enumerate(nodes)]
 
 
 class _Regions:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rl.agent.settings import ARMS
-from rl.own_options import own_options, own_pipelines, slos_option
+from rl.own_options import own_options, own_pipelines, refuse_other_machines, slos_option
 from rl.reward import Meter
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
@@ -74,7 +74,7 @@ DEFAULT = TrainingSettings()
 )  # fmt: skip
 def train(
     workloads: tuple[str, ...], folder: Path | None, slo_ms: tuple[float, ...], profile: Path | None, cpu_scale: float,
-    traces: Path | None, minutes: float, out: Path, **options: Any,
+    other_machine: bool, traces: Path | None, minutes: float, out: Path, **options: Any,
 ) -> None:  # fmt: skip
     """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
 
@@ -84,11 +84,13 @@ def train(
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
-    own = own_pipelines(folder, slo_ms, profile, cpu_scale)
+    own = own_pipelines(folder, slo_ms, profile, cpu_scale, other_machine)
     variants = DEFAULT.variants if workloads or not own else ()
     named = workloads if own else workloads or PAPER_WORKLOADS
     chosen = replace(DEFAULT, workloads=named, variants=variants, pipelines=own, **options)
     settings = changed(chosen, changes)
+    if not other_machine:
+        refuse_other_machines(settings.pipelines)
     console = Console(stderr=True)
     run = Run(settings, out, traces)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

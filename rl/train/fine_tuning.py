@@ -15,9 +15,9 @@ from stable_baselines3.common.logger import Logger
 
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.export import save
+from rl.provenance import code_sha256
 from rl.train import online
 from rl.train.errors import TrainingError
-from rl.train.record import code_sha256
 from traces.options import json_option
 from traces.provenance import path_sha256
 

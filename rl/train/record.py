@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rl.evaluate.arrivals import DATASETS
+from rl.provenance import code_sha256
 from rl.train.settings import TrainingSettings
 from traces import catalog
 from traces.provenance import path_sha256
 
-ROOMS = ("rl", "autoscaler", "traces")
-"""Whose code a training run hangs on."""
 PACKAGES = ("smoe", "torch", "stable-baselines3", "gymnasium", "numpy", "numba")
-
-
-def code_sha256() -> str:
-    """Of the Python files of the rooms that training runs through, with their paths."""
-    root = Path(__file__).parents[2]
-    digest = hashlib.sha256()
-    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\\0" + path.read_bytes())
-    return digest.hexdigest()
 
 
 def traces_sha256(data: Path | None) -> dict[str, str]:

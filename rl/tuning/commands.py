@@ -17,6 +17,7 @@ from rl.bound.inputs import asked_for, input_options, trace_requests
 from rl.bound.loads import Meter, WindowLoad
 from rl.bound.physics import Physics
 from rl.evaluate.policies import quick
+from rl.sim.regions import measured_part_of
 from rl.tuning.deployments import Deployments, Parameters
 from rl.tuning.outcomes import Played, tail_s
 from rl.tuning.plans import METHOD, PLANNED
@@ -108,16 +109,20 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
         "requests_sha256": requests.sha256,
         "latency": workload.latency.name,
     }
+    chosen = deployments.build(found.parameters)
+    measured = measured_part_of(workload, requests, chosen, WARM_UP_WINDOWS * window_s) or 0.0
+    about |= {"measured_part": measured, "prices": workload.prices.name}
     if asked.own is not None:
         about["sha256"] = asked.own.sha256
     best = found.best
     about |= {"profile_s": profile_s, "slo_s": workload.slo_s, "meter": meter, "seed": seed, **asdict(best)}
     write_trials(found.trials, out / f"{stem}.csv")
-    save_plan(Plan(workload.topology.pipeline, deployments.build(found.parameters), about), out / f"{stem}.json")
+    save_plan(Plan(workload.topology.pipeline, chosen, about), out / f"{stem}.json")
     click.echo(
         f"{out / stem}.json: {best.words}; {best.cost:.4g} {workload.prices.currency} ({meter}), 95 % of windows keep "
         f"{1000 * best.tail_s:.1f} ms of {1000 * workload.slo_s:g}; trial {best.number} of {len(found.trials)}, "
-        f"{'converged' if found.converged else 'not converged: more trials may help'}"
+        f"{'converged' if found.converged else 'not converged: more trials may help'}; seconds of calls "
+        f"{workload.latency.name}, {measured:.0%} of the calls lie where it was measured"
     )
     if not best.meets:
         click.echo("no trial met the SLO: more trials, more groups or less load may help", err=True)

@@ -21,14 +21,14 @@ from rl.evaluate.grid import FROM_FILE, Grid
 from rl.evaluate.report import write_report
 from rl.evaluate.run import evaluate as run_all
 from rl.evaluate.tables import HEAD, cells, rows, without_interval
-from rl.own_options import own_options, own_pipelines, slo_option
+from rl.own_options import own_options, own_pipelines, prices_option, slo_option
 from rl.profile.errors import ProfileError
 from rl.sim.errors import SimulationError
 from rl.workload_own import HOUR_S, OwnPipeline, OwnPipelineError
 from rl.workload_paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
 from traces.errors import TraceError
-from traces.options import data_option
+from traces.options import clip_options, data_option
 from traces.trace import PATTERNS
 
 DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
@@ -81,7 +81,10 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     callback=_numbers,
     help="Each chooses clip, lengths, routing and scatter.",
 )
-@click.option("--trace", type=click.Path(path_type=Path, exists=True), default=None, help="A trace file of your own.")
+@click.option(
+    "--trace", default=None, help="A trace file, or a name of `smoe traces list`. [default: hours by pattern]"
+)
+@clip_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -119,6 +122,7 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.option("--plans", type=_INPUT, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
 @click.option("--policy-settings", type=_INPUT, default=None, help="Folder of policies' settings, POLICY.toml.")
 @data_option
+@prices_option
 @click.option("--bound/--no-bound", default=True, show_default=True, help="Compute the lower bound of cost.")
 @click.option(
     "--start",
@@ -139,7 +143,8 @@ def evaluate(**options: Any) -> None:
     console = Console(stderr=True)
     slo_ms = options["slo_ms"]
     targets = () if slo_ms is None else (slo_ms,)
-    own = own_pipelines(options["folder"], targets, options["profile"], options["cpu_scale"])
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine"))
+    own = own_pipelines(options["folder"], targets, *machine)
     left_out: dict[str, str] = {}
     try:
         grid = _grid(options, own[0] if own else None)
@@ -181,7 +186,8 @@ def _grid(options: dict[str, Any], own: OwnPipeline | None) -> Grid:
         seeds=options["seeds"],
         start=Configuration(*options["start"]) if options["start"] else None,
         warm_up_windows=options["warm_up"],
-        trace=options["trace"],
+        trace=None if options["trace"] is None else Path(options["trace"]),
+        **{key: options[key] for key in ("row", "start_s", "duration_s", "prices")},
         data=options["data"],
         plans=options["plans"],
         settings=options["policy_settings"],

@@ -4,7 +4,7 @@ Columns are ``HashOwner,HashApp,HashFunction,Trigger`` or ``RowId,SourceBlob,Sou
 column per minute of the day, named by its number (1 to 1440; a part of the day, such as 480 to 959, is allowed, a
 gap is not). The published form is one file a day, ``invocations_per_function_md.anon.d01.csv`` to ``d14``, in a
 ``.tar.xz``; that archive, a folder of the days or one of them are all read. A function that a day's file leaves out
-had no requests that day.
+had no requests that day; a day between others whose file is missing is refused.
 
 The trace gives no times inside a minute; :mod:`traces.placement` draws them.
 """
@@ -91,9 +91,9 @@ def is_day_file(name: str) -> bool:
 
 def read_blocks_of_days(path: Path) -> Iterator[CountBlock]:
     """Every row, about 1400 whole-day rows at a time, days in the order of the archive or folder. Raises TraceError
-    (names line and rule).
+    (names line and rule), at the end where a day between others is not there.
     """
-    days: set[int] = set()
+    days: dict[int, str] = {}
     for source in sources(path, is_day_file):
         named = DAY_FILE.search(source.name) is not None
         if path.is_dir() and not named:
@@ -104,10 +104,18 @@ def read_blocks_of_days(path: Path) -> Iterator[CountBlock]:
         day = _day_of(source)
         if day in days:
             raise TraceError(f"{source.label}: day {day} is there twice")
-        days.add(day)
+        days[day] = source.name
         yield from _read_day(source, header, day)
     if not days:
         raise TraceError(f"{path}: holds no day file (invocations_per_function_md.anon.dNN.csv)")
+    missing = sorted(set(range(min(days), max(days))) - days.keys())
+    if missing:
+        name = DAY_FILE.sub(f".d{missing[0]:02d}.csv", days[min(days)])
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise TraceError(
+            f"{path}: {name}{more} missing, while days {min(days)} and {max(days)} are there; its hours would "
+            f"be read as hours without requests"
+        )
 
 
 def read_minute_counts(path: Path) -> Iterator[MinuteCounts]:
@@ -118,8 +126,9 @@ def read_minute_counts(path: Path) -> Iterator[MinuteCounts]:
 
 
 def find_row(path: Path, row: str) -> MinuteCounts:
-    """The row whose name starts with ``row``, over all days of the file, missing days filled with zeros. Raises
-    NoMatchError if none, TraceError if several names do.
+    """The row whose name starts with ``row``, over all days of the file, with zeros for days that leave it out.
+
+    Raises NoMatchError if no name does, TraceError if several do.
     """
     found: list[MinuteCounts] = []
     first, end = 2**62, 0

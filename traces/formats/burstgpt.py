@@ -4,7 +4,8 @@ Type``, one row per request, in order of time; the two columns in brackets only 
 ``Timestamp`` counts seconds (whole ones in the published files) from midnight of the first day of *all* files, so
 the second file begins at 5,270,414 s. Time zero here is the midnight before the file's first request. Requests
 whose answer failed have 0 response tokens; they were sent all the same and are kept. Rows are ``MODEL/LOG TYPE``:
-``ChatGPT/API log``.
+``ChatGPT/API log``. ``Total tokens`` are by the publisher's definition (README of github.com/HPMLL/BurstGPT) those of
+request and response together, so a row that says otherwise is refused.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from traces.batches import Batch, Names, in_order, pairs
-from traces.columns import Column, foreign, read_blocks
+from traces.columns import Block, Column, foreign, read_blocks
 from traces.errors import broken
 from traces.rows import read_header
 from traces.sources import one
+from traces.trace import IntArray
 
 DAY_S = 86_400
 MAX_TIME_S = 1e9
@@ -53,6 +57,18 @@ def read(path: Path, member: str | None = None) -> Iterator[Batch]:
             last = in_order(block, times - zero, last, "Timestamp")
             rows = names.numbers(*pairs(block, "Model", "Log Type"))
             asked, answered = block.whole("Request tokens"), block.whole("Response tokens")
+            _check_totals(block, asked, answered)
             yield Batch(times - zero, asked, answered, rows, names.all())
         if zero is None:
             raise broken(source.label, header.line, "the file holds no requests")
+
+
+def _check_totals(block: Block, asked: IntArray, answered: IntArray) -> None:
+    """Refuses the first row whose tokens do not add up."""
+    totals = block.whole("Total tokens")
+    wrong = np.flatnonzero(asked + answered != totals)
+    if wrong.size:
+        at = int(wrong[0])
+        raise block.refuse(
+            at, f"column Total tokens: {totals[at]} is not {asked[at]} + {answered[at]}, request and response tokens"
+        )

@@ -226,11 +226,11 @@ def test_clips_of_requests_carry_their_tokens() -> None:
 
 def test_days_of_one_function_lie_one_behind_the_other(tmp_path: Path) -> None:
     head = "HashOwner,HashApp,HashFunction,Trigger," + ",".join(map(str, range(1, 1441))) + "\n"
-    for day, functions in ((1, "ab"), (3, "a")):
+    for day, functions in ((1, "ab"), (2, "b"), (3, "a")):
         rows = "".join(f"o,p,{name},http,{','.join(['2'] * 1440)}\n" for name in functions)
         (tmp_path / f"invocations_per_function_md.anon.d{day:02}.csv").write_text(head + rows)
     table = hours(tmp_path)
-    assert table.span_s == 3 * DAY_S and table.size == 72
+    assert table.span_s == 3 * DAY_S and table.size == 96
     a = loading.load(tmp_path, row="a", placement="even")
     assert a.duration_s == 3 * DAY_S and a.requests == 2 * 2880
     assert not ((a.arrival_s >= DAY_S) & (a.arrival_s < 2 * DAY_S)).any()

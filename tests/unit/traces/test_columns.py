@@ -156,7 +156,7 @@ def test_a_broken_table_is_told_with_its_line(tmp_path: Path, text: str, rule: s
 def test_stamps_with_and_without_zone_in_one_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(HEAD + "1,1,2024-05-10 00:00:00+00:00,a,Gamma\n1,1,2024-05-10 00:00:01,a,Gamma\n")
-    with pytest.raises(TraceError, match="cannot be read as a table"):
+    with pytest.raises(TraceError, match=r"t\.csv:3: column t: .* has no zone"):
         by_blocks(path)
 
 
@@ -189,3 +189,14 @@ def test_a_real_cell_is_read_as_python_reads_it(value: float) -> None:
         assert not (math.isfinite(value) and abs(value) <= 1e300)
     else:
         np.testing.assert_array_equal(block.real("a"), [value])
+
+
+def test_a_zone_holds_for_the_whole_file_not_for_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "BLOCK_BYTES", 100)
+    path = tmp_path / "t.csv"
+    path.write_text("t\n" + "2024-05-10 00:00:01\n" * 40 + "2024-05-10 00:00:02Z\n" * 40)
+    with (
+        one(path) as source,
+        pytest.raises(TraceError, match=r"t\.csv:42: column t: '2024-05-10 00:00:02Z' has a zone"),
+    ):
+        list(read_blocks(source, (Column("t", "stamp"),), read_header(source.label, source.stream).header))

@@ -16,6 +16,7 @@ from traces.formats import servegen
 
 F2021 = "app,func,end_timestamp,duration\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+LLM = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST_3 = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
@@ -80,7 +81,25 @@ def test_mooncakes_milliseconds_become_seconds_with_their_tokens(tmp_path: Path)
         pytest.param(BURST + "5,M,1,1,2,Chat\n", 2, "allowed are Conversation log and API log", id="burstgpt log"),
         pytest.param(BURST + "5,M,1.5,1,2,API log\n", 2, "not a whole number", id="burstgpt fraction"),
         pytest.param(BURST + "1612051200000,M,1,1,2,API log\n", 2, "outside 0 to 1e+09", id="burstgpt milliseconds"),
+        pytest.param(
+            BURST + "5,M,1,1,2,API log\n6,M,7,0,9,API log\n",
+            3,
+            "column Total tokens: 9 is not 7 + 0",
+            id="burstgpt sum",
+        ),
         pytest.param(BURST.replace("Total", "All") + "5,M,1,1,2,API log\n", 1, "foreign columns", id="burstgpt header"),
+        pytest.param(
+            LLM + "2024-05-10 00:00:01,1,1\n2024-05-10 00:00:02+00:00,1,1\n2024-05-10 00:00:03,1,1\n",
+            3,
+            "column TIMESTAMP: '2024-05-10 00:00:02+00:00' has a zone, those before it have no zone",
+            id="llm a zone",
+        ),
+        pytest.param(
+            LLM + "2024-05-10 00:00:01Z,1,1\n2024-05-10 00:00:02.5+00:00,1,1\n2024-05-10 00:00:03,1,1\n",
+            4,
+            "'2024-05-10 00:00:03' has no zone, those before it have a zone",
+            id="llm no zone",
+        ),
         pytest.param(mooncake() + mooncake(timestamp=-1), 2, "negative", id="mooncake negative"),
         pytest.param(mooncake(timestamp=5) + mooncake(timestamp=4), 2, "unsorted", id="mooncake unsorted"),
         pytest.param(mooncake() + mooncake(input_length=1.5), 2, "not a whole number", id="mooncake fraction"),
@@ -100,6 +119,24 @@ def test_damage_is_told_with_file_line_and_rule(tmp_path: Path, text: str, line:
         loading.load(path)
     assert str(error.value).startswith(f"{path}:{line}: "), error.value
     assert rule in str(error.value)
+
+
+def day_of_2019(requests: int) -> str:
+    return f"HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,{requests},0\n"
+
+
+def test_a_day_of_2019_that_is_missing_between_others_is_named(tmp_path: Path) -> None:
+    for day in (1, 3):
+        written(tmp_path, day_of_2019(day), f"invocations_per_function_md.anon.d0{day}.csv")
+    with pytest.raises(TraceError, match=r"invocations_per_function_md\.anon\.d02\.csv is missing, while days 1 and 3"):
+        loading.load(tmp_path, row="f")
+    with pytest.raises(TraceError, match=r"anon\.d02\.csv is missing"):
+        loading.load(tmp_path)
+    written(tmp_path, day_of_2019(2).replace("o,a,f", "o,a,other"), "invocations_per_function_md.anon.d02.csv")
+    assert loading.load(tmp_path, row="f").requests == 4
+    written(tmp_path, day_of_2019(9), "invocations_per_function_md.anon.d09.csv")
+    with pytest.raises(TraceError, match=r"anon\.d04\.csv and 4 more are missing"):
+        loading.load(tmp_path)
 
 
 def published_servegen(tmp_path: Path) -> Path:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from autoscaler.prices import load_prices
 from rl.bound.commands import bound
 from rl.bound.report import bound_rows
+from rl.workload_paper import PAPER_PRICES
 from tests.unit.rl.bound.builders import requests, workload
 from traces.errors import TraceError
 
@@ -48,6 +50,33 @@ def test_people_get_a_line_for_each_meter_and_the_file_has_all_rows(trace: Path,
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4 and all(row["feasible"] == "" for row in rows)
+
+
+def test_the_measured_part_is_that_of_the_feasible_choices(trace: Path, minilm_pipeline: Path) -> None:
+    modelled = json.loads(call(trace, "--json").stdout)
+    assert modelled["measured_part"] == 0 and {row["measured_part"] for row in modelled["windows"]} == {0}
+    assert json.loads(call(trace, "--json", "--no-oracle").stdout)["measured_part"] is None
+    own = ["--pipeline", str(minilm_pipeline), "--slo-ms", "300", "--cpu-scale", "0.015", "--other-machine"]
+    asked = [*own, "--trace", str(trace), "--speed", "1", "--mean-rps", "0", "--window", "3", "--meter", "busy"]
+    measured = json.loads(CliRunner().invoke(bound, [*asked, "--json"]).stdout)
+    parts = [row["measured_part"] for row in measured["windows"]]
+    assert measured["measured_part"] == min(parts) and 0 < min(parts) <= 1
+    words = " ".join(CliRunner().invoke(bound, asked).output.split())
+    assert f"at least {min(parts):.0%} of a window's calls lie where it was measured" in words
+
+
+def test_other_prices_are_other_bounds_in_proportion(trace: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "prices.toml"
+    prices = load_prices(PAPER_PRICES)
+    numbers = {key: 3 * getattr(prices, key) for key in ("cpu_core_s", "memory_gib_s", "gpu_s")}
+    words = {"name": "mine", "source": "here", "currency": "EUR"}
+    sheet.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in (words | numbers).items()))
+    usual, mine = (
+        json.loads(call(trace, "--json", "--no-oracle", *more).stdout) for more in ((), ("--prices", str(sheet)))
+    )
+    assert (usual["prices"], mine["prices"]) == (prices.name, "mine")
+    for meter, total in usual["totals"].items():
+        assert mine["totals"][meter]["lower_bound"] == pytest.approx(3 * total["lower_bound"])
 
 
 def test_an_slo_that_cannot_be_met_is_told(trace: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from rl.evaluate.arrivals import arrivals, typical
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import FROM_FILE, Grid
-from traces import generate
+from traces import generate, loading
+from traces.catalog import SAMPLES
 from traces.errors import TraceError
 from traces.trace import Trace, make_trace
 
@@ -80,3 +81,15 @@ def test_a_file_that_is_no_trace_is_refused_with_its_name(tmp_path: Path) -> Non
     grid = replace(GRID, patterns=(FROM_FILE,), trace=file)
     with pytest.raises(TraceError, match=r"odd\.csv"):
         arrivals(grid, next(grid.groups()))
+
+
+def test_a_data_sets_name_and_a_part_of_it_are_played_as_they_are() -> None:
+    """From the start that was given, not from the minute of the first request there."""
+    clip = {"row": "386d16543d59", "start_s": 90.0, "duration_s": 1800.0}
+    given = replace(GRID, patterns=(FROM_FILE,), trace=Path("made-functions"), mean_rps=0.0, **clip)  # type: ignore[arg-type]
+    found = arrivals(given, next(given.groups()))
+    whole = loading.load(SAMPLES / "made_azure_functions.csv", row="386d16543d59")
+    expected = whole.arrival_s[(whole.arrival_s >= 90) & (whole.arrival_s < 690)] - 90
+    assert expected.size and np.allclose(found.arrival_s, expected) and found.seconds == 600
+    with pytest.raises(EvaluationError, match="parts of a trace, and none is given"):
+        replace(GRID, row="386d16543d59")

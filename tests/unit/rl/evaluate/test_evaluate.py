@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from autoscaler.prices import load_prices
 from autoscaler.settings import ELSEWHERE
 from rl.bound.physics import Physics
 from rl.evaluate import episode, named, run
@@ -22,6 +23,7 @@ from rl.evaluate.report import heading, write_report
 from rl.evaluate.run import evaluate
 from rl.evaluate.store import write_windows
 from rl.evaluate.tables import rows, runs_of
+from rl.workload_paper import PAPER_PRICES
 from smoe.cli import cli
 from smoe.errors import SmoeError
 
@@ -272,9 +274,46 @@ def test_the_command_says_what_is_wrong() -> None:
     assert isinstance(result.exception, SmoeError)
     assert "best" in str(result.exception)
     assert CliRunner().invoke(cli, ["evaluate", "--seeds", "one"]).exit_code == 2
+    part = CliRunner().invoke(cli, ["evaluate", "--row", "f"])
+    assert "none is given (--trace)" in str(part.exception)
+    nowhere = CliRunner().invoke(cli, ["evaluate", "--trace", "nowhere", "--workers", "1"])
+    assert "neither a file nor a data set that is there; there are: " in str(nowhere.exception)
+    prices = CliRunner().invoke(cli, ["evaluate", "--prices", "nowhere.toml"])
+    assert prices.exit_code == 2 and "price sheet nowhere.toml cannot be read" in " ".join(prices.output.split())
     for option in ("--plans", "--policy-settings"):
         found = CliRunner().invoke(cli, ["evaluate", option, "no-such-folder"])
         assert found.exit_code == 2 and "no-such-folder" in found.output
+
+
+def test_runs_of_other_code_or_prices_are_played_anew_which_is_said_once(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = replace(grid, policies=("static",), bound=False)
+
+    def said(changed: Grid) -> tuple[list[dict[str, Any]], list[str]]:
+        caplog.clear()
+        found = evaluate(changed, tmp_path, workers=1)
+        return found, [record.message for record in caplog.records]
+
+    first, nothing = said(one)
+    assert not nothing and len(first) == 2
+    monkeypatch.setattr("rl.evaluate.grid.code_sha256", lambda: "another")
+    again, lines = said(one)
+    assert lines == [f"{tmp_path}: stored runs were made by other code; they are played anew"]
+    assert {run["code_sha256"] for run in again} == {"another"} and "another" not in {
+        run["code_sha256"] for run in first
+    }
+    assert said(one) == (again, [])
+    sheet = load_prices(PAPER_PRICES)
+    twice = replace(
+        sheet, **{key: 2 * getattr(sheet, key) for key in ("cpu_core_s", "memory_gib_s", "gpu_s")}, name="2"
+    )
+    dear, lines = said(replace(one, prices=twice))
+    assert lines == [f"{tmp_path}: stored runs were made with other prices; they are played anew"]
+    for before, after in zip(again, dear, strict=True):
+        assert after["prices"] == "2" and after["p95_over_slo"] == before["p95_over_slo"]
+        assert after["provisioned"] == pytest.approx(2 * before["provisioned"])
+    assert said(replace(one, prices=twice, warm_up_windows=3))[1] == []  # asked for, so no news
 
 
 def test_a_stored_run_that_is_no_json_is_named(grid: Grid, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def played(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     """The command's folder and its JSON."""
     out = tmp_path_factory.mktemp("own")
     asked = ["--slo-ms", "300", "--cpu-scale", "0.015", "--policies", ",".join(POLICIES), "--json"]
-    found = call(minilm_pipeline, out, *asked)
+    found = call(minilm_pipeline, out, "--other-machine", *asked)
     assert found.exit_code == 0, found.output
     return out, json.loads(found.stdout)
 
@@ -130,7 +130,7 @@ def test_stored_runs_are_not_played_again_unless_pipeline_profile_or_scale_are_o
 def test_what_would_measure_nothing_is_refused(
     minilm_pipeline: Path, tmp_path: Path, options: list[str], says: str
 ) -> None:
-    found = call(minilm_pipeline, tmp_path, *options)
+    found = call(minilm_pipeline, tmp_path, "--other-machine", *options)
     assert isinstance(found.exception, SmoeError) and says in str(found.exception)
 
 
@@ -146,7 +146,11 @@ def test_a_profile_of_another_pipeline_is_refused_with_the_difference(minilm_pip
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--slo-ms", "100"], "--pipeline, which is missing"), (["--pipeline", "."], "--pipeline needs --slo-ms")],
+    [
+        (["--slo-ms", "100"], "--pipeline, which is missing"),
+        (["--other-machine"], "--pipeline, which is missing"),
+        (["--pipeline", "."], "--pipeline needs --slo-ms"),
+    ],
 )
 def test_options_that_do_not_belong_together_are_refused(options: list[str], says: str) -> None:
     found = CliRunner().invoke(cli, ["evaluate", *options])

@@ -12,7 +12,7 @@ from autoscaler.policy.static import StaticPolicy
 from rl.latency.contract import Bools, NodeCost
 from rl.latency.roofline import Roofline
 from rl.sim.play import Step, play
-from rl.sim.regions import measured_part
+from rl.sim.regions import measured_part, measured_part_of
 from rl.sim.requests import Requests, draw_requests
 from rl.sim.simulation import Simulation
 from rl.workload import Workload
@@ -44,6 +44,19 @@ def test_calls_within_the_measured_tokens_are_counted_call_by_call() -> None:
     expected = (counted[counted > 0] <= 10).mean()
     assert 0 < expected < 1
     assert measured_part(found, requests, steps) == expected
+
+
+def test_a_deployment_that_nothing_changes_has_the_part_that_playing_it_has() -> None:
+    found = workload((3, 2), MeasuredTo(), segment_configuration=configuration(2, concurrency=8))
+    requests = draw_requests(found, [0.5, 1.5, 4.5, 5.0, 6.5, 7.5], seed=3, tokens=[4, 4, 4, 8, 12, 30])
+    deployment = {node.function: configuration(2, cpu_cores=1.0) for node in found.experts}
+    steps = played(found, requests, 1.0)
+    for first, start_s in ((0, 0.0), (2, 4.0)):
+        part = measured_part_of(found, requests, deployment, start_s)
+        assert part == measured_part(found, requests, steps[first:]) and 0 < part < 1
+    other = {function: configuration(2, cpu_cores=2.0) for function in deployment}
+    assert measured_part_of(found, requests, other) == measured_part(found, requests, played(found, requests, 2.0))
+    assert measured_part_of(found, requests, deployment, 9.0) is None
 
 
 def test_resources_outside_the_measured_ones_do_not_count() -> None:

@@ -28,7 +28,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
     minilm_pipeline: Path, trace: Path, tmp_path: Path, policy: str
 ) -> None:
-    machine = ["--pipeline", str(minilm_pipeline), "--slo-ms", "300", "--cpu-scale", "0.015"]
+    machine = ["--pipeline", str(minilm_pipeline), "--slo-ms", "300", "--cpu-scale", "0.015", "--other-machine"]
     search = ["--trials", "8", "--groups", "2", "--profile-s", "60", "--mean-rps", "3", "--out", str(tmp_path)]
     found = CliRunner().invoke(tune, ["--policy", policy, *machine, "--trace", str(trace), *search])
     assert found.exit_code == 0, found.output
@@ -42,6 +42,9 @@ def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
     assert all(one.gpu_share == 0 for one in plan.configurations.values())
     assert plan.made_by["sha256"] == own.sha256 and "time divided by 30" in str(plan.made_by["trace"])
     assert str(plan.made_by["latency"]).startswith("measured: ")
+    measured = plan.made_by["measured_part"]
+    assert isinstance(measured, float) and 0 < measured <= 1
+    assert f"{measured:.0%} of the calls lie where it was measured" in " ".join(found.output.split())
     assert policy_of(policy, workload, grid, group).name == policy
     with (tmp_path / f"{policy}.minilm.csv").open() as file:
         trials = list(csv.DictReader(file))
