@@ -43,10 +43,10 @@ GPU_TENTHS = 10
 MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 SETTLE_S = 3
+"""Between a pod's leaving the endpoints and its SIGTERM: clients need that long to learn of it."""
 LOST_S = 5
 """Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
 LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-"""Between a pod's leaving the endpoints and its SIGTERM: clients need that long to learn of it."""
 _RESERVED = (
     "port",
     "secret_mount_path",
