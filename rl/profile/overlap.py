@@ -15,14 +15,16 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median, stdev
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rl.profile.counters import Counted
 from rl.profile.load import Call, Recorded, timed
 from rl.profile.machine import busy_s
 from rl.profile.plan import ProfileSettings
 from rl.profile.requests import blank
 from rl.profile.rows import Row, spread
+
+if TYPE_CHECKING:
+    from rl.profile.counters import Counted
 
 FAMILY = "overlap"
 SIZES = (1, 2, 3)

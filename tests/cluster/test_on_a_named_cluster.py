@@ -45,6 +45,8 @@ def suite(kubeconfig: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        # A shell's background jobs ignore SIGINT, and so would what they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         yield process

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl.bound.loads import windows
-from rl.bound.oracle import configurations, simulate
+from rl.bound.oracle import alone, configurations, simulate
 from rl.bound.physics import Physics
 from rl.episodes import Clip, episode_of, start_of, steady_cost, training_clips, work_of
 from rl.episodes.clips import SEEDS
@@ -94,7 +94,7 @@ def test_plans_keep_lambda_where_they_look_ahead_and_are_kept(tmp_path: Path) ->
     for load, plan in zip(windows(physics, work.requests, 30.0, 60.0), found.clairvoyant, strict=True):
         if load.count and (plan >= 0).all():
             chosen = configurations(physics, [np.ravel_multi_index(tuple(layer.T), axes) for layer in plan])
-            assert simulate(load, chosen, "provisioned", work.seed)[1] <= work.workload.slo_s
+            assert simulate(alone(load), chosen, "provisioned", work.seed)[1] <= work.workload.slo_s
 
 
 @pytest.mark.parametrize(("layers", "experts"), [(2, 3), (6, 16), (15, 4)])
