@@ -102,7 +102,7 @@ def controller_families() -> dict[str, Metric]:
     decision = Decision("m-expert-0-0", "expert-0-0", configuration(), configuration(2), configuration(2), "busy")
     own.add(TickReport(observation(), (decision,), ("m-expert-0-0",), cost=Cost(0.01, 0.02)))
     obstacle = Condition("m-expert-0-0", "quota", "", "exceeded quota")
-    cluster = PlatformMetrics(lambda: (obstacle,), {("list", "pods", 200): 1}, lambda: True, {("f", "quota"): 1})
+    cluster = PlatformMetrics("m", lambda: (obstacle,), {("list", "pods", 200): 1}, lambda: True, {("f", "quota"): 1})
     return named([*own.collect(), *cluster.collect()])
 
 

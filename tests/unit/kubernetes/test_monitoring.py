@@ -50,6 +50,9 @@ WORDS = [
     "vector",
     "time",
     "absent",
+    "absent_over_time",
+    "last_over_time",
+    "unless",
     "clamp_min",
     "or",
     "and",
@@ -89,7 +92,7 @@ class Live:
         self._registry.register(self._controller)
         conditions = (Condition(EXPERT, "deferred", "p", "no room"),)
         self._calls = {("LIST", "pods", 200): 1}
-        self._registry.register(PlatformMetrics(lambda: conditions, self._calls, lambda: True))
+        self._registry.register(PlatformMetrics("m", lambda: conditions, self._calls, lambda: True))
 
     def gateway(self) -> bytes:
         key = f"{EXPERT}.openfaas-fn"
