@@ -35,6 +35,11 @@ _WAITS_S = (0.1, 0.4)
 _LIMIT_RANGE = re.compile(r"(maximum|minimum) \S+ usage per \w+ is ")
 
 
+def beyond_namespace(said: str) -> bool:
+    """Whether an admission's words are those of a ResourceQuota that is used up, or of a LimitRange."""
+    return "exceeded quota" in said or bool(_LIMIT_RANGE.search(said))
+
+
 class ExpiredError(PlatformError):
     """The API server has forgotten the version that a watch was to start from."""
 
@@ -50,7 +55,7 @@ class RefusedError(PlatformError):
     @property
     def over_quota(self) -> bool:
         """More than the namespace allows by a ResourceQuota or a LimitRange."""
-        return self.code == 403 and ("exceeded quota" in self.said or bool(_LIMIT_RANGE.search(self.said)))
+        return self.code == 403 and beyond_namespace(self.said)
 
     @property
     def beyond_node(self) -> bool:

@@ -277,6 +277,53 @@ def test_replicas_without_a_node_stay_at_the_least_that_the_function_s_label_say
     assert story.present() == configuration(5)
 
 
+# replicas whose pods are refused
+
+LIMIT_RANGE = "maximum memory usage per Container is 128Mi, but limit is 256Mi"
+POD_SECURITY = 'violates PodSecurity "baseline:latest": hostPath volumes (volume "weights")'
+
+
+def test_replicas_beyond_a_limit_range_are_taken_back_in_the_next_tick_and_not_asked_for(
+    double: Running, stories: Stories
+) -> None:
+    """Of pods that run from before it; its words as in Kubernetes' plugin/pkg/admission/limitranger."""
+    story = stories()
+    double.do(lambda: double.cluster.refuse_new_pods(LIMIT_RANGE))
+    story.wish({F: configuration(4)})
+    assert story.kinds() == [(F, "quota")]
+    report = story.tick()
+    assert story.present() == configuration(1) and hits(report) == ("platform: quota",)
+    begun = len(writes(double))
+    story.tick(8)
+    assert len(writes(double)) == begun and story.count("quota") == 1
+    assert LIMIT_RANGE in str(story.platform.conditions()[0])
+
+
+def test_replicas_whose_pods_are_refused_for_a_minute_are_taken_back_and_tried_again_later(
+    double: Running, stories: Stories
+) -> None:
+    story = stories()
+    double.do(lambda: double.cluster.refuse_new_pods(POD_SECURITY))
+    story.wish({F: configuration(4)})
+    report = story.wish({F: configuration(6)})
+    assert story.present() == configuration(4) and hits(report) == ("platform: refused",)
+    story.tick(12)
+    assert story.present() == configuration(1) and story.kinds() == [(F, "refused")]
+    double.do(lambda: double.cluster.refuse_new_pods(""))
+    story.tick(14)
+    assert story.present() == configuration(6) and story.kinds() == [] and story.platform.bounds() == {}
+
+
+def test_pods_that_are_refused_for_a_moment_come_afterwards(double: Running, stories: Stories) -> None:
+    story = stories()
+    double.do(lambda: double.cluster.refuse_new_pods("failed calling webhook"))
+    story.wish({F: configuration(4)})
+    story.tick(4)
+    double.do(lambda: double.cluster.refuse_new_pods(""))
+    story.tick()
+    assert len(double.pods(F)) == 4 and story.kinds() == [] and story.count("refused") == 0
+
+
 # limits that cannot be rolled out
 
 
