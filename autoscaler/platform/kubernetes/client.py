@@ -32,6 +32,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 PAGE = 500
 _REPEATED = (409, 429, 500, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
+_NO_RIGHT = re.compile(r'cannot \w+ resource "')
 _LIMIT_RANGE = re.compile(r"(maximum|minimum) \S+ usage per \w+ is ")
 
 
@@ -61,6 +62,12 @@ class RefusedError(PlatformError):
     def beyond_node(self) -> bool:
         """More than the pod's node has at all: another node may have it."""
         return self.code == 403 and "allocatable" in self.said
+
+    @property
+    def no_right(self) -> bool:
+        """This user may not do so to any object, in the words of the API server's authoriser; an admission webhook's
+        403 is about this one."""
+        return self.code == 403 and bool(_NO_RIGHT.search(self.said))
 
     @property
     def no_right_to_resize(self) -> bool:

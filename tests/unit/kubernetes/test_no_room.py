@@ -455,6 +455,50 @@ def test_without_the_right_to_resize_limits_are_rolled_out_in_the_same_tick_and_
     assert "changed limits are rolled out" in told
 
 
+def without(double: Running, missing: str) -> None:
+    """The user may do all that the controller does but patch this resource."""
+    groups, every = ["", "apps"], ["pods", "pods/resize", "deployments", "deployments/scale"]
+    written = [resource for resource in every if resource != missing]
+    reads = {"apiGroups": groups, "resources": every, "verbs": ["get", "list", "watch"]}
+    double.set(grants={"anonymous": [reads, {"apiGroups": groups, "resources": written, "verbs": ["patch"]}]})
+
+
+@pytest.mark.parametrize(
+    ("missing", "wish"),
+    [("deployments/scale", configuration(4)), ("deployments", BIG)],
+    ids=["replicas", "limits"],
+)
+def test_an_order_without_the_right_to_it_is_tried_again_after_growing_times(
+    double: Running, stories: Stories, missing: str, wish: Configuration
+) -> None:
+    story, tries = stories(), []
+    without(double, missing)
+    first = story.wish({F: wish})
+    assert f'cannot patch resource "{missing}"' in first.failures[F]
+    for tick in range(1, 40):
+        before = story.asked(f"patch {missing}")
+        report = story.tick()
+        assert story.kinds() == [(F, "forbidden")] and story.present() == configuration()
+        if story.asked(f"patch {missing}") > before:
+            tries.append(tick * TICK_S)
+        else:
+            assert hits(report) == ("platform: forbidden",) and not report.failures
+    assert tries == pytest.approx([60, 180], abs=2 * TICK_S)
+    double.set(grants=None)
+    story.tick(49)
+    assert story.present() == wish and story.kinds() == []
+
+
+def test_within_the_tick_the_budget_of_what_there_is_no_right_to_goes_to_another(
+    double: Running, stories: Stories
+) -> None:
+    replica_per_hour = (PRICES.cpu_core_s + 0.25 * PRICES.memory_gib_s) * 3600
+    story = stories(F, G, budget_per_hour=3 * replica_per_hour)
+    without(double, "deployments")
+    report = story.wish({F: BIG, G: configuration(2)})
+    assert report.applied == (G,) and set(report.failures) == {F} and story.present(G) == configuration(2)
+
+
 def test_the_right_is_looked_for_again_after_a_while(double: Running, stories: Stories) -> None:
     story = stories()
     without_right(double)
