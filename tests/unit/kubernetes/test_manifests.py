@@ -177,6 +177,19 @@ def test_a_pipeline_as_manifests_is_valid_and_what_the_gateway_would_have_writte
         assert variables["smoe_weights_cache"] == objects.CACHE_FOLDER
 
 
+def test_the_budget_for_disruptions_is_that_of_ingresses_alone(pipeline: Path) -> None:
+    (budget,) = objects_of((DEPLOY / "kubernetes" / "disruptions.yaml").read_text())
+    wanted = budget["spec"]["selector"]["matchLabels"].items()
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
+        for one in objects_of(stacked("--target=kubernetes"))
+        if one["kind"] == "Deployment"
+    }
+    manifest = load(pipeline, verify=False)
+    assert [name for name, labels in pods.items() if wanted <= labels.items()] == [manifest.name]
+    assert len(pods) > 1
+
+
 def test_the_stack_file_for_faas_cli_is_what_it_was(pipeline: Path) -> None:
     found = yaml.safe_load(stacked())
     wanted = function_deployments(load(pipeline, verify=False), DeploymentSettings())
