@@ -58,7 +58,7 @@ class Backend:
     """A function with all limits, one replica and one start."""
 
     def list(self, namespace: str | None = None) -> list[FunctionState]:
-        spec = FunctionSpec("f", "image", limits={"cpu": "500m", "memory": "64Mi"})
+        spec = FunctionSpec("f", "image", limits={"cpu": "500m", "memory": "64Mi", "nvidia.com/gpu": "3"})
         return [FunctionState(spec, 1, (Replica("r", "127.0.0.1:1", "ready"),), 1, 0.0)]
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
