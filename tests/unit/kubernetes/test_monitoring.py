@@ -227,6 +227,17 @@ def test_the_gateway_tells_a_share_of_a_gpu_as_a_part_of_one() -> None:
     assert told == ['smoe_function_gpu_share{function_name="m-segment-0.openfaas-fn"} 0.3']
 
 
+def test_no_panel_takes_functions_of_a_pipeline_whose_name_begins_alike() -> None:
+    own = ("m", "m-segment-0", "m-expert-0-1", "m-segments-0", "m-experts-1", "m-stages")
+    for title, expression in panels():
+        for text in re.findall(r'function_name=~"([^"]+)"', expression):
+            found = re.compile(text.replace("$pipeline", "m").replace("$namespace", "openfaas-fn"))
+            taken = {name for name in own if found.fullmatch(f"{name}.openfaas-fn")}
+            assert taken in (set(own), {"m-expert-0-1"}), title
+            for other in ("m-large", "m-large-expert-0-1", "m-large-stages", "n"):
+                assert not found.fullmatch(f"{other}.openfaas-fn"), title
+
+
 def test_panels_do_not_lie_on_each_other() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in BOARD["panels"]:
