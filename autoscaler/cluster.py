@@ -45,7 +45,7 @@ class ClusterSide:
         gpu = GpuSettings(settings.gpu_memory_mb, settings.gpu_host_ipc)
         wait_s = settings.unschedulable_s
         self.platform = KubernetesPlatform(client, pipeline, gpu=gpu, unschedulable_s=wait_s)
-        self._metrics = PlatformMetrics(self.conditions, client.calls, self.leads, self.platform.holds.counts)
+        self._metrics = PlatformMetrics(pipeline, self.conditions, client.calls, self.leads, self.platform.holds.counts)
 
     def register(self, registry: CollectorRegistry) -> None:
         """Let a registry tell what this side counts."""

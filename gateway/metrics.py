@@ -10,7 +10,8 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway import metric_names as names
-from gateway.backends.process.quantities import parse_quantity
+from gateway.backends.process.gpus import TENTHS
+from gateway.backends.process.quantities import GPU, parse_quantity
 from gateway.contract import Backend, FunctionSpec, FunctionState, InvalidSpecError
 from gateway.specs import max_inflight, scale_bounds
 
@@ -101,6 +102,7 @@ class GatewayMetrics:
         restarts = CounterMetricFamily(names.REPLICA_RESTARTS, "Restarts after crashes", labels=one)
         cpu_limit = GaugeMetricFamily(names.CPU_LIMIT_CORES, "Configured cores a replica", labels=one)
         memory_limit = GaugeMetricFamily(names.MEMORY_LIMIT_BYTES, "Memory limit a replica", labels=one)
+        gpu_share = GaugeMetricFamily(names.GPU_SHARE, "Part of one GPU a replica", labels=one)
         inflight_limit = GaugeMetricFamily(names.MAX_INFLIGHT, "Calls a replica takes at once", labels=one)
         for state in functions:
             spec, key = state.spec, state.spec.key
@@ -116,12 +118,14 @@ class GatewayMetrics:
                 cpu_limit.add_metric([key], float(parse_quantity(spec.limits["cpu"])))
             if "memory" in spec.limits:
                 memory_limit.add_metric([key], float(parse_quantity(spec.limits["memory"])))
+            if GPU in spec.limits:
+                gpu_share.add_metric([key], float(parse_quantity(spec.limits[GPU])) / TENTHS)
             for replica_id, usage in self._backend.usage(spec.name, spec.namespace).items():
                 if usage.cpu_seconds_total is not None:
                     cpu.add_metric([key, replica_id], usage.cpu_seconds_total)
                 if usage.memory_bytes is not None:
                     memory.add_metric([key, replica_id], usage.memory_bytes)
-        yield from (wanted, states, least, cpu, memory, restarts, cpu_limit, memory_limit, inflight_limit)
+        yield from (wanted, states, least, cpu, memory, restarts, cpu_limit, memory_limit, gpu_share, inflight_limit)
 
 
 def _min_replicas(spec: FunctionSpec) -> int | None:

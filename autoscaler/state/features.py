@@ -105,7 +105,7 @@ def _nodes(topology: Topology, readings: Readings) -> list[NodeObservation]:
         "configuration": configurations,
         "ready_replicas": _whole(ready),
         "cpu_utilisation": _cpu_utilisation(configurations, names, measured, readings),
-        "memory_utilisation": _memory_utilisation(configurations, names, readings),
+        "memory_utilisation": _memory_utilisation(names, readings),
         "gpu_utilisation": nothing,
         "concurrency_utilisation": map(_concurrency_utilisation, configurations, ready, in_flight),
         "latency_p95_s": p95,
@@ -252,16 +252,14 @@ def _cpu_utilisation(
     ]
 
 
-def _memory_utilisation(
-    configurations: Sequence[Configuration | None], names: Sequence[Key], readings: Readings
-) -> Column:
+def _memory_utilisation(names: Sequence[Key], readings: Readings) -> Column:
+    """By the limit alone, so that a function with a GPU share has it too, which has no CPU limit."""
+    limits = _column(readings.values.get(Series.MEMORY_LIMIT_BYTES, {}), names)
     used = _column(readings.values.get(Series.REPLICA_MEMORY_BYTES, {}), names)
     replicas = _whole(_column(readings.counts.get(Series.REPLICA_MEMORY_BYTES, {}), names))
     return [
-        None
-        if configuration is None or used_bytes is None or not count
-        else used_bytes / (count * configuration.memory_mb * MIB)
-        for configuration, used_bytes, count in zip(configurations, used, replicas, strict=True)
+        None if not limit_bytes or used_bytes is None or not count else used_bytes / (count * limit_bytes)
+        for limit_bytes, used_bytes, count in zip(limits, used, replicas, strict=True)
     ]
 
 

@@ -58,7 +58,7 @@ class Backend:
     """A function with all limits, one replica and one start."""
 
     def list(self, namespace: str | None = None) -> list[FunctionState]:
-        spec = FunctionSpec("f", "image", limits={"cpu": "500m", "memory": "64Mi"})
+        spec = FunctionSpec("f", "image", limits={"cpu": "500m", "memory": "64Mi", "nvidia.com/gpu": "3"})
         return [FunctionState(spec, 1, (Replica("r", "127.0.0.1:1", "ready"),), 1, 0.0)]
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
@@ -102,7 +102,7 @@ def controller_families() -> dict[str, Metric]:
     decision = Decision("m-expert-0-0", "expert-0-0", configuration(), configuration(2), configuration(2), "busy")
     own.add(TickReport(observation(), (decision,), ("m-expert-0-0",), cost=Cost(0.01, 0.02)))
     obstacle = Condition("m-expert-0-0", "quota", "", "exceeded quota")
-    cluster = PlatformMetrics(lambda: (obstacle,), {("list", "pods", 200): 1}, lambda: True, {("f", "quota"): 1})
+    cluster = PlatformMetrics("m", lambda: (obstacle,), {("list", "pods", 200): 1}, lambda: True, {("f", "quota"): 1})
     return named([*own.collect(), *cluster.collect()])
 
 

@@ -32,7 +32,13 @@ STRATEGIC = "application/strategic-merge-patch+json"
 PAGE = 500
 _REPEATED = (409, 429, 500, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
+_NO_RIGHT = re.compile(r'cannot \w+ resource "')
 _LIMIT_RANGE = re.compile(r"(maximum|minimum) \S+ usage per \w+ is ")
+
+
+def beyond_namespace(said: str) -> bool:
+    """Whether an admission's words are those of a ResourceQuota that is used up, or of a LimitRange."""
+    return "exceeded quota" in said or bool(_LIMIT_RANGE.search(said))
 
 
 class ExpiredError(PlatformError):
@@ -50,12 +56,18 @@ class RefusedError(PlatformError):
     @property
     def over_quota(self) -> bool:
         """More than the namespace allows by a ResourceQuota or a LimitRange."""
-        return self.code == 403 and ("exceeded quota" in self.said or bool(_LIMIT_RANGE.search(self.said)))
+        return self.code == 403 and beyond_namespace(self.said)
 
     @property
     def beyond_node(self) -> bool:
         """More than the pod's node has at all: another node may have it."""
         return self.code == 403 and "allocatable" in self.said
+
+    @property
+    def no_right(self) -> bool:
+        """This user may not do so to any object, in the words of the API server's authoriser; an admission webhook's
+        403 is about this one."""
+        return self.code == 403 and bool(_NO_RIGHT.search(self.said))
 
     @property
     def no_right_to_resize(self) -> bool:

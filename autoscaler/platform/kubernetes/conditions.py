@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from autoscaler.platform.kubernetes.client import Object, RefusedError
+from autoscaler.platform.kubernetes.client import Object, RefusedError, beyond_namespace
 
 ConditionKind = Literal[
     "deferred", "infeasible", "resize failed", "unschedulable", "quota", "forbidden", "node lost", "refused"
@@ -39,7 +39,7 @@ def conditions_of(deployment: Object, pods: Iterable[Object]) -> Iterator[Condit
     for one in deployment.get("status", {}).get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             message = one.get("message", "")
-            kind: ConditionKind = "quota" if "exceeded quota" in message else "refused"
+            kind: ConditionKind = "quota" if beyond_namespace(message) else "refused"
             yield Condition(function, kind, "", message, _moment(one.get("lastTransitionTime")))
     for pod in pods:
         yield from _of_pod(function, pod)

@@ -21,12 +21,15 @@ class PlatformMetrics:
 
     def __init__(
         self,
+        pipeline: str,
         conditions: Callable[[], tuple[Condition, ...]],
         calls: Mapping[tuple[str, str, int], int],
         leads: Callable[[], bool],
         refusals: Mapping[tuple[str, str], int] = MappingProxyType({}),
     ) -> None:
-        """``refusals``: (function, condition) → how often that was newly met."""
+        """``pipeline``: the value of that label, since controllers of several pipelines stand side by side.
+        ``refusals``: (function, condition) → how often that was newly met."""
+        self._pipeline = pipeline
         self._conditions = conditions
         self._calls = calls
         self._leads = leads
@@ -34,17 +37,19 @@ class PlatformMetrics:
 
     def collect(self) -> Iterator[Metric]:
         found = Counter((one.function, one.kind) for one in self._conditions())
-        gauge = GaugeMetricFamily(CONDITIONS, "What stands in the way of a function", labels=["function", "condition"])
+        labels = ["pipeline", "function", "condition"]
+        gauge = GaugeMetricFamily(CONDITIONS, "What stands in the way of a function", labels=labels)
         for (function, kind), count in sorted(found.items()):
-            gauge.add_metric([function, kind], count)
+            gauge.add_metric([self._pipeline, function, kind], count)
         refused = CounterMetricFamily(
-            REFUSALS, "Orders that were refused, or taken back, and are held back", labels=["function", "condition"]
+            REFUSALS, "Orders that were refused, or taken back, and are held back", labels=labels
         )
-        for labels, number in sorted(dict(self._refusals).items()):
-            refused.add_metric(list(labels), number)
-        counter = CounterMetricFamily(CALLS, "Answers of the API server", labels=["verb", "resource", "code"])
+        for of, number in sorted(dict(self._refusals).items()):
+            refused.add_metric([self._pipeline, *of], number)
+        asked = ["pipeline", "verb", "resource", "code"]
+        counter = CounterMetricFamily(CALLS, "Answers of the API server", labels=asked)
         for (verb, resource, code), number in sorted(dict(self._calls).items()):
-            counter.add_metric([verb, resource, str(code)], number)
-        leader = GaugeMetricFamily(LEADER, "1 where this controller acts, 0 where it stands by")
-        leader.add_metric([], int(self._leads()))
+            counter.add_metric([self._pipeline, verb, resource, str(code)], number)
+        leader = GaugeMetricFamily(LEADER, "1 where this controller acts, 0 where it stands by", labels=["pipeline"])
+        leader.add_metric([self._pipeline], int(self._leads()))
         yield from (gauge, refused, counter, leader)

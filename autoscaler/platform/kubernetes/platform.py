@@ -12,7 +12,7 @@ from autoscaler.errors import FunctionGoneError
 from autoscaler.platform.kubernetes import deployments as d
 from autoscaler.platform.kubernetes.cache import ClientSource, Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platform.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
-from autoscaler.platform.kubernetes.conditions import Condition, conditions_of, leaving
+from autoscaler.platform.kubernetes.conditions import Condition, conditions_of, kind_of, leaving
 from autoscaler.platform.kubernetes.holds import Holds
 from autoscaler.platform.kubernetes.known import Known, own
 from autoscaler.platform.kubernetes.refusals import Refusals
@@ -122,12 +122,15 @@ class KubernetesPlatform:
                 self._ordered[function] = Order(before, after, known, target)
         except RefusedError as error:
             refused = error
-            if error.over_quota:
-                self.holds.limits(function, "quota", refused_limits("quota", known, target, error.said), error.said)
+            if error.over_quota or error.no_right:
+                self._hold_limits(function, error, known, target)
         try:
             self._scale_where_allowed(function, target.replicas, refused)
         except RefusedError as error:
             refused = refused or error
+            now = int(deployment["spec"].get("replicas", 1))
+            if error.no_right and target.replicas > now:
+                self.holds.replicas(function, "forbidden", now, error.said)
         if refused is not None:
             self._refuse(function, refused)
             raise refused
@@ -387,8 +390,17 @@ class KubernetesPlatform:
                 except FunctionGoneError:
                     continue
 
+    def _hold_limits(
+        self, function: str, error: RefusedError, known: Configuration | None, target: Configuration
+    ) -> None:
+        """What grew is not asked for again yet; where nothing did, there is nothing to plan without."""
+        kind = kind_of(error)
+        bound = refused_limits(kind, known, target, error.said)
+        if bound != Bound(kind) or error.over_quota:
+            self.holds.limits(function, kind, bound, error.said)
+
     def _refuse(self, function: str, error: RefusedError) -> None:
-        if error.over_quota and self.holds.bound(function) is not None:
+        if (error.over_quota or error.no_right) and self.holds.bound(function) is not None:
             self._refusals.over(function)  # its hold tells it
         else:
             self._refusals.met(function, error)

@@ -39,9 +39,9 @@ class Order(NamedTuple):
 
 
 def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Condition], told_s: float) -> Short | None:
-    """Whether fewer replicas run than were asked for: at once for want of quota; for want of nodes, once a replica
-    waits since ``told_s`` (Unix time) or longer. A roll-out's additional replicas are none that were asked for, and the
-    fewest that the function's label asks for are never too many."""
+    """Whether fewer replicas run than were asked for: at once for want of quota; for want of nodes, or where new pods
+    are refused for another reason, once that lasts since ``told_s`` (Unix time) or longer. A roll-out's additional
+    replicas are none that were asked for, and the fewest that the function's label asks for are never too many."""
     status, wanted = deployment.get("status", {}), int(deployment["spec"].get("replicas", 1))
     least = least_replicas(deployment)
     waiting = {one.pod: one for one in obstacles if one.kind == "unschedulable"}
@@ -52,10 +52,16 @@ def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Con
             return Short("unschedulable", most, one.message) if most < wanted else None
     there = int(status.get("replicas", 0))
     rolling = status.get("updatedReplicas", 0) < there
-    refused = next((one for one in obstacles if one.kind == "quota"), None)
+    refused = next((one for one in obstacles if _refuses_pods(one, told_s)), None)
     if refused is not None and not rolling and there > 0 and max(there, least) < wanted:
-        return Short("quota", max(there, least), refused.message)
+        return Short(refused.kind, max(there, least), refused.message)
     return None
+
+
+def _refuses_pods(condition: Condition, told_s: float) -> bool:
+    """A quota that is used up stays so; another refusal may be that of a webhook which is away for a moment."""
+    lasts = condition.since_s is not None and condition.since_s <= told_s
+    return condition.kind == "quota" or (condition.kind == "refused" and lasts)
 
 
 def placed_anew(condition: Condition, now_s: float) -> bool:
@@ -82,7 +88,7 @@ def in_the_way(deployment: Object, obstacles: Sequence[Condition]) -> Bound | No
     """No growth beside what is waited for: of limits while a resize waits, of replicas while one does."""
     kinds = {one.kind for one in obstacles}
     resizing = [kind for kind in _RESIZING if kind in kinds]
-    waiting = [kind for kind in ("unschedulable", "quota") if kind in kinds]
+    waiting = [kind for kind in ("unschedulable", "quota", "refused") if kind in kinds]
     if not resizing and not waiting:
         return None
     bound = Bound(", ".join((*resizing, *waiting)))

@@ -40,6 +40,8 @@ class Cluster:
         self.serve_port = serve_port
         self.resizing: Resizing = "done"
         """What the kubelet makes of a resize that the API server took."""
+        self.new_pods_refused = ""
+        """What an admission says to every new pod; empty: nothing."""
         self.hold_starts = False
         """Pods stay unready until :meth:`let_start`."""
         self.logs: dict[tuple[str, str], list[tuple[float, str]]] = {}
@@ -110,6 +112,11 @@ class Cluster:
                 self.store.replace("pods", changed, "controller", status=True)
         self.settle()
 
+    def refuse_new_pods(self, said: str) -> None:
+        """By an admission that says so (a limit range, PodSecurity, a webhook); empty: no more."""
+        self.new_pods_refused = said
+        self.settle()
+
     def set_resizing(self, how: Resizing) -> None:
         self.resizing = how
         self.settle()
@@ -117,7 +124,7 @@ class Cluster:
     # pods
 
     def make_pod(self, namespace: str, name: str, template: dict[str, Any], owner: dict[str, Any]) -> None:
-        """Admission and creation. Raises Refusal for quotas."""
+        """Admission and creation. Raises Refusal for quotas, and where new pods are refused."""
         pod = {
             "metadata": {
                 "name": f"{name}-",
@@ -130,6 +137,8 @@ class Cluster:
             "status": {"phase": "Pending", "conditions": []},
         }
         self.admit_quota(namespace, pod, None)
+        if self.new_pods_refused:
+            raise forbidden("pods", pod["metadata"]["name"], self.new_pods_refused)
         pod["metadata"]["name"] += f"{self._random.randrange(16**5):05x}"
         self.store.create("pods", pod, "kube-controller-manager")
 

@@ -154,6 +154,17 @@ def test_the_platform_s_list_is_younger_than_any_metric(seen: Observation) -> No
     assert any("no configuration is known of 7 of 9 nodes" in problem for problem in full.problems)
 
 
+def test_a_function_with_a_gpu_share_has_its_memory_and_slots_in_use_and_no_cpu() -> None:
+    """The gateway tells no CPU limit of it, so its configuration is the platform's."""
+    found = readings()
+    values = {series: rows for series, rows in found.values.items() if series != Series.CPU_LIMIT_CORES}
+    gpu = configuration(3, cpu_cores=0.0, gpu_share=0.3)
+    expert = complete(observe(topology(), replace(found, values=values)), {"m-expert-0-0": gpu}).node("expert-0-0")
+    assert expert is not None and expert.configuration == gpu
+    assert expert.memory_utilisation == pytest.approx(300 / (3 * 256))
+    assert expert.concurrency_utilisation is not None and expert.cpu_utilisation is None
+
+
 def test_without_a_list_the_metrics_are_all_there_is(seen: Observation) -> None:
     expert = complete(seen, {}).node("expert-0-0")
     assert expert is not None and expert.configuration == configuration(3, cpu_cores=2.0)

@@ -92,6 +92,7 @@ async def test_replicas_limits_and_usage_are_shown(start: Starter) -> None:
     assert found["smoe_function_cpu_limit_cores", F] == 1.5
     assert found["smoe_function_memory_limit_bytes", F] == 128 << 20
     assert found["smoe_function_max_inflight", F] == 7
+    assert ("smoe_function_gpu_share", F) not in found
     assert found["smoe_cpu_scale",] == 0.25
     cpu = [value for key, value in found.items() if key[0] == "smoe_replica_cpu_seconds_total"]
     assert sorted(cpu) == [0, 0, 0.001]

@@ -72,10 +72,41 @@ def test_a_function_below_its_own_minimum_for_two_minutes_is_told(
     assert play(tmp_path, replicas(ready, least, wanted), "SmoeFunctionBelowItsMinimum", "4m", expected) == ""
 
 
-def test_a_cluster_without_a_controller_that_acts_is_told(tmp_path: Path) -> None:
+def leaders(**acts: str) -> dict[str, str]:
+    """Pods named ``PIPELINE_LETTER``, each a controller of that pipeline that acts where its value is 1."""
+    return {
+        f'smoe_controller_leader{{pipeline="{pod.partition("_")[0]}",pod="{pod}"}}': one for pod, one in acts.items()
+    }
+
+
+def nobody(pipeline: str = "") -> dict[str, Any]:
+    """The alert that no controller acts, of one pipeline or of all."""
+    whose = f" of {pipeline}" if pipeline else ""
+    labels = {"severity": "critical"} | ({"pipeline": pipeline} if pipeline else {})
+    return {
+        "exp_labels": labels,
+        "exp_annotations": {"summary": f"No controller{whose} acts: replicas stay as they are."},
+    }
+
+
+def test_a_pipeline_without_a_controller_that_acts_is_told_though_another_has_one(tmp_path: Path) -> None:
     """The leader hangs after a minute and stops acting; the other never takes over."""
-    series = {'smoe_controller_leader{pod="a"}': "1x4 0x60", 'smoe_controller_leader{pod="b"}': "0x60"}
-    summary = {"summary": "No controller acts: replicas stay as they are."}
-    expected = [{"exp_labels": {"severity": "critical"}, "exp_annotations": summary}]
+    series = leaders(m_a="1x4 0x60", m_b="0x60", n_a="1x60")
     assert play(tmp_path, series, "SmoeNoController", "1m30s", []) == ""
-    assert play(tmp_path, series, "SmoeNoController", "3m", expected) == ""
+    assert play(tmp_path, series, "SmoeNoController", "3m", [nobody("m")]) == ""
+
+
+def test_a_pipeline_whose_controllers_are_gone_is_told(tmp_path: Path) -> None:
+    series = leaders(m_a="1x4 stale", n_a="1x60")
+    assert play(tmp_path, series, "SmoeNoController", "3m", [nobody("m")]) == ""
+
+
+def test_a_cluster_that_never_had_a_controller_is_told(tmp_path: Path) -> None:
+    assert play(tmp_path, {"up": "1x60"}, "SmoeNoController", "3m", [nobody()]) == ""
+
+
+def test_two_controllers_of_one_pipeline_are_told_and_one_of_each_are_not(tmp_path: Path) -> None:
+    summary = {"summary": "2 controllers of m act; is --lease missing?"}
+    expected = {"exp_labels": {"pipeline": "m", "severity": "critical"}, "exp_annotations": summary}
+    assert play(tmp_path, leaders(m_a="1x60", n_a="1x60"), "SmoeTwoControllers", "3m", []) == ""
+    assert play(tmp_path, leaders(m_a="1x60", m_b="1x60", n_a="1x60"), "SmoeTwoControllers", "3m", [expected]) == ""

@@ -215,9 +215,9 @@ def test_metrics_tell_conditions_calls_and_leadership(double: Running, kubeconfi
     registry = prometheus_client.CollectorRegistry()
     found.register(registry)
     text = prometheus_client.generate_latest(registry).decode()
-    assert f'smoe_controller_conditions{{condition="node lost",function="{F}"}} 1.0' in text
-    assert 'smoe_controller_api_calls_total{code="200",resource="pods",verb="GET"} 1.0' in text
-    assert "smoe_controller_leader 1.0" in text
+    assert f'smoe_controller_conditions{{condition="node lost",function="{F}",pipeline="m"}} 1.0' in text
+    assert 'smoe_controller_api_calls_total{code="200",pipeline="m",resource="pods",verb="GET"} 1.0' in text
+    assert 'smoe_controller_leader{pipeline="m"} 1.0' in text
 
 
 def test_a_watched_policy_keeps_its_name_and_hpa_stands_behind_it(tmp_path: Path) -> None:

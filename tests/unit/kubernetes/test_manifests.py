@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -86,12 +87,21 @@ def test_values_for_openfaas_s_chart_are_keys_that_it_reads() -> None:
     assert sections and all(keys <= CHART_KEYS[name] for name, keys in sections.items())
 
 
+def test_the_kustomization_names_every_component() -> None:
+    """In comments, since each is a choice."""
+    text = (DEPLOY / "kustomization.yaml").read_text()
+    named = re.findall(r"^  # - components/(\S+)", text, re.MULTILINE)
+    assert sorted(named) == sorted(path.name for path in (DEPLOY / "components").iterdir())
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kustomize_builds_it_and_what_comes_out_is_valid(tmp_path: Path) -> None:
+def test_kustomize_builds_it_with_all_components_and_what_comes_out_is_valid(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")
     file = tmp_path / "deploy" / "kustomization.yaml"
-    both = "components: [components/weights-cache, components/gpu]"
-    file.write_text(file.read_text().replace("components: []", both))
+    every = ", ".join(f"components/{path.name}" for path in sorted((DEPLOY / "components").iterdir()))
+    text = file.read_text()
+    assert "components: []" in text
+    file.write_text(text.replace("components: []", f"components: [{every}]"))
     built = subprocess.run(
         ["kubectl", "kustomize", str(tmp_path / "deploy")], capture_output=True, text=True, check=True, timeout=60
     )
@@ -100,6 +110,35 @@ def test_kustomize_builds_it_and_what_comes_out_is_valid(tmp_path: Path) -> None
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
     maps = {one["metadata"]["name"].rpartition("-")[0]: set(one["data"]) for one in found if one["kind"] == "ConfigMap"}
     assert maps == {"smoe-prometheus": {"prometheus.yml", "rules.yaml"}, "smoe-dashboard": {"smoe.json"}}
+    assert set(arguments_of("gateway", found)) - set(arguments_of("gateway", plain())) == {
+        "--all-namespaces",
+        "--nats=nats://nats.openfaas:4222",
+        "--weights-cache=/var/lib/smoe/weights",
+        "--run-as-user=12000",
+        "--gpu-memory-mb=23028",
+    }
+    assert set(arguments_of("gateway", plain())) < set(arguments_of("gateway", found))
+    added = set(arguments_of("smoe-controller", found)) - set(arguments_of("smoe-controller", plain()))
+    assert added == {"--gpu-memory-mb=23028"}
+    made = {(one["kind"], one["metadata"]["name"]) for one in found}
+    assert {
+        ("StatefulSet", "nats"),
+        ("DaemonSet", "smoe-weights-cache"),
+        ("ClusterRole", "smoe-gateway-namespaces"),
+    } <= made
+
+
+def plain() -> list[dict[str, Any]]:
+    """Gateway and controller without any component."""
+    names = ("gateway", "controller")
+    return [one for name in names for one in objects_of((DEPLOY / "kubernetes" / f"{name}.yaml").read_text())]
+
+
+def arguments_of(name: str, documents: list[dict[str, Any]]) -> list[str]:
+    """Of the one container of a Deployment."""
+    (found,) = [one for one in documents if (one["kind"], one["metadata"]["name"]) == ("Deployment", name)]
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    return list(container["args"])
 
 
 @pytest.fixture
@@ -136,6 +175,19 @@ def test_a_pipeline_as_manifests_is_valid_and_what_the_gateway_would_have_writte
         variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         assert variables["smoe_pipeline"] == f"s3://bucket/p/{manifest.name}"
         assert variables["smoe_weights_cache"] == objects.CACHE_FOLDER
+
+
+def test_the_budget_for_disruptions_is_that_of_ingresses_alone(pipeline: Path) -> None:
+    (budget,) = objects_of((DEPLOY / "kubernetes" / "disruptions.yaml").read_text())
+    wanted = budget["spec"]["selector"]["matchLabels"].items()
+    pods = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
+        for one in objects_of(stacked("--target=kubernetes"))
+        if one["kind"] == "Deployment"
+    }
+    manifest = load(pipeline, verify=False)
+    assert [name for name, labels in pods.items() if wanted <= labels.items()] == [manifest.name]
+    assert len(pods) > 1
 
 
 def test_the_stack_file_for_faas_cli_is_what_it_was(pipeline: Path) -> None:

@@ -21,8 +21,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.exposition import ControllerMetrics
+from autoscaler.platform.fake import FakePlatform
 from autoscaler.platform.kubernetes.conditions import Condition
 from autoscaler.platform.kubernetes.metrics import PlatformMetrics
+from autoscaler.platform.shadow import ShadowBill, ShadowPlatform
+from autoscaler.prices import load_prices
 from functions.shared.dispatch import CallRecord
 from functions.shared.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
@@ -50,6 +53,9 @@ WORDS = [
     "vector",
     "time",
     "absent",
+    "absent_over_time",
+    "last_over_time",
+    "unless",
     "clamp_min",
     "or",
     "and",
@@ -65,9 +71,14 @@ class Backend:
     """Three functions with limits, each with one replica."""
 
     def list(self, namespace: str | None = None) -> list[FunctionState]:
-        limits = {"cpu": "500m", "memory": "64Mi"}
+        limits, share = {"cpu": "500m", "memory": "64Mi"}, {"nvidia.com/gpu": "3", "memory": "64Mi"}
         names = ("m", "m-segment-0", EXPERT)
-        specs = [FunctionSpec(name, "image", env_vars={"max_inflight": "4"}, limits=limits) for name in names]
+        specs = [
+            FunctionSpec(
+                name, "image", env_vars={"max_inflight": "4"}, limits=share if name == "m-segment-0" else limits
+            )
+            for name in names
+        ]
         return [FunctionState(one, 1, (Replica(f"{one.name}-1", "127.0.0.1:1", "ready"),), 1, 0.0) for one in specs]
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
@@ -84,12 +95,15 @@ class Live:
         self._seconds = 0.0
         self._gateway = GatewayMetrics(Backend(), 1.0)  # type: ignore[arg-type]
         self._ingress = IngressInstruments("m", ["segment-0", "expert-0-0"], 1, lambda: self._seconds)
-        self._controller = ControllerMetrics("m", 0.5)
+        bill = ShadowBill(ShadowPlatform(FakePlatform({})), load_prices(), "hpa")
+        self._controller = ControllerMetrics("m", 0.5, bill)
         self._registry = CollectorRegistry()
         self._registry.register(self._controller)
         conditions = (Condition(EXPERT, "deferred", "p", "no room"),)
         self._calls = {("LIST", "pods", 200): 1}
-        self._registry.register(PlatformMetrics(lambda: conditions, self._calls, lambda: True))
+        self._registry.register(
+            PlatformMetrics("m", lambda: conditions, self._calls, lambda: True, {(EXPERT, "quota"): 1})
+        )
 
     def gateway(self) -> bytes:
         key = f"{EXPERT}.openfaas-fn"
@@ -192,6 +206,36 @@ def test_the_board_is_one_that_grafana_takes() -> None:
     assert [one["name"] for one in BOARD["templating"]["list"]] == ["datasource", "pipeline"]
     used = {name for _, expression in panels() for name in re.findall(r"\$(\w+)", expression) if not name.isdigit()}
     assert used == {"pipeline", "__rate_interval"}
+
+
+def test_every_axis_of_a_configuration_is_shown_of_every_kind_of_function() -> None:
+    (panel,) = [panel for panel in BOARD["panels"] if panel["title"] == "Live configuration"]
+    shown = {name for target in panel["targets"] for name in names_in(target["expr"])}
+    assert shown == {
+        "gateway_service_count",
+        "smoe_function_replicas",
+        "smoe_function_memory_limit_bytes",
+        "smoe_function_cpu_limit_cores",
+        "smoe_function_gpu_share",
+        "smoe_function_max_inflight",
+    }
+
+
+def test_the_gateway_tells_a_share_of_a_gpu_as_a_part_of_one() -> None:
+    text = Live().gateway().decode()
+    told = [line for line in text.splitlines() if line.startswith("smoe_function_gpu_share{")]
+    assert told == ['smoe_function_gpu_share{function_name="m-segment-0.openfaas-fn"} 0.3']
+
+
+def test_no_panel_takes_functions_of_a_pipeline_whose_name_begins_alike() -> None:
+    own = ("m", "m-segment-0", "m-expert-0-1", "m-segments-0", "m-experts-1", "m-stages")
+    for title, expression in panels():
+        for text in re.findall(r'function_name=~"([^"]+)"', expression):
+            found = re.compile(text.replace("$pipeline", "m").replace("$namespace", "openfaas-fn"))
+            taken = {name for name in own if found.fullmatch(f"{name}.openfaas-fn")}
+            assert taken in (set(own), {"m-expert-0-1"}), title
+            for other in ("m-large", "m-large-expert-0-1", "m-large-stages", "n"):
+                assert not found.fullmatch(f"{other}.openfaas-fn"), title
 
 
 def test_panels_do_not_lie_on_each_other() -> None:

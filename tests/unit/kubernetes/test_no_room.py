@@ -277,6 +277,53 @@ def test_replicas_without_a_node_stay_at_the_least_that_the_function_s_label_say
     assert story.present() == configuration(5)
 
 
+# replicas whose pods are refused
+
+LIMIT_RANGE = "maximum memory usage per Container is 128Mi, but limit is 256Mi"
+POD_SECURITY = 'violates PodSecurity "baseline:latest": hostPath volumes (volume "weights")'
+
+
+def test_replicas_beyond_a_limit_range_are_taken_back_in_the_next_tick_and_not_asked_for(
+    double: Running, stories: Stories
+) -> None:
+    """Of pods that run from before it; its words as in Kubernetes' plugin/pkg/admission/limitranger."""
+    story = stories()
+    double.do(lambda: double.cluster.refuse_new_pods(LIMIT_RANGE))
+    story.wish({F: configuration(4)})
+    assert story.kinds() == [(F, "quota")]
+    report = story.tick()
+    assert story.present() == configuration(1) and hits(report) == ("platform: quota",)
+    begun = len(writes(double))
+    story.tick(8)
+    assert len(writes(double)) == begun and story.count("quota") == 1
+    assert LIMIT_RANGE in str(story.platform.conditions()[0])
+
+
+def test_replicas_whose_pods_are_refused_for_a_minute_are_taken_back_and_tried_again_later(
+    double: Running, stories: Stories
+) -> None:
+    story = stories()
+    double.do(lambda: double.cluster.refuse_new_pods(POD_SECURITY))
+    story.wish({F: configuration(4)})
+    report = story.wish({F: configuration(6)})
+    assert story.present() == configuration(4) and hits(report) == ("platform: refused",)
+    story.tick(12)
+    assert story.present() == configuration(1) and story.kinds() == [(F, "refused")]
+    double.do(lambda: double.cluster.refuse_new_pods(""))
+    story.tick(14)
+    assert story.present() == configuration(6) and story.kinds() == [] and story.platform.bounds() == {}
+
+
+def test_pods_that_are_refused_for_a_moment_come_afterwards(double: Running, stories: Stories) -> None:
+    story = stories()
+    double.do(lambda: double.cluster.refuse_new_pods("failed calling webhook"))
+    story.wish({F: configuration(4)})
+    story.tick(4)
+    double.do(lambda: double.cluster.refuse_new_pods(""))
+    story.tick()
+    assert len(double.pods(F)) == 4 and story.kinds() == [] and story.count("refused") == 0
+
+
 # limits that cannot be rolled out
 
 
@@ -406,6 +453,50 @@ def test_without_the_right_to_resize_limits_are_rolled_out_in_the_same_tick_and_
     assert story.asked() == 1 and story.kinds() == [("m", "forbidden")] and story.count("forbidden", "m") == 1
     (told,) = [record.message for record in caplog.records if "pods/resize" in record.message]
     assert "changed limits are rolled out" in told
+
+
+def without(double: Running, missing: str) -> None:
+    """The user may do all that the controller does but patch this resource."""
+    groups, every = ["", "apps"], ["pods", "pods/resize", "deployments", "deployments/scale"]
+    written = [resource for resource in every if resource != missing]
+    reads = {"apiGroups": groups, "resources": every, "verbs": ["get", "list", "watch"]}
+    double.set(grants={"anonymous": [reads, {"apiGroups": groups, "resources": written, "verbs": ["patch"]}]})
+
+
+@pytest.mark.parametrize(
+    ("missing", "wish"),
+    [("deployments/scale", configuration(4)), ("deployments", BIG)],
+    ids=["replicas", "limits"],
+)
+def test_an_order_without_the_right_to_it_is_tried_again_after_growing_times(
+    double: Running, stories: Stories, missing: str, wish: Configuration
+) -> None:
+    story, tries = stories(), []
+    without(double, missing)
+    first = story.wish({F: wish})
+    assert f'cannot patch resource "{missing}"' in first.failures[F]
+    for tick in range(1, 40):
+        before = story.asked(f"patch {missing}")
+        report = story.tick()
+        assert story.kinds() == [(F, "forbidden")] and story.present() == configuration()
+        if story.asked(f"patch {missing}") > before:
+            tries.append(tick * TICK_S)
+        else:
+            assert hits(report) == ("platform: forbidden",) and not report.failures
+    assert tries == pytest.approx([60, 180], abs=2 * TICK_S)
+    double.set(grants=None)
+    story.tick(49)
+    assert story.present() == wish and story.kinds() == []
+
+
+def test_within_the_tick_the_budget_of_what_there_is_no_right_to_goes_to_another(
+    double: Running, stories: Stories
+) -> None:
+    replica_per_hour = (PRICES.cpu_core_s + 0.25 * PRICES.memory_gib_s) * 3600
+    story = stories(F, G, budget_per_hour=3 * replica_per_hour)
+    without(double, "deployments")
+    report = story.wish({F: BIG, G: configuration(2)})
+    assert report.applied == (G,) and set(report.failures) == {F} and story.present(G) == configuration(2)
 
 
 def test_the_right_is_looked_for_again_after_a_while(double: Running, stories: Stories) -> None:
