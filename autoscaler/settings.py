@@ -153,6 +153,12 @@ def validate(settings: ControllerSettings) -> None:
         ("gateway_url", s.gateway_url, _is_url(s.gateway_url), "an http or https address"),
         ("prometheus_url", s.prometheus_url, s.prometheus_url is None or _is_url(s.prometheus_url), "an http address"),
         ("namespace", s.namespace, bool(_NAME.fullmatch(s.namespace)), "a name of Kubernetes: a-z, 0-9 and -"),
+        (
+            "kubernetes_namespace",
+            s.kubernetes_namespace,
+            s.kubernetes_namespace in (None, s.namespace) or s.namespace == NAMESPACE,
+            f"none beside namespace {s.namespace}, for it is that of a gateway's home, {NAMESPACE}",
+        ),
         ("platform", s.platform, s.platform in PLATFORMS, " or ".join(PLATFORMS)),
         (
             "lease",

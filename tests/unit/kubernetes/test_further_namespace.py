@@ -102,6 +102,11 @@ def test_home_may_have_another_name_in_the_cluster(double: Running, kubeconfig: 
     assert "m-segment-0" in ClusterSide(settings, "m").platform.configurations()
 
 
+def test_a_further_namespace_has_no_other_name_in_the_cluster() -> None:
+    with pytest.raises(SettingsError, match="kubernetes_namespace is fns; allowed is none beside namespace team-a"):
+        validate(ControllerSettings("http://127.0.0.1:1", Path(), namespace=TEAM, kubernetes_namespace="fns"))
+
+
 @pytest.mark.parametrize("name", ["", "Team", 'a"}', "a.b", "-a", "a" * 64])
 def test_what_is_no_name_of_a_namespace_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="a name of Kubernetes"):
