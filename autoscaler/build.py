@@ -61,7 +61,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         limits,
         prices,
         logger=logger,
-        view=View(topology, settings.slo_s, prices.currency, settings.view_dir),
+        view=View(topology, settings.slo_s, prices.currency, settings.view_dir, settings.namespace),
         dry_run=settings.dry_run,
         window_s=window_s,
         orders_at_once=ORDERS_AT_ONCE if settings.platform == "kubernetes" else 1,
