@@ -115,6 +115,17 @@ def test_a_further_namespace_is_annotated_bound_and_fenced_as_the_first_is() -> 
     assert policy["spec"] == fence["spec"]
 
 
+def test_functions_of_a_further_namespace_reach_stores_by_a_file_that_holds_nothing_else() -> None:
+    text = (DEPLOY / "components" / "weights-cache" / "stores.yaml").read_text()
+    (command,) = re.findall(r"^#   sed 's/(.+)/(.+)/' (\S+) \| kubectl apply -f -$", text, re.MULTILINE)
+    (home,), (there,) = (list(yaml.safe_load_all(one)) for one in (text, re.sub(command[0], command[1], text)))
+    assert (home["metadata"]["namespace"], there["metadata"]["namespace"]) == ("openfaas-fn", "team-a")
+    assert command[2] == "deploy/components/weights-cache/stores.yaml"
+    assert (there["kind"], there["spec"]) == ("NetworkPolicy", home["spec"])
+    (rule,) = there["spec"]["egress"]
+    assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
+
+
 def test_accounts_services_and_budgets_name_what_there_is() -> None:
     accounts = {one["metadata"]["name"] for one in of_kind("ServiceAccount")}
     labels = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind("Deployment")]
