@@ -61,7 +61,7 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
         limits,
         prices,
         logger=logger,
-        view=View(topology, settings.slo_s, prices.currency, settings.view_dir),
+        view=View(topology, settings.slo_s, prices.currency, settings.view_dir, settings.namespace),
         dry_run=settings.dry_run,
         window_s=window_s,
         orders_at_once=ORDERS_AT_ONCE if settings.platform == "kubernetes" else 1,
@@ -83,7 +83,7 @@ def build_platform(
 ) -> OpenFaasPlatform:
     """The gateway of the settings as a platform; ``sign`` is called at every answer of it."""
     auth = None if settings.password is None else (settings.user, settings.password)
-    return OpenFaasPlatform(settings.gateway_url, pipeline, auth, sign=sign)
+    return OpenFaasPlatform(settings.gateway_url, pipeline, auth, sign=sign, namespace=settings.namespace)
 
 
 def _limits(settings: ControllerSettings) -> LimitSettings:
@@ -101,9 +101,12 @@ def _limits(settings: ControllerSettings) -> LimitSettings:
 def _source(settings: ControllerSettings, topology: Topology, auth: tuple[str, str] | None) -> MetricsSource:
     if settings.prometheus_url:
         stale_s = settings.stale_s or max(60.0, 3 * settings.interval_s)
-        return Monitor(topology, PrometheusSource(settings.prometheus_url, topology.pipeline, stale_s=stale_s))
+        source = PrometheusSource(
+            settings.prometheus_url, topology.pipeline, stale_s=stale_s, namespace=settings.namespace
+        )
+        return Monitor(topology, source, settings.namespace)
     stale_s = settings.stale_s or max(15.0, 3 * settings.interval_s)
-    return Monitor(topology, ScrapeSource(settings.gateway_url, auth, stale_s=stale_s))
+    return Monitor(topology, ScrapeSource(settings.gateway_url, auth, stale_s=stale_s), settings.namespace)
 
 
 def shown(settings: ControllerSettings) -> dict[str, object]:

@@ -37,11 +37,12 @@ class ClusterSide:
         self._elector: Elector | None = None
         self._thread: threading.Thread | None = None
         self._told: tuple[str, ...] = ()
+        namespace = settings.kubernetes_namespace or settings.namespace
         if settings.lease is not None and self._acts:
             lease = LeaseSettings(settings.lease, identity())
-            store = KubernetesClient(api, settings.kubernetes_namespace, timeout_s=lease.call_s)
+            store = KubernetesClient(api, namespace, timeout_s=lease.call_s)
             self._elector = Elector(store, lease, goes_on=self.progress.goes_on)
-        client = KubernetesClient(api, settings.kubernetes_namespace, guard=self._before_write, rate=rate)
+        client = KubernetesClient(api, namespace, guard=self._before_write, rate=rate)
         gpu = GpuSettings(settings.gpu_memory_mb, settings.gpu_host_ipc)
         wait_s = settings.unschedulable_s
         self.platform = KubernetesPlatform(client, pipeline, gpu=gpu, unschedulable_s=wait_s)

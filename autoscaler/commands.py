@@ -152,6 +152,12 @@ SHOWN = 8
     help="Change nothing, go on as if, and tell what it would have cost, in each tick and in all.",
 )
 @click.option(
+    "--namespace",
+    default=ControllerSettings.namespace,
+    show_default=True,
+    help="What the gateway calls the functions' namespace; its home is always openfaas-fn.",
+)
+@click.option(
     "--platform",
     type=click.Choice(PLATFORMS),
     default="openfaas",
@@ -166,9 +172,9 @@ SHOWN = 8
 )
 @click.option(
     "--kubernetes-namespace",
-    default="openfaas-fn",
-    show_default=True,
-    help="kubernetes: namespace of functions and lease.",
+    default=None,
+    help="kubernetes: namespace of functions and lease, where home has another name in the cluster. "
+    "[default: that of --namespace]",
 )
 @click.option(
     "--gpu-memory-mb",

@@ -15,6 +15,7 @@ from autoscaler.configuration import MIB, Bound, Configuration, ConfigurationSpa
 
 __all__ = [
     "MIB",
+    "NAMESPACE",
     "Bound",
     "BoundedPlatform",
     "Configuration",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 NodeKind = Literal["ingress", "segment", "expert"]
+NAMESPACE = "openfaas-fn"
+"""What a gateway calls the namespace where functions are unless another is named: its home."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from autoscaler.contract import ConfigurationSpace
+from autoscaler.contract import NAMESPACE, ConfigurationSpace
 from autoscaler.errors import SettingsError
 
 POLICY_NAMES = ("static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "elasticmoe", "serverlessmoe")
@@ -25,6 +26,8 @@ LEARNT = ("smoe", "faasconf")
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
 PLATFORMS = ("openfaas", "kubernetes")
 PROMETHEUS_WINDOW_S = 30.0
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""Of a namespace (RFC 1123 label)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class ControllerSettings:
     """Time an observation covers; default one interval (direct scrapes) or 30 s (Prometheus)."""
     slo_s: float | None = None
     """Target of the pipeline's P95 latency."""
+    namespace: str = NAMESPACE
+    """What the gateway calls the functions' namespace: ``openfaas-fn`` is its home, whatever that is called in the
+    cluster; others have their own name."""
     user: str = "admin"
     password: str | None = field(default=None, repr=False)
     prometheus_url: str | None = None
@@ -67,8 +73,9 @@ class ControllerSettings:
     """Who carries orders out: ``openfaas`` (a gateway's REST API) or ``kubernetes`` (the API server itself)."""
     kubeconfig: Path | None = None
     """``kubernetes``: cluster and user; None takes the pod's service account, else kubectl's own."""
-    kubernetes_namespace: str = "openfaas-fn"
-    """``kubernetes``: where the functions and the lease are."""
+    kubernetes_namespace: str | None = None
+    """``kubernetes``: where the functions and the lease are; None: ``namespace``. It differs where that is a gateway's
+    home by another name."""
     gpu_memory_mb: int | None = None
     """``kubernetes``: MiB of a GPU, of which a share may pin its part; None sets no limit."""
     gpu_host_ipc: bool = False
@@ -145,6 +152,13 @@ def validate(settings: ControllerSettings) -> None:
         ),
         ("gateway_url", s.gateway_url, _is_url(s.gateway_url), "an http or https address"),
         ("prometheus_url", s.prometheus_url, s.prometheus_url is None or _is_url(s.prometheus_url), "an http address"),
+        ("namespace", s.namespace, bool(_NAME.fullmatch(s.namespace)), "a name of Kubernetes: a-z, 0-9 and -"),
+        (
+            "kubernetes_namespace",
+            s.kubernetes_namespace,
+            s.kubernetes_namespace in (None, s.namespace) or s.namespace == NAMESPACE,
+            f"none beside namespace {s.namespace}, for it is that of a gateway's home, {NAMESPACE}",
+        ),
         ("platform", s.platform, s.platform in PLATFORMS, " or ".join(PLATFORMS)),
         (
             "lease",

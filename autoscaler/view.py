@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from autoscaler.contract import Decision, NodeObservation, TickReport, Topology
+from autoscaler.contract import NAMESPACE, Decision, NodeObservation, TickReport, Topology
 from autoscaler.errors import LogError
 
 HISTORY = 240
@@ -27,11 +27,19 @@ HOUR_S = 3600.0
 class View:
     """The last window, the windows before it in short, and the last decisions with their reasons."""
 
-    def __init__(self, topology: Topology, slo_s: float | None, currency: str, folder: Path | None = None) -> None:
-        """``folder`` None keeps the document in memory only."""
+    def __init__(
+        self,
+        topology: Topology,
+        slo_s: float | None,
+        currency: str,
+        folder: Path | None = None,
+        namespace: str = NAMESPACE,
+    ) -> None:
+        """``folder`` None keeps the document in memory only; ``namespace``: what the gateway calls the functions'."""
         self._topology = topology
         self._slo_s = slo_s
         self._currency = currency
+        self._namespace = namespace
         self._path = None if folder is None else folder / f"{topology.pipeline}.json"
         self._history: deque[dict[str, float | None]] = deque(maxlen=HISTORY)
         self._decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS)
@@ -86,7 +94,7 @@ class View:
         more: dict[str, Any] = {"leads": leads, "conditions": [str(one) for one in conditions]}
         if self._document is not None:  # thousands of nodes are written out only where somebody looks
             more["nodes"] = [_node(node) for node in self._document["nodes"]]
-        return orjson.dumps({"pipeline": self._topology.pipeline, **found, **more})
+        return orjson.dumps({"pipeline": self._topology.pipeline, "namespace": self._namespace, **found, **more})
 
     def _write(self, path: Path) -> None:
         part = path.with_suffix(f".{os.getpid()}.part")

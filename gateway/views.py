@@ -35,7 +35,7 @@ class Views:
         self._reading = asyncio.Lock()
 
     async def read(self) -> list[Any]:
-        """One document a pipeline: that of the controller who leads, else the youngest. Never raises."""
+        """One document a pipeline and namespace: that of the controller who leads, else the youngest. Never raises."""
         async with self._reading:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._read_s >= FRESH_S:
@@ -92,13 +92,13 @@ async def _ask(host: str, port: int) -> Any:
 
 
 def _chosen(documents: Iterable[Any]) -> list[Any]:
-    best: dict[str, Any] = {}
+    best: dict[tuple[str, str], Any] = {}
     for one in documents:
         if isinstance(one, dict) and isinstance(one.get("pipeline"), str):
-            known = best.get(one["pipeline"])
-            if known is None or _rank(one) > _rank(known):
-                best[one["pipeline"]] = one
-    return [best[name] for name in sorted(best)]
+            key = (one["pipeline"], str(one.get("namespace", "")))
+            if key not in best or _rank(one) > _rank(best[key]):
+                best[key] = one
+    return [best[key] for key in sorted(best)]
 
 
 def _rank(document: dict[str, Any]) -> tuple[bool, float]:

@@ -11,17 +11,24 @@ from typing import Any
 import yaml
 
 from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.contract import DEFAULT_NAMESPACE
 from gateway.specs import parse_deployment, scale_bounds
 from moe.manifest import Manifest
 from smoe.deployment import DeploymentSettings, function_deployments
 
 
-def render_manifests(manifest: Manifest, settings: DeploymentSettings, cluster: KubernetesSettings) -> str:
-    """One Deployment and one Service a function, ingress first, as a YAML stream. Raises GroupingError and
+def render_manifests(
+    manifest: Manifest,
+    settings: DeploymentSettings,
+    cluster: KubernetesSettings,
+    namespace: str = DEFAULT_NAMESPACE,
+) -> str:
+    """One Deployment and one Service a function, ingress first, as a YAML stream. ``namespace`` is what gateways call
+    the one of ``cluster``: an ingress takes from their feed what is in it. Raises GroupingError and
     ``gateway.contract.InvalidSpecError``."""
     documents = []
     for deployment in function_deployments(manifest, settings):
-        spec = parse_deployment(deployment)
+        spec = parse_deployment({**deployment, "namespace": namespace})
         objects.check(spec)
         made = objects.deployment(spec, cluster, frozenset())
         made["spec"]["replicas"] = scale_bounds(spec)[0]

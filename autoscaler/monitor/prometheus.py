@@ -17,6 +17,7 @@ from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
 from urllib3.util.retry import Retry
 
+from autoscaler.contract import NAMESPACE
 from autoscaler.errors import MetricsError
 from autoscaler.monitor.answers import Rows, untimed
 from autoscaler.monitor.catalogue import METRICS
@@ -25,7 +26,6 @@ from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Serie
 TRIES = 2
 AT_ONCE = 4
 """Queries that the server works on while another's answer is read."""
-NAMESPACE = "openfaas-fn"
 TAIL = 0.95
 TAILS = (Series.NODE_CALL_SECONDS,)
 """Histograms of which Prometheus tells the P95 alone: of a node nothing else is asked, and the 46 buckets of each of
@@ -45,24 +45,24 @@ class Question(NamedTuple):
     query: str
 
 
-def selector(series: Series, pipeline: str) -> str:
-    """The metric's name with matchers that leave out other pipelines."""
+def selector(series: Series, pipeline: str, namespace: str = NAMESPACE) -> str:
+    """The metric's name with matchers that leave out other pipelines, and functions of other namespaces."""
     shape, name = SHAPES[series], METRICS[series]
     if shape.kind == "histogram":
         name += "_bucket"
     if "pipeline" in shape.labels:
         return f'{name}{{pipeline="{pipeline}"}}'
     if "function_name" in shape.labels:
-        own = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(NAMESPACE)}".replace("\\", "\\\\")
+        own = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(namespace)}".replace("\\", "\\\\")
         more = f",{ONLY[series]}" if series in ONLY else ""
         return f'{name}{{function_name=~"{own}"{more}}}'
     return name
 
 
-def promql(series: Series, pipeline: str, window_s: float) -> str:
+def promql(series: Series, pipeline: str, window_s: float, namespace: str = NAMESPACE) -> str:
     """The query of one series over a window. Durations are whole milliseconds, as PromQL takes them."""
     shape = SHAPES[series]
-    found = selector(series, pipeline)
+    found = selector(series, pipeline, namespace)
     grown = f"increase({found}[{round(window_s * 1000)}ms])"
     if shape.kind == "counter":
         return f"sum by ({', '.join(shape.labels)}) ({grown})"
@@ -72,33 +72,38 @@ def promql(series: Series, pipeline: str, window_s: float) -> str:
     return f"{'sum' if shape.kind == 'gauge' else 'max'} by ({', '.join(shape.labels)}) ({found})"
 
 
-def promql_measured(series: Series, pipeline: str, window_s: float, aggregate: Literal["sum", "count"]) -> str:
+def promql_measured(
+    series: Series, pipeline: str, window_s: float, aggregate: Literal["sum", "count"], namespace: str = NAMESPACE
+) -> str:
     """Of a ``counted`` series, the increase or number of those that are there now and have two samples."""
     shape = SHAPES[series]
-    found = selector(series, pipeline)
+    found = selector(series, pipeline, namespace)
     if shape.kind == "counter":
         found = f"increase({found}[{round(window_s * 1000)}ms]) and {found}"
     return f"{aggregate} by ({', '.join(shape.labels)}) ({found})"
 
 
-def _questions(pipeline: str, window_s: float) -> Iterator[Question]:
+def _questions(pipeline: str, window_s: float, namespace: str) -> Iterator[Question]:
     """All that a window is made of."""
     for series, shape in SHAPES.items():
         part: Part = "tails" if series in TAILS else "histograms" if shape.kind == "histogram" else "values"
-        yield Question(part, series, promql(series, pipeline, window_s))
+        yield Question(part, series, promql(series, pipeline, window_s, namespace))
         if shape.counted:
-            yield Question("counts", series, promql_measured(series, pipeline, window_s, "count"))
+            yield Question("counts", series, promql_measured(series, pipeline, window_s, "count", namespace))
         if shape.counted and shape.kind == "counter":
-            yield Question("measured", series, promql_measured(series, pipeline, window_s, "sum"))
+            yield Question("measured", series, promql_measured(series, pipeline, window_s, "sum", namespace))
 
 
 class PrometheusSource:
     """``url`` of the server; the window must hold at least two of its scrapes. Samples older than ``stale_s`` make a
-    window stale."""
+    window stale. ``namespace``: what the gateway calls the one that the functions are in."""
 
-    def __init__(self, url: str, pipeline: str, timeout_s: float = 5.0, stale_s: float = 60.0) -> None:
+    def __init__(
+        self, url: str, pipeline: str, timeout_s: float = 5.0, stale_s: float = 60.0, namespace: str = NAMESPACE
+    ) -> None:
         self._url = url.rstrip("/")
         self._pipeline = pipeline
+        self._namespace = namespace
         self._timeout_s = timeout_s
         self._stale_s = stale_s
         self._clients = threading.local()
@@ -137,7 +142,7 @@ class PrometheusSource:
             return Readings(now_s - window_s, now_s, problems=(str(error),), stale=True)
 
     def _read(self, now_s: float, window_s: float) -> Readings:
-        asked = list(_questions(self._pipeline, window_s))
+        asked = list(_questions(self._pipeline, window_s, self._namespace))
         first = self._answer(asked[0], now_s)  # a server that is away is found out by one query
         rest = self._pool.map(partial(self._answer, time_s=now_s), asked[1:])
         found: dict[Part, dict[Series, dict[Key, Any]]] = {part: {} for part in get_args(Part)}
@@ -164,7 +169,7 @@ class PrometheusSource:
         ages: dict[Job, float] = {}
         problems = []
         for job, series in _AGE_OF.items():
-            query = f"max(timestamp({selector(series, self._pipeline)}))"
+            query = f"max(timestamp({selector(series, self._pipeline, self._namespace)}))"
             youngest_s = self._query(query, now_s, Rows(()).read).get(())
             if youngest_s is None:
                 problems.append(f"Prometheus has no sample of {METRICS[series]}: is the {job} scraped?")

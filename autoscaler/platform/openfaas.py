@@ -16,7 +16,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from autoscaler.contract import MIB, Configuration
+from autoscaler.contract import MIB, NAMESPACE, Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platform.quantities import QuantityError, parse_quantity
 from autoscaler.retry_after import WAITED_S, RetryAfter
@@ -46,7 +46,8 @@ class OpenFaasPlatform:
     """Functions of one pipeline (label ``smoe.pipeline``) behind ``url``. ``auth``: user and password.
 
     ``sign`` is called at every answer: a long tick goes on. Nothing is sent before the time that an overloaded gateway
-    named (``retry_after``): short ones are waited for, others are an UnreachableError.
+    named (``retry_after``): short ones are waited for, others are an UnreachableError. ``namespace`` is that of the
+    functions, as OpenFaaS's API takes it.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class OpenFaasPlatform:
         sign: Callable[[], object] = lambda: None,
         wait: Callable[[float], object] = time.sleep,
         retry_after: RetryAfter | None = None,
+        namespace: str = NAMESPACE,
     ) -> None:
         self._url = url.rstrip("/")
         self._pipeline = pipeline
@@ -66,6 +68,7 @@ class OpenFaasPlatform:
         self._sign = sign
         self._wait = wait
         self._retry_after = retry_after or RetryAfter()
+        self._query = "" if namespace == NAMESPACE else f"?namespace={namespace}"
         retry = Retry(total=2, status=0, backoff_factor=0.1, allowed_methods=None, respect_retry_after_header=False)
         self._session = requests.Session()
         self._session.trust_env = False
@@ -75,7 +78,7 @@ class OpenFaasPlatform:
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
         found = {}
-        for status in self._json("GET", "/system/functions", list):
+        for status in self._json("GET", f"/system/functions{self._query}", list):
             if not isinstance(status, dict) or (status.get("labels") or {}).get(PIPELINE_LABEL) != self._pipeline:
                 continue
             configuration = configuration_of(status)
@@ -88,13 +91,13 @@ class OpenFaasPlatform:
         if replace(target, replicas=present.replicas) != present:
             self._update(function, target)
             # An update may set replicas back to their label's minimum (faas-netes does).
-            replicas = int(self._json("GET", f"/system/function/{function}", dict).get("replicas", 0))
+            replicas = int(self._json("GET", f"/system/function/{function}{self._query}", dict).get("replicas", 0))
         if target.replicas != replicas:
             body = {"serviceName": function, "replicas": target.replicas}
-            self._call("POST", f"/system/scale-function/{function}", body)
+            self._call("POST", f"/system/scale-function/{function}{self._query}", body)
 
     def _update(self, function: str, target: Configuration) -> None:
-        status = self._json("GET", f"/system/function/{function}", dict)
+        status = self._json("GET", f"/system/function/{function}{self._query}", dict)
         if not status.get("envVars"):
             raise PlatformError(
                 f"function {function}: the gateway at {self._url} does not tell its environment variables; an update "

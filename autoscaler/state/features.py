@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from autoscaler.contract import (
     MIB,
+    NAMESPACE,
     Configuration,
     LayerObservation,
     NodeInfo,
@@ -23,16 +24,18 @@ from autoscaler.state.quantiles import histogram_quantile
 from autoscaler.state.readings import Buckets, Key, Readings, Series
 from autoscaler.state.shares import layer_shares, ratio, routing_entropy, tails, total, variance
 
-NAMESPACE = "openfaas-fn"
 Column = list[float | None]
 _V = TypeVar("_V")
 
 
-def observe(topology: Topology, readings: Readings) -> Observation:
-    """All features of one window. Numbers that could not be read are None; ``problems`` says why."""
+def observe(topology: Topology, readings: Readings, namespace: str = NAMESPACE) -> Observation:
+    """All features of one window. Numbers that could not be read are None; ``problems`` says why.
+
+    ``namespace``: what the gateway's metrics call the one that the functions are in.
+    """
     pipeline = topology.pipeline
     window_s = readings.window_s
-    nodes = _nodes(topology, readings)
+    nodes = _nodes(topology, readings, namespace)
     latency = readings.histogram(Series.REQUEST_SECONDS, pipeline)
     requests = readings.total(Series.REQUESTS, pipeline)
     tokens = readings.value(Series.REQUEST_TOKENS, pipeline)
@@ -82,9 +85,9 @@ def _layer(topology: Topology, layer: int, experts: Sequence[NodeObservation], r
     )
 
 
-def _nodes(topology: Topology, readings: Readings) -> list[NodeObservation]:
+def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeObservation]:
     infos, window_s = topology.nodes, readings.window_s
-    names: list[Key] = [(f"{node.function}.{NAMESPACE}",) for node in infos]
+    names: list[Key] = [(f"{node.function}.{namespace}",) for node in infos]
     configurations = _configurations(names, readings)
     ready = _column(readings.values.get(Series.REPLICAS_BY_STATE, {}), [(name, "ready") for (name,) in names])
     measured = _column(readings.counts.get(Series.REPLICA_CPU_SECONDS, {}), names)

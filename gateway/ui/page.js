@@ -9,7 +9,8 @@ const MEASURES = {
   cpu: { title: "CPU use", unit: (v) => percent(v), of: (n) => n.cpu_utilisation, most: 1 },
   slots: { title: "slots in use", unit: (v) => percent(v), of: (n) => n.concurrency_utilisation, most: 1 },
 };
-const page = { views: [], functions: [], replicas: {}, chosen: new URLSearchParams(location.search).get("pipeline"), measure: null };
+const chosen = new URLSearchParams(location.search), namespace = chosen.get("namespace") || "openfaas-fn";
+const page = { views: [], functions: [], replicas: {}, chosen: chosen.get("pipeline"), measure: null };
 const at = (id) => document.getElementById(id);
 
 const number = (v) => v == null ? "–" : v >= 10000 ? `${(v / 1000).toFixed(v >= 1e5 ? 0 : 1)}k` : v >= 100 || Number.isInteger(v) ? v.toFixed(0) : v >= 10 ? v.toFixed(1) : v.toFixed(2);
@@ -138,8 +139,8 @@ function showMachines(nodes) {
   // Machines that replicas run on, from the replica feed; none where replicas have no machine.
   const own = new Set(nodes.map((n) => n.function)), found = new Map();
   for (const [key, { replicas }] of Object.entries(page.replicas)) {
-    const name = key.slice(0, key.lastIndexOf("."));
-    for (const one of own.has(name) ? replicas : []) {
+    const name = key.slice(0, -namespace.length - 1);
+    for (const one of key === `${name}.${namespace}` && own.has(name) ? replicas : []) {
       if (!one.node) continue;
       const row = found.get(one.node) ?? { functions: new Set(), ready: 0, starting: 0, draining: 0 };
       row.functions.add(name); row[one.state] += 1;
@@ -186,6 +187,6 @@ async function poll(path, take, every) {
 
 document.documentElement.style.setProperty("--heat-stops", scaleStops());
 colours(matchMedia("(prefers-color-scheme: dark)").matches);
-poll("/system/view", (found) => { page.views = found.views; }, VIEW_MS);
-poll("/system/functions", (found) => { page.functions = found; }, FUNCTIONS_MS);
+poll("/system/view", (found) => { page.views = found.views.filter((v) => (v.namespace ?? "openfaas-fn") === namespace); }, VIEW_MS);
+poll(`/system/functions?namespace=${encodeURIComponent(namespace)}`, (found) => { page.functions = found; }, FUNCTIONS_MS);
 poll("/system/replicas", (found) => { page.replicas = found.functions; }, FUNCTIONS_MS);

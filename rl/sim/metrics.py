@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import MIB, Configuration, NodeObservation, Observation, Topology
-from autoscaler.state.features import NAMESPACE, observe
+from autoscaler.contract import MIB, NAMESPACE, Configuration, NodeObservation, Observation, Topology
+from autoscaler.state.features import observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
 from functions.shared.metric_names import PEAK_WINDOW_S
 from rl.latency.contract import LimitedLatencyModel

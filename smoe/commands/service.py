@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
 from smoe import lifecycle
@@ -237,7 +238,17 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
     show_default=True,
     help="openfaas: address of the gateway.",
 )
-@click.option("--namespace", default="openfaas-fn", show_default=True, help="kubernetes: namespace of the functions.")
+@click.option(
+    "--namespace",
+    default=DEFAULT_NAMESPACE,
+    show_default=True,
+    help="kubernetes: namespace of the functions, by the gateway's name for it; its home is always openfaas-fn.",
+)
+@click.option(
+    "--kubernetes-namespace",
+    default=None,
+    help="kubernetes: that of a gateway's home which has another name in the cluster. [default: that of --namespace]",
+)
 @click.option("--feed-url", default=None, help="kubernetes: a gateway's /system/replicas as functions reach it.")
 @click.option("--feed-secret", default=None, help="kubernetes: secret beside the functions with the key feed-token.")
 @click.option("--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines.")
@@ -250,6 +261,7 @@ def stack(
     target: str,
     gateway_url: str,
     namespace: str,
+    kubernetes_namespace: str | None,
     feed_url: str | None,
     feed_secret: str | None,
     pipelines_claim: str | None,
@@ -267,16 +279,22 @@ def stack(
 
     if (feed_url is None) != (feed_secret is None):
         raise click.UsageError("--feed-url and --feed-secret go together: the feed takes a token")
+    place = kubernetes_namespace or namespace
+    if place != namespace != DEFAULT_NAMESPACE:
+        raise click.UsageError(
+            f"--kubernetes-namespace {place} is of a gateway's home, which gateways call {DEFAULT_NAMESPACE}; "
+            f"leave --namespace {namespace} out"
+        )
     cluster = KubernetesSettings(
-        namespace=namespace,
+        namespace=place,
         feed_url=feed_url,
         feed_secret=feed_secret,
         pipelines_claim=pipelines_claim,
         weights_cache=weights_cache,
         run_as_user=run_as_user,
     )
-    settings = DeploymentSettings(**options, address_template=f"http://{{function}}.{namespace}:8080")
-    click.echo(render_manifests(manifest, settings, cluster), nl=False)
+    settings = DeploymentSettings(**options, address_template=f"http://{{function}}.{place}:8080")
+    click.echo(render_manifests(manifest, settings, cluster, namespace), nl=False)
 
 
 def _deploy_with_progress(

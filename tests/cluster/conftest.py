@@ -20,7 +20,7 @@ from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.cluster import Cluster
 from tests.doubles.kubernetes.kubeconfig import write_kubeconfig
 
-Backends = Callable[[], Awaitable[KubernetesBackend]]
+Backends = Callable[..., Awaitable[KubernetesBackend]]
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Target:
 
     kubeconfig: Path
     asking: Asking
+    another: Callable[[], Asking]
+    """Makes one more namespace of this test."""
 
     @property
     def namespace(self) -> str:
@@ -59,7 +61,11 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
         else:
             double = stack.enter_context(running(lambda: _cluster(request.param)))
             made = stack.enter_context(namespaces_of(write_kubeconfig(tmp_path / "kubeconfig", double.url)))
-        yield Target(made.kubeconfig, stack.enter_context(made.one()))
+
+        def another() -> Asking:
+            return stack.enter_context(made.one())
+
+        yield Target(made.kubeconfig, another(), another)
 
 
 def _cluster(kind: str) -> Cluster:
@@ -73,8 +79,9 @@ async def backends(target: Target) -> AsyncIterator[Backends]:
     """Starts gateways' backends in the namespace."""
     made: list[KubernetesBackend] = []
 
-    async def start() -> KubernetesBackend:
-        made.append(KubernetesBackend(KubernetesSettings(namespace=target.namespace, kubeconfig=target.kubeconfig)))
+    async def start(**more: Any) -> KubernetesBackend:
+        settings = KubernetesSettings(namespace=target.namespace, kubeconfig=target.kubeconfig, **more)
+        made.append(KubernetesBackend(settings))
         await made[-1].start()
         return made[-1]
 

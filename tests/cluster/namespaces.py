@@ -81,7 +81,8 @@ class Kubelet:
         self._asking = asking
         self._ended = threading.Event()
         self._cut: Callable[[], None] = lambda: None
-        self._made = 0
+        self._addresses: dict[str, str] = {}
+        """Of pods by uid: one that is looked at again before its address is seen keeps it."""
         self._thread = threading.Thread(target=self._run, name=f"kubelet of {asking.namespace}", daemon=True)
         self._thread.start()
 
@@ -119,8 +120,8 @@ class Kubelet:
             self._asking.patch(f"pods/{meta['name']}/status", {"status": self._ready(pod)})
 
     def _ready(self, pod: Object) -> Object:
-        self._made += 1
-        address = pod["status"].get("podIP") or f"10.99.{self._made // 250}.{self._made % 250 + 1}"
+        next_one = f"10.99.{len(self._addresses) // 250}.{len(self._addresses) % 250 + 1}"
+        address = pod["status"].get("podIP") or self._addresses.setdefault(pod["metadata"]["uid"], next_one)
         containers = [
             {
                 "name": one["name"],

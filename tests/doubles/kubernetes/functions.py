@@ -25,13 +25,14 @@ def spec(name: str, **changes: Any) -> FunctionSpec:
 
 
 def put(double: Running, function: FunctionSpec, replicas: int = 1) -> None:
-    """Deploy as the gateway would."""
-    document = objects.deployment(function, KubernetesSettings(), frozenset())
+    """Deploy as the gateway would, into the namespace of that name."""
+    cluster = KubernetesSettings(namespace=function.namespace)
+    document = objects.deployment(function, cluster, frozenset())
     document["spec"]["replicas"] = replicas
 
     def deploy() -> None:
         made = double.store.create("deployments", document, "smoe-gateway")
-        double.store.create("services", objects.service(function, made, KubernetesSettings()), "smoe-gateway")
+        double.store.create("services", objects.service(function, made, cluster), "smoe-gateway")
 
     double.do(deploy)
 

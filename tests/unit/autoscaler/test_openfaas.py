@@ -44,6 +44,25 @@ def test_an_update_keeps_all_that_it_was_not_asked_to_change(world: tuple[OpenFa
     }
 
 
+def test_every_call_names_a_namespace_that_is_not_the_gateways_home() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def reply(method: str, path: str, body: bytes, authorization: str) -> tuple[int, bytes]:
+        if method == "PUT":  # the body names it
+            return found.reply(method, path, body, authorization)
+        asked.append((method, path))
+        name, _, query = path.partition("?")
+        return found.reply(method, name, body, authorization) if query == "namespace=team-a" else (404, b"")
+
+    found = OpenFaas({"m": status("m", namespace="team-a")})
+    with serve(reply) as server:
+        platform = OpenFaasPlatform(server.url, "m", AUTH, timeout_s=2.0, namespace="team-a")
+        present = platform.configurations()["m"]
+        platform.apply("m", present, configuration(2, memory_mb=512))
+    assert [method for method, _ in asked] == ["GET", "GET", "GET", "POST"]
+    assert found.writes[0][1]["namespace"] == "team-a"
+
+
 def test_a_request_never_stands_above_its_limit() -> None:
     found = deployment_of("m", status("m", requests={"cpu": "1500m"}), configuration(cpu_cores=0.5))
     assert found["requests"] == {"cpu": "500m"}

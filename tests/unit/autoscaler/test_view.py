@@ -36,7 +36,8 @@ def test_the_document_has_the_window_the_slo_costs_an_hour_and_what_was_decided_
     found = view()
     found.add(report(MORE, SAME))
     document = json.loads(found.document())
-    assert (document["pipeline"], document["slo_s"], document["latency_p95_s"]) == ("m", 0.5, 0.2)
+    assert (document["pipeline"], document["namespace"]) == ("m", "openfaas-fn")
+    assert (document["slo_s"], document["latency_p95_s"]) == (0.5, 0.2)
     assert document["cost"] == {"busy_per_hour": pytest.approx(7.2), "provisioned_per_hour": pytest.approx(14.4)}
     (decision,) = document["decisions"]
     assert (decision["function"], decision["reason"], decision["limits_hit"]) == ("m-expert-0-0", "busy", ["step"])

@@ -99,17 +99,24 @@ async def test_controllers_are_asked_once_however_many_look_on(tmp_path: Path) -
     assert len(controller.seen) == 1 and all(len(one) == 1 for one in answers)
 
 
+async def test_pipelines_of_one_name_in_two_namespaces_are_both_told(tmp_path: Path) -> None:
+    (tmp_path / "home.json").write_text(json.dumps(document(100.0)))
+    with serve(lambda *_: (200, json.dumps(document(200.0, namespace="team-a")).encode())) as controller:
+        found = await Views(tmp_path, [controller.url]).read()
+    assert [(one.get("namespace"), one["end_s"]) for one in found] == [(None, 100.0), ("team-a", 200.0)]
+
+
 @pytest.mark.parametrize("status", [404, 500])
 async def test_a_controller_that_answers_an_error_has_no_view(tmp_path: Path, status: int) -> None:
     with serve(lambda *_: (status, b"{}")) as controller:
         assert await Views(tmp_path, [controller.url]).read() == []
 
 
-async def browse(running: Running, folder: Path, size: str = "1440,1500") -> tuple[str, Path]:
+async def browse(running: Running, folder: Path, size: str = "1440,1500", query: str = "") -> tuple[str, Path]:
     """The page's DOM and picture, as a browser has them after some seconds; the password is in the address."""
     assert CHROMIUM is not None
     user, password = running.credentials.user, running.credentials.password
-    url = f"http://{user}:{password}@{running.address}/ui/"
+    url = f"http://{user}:{password}@{running.address}/ui/{query}"
     common = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
     common += [f"--user-data-dir={folder / 'profile'}", f"--window-size={size}", "--virtual-time-budget=6000"]
     picture = folder / "page.png"
@@ -195,3 +202,28 @@ async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_w
         "p-segment-0",
         "p-segment-1",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+@pytest.mark.parametrize(
+    ("query", "nodes", "pipelines"),
+    [
+        ("?pipeline=p", [["a", "1", "1", "0", "0"]], ""),
+        ("?pipeline=p&namespace=team-a", [["a", "1", "2", "0", "0"], ["b", "1", "2", "0", "0"]], "minilmp"),
+    ],
+    ids=["home", "a further namespace"],
+)
+async def test_a_browser_shows_one_namespace_and_counts_no_function_of_that_name_elsewhere(
+    start: Starter, tmp_path: Path, query: str, nodes: list[list[str]], pipelines: str
+) -> None:
+    folder = tmp_path / "state" / "view"
+    folder.mkdir(parents=True)
+    (folder / "minilm.json").write_text(json.dumps(document(time.time(), namespace="team-a")))
+    async with start(backend=Placed(namespaces=("openfaas-fn", "team-a"))) as running:
+        labels = {"smoe.pipeline": "p", "smoe.nodes": "expert-0-0"}
+        await running.deploy("p-expert-0-0", 1, labels=labels)
+        await running.deploy("p-expert-0-0", 4, labels=labels, namespace="team-a")
+        dom, _ = await browse(running, tmp_path, "900,900", query)
+    assert (shown(dom, "pipeline"), shown(dom, "pipelines")) == ("p", pipelines)
+    assert cells(dom, "nodes") == nodes

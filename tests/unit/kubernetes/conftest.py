@@ -63,12 +63,17 @@ def platforms(double: Running) -> Iterator[Platforms]:
     """Makes platforms for pipeline ``m`` on the double."""
     apis: list[client.ApiClient] = []
 
-    def make(token: str | None = None, guard: Callable[[], None] = lambda: None, **more: Any) -> KubernetesPlatform:
+    def make(
+        token: str | None = None,
+        guard: Callable[[], None] = lambda: None,
+        namespace: str = DEFAULT_NAMESPACE,
+        **more: Any,
+    ) -> KubernetesPlatform:
         configuration = client.Configuration(host=double.url)
         if token is not None:
             configuration.api_key["BearerToken"] = f"Bearer {token}"
         apis.append(api_client(configuration))
-        asking = KubernetesClient(apis[-1], DEFAULT_NAMESPACE, guard=guard, wait=lambda _: None)
+        asking = KubernetesClient(apis[-1], namespace, guard=guard, wait=lambda _: None)
         return KubernetesPlatform(asking, "m", **more)
 
     yield make

@@ -106,11 +106,12 @@ def test_components_add_flags_that_exist_to_what_is_there() -> None:
 
 
 def test_a_further_namespace_is_annotated_bound_and_fenced_as_the_first_is() -> None:
-    namespace, binding, policy = yaml.safe_load_all((DEPLOY / "function-namespace.yaml").read_text())
+    there = list(yaml.safe_load_all((DEPLOY / "function-namespace.yaml").read_text()))
+    namespace, policy = there[0], there[-1]
     (home,) = [one for one in of_kind("Namespace") if one["metadata"]["name"] == "openfaas-fn"]
     (fence,) = [one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "functions"]
     assert namespace["metadata"]["annotations"] == home["metadata"]["annotations"] == {"openfaas": "1"}
-    assert binding["metadata"]["namespace"] == policy["metadata"]["namespace"] == namespace["metadata"]["name"]
+    assert {one["metadata"]["namespace"] for one in there[1:]} == {namespace["metadata"]["name"]}
     assert policy["spec"] == fence["spec"]
 
 
@@ -123,6 +124,17 @@ def test_prometheus_answers_its_own_namespace_and_those_labelled_as_the_page_say
     assert rule["from"] == [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": {key: value}}}]
     (port,) = [one["containerPort"] for one in container("prometheus")["ports"]]
     assert rule["ports"] == [{"port": port, "protocol": "TCP"}]
+
+
+def test_functions_of_a_further_namespace_reach_stores_by_a_file_that_holds_nothing_else() -> None:
+    text = (DEPLOY / "components" / "weights-cache" / "stores.yaml").read_text()
+    (command,) = re.findall(r"^#   sed 's/(.+)/(.+)/' (\S+) \| kubectl apply -f -$", text, re.MULTILINE)
+    (home,), (there,) = (list(yaml.safe_load_all(one)) for one in (text, re.sub(command[0], command[1], text)))
+    assert (home["metadata"]["namespace"], there["metadata"]["namespace"]) == ("openfaas-fn", "team-a")
+    assert command[2] == "deploy/components/weights-cache/stores.yaml"
+    assert (there["kind"], there["spec"]) == ("NetworkPolicy", home["spec"])
+    (rule,) = there["spec"]["egress"]
+    assert rule["ports"] == [{"port": 443, "protocol": "TCP"}]
 
 
 def test_accounts_services_and_budgets_name_what_there_is() -> None:

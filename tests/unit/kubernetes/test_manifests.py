@@ -17,7 +17,9 @@ from gateway.backends.kubernetes import KubernetesSettings, objects
 from moe.manifest import load
 from smoe.commands import service
 from smoe.deployment import DeploymentSettings, function_deployments
+from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.manifests import write_pipeline
+from tests.unit.kubernetes.conftest import Backends, until_so
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 VERSIONS = ("1.30", "1.36")
@@ -156,24 +158,37 @@ def stacked(*arguments: str) -> str:
     return done.output
 
 
-def test_a_pipeline_as_manifests_is_valid_and_what_the_gateway_would_have_written(pipeline: Path) -> None:
+@pytest.mark.parametrize(
+    ("flag", "place", "known"),
+    [
+        ("--namespace=openfaas-fn", "openfaas-fn", "openfaas-fn"),
+        ("--namespace=team-a", "team-a", "team-a"),
+        ("--kubernetes-namespace=fns", "fns", "openfaas-fn"),
+    ],
+    ids=["home", "a further namespace", "home by another name"],
+)
+def test_a_pipeline_as_manifests_is_valid_and_what_the_gateway_would_have_written(
+    pipeline: Path, flag: str, place: str, known: str
+) -> None:
     weights = ("--weights-from=s3://bucket/p/", "--weights-cache=/var/lib/smoe")
-    found = objects_of(stacked("--target=kubernetes", "--namespace=fns", "--run-as-user=12000", *weights))
+    found = objects_of(stacked("--target=kubernetes", flag, "--run-as-user=12000", *weights))
     manifest = load(pipeline, verify=False)
     for document in found[:4]:  # ingress and a segment; the others differ in names and numbers
         kubernetes_validate.validate(document, VERSIONS[-1], strict=True)
     deployments = {one["metadata"]["name"]: one for one in found if one["kind"] == "Deployment"}
     assert deployments.keys() == {one["metadata"]["name"] for one in found if one["kind"] == "Service"}
     assert len(deployments) == len(manifest.nodes) + 1
-    cluster = KubernetesSettings(namespace="fns", weights_cache="/var/lib/smoe", run_as_user=12000)
+    cluster = KubernetesSettings(namespace=place, weights_cache="/var/lib/smoe", run_as_user=12000)
     for deployment in deployments.values():
-        spec = objects.spec_of(deployment)
-        assert spec is not None and deployment["metadata"]["namespace"] == "fns"
+        spec = objects.spec_of(deployment, known)
+        assert spec is not None and deployment["metadata"]["namespace"] == place
         written = objects.deployment(spec, cluster, frozenset())
         assert deployment == {**written, "spec": {**written["spec"], "replicas": 1}}
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         assert variables["smoe_pipeline"] == f"s3://bucket/p/{manifest.name}"
+        assert variables["OPENFAAS_NAMESPACE"] == known
+        assert f".{place}:8080" in variables.get("smoe_address_template", f".{place}:8080")
         assert variables["smoe_weights_cache"] == objects.CACHE_FOLDER
 
 
@@ -188,6 +203,31 @@ def test_the_budget_for_disruptions_is_that_of_ingresses_alone(pipeline: Path) -
     manifest = load(pipeline, verify=False)
     assert [name for name, labels in pods.items() if wanted <= labels.items()] == [manifest.name]
     assert len(pods) > 1
+
+
+def test_a_further_namespace_has_no_other_name_in_the_cluster(pipeline: Path) -> None:
+    done = CliRunner().invoke(service.stack, ["m", "--target=kubernetes", "--namespace=a", "--kubernetes-namespace=b"])
+    assert done.exit_code == 2 and "leave --namespace a out" in done.output
+
+
+async def test_an_ingress_of_manifests_asks_for_the_name_that_gateways_give_its_namespace(
+    pipeline: Path, double: Running, backends: Backends
+) -> None:
+    """Of two pipelines of one name, applied in two namespaces, under a gateway that serves both."""
+    double.do(lambda: double.cluster.add_namespace("team-a", {"openfaas": "1"}))
+    asked = {}
+    for namespace in ("openfaas-fn", "team-a"):
+        for document in objects_of(stacked("--target=kubernetes", f"--namespace={namespace}")):
+            double.do(lambda one=document: double.store.create(one["kind"].lower() + "s", one, "kubectl"))
+            if document["kind"] == "Deployment":
+                (container,) = document["spec"]["template"]["spec"]["containers"]
+                (name,) = [one["value"] for one in container["env"] if one["name"] == "OPENFAAS_NAMESPACE"]
+                asked[namespace, document["metadata"]["name"]] = f"{container['name']}.{name}"
+    backend = await backends(all_namespaces=True)
+    await until_so(lambda: len(backend.list()) == len(asked))
+    assert {state.spec.key for state in backend.list()} == set(asked.values()) and len(set(asked.values())) == len(
+        asked
+    )
 
 
 def test_the_stack_file_for_faas_cli_is_what_it_was(pipeline: Path) -> None:

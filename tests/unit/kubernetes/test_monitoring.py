@@ -62,6 +62,7 @@ WORDS = [
     "without",
     "histogram_quantile",
     "label_replace",
+    "label_join",
     "offset",
 ]
 EXPERT = "m-expert-0-0"
@@ -203,9 +204,9 @@ def test_the_board_is_one_that_grafana_takes() -> None:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
-    assert [one["name"] for one in BOARD["templating"]["list"]] == ["datasource", "pipeline"]
+    assert [one["name"] for one in BOARD["templating"]["list"]] == ["datasource", "pipeline", "namespace"]
     used = {name for _, expression in panels() for name in re.findall(r"\$(\w+)", expression) if not name.isdigit()}
-    assert used == {"pipeline", "__rate_interval"}
+    assert used == {"pipeline", "namespace", "__rate_interval"}
 
 
 def test_every_axis_of_a_configuration_is_shown_of_every_kind_of_function() -> None:
@@ -266,6 +267,7 @@ SEEN_IN_A_CLUSTER = {
         "__meta_kubernetes_pod_container_port_name": "http",
         "__meta_kubernetes_pod_label_faas_function": "m",
         "__meta_kubernetes_pod_name": "m-1",
+        "__meta_kubernetes_namespace": "openfaas-fn",
     },
     "controller": {
         "__meta_kubernetes_pod_label_app": "smoe-controller",
@@ -274,6 +276,13 @@ SEEN_IN_A_CLUSTER = {
     "cadvisor": {},
 }
 """Labels that Kubernetes' service discovery gives to the targets of each job; nothing else of it is left out below."""
+
+
+def chosen(expression: str) -> str:
+    """A panel's expression with the board's choices made."""
+    for variable, value in (("$pipeline", "m"), ("$namespace", "openfaas-fn"), ("$__rate_interval", "10s")):
+        expression = expression.replace(variable, value)
+    return expression
 
 
 def settings_for(addresses: Mapping[str, str], rules_file: Path) -> str:
@@ -318,8 +327,7 @@ def test_every_panel_shows_something_and_recorded_numbers_are_right_on_a_real_pr
             return list(reply["data"]["result"])
 
         def empty() -> list[str]:
-            asked = [(t, e.replace("$pipeline", "m").replace("$__rate_interval", "10s")) for t, e in panels()]
-            return [title for title, expression in asked if not ask(expression)]
+            return [title for title, expression in panels() if not ask(chosen(expression))]
 
         _poll(lambda: not empty(), 40)
         assert empty() == []
@@ -327,7 +335,5 @@ def test_every_panel_shows_something_and_recorded_numbers_are_right_on_a_real_pr
         assert sorted(one["labels"]["job"] for one in targets) == sorted(SEEN_IN_A_CLUSTER)
         memory = {one["metric"]["function_name"]: float(one["value"][1]) for one in ask("smoe_replica_memory_bytes")}
         assert memory == dict.fromkeys(("m.openfaas-fn", "m-segment-0.openfaas-fn", f"{EXPERT}.openfaas-fn"), 2.0**24)
-        (matrix,) = ask(
-            next(e for t, e in panels() if t.startswith("Replicas wanted, layers")).replace("$pipeline", "m")
-        )
+        (matrix,) = ask(chosen(next(e for t, e in panels() if t.startswith("Replicas wanted, layers"))))
         assert matrix["metric"] == {"layer": "0", "expert": "0"}

@@ -40,15 +40,17 @@ def documents(files: Sequence[Path]) -> list[dict[str, Any]]:
 def rules_of(account: str, files: Sequence[Path] = RBAC) -> list[dict[str, Any]]:
     """Rules that the bindings give to a service account, each with its namespace, None for all of the cluster."""
     there = documents(files)
-    roles = {(one["kind"], one["metadata"]["name"]): one for one in there if one["kind"].endswith("Role")}
+    roles = {
+        (one["metadata"].get("namespace"), one["metadata"]["name"]): one
+        for one in there
+        if one["kind"].endswith("Role")
+    }
     found = []
     for binding in (one for one in there if one["kind"].endswith("Binding")):
         if {"kind": "ServiceAccount", "name": account, "namespace": "openfaas"} in binding["subjects"]:
-            role, place = (
-                roles[binding["roleRef"]["kind"], binding["roleRef"]["name"]],
-                binding["metadata"].get("namespace"),
-            )
-            assert role["kind"] == "ClusterRole" or role["metadata"]["namespace"] == place
+            place, named = binding["metadata"].get("namespace"), binding["roleRef"]
+            role = roles[place if named["kind"] == "Role" else None, named["name"]]
+            assert role["kind"] == named["kind"]
             found += [{**rule, "namespace": place} for rule in role["rules"]]
     return found
 
@@ -130,6 +132,16 @@ def test_further_namespaces_give_the_gateway_what_it_has_at_home() -> None:
 
     assert there(TEAM) == there(DEFAULT_NAMESPACE) == {grant[:3] for grant in granted("smoe-gateway")}
     assert there("") == {("list", "", "namespaces"), ("watch", "", "namespaces")}
+
+
+def test_a_further_namespace_gives_the_controller_and_prometheus_what_they_have_at_home() -> None:
+    files = (*EVERYWHERE, DEPLOY / "kubernetes" / "prometheus.yaml")
+    for account in ("smoe-controller", "smoe-prometheus"):
+        at = {
+            place: {grant[:3] for grant in granted(account, files) if grant[3] == place}
+            for place in (TEAM, DEFAULT_NAMESPACE)
+        }
+        assert at[TEAM] == at[DEFAULT_NAMESPACE] != set()
 
 
 async def test_the_controller_does_all_that_it_may_and_nothing_else(guarded: Running, platforms: Platforms) -> None:

@@ -17,7 +17,7 @@ from autoscaler.lease import NotLeaderError
 from autoscaler.loop import Controller
 from autoscaler.platform.kubernetes import KubernetesPlatform, cache
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
-from tests.doubles.kubernetes.functions import put, spec, writes
+from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 from tests.unit.kubernetes.conftest import Platforms
@@ -52,8 +52,15 @@ class Load:
 class Story:
     """Two experts in a cluster, a load, and a clock that moves by one tick at a time."""
 
-    def __init__(self, double: Running, platform: KubernetesPlatform, source: MetricsSource | None = None) -> None:
+    def __init__(
+        self,
+        double: Running,
+        platform: KubernetesPlatform,
+        source: MetricsSource | None = None,
+        namespace: str = NAMESPACE,
+    ) -> None:
         self.double = double
+        self.namespace = namespace
         self.load = Load(double)
         self.platform = platform
         limits = LimitSettings()
@@ -70,7 +77,8 @@ class Story:
             self.seen.append(self.replicas())
 
     def replicas(self) -> tuple[int, ...]:
-        return tuple(int(self.double.deployment(function)["spec"]["replicas"]) for function in FUNCTIONS)
+        found = (self.double.deployment(function, self.namespace) for function in FUNCTIONS)
+        return tuple(int(one["spec"]["replicas"]) for one in found)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.state.readings import SHAPES, Series
-from tests.doubles.kubernetes.functions import put, spec
+from tests.doubles.kubernetes.functions import NAMESPACE, put, spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import topology
 from tests.unit.autoscaler.servers import Reply, serve
@@ -32,18 +32,20 @@ Row = dict[str, Any]
 class Exporter:
     """What ingress and gateway tell of two experts under a steady load, for replicas as they are."""
 
-    def __init__(self, double: Running) -> None:
+    def __init__(self, double: Running, namespace: str = NAMESPACE) -> None:
         self._double = double
+        self._namespace = namespace
         self._replicas: dict[str, float] = {}
         self.calls = BUSY
 
     def look(self) -> None:
         """See how many replicas there are."""
-        self._replicas = {name: float(self._double.deployment(name)["spec"]["replicas"]) for name in FUNCTIONS}
+        found = {name: self._double.deployment(name, self._namespace) for name in FUNCTIONS}
+        self._replicas = {name: float(one["spec"]["replicas"]) for name, one in found.items()}
 
     def replicas(self, labels: dict[str, str]) -> int:
         """Of the function that a sample is of."""
-        return int(self._replicas[labels["function_name"].removesuffix(".openfaas-fn")])
+        return int(self._replicas[labels["function_name"].removesuffix(f".{self._namespace}")])
 
     def values(self, series: Series, counted_s: float, busy_s: float) -> Iterator[tuple[dict[str, str], float]]:
         """Labels and value of every sample; of counters what they grow in ``counted_s`` (calls' time: ``busy_s``)."""
@@ -64,13 +66,16 @@ class Exporter:
             yield from (({"pipeline": "m", "node": node, "code": "200"}, amounts.get(series, 0.0)) for node in NODES)
         elif "function_name" in labels:
             for function, replicas in self._replicas.items():
-                yield {"function_name": f"{function}.openfaas-fn", "state": "ready"}, amounts.get(series, replicas)
+                yield (
+                    {"function_name": f"{function}.{self._namespace}", "state": "ready"},
+                    amounts.get(series, replicas),
+                )
         elif SHAPES[series].kind != "histogram":
             yield {"pipeline": "m", "code": "200"}, amounts.get(series, 10.0 * counted_s)
 
     def counted(self) -> Iterator[tuple[dict[str, str], float]]:
         """How many replicas are measured."""
-        return (({"function_name": f"{name}.openfaas-fn"}, count) for name, count in self._replicas.items())
+        return (({"function_name": f"{name}.{self._namespace}"}, count) for name, count in self._replicas.items())
 
 
 class Prometheus:

@@ -4,9 +4,7 @@ are told the truth. One gateway is stopped before one of its calls while the oth
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,55 +15,19 @@ from gateway.backends.kubernetes import KubernetesSettings, objects
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.space import Space
 from gateway.contract import DEFAULT_NAMESPACE, ConflictError, FunctionSpec, GatewayError, NotFoundError
+from tests.doubles.kubernetes.crossing import Order, crossed
 from tests.doubles.kubernetes.functions import spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.kubernetes.conftest import Backends, ready, until, until_so
 
 pytestmark = pytest.mark.timeout(60)
-Order = Callable[[KubernetesBackend], Awaitable[None]]
 F = spec("f", labels={"team": "a"})
 OTHER = replace(F, image="smoe/function:2", env_vars={**F.env_vars, "a": "b"}, labels={"owner": "two"})
 LIVE = replace(F, labels={"live": "yes"}, limits={"memory": "512Mi", "cpu": "2"})
 
 
-class Held:
-    """A gateway that stops before its ``nth`` write (from 0) until it is let go."""
-
-    def __init__(self, backend: KubernetesBackend, nth: int) -> None:
-        self.reached, self._go = asyncio.Event(), asyncio.Event()
-        self._left, self._call = nth, backend._api.call
-        backend._api.call = self._held  # type: ignore[method-assign, assignment]
-
-    async def _held(self, method: Any, path: str, *rest: Any, **more: Any) -> Any:
-        if method != "GET" and "/pods/" not in path:
-            self._left -= 1
-            if self._left == -1:
-                self.reached.set()
-                await self._go.wait()
-        return await self._call(method, path, *rest, **more)
-
-    def go(self) -> None:
-        self._go.set()
-
-
 def home(backend: KubernetesBackend) -> Space:
     return backend._spaces[DEFAULT_NAMESPACE]
-
-
-async def crossed(one: KubernetesBackend, two: KubernetesBackend, nth: int, first: Order, second: Order) -> list[Any]:
-    """What both orders ended with, ``second`` done while ``one`` stood before its ``nth`` write; [] where it made no
-    such write."""
-    held = Held(one, nth)
-    running = asyncio.ensure_future(first(one))
-    reaching = asyncio.ensure_future(held.reached.wait())
-    await asyncio.wait((running, reaching), return_when=asyncio.FIRST_COMPLETED)
-    reaching.cancel()
-    if not held.reached.is_set():
-        running.result()
-        return []
-    ended = await asyncio.gather(second(two), return_exceptions=True)
-    held.go()
-    return [*await asyncio.gather(running, return_exceptions=True), *ended]
 
 
 def kept(double: Running) -> FunctionSpec:
