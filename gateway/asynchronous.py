@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,7 +35,7 @@ Refusal = tuple[int, str]
 """Status and sentence."""
 
 
-class AsyncCalls:
+class AsyncCalls(ABC):
     """What every queue of asynchronous calls does with one: looks at it first, later runs it and calls back."""
 
     def __init__(
@@ -56,17 +57,17 @@ class AsyncCalls:
         self._callback_timeout_s = callback_timeout_s
         self._pause = pause
 
+    @abstractmethod
     async def start(self) -> None:
         """Begin to run calls."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def put(self, call: Call) -> Refusal | None:
         """Queue a call; None once it is accepted."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self, timeout_s: float) -> None:
         """Take no more, and run what is begun for at most ``timeout_s``."""
-        raise NotImplementedError
 
     def _refusal(self, call: Call) -> Refusal | None:
         """Why no queue takes it."""

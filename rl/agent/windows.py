@@ -60,8 +60,8 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
 
     The state is made anew from the log by the encoder that decided then. Raises NetworkError, LogError, SettingsError.
     """
-    contexts = [context for context in read_contexts(folder) if "settings" in context]
-    if not contexts:
+    context = controller_context(folder)
+    if context is None:
         raise NetworkError(f"{folder} holds no log of a controller; give the folder of windows-*.parquet")
     stored = list(ticks(folder))
     wanted = [tick for tick in stored if at_s is None or abs(tick.observation.end_s - at_s) < SLACK_S]
@@ -69,7 +69,7 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
         ends = f"{stored[0].observation.end_s:.3f} to {stored[-1].observation.end_s:.3f}" if stored else "none"
         raise NetworkError(f"{folder} has no window that ended at {at_s}; stored are {ends}")
     last = wanted[-1]
-    making = making_of(contexts[-1])
+    making = making_of(context)
     policy = make(making)
     if not isinstance(policy, LearntPolicy):
         raise NetworkError(f"{folder} is not of a learnt policy")
@@ -89,6 +89,11 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
         "simulated": False,
     }
     return Window(load(path), policy.encoder, state, about, wishes)
+
+
+def controller_context(folder: Path) -> Mapping[str, Any] | None:
+    """What the last controller that logged to ``folder`` was made with; None where none did. Raises LogError."""
+    return next((found for found in reversed(read_contexts(folder)) if "settings" in found), None)
 
 
 def meter_of(making: Making) -> str:

@@ -27,7 +27,7 @@ def request_to(address: str, tokens: int, first: int = 0) -> Target:
 
 
 def blank(tokens: int, repeat: int, settings: ProfileSettings) -> Row:
-    """The row of a pass that is still to be measured."""
+    """The row of a pass that is still to be measured, and what rows of other points are made from."""
     return Row(
         node=INGRESS,
         family="pass",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from rl.profile.errors import MeasurementError
 from rl.profile.load import Recorded, Target, closed_loop, open_loop, paced, poisson_arrivals
 from rl.profile.machine import busy_s
 from rl.profile.plan import NodeClass, Plan, Point, ProfileSettings, axis_tokens, make_plan
+from rl.profile.requests import blank
 from rl.profile.rows import Row, spread
 from rl.profile.target import Function, Gateway, ReplicaSeen, Setting
 
@@ -234,26 +234,17 @@ class Bench:
 
     def _blank(self, point: Point) -> Row:
         node = self._manifest.node(point.node)
-        return Row(
+        return replace(
+            blank(point.tokens, point.repeat, self._settings),
             node=point.node,
             family=point.family,
             loop=point.loop,
-            tokens=point.tokens,
             texts=len(texts_of(point.tokens, point.tokens)) if node.kind == "segment" else 0,
             cpu_cores=point.share / self._settings.cpu_scale,
             share=point.share,
-            period_s=None,
             memory_mib=point.memory_mib,
             concurrency=point.concurrency,
             rate_rps=point.rate_rps,
-            seed=0,
-            repeat=point.repeat,
-            feasible=True,
-            note="",
-            n=0,
-            errors=0,
-            seconds=0.0,
-            load1=os.getloadavg()[0],
         )
 
     def _why(self, node: str) -> str:

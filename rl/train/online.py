@@ -14,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from autoscaler.logger import read_contexts
 from autoscaler.settings import ControllerSettings, window_of
 from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import WindowStep
 from rl.agent.ddpg.exploration import decide
 from rl.agent.policy import NAME, LearntPolicy, make
-from rl.agent.windows import making_of
+from rl.agent.windows import controller_context, making_of
 from rl.experience import Experience, experiences
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
 from rl.features.lattice import REPLICAS
@@ -68,10 +67,10 @@ def read(log: Path, policy_settings: Path | None = None, slo_s: float | None = N
     default the log's. Raises TrainingError for fewer than ``FEWEST`` windows, LogError, SettingsError, and ValueError
     where the log is of another pipeline than its manifest.
     """
-    contexts = [context for context in read_contexts(log) if "settings" in context]
-    if not contexts:
+    context = controller_context(log)
+    if context is None:
         raise TrainingError(f"{log} holds no log of a controller; give the folder of windows-*.parquet")
-    making = making_of(contexts[-1])
+    making = making_of(context)
     own: ControllerSettings = making.settings
     file = policy_settings or (own.policy_settings if own.policy == NAME else None)
     asked = replace(own, policy=NAME, policy_settings=file, slo_s=slo_s or own.slo_s)
