@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from prometheus_client import CollectorRegistry
 
-from autoscaler.build import build_controller, build_platform
-from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
-from autoscaler.exposition import ControllerMetrics, Exposition
-from autoscaler.loop import Controller, run, short
-from autoscaler.platform.shadow import ShadowBill, ShadowPlatform
-from autoscaler.progress import Progress, stalled_after
+from autoscaler.platform.shadow import ShadowBill
+from autoscaler.process import ControllerProcess
 from autoscaler.settings import PLATFORMS, SHORT_NAMES, ControllerSettings, is_policy, validate
+from autoscaler.told import line, summary
 from autoscaler.topology import load_topology
-
-log = logging.getLogger("smoe.autoscaler")
-
-YOUNG_OBJECTS = 300_000
-"""New objects after which the collector looks at them."""
-SHOWN = 8
-"""Changes named in one line for people."""
 
 
 @click.command()
@@ -279,163 +265,14 @@ def autoscale(
             f"{settings.manifest_dir} holds the pipeline {topology.pipeline!r}, not {pipeline!r}; "
             f"say --pipeline {topology.pipeline}"
         )
-    progress = Progress(stalled_after(settings.stalled_s, settings.interval_s))
-    cluster = ClusterSide(settings, pipeline, progress=progress) if settings.platform == "kubernetes" else None
-    platform = build_platform(settings, pipeline, progress.sign) if cluster is None else cluster.platform
-    shadow = ShadowPlatform(platform) if settings.shadow else None
-    controller, window_s = build_controller(settings, shadow or platform)
-    bill = None if shadow is None else ShadowBill(shadow, controller.prices, controller.policy.name)
-    metrics = ControllerMetrics(pipeline, settings.slo_s, bill)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    done = 0
 
-    def on_tick(report: TickReport) -> None:
-        nonlocal done
-        done += 1
-        if done == 1:
-            settle()
-        metrics.add(report)
-        if bill is not None:
-            bill.add(report.observation)
-        conditions = () if cluster is None else cluster.conditions()
+    def tell(report: TickReport, bill: ShadowBill | None, conditions: Sequence[object]) -> None:
         click.echo(json.dumps(summary(report, bill, conditions)) if as_json else line(report, bill, conditions))
-        if ticks is not None and done >= ticks:
-            stop.set()
-        if cluster is not None:
-            cluster.keep()
 
-    def wait(wait_s: float) -> bool:
-        if cluster is not None:
-            return cluster.wait(stop, wait_s)
-        progress.turn()
-        ended = stop.wait(wait_s)
-        progress.turn()
-        return ended
-
-    def trouble() -> str:
-        return progress.trouble() or ("" if cluster is None else cluster.trouble())
-
-    exposition = None
-    if settings.metrics_port:
-        exposition = _expose(settings.metrics_port, metrics, cluster, controller, trouble)
-    if cluster is not None:
-        cluster.start(stop)
-    try:
-        with spared_collections() as settle:
-            run(controller, settings.interval_s, wait, on_tick, window_s=window_s)
-    finally:
-        stop.set()
-        if bill is not None:
-            log.info("%s", bill.verdict())
-        if cluster is not None:
-            cluster.close()
-        if exposition is not None:
-            exposition.close()
-
-
-@contextmanager
-def spared_collections() -> Iterator[Callable[[], None]]:
-    """Gives what is to be called once, when a tick has made what stays: the collector shall not walk through that again
-    in every tick. At the end everything is as it was.
-
-    A tick of thousands of functions makes a few hundred thousand short-lived objects and no cycles of them, so there is
-    little for the collector to find, and it may look for it later.
-    """
-    before = gc.get_threshold()
-
-    def settle() -> None:
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS, 20, 20)
-
-    try:
-        yield settle
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*before)
-
-
-def _expose(
-    port: int,
-    metrics: ControllerMetrics,
-    cluster: ClusterSide | None,
-    controller: Controller,
-    trouble: Callable[[], str],
-) -> Exposition:
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    if cluster is not None:
-        cluster.register(registry)
-
-    def view() -> bytes:
-        if controller.view is None:
-            return b"{}"
-        if cluster is None:
-            return controller.view.document()
-        return controller.view.document(leads=cluster.leads(), conditions=cluster.conditions())
-
-    return Exposition(port, registry, view, trouble)
-
-
-def summary(report: TickReport, bill: ShadowBill | None = None, conditions: Sequence[object] = ()) -> dict[str, Any]:
-    """A tick as plain values. ``bill``: of a shadow; ``conditions``: what stands in the way on the platform."""
-    seen = report.observation
-    extra: dict[str, Any] = {} if bill is None else {"shadow": bill.summary()}
-    if conditions:
-        extra["conditions"] = [str(one) for one in conditions]
-    return extra | {
-        "end_s": seen.end_s,
-        "window_s": seen.window_s,
-        "policy": report.policy,
-        "requests_per_s": seen.requests_per_s,
-        "p50_s": seen.latency_p50_s,
-        "p95_s": seen.latency_p95_s,
-        "failed": seen.failed,
-        "stale": seen.stale,
-        "problems": list(seen.problems),
-        "cost_busy": report.cost.busy,
-        "cost_provisioned": report.cost.provisioned,
-        "decision_s": report.decision_s,
-        "dry_run": report.dry_run,
-        "decisions": len(report.decisions),
-        "held": sum(not decision.valid for decision in report.decisions),
-        "changes": [
-            {
-                "function": decision.function,
-                "present": short(decision.present),
-                "wish": short(decision.wish),
-                "target": short(decision.target),
-                "replicas": [decision.present.replicas, decision.target.replicas],
-                "reason": decision.reason,
-                "limits_hit": list(decision.limits_hit),
-                "applied": decision.function in report.applied,
-            }
-            for decision in report.decisions
-            if decision.changes
-        ],
-        "failures": dict(report.failures),
-    }
-
-
-def line(report: TickReport, bill: ShadowBill | None = None, conditions: Sequence[object] = ()) -> str:
-    """A tick in one line for people."""
-    seen = report.observation
-    p95 = "–" if seen.latency_p95_s is None else f"{seen.latency_p95_s * 1000:.1f} ms"
-    rps = "–" if seen.requests_per_s is None else f"{seen.requests_per_s:.1f}/s"
-    changes = [
-        f"{decision.function} {short(decision.present)} → {short(decision.target)}"
-        for decision in report.decisions
-        if decision.changes
-    ]
-    held = f"holding ({seen.problems[0] if seen.problems else 'no data'}); " if seen.stale else ""
-    dry = " (dry run)" if report.dry_run and changes else ""
-    failed = f"; {len(report.failures)} failed" if report.failures else ""
-    named = ": " + ", ".join(changes[:SHOWN]) + (" …" if len(changes) > SHOWN else "") if changes else ""
-    shadow = "" if bill is None else f"; {bill.line()}"
-    obstacles = "".join(f"; {one}" for one in conditions[:SHOWN])
-    return f"{held}requests {rps}, P95 {p95}, {len(changes)} changes{dry}{failed}{named}{shadow}{obstacles}"
+    process = ControllerProcess(settings, pipeline, tell, ticks)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: process.stop())
+    process.run()
 
 
 def _seconds(text: str) -> float:

@@ -40,11 +40,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from autoscaler.build import build_controller
 from autoscaler.cluster import ClusterSide
-from autoscaler.commands import line, spared_collections
 from autoscaler.exposition import ControllerMetrics
 from autoscaler.loop import Controller
 from autoscaler.platform.kubernetes import BURST, RATE_PER_S, Rate
+from autoscaler.process import spared_collections
 from autoscaler.settings import ControllerSettings
+from autoscaler.told import line
 from gateway.backends.process.kernel import die_with_parent
 from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
 
