@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.cluster.namespaces import Namespaces
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a busy machine is no failure
 
 
 @pytest.fixture(scope="session")
