@@ -26,6 +26,8 @@ from smoe.state import read_gateway
 
 HOME, OTHER = "a", "b"
 TIMEOUT_S = 600.0
+AROUND_S = 5.0
+"""Before and after the longest change, what Table 2 of the ElasticMoE paper calls *during* (its appendix A.1)."""
 SLOW_SCALES_S = 2.0
 """Between weighings beside changes that take a minute or more and are timed too: weighing takes a tenth of a core."""
 FRESH_RUNTIME_MIB = 640
@@ -50,6 +52,8 @@ class Setting:
     pause_s: float
     link_bytes_per_s: float
     disk_bytes_per_s: float
+    window_s: float = 0.0
+    """Seconds of the longest change, which the full system is looked at for, too; 0: it is not."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class Measured:
     weights: dict[str, tuple[Span, list[Weight]]] = field(default_factory=dict)
     copied: dict[str, int] = field(default_factory=dict)
     """Bytes moved by source in the last move onto the other node."""
+    around: tuple[Span, float] | None = None
+    """A change that was looked at for longer than it took, and the seconds from its order that were meant."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ class Stage:
         self._standbys = standbys
         self._gateway = psutil.Process(running.pid)
         self._generation = 0
+        self._lead_s = 0.0
         self._coordinator = Coordinator(self._connect, setting.manifest, state, Options(peers, TIMEOUT_S))
         self.copied: dict[str, int] = {}
 
@@ -167,13 +174,24 @@ class Stage:
             time.sleep(1.0)
         measured.weights[name] = (span, scales.weights)
 
-    def time_and_weigh(self, change: Callable[[], Span], measured: Measured) -> None:
+    def time_and_weigh(self, change: Callable[[], Span], measured: Measured) -> Span:
         """Both at once, for changes that take long: the scales hardly slow them."""
         with Scales([self.running.pid], self.running.folders, pause_s=SLOW_SCALES_S) as scales:
             span = change()
             time.sleep(SLOW_SCALES_S)
         measured.spans.append(span)
         measured.weights["up"] = (span, scales.weights)
+        return span
+
+    def look_around(self, change: Callable[[], Span], measured: Measured, window_s: float = 0.0) -> Span:
+        """Make a change AROUND_S later than else, and go on until AROUND_S after ``window_s`` (0: after it)."""
+        self._lead_s = AROUND_S
+        span = change()
+        self._lead_s = 0.0
+        window_s = window_s or span.settled_s - span.ordered_s
+        time.sleep(max(0.0, span.ordered_s + window_s + AROUND_S - time.monotonic()))
+        measured.around = (span, window_s)
+        return span
 
     def start_anew_from_now_on(self) -> None:
         """Workers of the image FRESH were forked so far."""
@@ -210,7 +228,7 @@ class Stage:
     def _pause(self) -> float:
         self.wait_standbys()
         before_s = time.monotonic()
-        time.sleep(self._setting.pause_s)
+        time.sleep(self._setting.pause_s + self._lead_s)
         return before_s
 
 
