@@ -42,7 +42,7 @@ PRICE_WEIGHT = 0.457
 class TrainingSettings:
     """How an agent is trained for one workload."""
 
-    episodes: int = 8
+    episodes: int = 24
     """After those that fill the buffer."""
     filling: int = 2
     """Episodes that play the history alone, before anything is learnt."""
