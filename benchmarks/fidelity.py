@@ -28,7 +28,7 @@ from rich.table import Table
 from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.topology import load_topology
-from benchmarks.fidelity_machine import SINGLES, pace_of
+from benchmarks.fidelity_machine import SINGLES, Singles, near, pace_of
 from benchmarks.fidelity_runs import (
     FULL,
     MEMORY_MB,
@@ -99,9 +99,10 @@ def simulated(record: Record, workload: Workload, seed: int) -> Outcome:
     return replace(found, measured_part=measured_part(workload, simulation.requests, played))
 
 
-def workload_of(directory: Path, profile: Profile, record: Record) -> Workload:
-    """The pipeline on the machine of the profile, at its pace just before the record, with the record's texts. What
-    client and gateway compute takes cores; the rest of their seconds is constant."""
+def workload_of(directory: Path, profile: Profile, record: Record, sets: Sequence[Singles]) -> Workload:
+    """The pipeline on the machine of the profile, at its pace when the record was made, with the record's texts.
+    ``sets``: single requests of all records. What client and gateway compute takes cores; the rest of their seconds is
+    constant."""
     front_s = 0.0 if record.singles is None else min(record.singles.front_cpu_s, record.front_s)
     found = measured_workload(
         directory,
@@ -114,7 +115,9 @@ def workload_of(directory: Path, profile: Profile, record: Record) -> Workload:
         segment_configuration=INGRESS,
     )
     assert found.host is not None
-    pace = 1.0 if record.singles is None else pace_of(record.singles, found, FULL)
+    close = near(sets, record.at_s, record.at_s + record.seconds) if record.at_s else []
+    close = close or ([] if record.singles is None else [record.singles])
+    pace = pace_of(close, found, FULL) if close else 1.0
     return replace(found, host=replace(found.host, pace=pace, front_s=front_s))
 
 
@@ -144,6 +147,9 @@ def run_cells(
                     found.append(quietest(bench, cell, texts, counts, (alone, tokens)))
                     if kept is not None:
                         save(found, kept)
+                found[-1] = replace(found[-1], after=send_singles(bench, alone, tokens))
+                if kept is not None:
+                    save(found, kept)
         finally:
             service.stop_process(process)
     progress("done", len(found))
@@ -190,9 +196,10 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
         machine = this_machine()
         profile = open_profile(profile_path, directory, machine) if profile_path else find(directory, machine)
         found = []
+        sets = [one for record in records for one in (record.singles, record.after) if one is not None]
         for cell in dict.fromkeys(record.cell for record in records):
             runs = [record for record in records if record.cell == cell]
-            workloads = [workload_of(directory, profile, run) for run in runs]
+            workloads = [workload_of(directory, profile, run, sets) for run in runs]
             ours = [simulated(*one, SEED + n) for one in zip(runs, workloads, strict=True) for n in range(SIMULATIONS)]
             found.append(compare(runs, [one.host.pace for one in workloads if one.host is not None], ours))
     return found

@@ -1,15 +1,17 @@
-"""The machine that ``benchmarks.fidelity`` plays on: how fast it was just before a play, and who used it meanwhile.
+"""The machine that ``benchmarks.fidelity`` plays on: how fast it was around a play, and who used it meanwhile.
 
-Virtual cores are not equally fast all day. So before each play some requests are sent, alone and with every function
-at a full core, and the simulation is told how many times as long they took as the profile says
+Virtual cores are not equally fast all day. So before each play, and after the last, some requests are sent, alone and
+with every function at a full core, and the simulation is told how many times as long they took as the profile says
 (``rl.workload.Host.pace``). No play has a part in it, but they are as far apart as a play's, and of as many texts: one
 text again and again, sent twice as fast, finds warmer caches and says that the machine is faster than plays find it.
+What lone requests take changes by a tenth from one minute to the next, so all of those count that were sent within
+``NEAR_S`` of a play.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +21,19 @@ import numpy as np
 import psutil
 
 from autoscaler.contract import Configuration
+from rl.latency.contract import Floats
 from rl.profile.machine import busy_s
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
 from rl.workload import Workload
 
-SINGLES, SINGLES_PER_S = 40, 2.5
+SINGLES, SINGLES_PER_S = 60, 2.5
 """Single requests, and how many a second: none meets another."""
-SIMULATED = 400
-"""Of them in the simulator, whose median has to be known better than the measured one."""
+WARM = 10
+"""Sent before them and not counted: what is left over from a play or a change is gone then."""
+NEAR_S = 300.0
+SIMULATED = 10
+"""Times each of them is sent in the simulator."""
 MOST_PACE = 2.0
 """A machine that takes longer is not one that is slower now, but one that is in use."""
 SEED = 5
@@ -48,25 +54,42 @@ class Singles:
     front_cpu_s: float = 0.0
     """CPU seconds of client and gateway for one of them, without what both use when there is nothing to do; 0 in older
     records, which do not know it."""
+    at_s: float = 0.0
+    """Unix time; 0 in older records, which do not know it."""
 
 
-def pace_of(singles: Singles, workload: Workload, asked_for: Configuration) -> float:
-    """Median seconds of ``singles`` over those of the same in the simulator, both without what the ingress does not
-    see. ``asked_for``: what every function ran with. Raises ClickException where the machine was in use."""
-    assert workload.host is not None
-    alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0, front_s=0.0))
-    texts = np.array(singles.counts, dtype=np.uint16).reshape(len(singles.counts), -1)
-    counts = texts[:, np.arange(SIMULATED) % texts.shape[1]]
-    start = {node.function: asked_for for node in workload.topology.nodes}
-    requests = Requests(np.arange(SIMULATED) / SINGLES_PER_S, counts, "single requests")
-    window = Simulation(alone, requests, start, seed=SEED).advance(SIMULATED / SINGLES_PER_S + 60.0)
-    pace = float((np.median(singles.latency_s) - singles.front_s) / np.median(window.latency_s))
+def pace_of(sets: Sequence[Singles], workload: Workload, asked_for: Configuration) -> float:
+    """Median over all requests of ``sets`` of their seconds over those of the same in the simulator, both without what
+    the ingress does not see. ``asked_for``: what every function ran with. Raises ClickException where the machine was
+    in use."""
+    pace = float(np.median(np.concatenate([ratios(singles, workload, asked_for) for singles in sets])))
     if pace > MOST_PACE:
         raise click.ClickException(
             f"single requests took {pace:.1f} times as long as the profile says, at most {MOST_PACE:g} times can be "
             f"compared; somebody else uses the machine"
         )
     return pace
+
+
+def ratios(singles: Singles, workload: Workload, asked_for: Configuration) -> Floats:
+    """[requests] seconds measured over the same text's median in the simulator at pace 1."""
+    assert workload.host is not None
+    alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0, front_s=0.0))
+    texts = np.array(singles.counts, dtype=np.uint16).reshape(len(singles.counts), -1)
+    many = texts.shape[1] * SIMULATED
+    start = {node.function: asked_for for node in workload.topology.nodes}
+    requests = Requests(np.arange(many) / SINGLES_PER_S, np.tile(texts, SIMULATED), "single requests")
+    window = Simulation(alone, requests, start, seed=SEED).advance(many / SINGLES_PER_S + 60.0)
+    seconds = np.full(many, np.nan)
+    seconds[window.finished] = window.latency_s
+    expected_s = np.nanmedian(seconds.reshape(SIMULATED, -1), axis=0)
+    measured_s: Floats = np.array(singles.latency_s) - singles.front_s
+    return measured_s / np.resize(expected_s, measured_s.size)
+
+
+def near(sets: Sequence[Singles], begun_s: float, ended_s: float) -> list[Singles]:
+    """Those that were sent within ``NEAR_S`` of what began and ended then (Unix time)."""
+    return [one for one in sets if begun_s - NEAR_S <= one.at_s <= ended_s + NEAR_S]
 
 
 class Usage:

@@ -27,7 +27,7 @@ from autoscaler.monitor.source import Monitor
 from autoscaler.platform.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.readings import Series
-from benchmarks.fidelity_machine import SINGLES, SINGLES_PER_S, Singles, Usage, cpu_s
+from benchmarks.fidelity_machine import SINGLES, SINGLES_PER_S, WARM, Singles, Usage, cpu_s
 from moe.manifest import Manifest
 from moe.reference import WholeModel
 from rl.processes import worker_processes
@@ -110,6 +110,10 @@ class Record:
     """Those of ``host_cores`` that processes outside this benchmark used."""
     singles: Singles | None = None
     """Single requests just before; older records have none, and ``front_s`` from before all cells."""
+    after: Singles | None = None
+    """Single requests just after; of the last record only."""
+    at_s: float = 0.0
+    """Unix time of the play's beginning; 0 in older records, which do not know it."""
 
 
 class Script:
@@ -196,6 +200,7 @@ class Bench:
 def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Singles:
     """Single requests of ``texts`` in turn, every function with a full core. ``counts [1 + experts, texts]``."""
     settle(bench.client, bench.platform, {node.function: FULL for node in bench.topology.nodes[1:]})
+    bench.player.play(generate.synthetic(WARM, WARM / SINGLES_PER_S, EVEN_CV, SEED), texts)
     idle = bench.front_cpu_s()
     time.sleep(IDLE_S)
     idle_cores = (bench.front_cpu_s() - idle) / IDLE_S
@@ -210,7 +215,7 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
     spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
     seen = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
     return Singles(
-        seen, counts.tolist(), float(np.mean(seen) - spent_s / count), others_cores, max(0.0, front_s / count)
+        seen, counts.tolist(), float(np.mean(seen) - spent_s / count), others_cores, max(0.0, front_s / count), begun_s
     )
 
 
@@ -263,6 +268,7 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
         singles.front_s,
         others_cores,
         singles,
+        at_s=begun_s,
     )
 
 
@@ -353,7 +359,8 @@ def load_records(path: Path) -> list[Record]:
         document = json.loads(line)
         document["cell"] = Cell(**document["cell"])
         document["measured"] = Outcome(**document["measured"])
-        if document.get("singles") is not None:
-            document["singles"] = Singles(**document["singles"])
+        for name in ("singles", "after"):
+            if document.get(name) is not None:
+                document[name] = Singles(**document[name])
         found.append(Record(**document))
     return found

@@ -29,9 +29,9 @@ SEED = 17
 
 
 def fitted_overlap(workload: Workload, slowdowns: Mapping[int, Slowdown], tokens: int, full_core: float) -> float:
-    """``rl.workload.Host.overlap`` under which volleys of these sizes are as much slower than lone requests as
-    ``slowdowns`` says, on the geometric mean over sizes; the nearer bound where none is. 1 where the difference is
-    within ``ERRORS`` standard errors of what was measured: what is not known to cost anything costs nothing.
+    """``rl.workload.Host.overlap`` nearest to 1 under which volleys of these sizes are as much slower than lone
+    requests as ``slowdowns`` says, on the geometric mean over sizes, within ``ERRORS`` standard errors: what is not
+    known to cost anything costs nothing, and what is costs as much as is certain. The nearer bound where none does it.
 
     ``tokens``: of each request; ``full_core``: configured cores that give a function a whole one. The volleys are
     those of ``rl.profile.overlap``, with the workload's own routing.
@@ -49,11 +49,14 @@ def fitted_overlap(workload: Workload, slowdowns: Mapping[int, Slowdown], tokens
         found = _medians_s(tried, volleys, tokens, asked_for)
         return float(np.mean([np.log(found[size] / lone_s / slowdown.times) for size, slowdown in slowdowns.items()]))
 
-    if abs(excess(1.0)) <= ERRORS * float(np.mean([slowdown.error for slowdown in slowdowns.values()])):
+    margin = ERRORS * float(np.mean([slowdown.error for slowdown in slowdowns.values()]))
+    off = excess(1.0)
+    if abs(off) <= margin:
         return 1.0
-    if excess(LEAST) >= 0 or excess(MOST) <= 0:
-        return LEAST if excess(LEAST) >= 0 else MOST
-    return float(brentq(excess, LEAST, MOST, xtol=TOLERANCE))
+    left = float(np.copysign(margin, off))
+    if excess(LEAST) >= left or excess(MOST) <= left:
+        return LEAST if excess(LEAST) >= left else MOST
+    return float(brentq(lambda overlap: excess(overlap) - left, LEAST, MOST, xtol=TOLERANCE))
 
 
 def _medians_s(

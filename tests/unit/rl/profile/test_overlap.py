@@ -151,6 +151,13 @@ def test_what_cannot_be_told_from_nothing_is_nothing() -> None:
     assert fitted_overlap(found, {2: replace(told, error=0.5)}, 20, 1.0) == 1.0
 
 
+def test_of_what_meeting_costs_as_much_is_taken_as_is_certain() -> None:
+    found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
+    told = slowed(replace(found, host=replace(HOST, overlap=1.1)), 2)
+    exact, careful = (fitted_overlap(found, {2: replace(told, error=error)}, 20, 1.0) for error in (0.001, 0.02))
+    assert 1.0 < careful < exact - 0.02
+
+
 def test_the_error_is_that_of_the_rounds() -> None:
     seconds = {0: 0.05, 1: 0.05 * np.e**0.2, 2: 0.05 * np.e**-0.2, 3: 0.05}
     rows = [

@@ -10,7 +10,7 @@ import click
 import numpy as np
 import pytest
 
-from benchmarks.fidelity_machine import Singles, Usage, cpu_s, pace_of
+from benchmarks.fidelity_machine import Singles, Usage, cpu_s, near, pace_of
 from rl.latency.contract import Noise
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
@@ -44,7 +44,21 @@ def test_the_pace_is_found_again_from_single_requests(pace: float) -> None:
     found = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
     latency, counts = lone_latencies(found, pace, 400)
     singles = Singles(latency.tolist(), counts, 0.003)
-    assert pace_of(singles, found, configuration()) == pytest.approx(pace, rel=0.02)
+    assert pace_of([singles], found, configuration()) == pytest.approx(pace, rel=0.02)
+
+
+def test_single_requests_count_that_were_sent_near_a_play() -> None:
+    sets = [Singles([], [], 0.0, at_s=1000.0 + at_s) for at_s in (-301.0, -299.0, 30.0, 359.0, 361.0)]
+    assert [one.at_s - 1000.0 for one in near(sets, 1000.0, 1060.0)] == [-299.0, 30.0, 359.0]
+
+
+def test_several_looks_at_single_requests_are_one() -> None:
+    found = workload((3, 2), Limited(scatter=Noise.lognormal(0.1)), hop_s=0.0, request_s=0.003, host=HOST)
+    sets = [
+        Singles(latency.tolist(), counts, 0.003)
+        for latency, counts in (lone_latencies(found, pace, 200) for pace in (0.8, 1.0, 1.2))
+    ]
+    assert pace_of(sets, found, configuration()) == pytest.approx(1.0, rel=0.03)
 
 
 def test_what_client_and_gateway_compute_is_no_part_of_the_pace() -> None:
@@ -53,7 +67,7 @@ def test_what_client_and_gateway_compute_is_no_part_of_the_pace() -> None:
     latency, counts = lone_latencies(found, 1.0, 400)
     singles = Singles(latency.tolist(), counts, 0.003, front_cpu_s=0.002)
     working = replace(found, request_s=0.001, host=replace(HOST, front_s=0.002))
-    assert pace_of(singles, working, configuration()) == pace_of(singles, found, configuration())
+    assert pace_of([singles], working, configuration()) == pace_of([singles], found, configuration())
 
 
 def test_cpu_seconds_of_a_process_are_those_that_it_used() -> None:
@@ -67,7 +81,7 @@ def test_a_machine_in_use_is_not_compared_with() -> None:
     found = workload((3, 2), Limited(), hop_s=0.0, request_s=0.003, host=HOST)
     latency, counts = lone_latencies(found, 2.5, 20)
     with pytest.raises(click.ClickException, match="times as long as the profile says"):
-        pace_of(Singles(latency.tolist(), counts, 0.003), found, configuration())
+        pace_of([Singles(latency.tolist(), counts, 0.003)], found, configuration())
 
 
 def test_cores_in_use_are_of_the_whole_machine_and_of_others() -> None:
