@@ -15,9 +15,12 @@ serve a workload, each with the reason), ``searches`` (trials and whether each c
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import os
 import shutil
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -76,6 +79,7 @@ def measure(
         replace(planned, workloads=tuning.swept),
         out / "settings",
         lambda name, done: progress.update(task, description=name, completed=done),
+        workers or os.cpu_count() or 1,
     )
     task = progress.add_task("test hours", total=len(list(tuned.groups())))
     refused: dict[str, str] = {}
@@ -112,6 +116,16 @@ def write_searches(path: Path, plans: Path) -> None:
                     writer.writerow(row)
 
 
+def pack_plans(path: Path, plans: Path) -> None:
+    """Every plan of a folder in one archive, the same bytes from the same plans."""
+    with gzip.GzipFile(path, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for plan in sorted(plans.glob("*.json")):
+            entry = tarfile.TarInfo(f"plans/{plan.name}")
+            entry.size = plan.stat().st_size
+            with plan.open("rb") as file:
+                archive.addfile(entry, file)
+
+
 def trace_hashes(grid: Grid) -> dict[str, str]:
     """File → sha256 of the traces that hours are taken from."""
     known = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(grid.data))}
@@ -120,12 +134,17 @@ def trace_hashes(grid: Grid) -> dict[str, str]:
 
 
 def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping[str, Any]], page: str) -> None:
-    """Copy what documents cite into ``to``: runs and their windows, figures, sweep and search curves, with ``page`` as
-    README."""
+    """Copy what documents cite into ``to``: runs and their windows, figures, sweep and search curves, the tuned
+    settings and plans themselves, with ``page`` as README."""
     to.mkdir(parents=True, exist_ok=True)
     write_windows(to / "windows.parquet", summaries, out)
     for path in (paths.csv, *paths.figures, out / "settings" / "sweep.csv"):
         shutil.copyfile(path, to / path.name)
+    shutil.rmtree(to / "settings", ignore_errors=True)
+    (to / "settings").mkdir()
+    for path in sorted((out / "settings").glob("*.toml")):
+        shutil.copyfile(path, to / "settings" / path.name)
+    pack_plans(to / "plans.tar.gz", out / "plans")
     write_searches(to / "searches.csv", out / "plans")
     curves = {path.stem: best_so_far(path) for path in sorted((out / "plans").glob("*.csv"))}
     picture(to / "searches.png", curves, columns=len(PLANNED))
@@ -148,7 +167,8 @@ def page_of(
         f"{min((search['trials'] for search in done), default=0)} to "
         f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`, "
         "`searches.csv`). Settings: every trial "
-        "in `sweep.csv`.",
+        "in `sweep.csv`. To play with the same ones: `tar xzf plans.tar.gz` here, then `smoe evaluate --plans plans "
+        "--policy-settings settings` from here, or with these folders' paths.",
         *([f"Left out: {'; '.join(dict.fromkeys(found['refused'].values()))}."] if found["refused"] else []),
         markdown(summaries),
         "![cost and P95 by workload, bursty](figure-7.png)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from autoscaler.contract import Configuration, Cost, NodeInfo
+from autoscaler.contract import Configuration, Cost, NodeInfo, NodeObservation
 from rl.bound.bounds import deterministic, lower_bound
 from rl.bound.errors import BoundError
 from rl.bound.loads import Meter, WindowLoad, windows
@@ -28,6 +28,7 @@ from rl.sim.requests import Requests, draw_requests
 from rl.sim.simulation import Simulation
 from rl.tuning.outcomes import Played
 from rl.workload import Workload
+from rl.workload_paper import PAPER_CLUSTER
 
 QUANTILE = 0.95
 BOUND = "bound"
@@ -136,7 +137,8 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
         "binds": binds,
         "slo_s": workload.slo_s,
         "windows": len(counted),
-        **_totals(table, counted, workload.slo_s),
+        **(totals := _totals(table, counted, workload.slo_s)),
+        "beyond_cluster": None if workload.host is not None else beyond_cluster(totals),
         "latency": workload.latency.name,
         "measured_part": measured_part(workload, work.requests, counted),
         "coupled": workload.memory_mb_per_core is not None,
@@ -228,9 +230,25 @@ def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[s
         "busy_experts": _sum([cost.busy for cost in own]),
         "provisioned_experts": _sum([cost.provisioned for cost in own]),
         "replicas": int(sum(window.replicas["ready"])),
+        **_ordered(report.observation.nodes),
         "changes": len(report.applied),
         "decision_s": report.decision_s,
     }
+
+
+def _ordered(nodes: Sequence[NodeObservation]) -> dict[str, float]:
+    """Cores, GPUs and MiB of all ready replicas at a window's end, the segments' included."""
+    ready = [(one.configuration, one.ready_replicas or 0) for one in nodes if one.configuration is not None]
+    return {
+        "cores": float(sum(count * one.cpu_cores for one, count in ready)),
+        "gpus": float(sum(count * one.gpu_share for one, count in ready)),
+        "memory_mb": float(sum(count * one.memory_mb for one, count in ready)),
+    }
+
+
+def beyond_cluster(totals: Mapping[str, Any]) -> list[str]:
+    """Of which resources a run wants more at its peak than the paper's cluster has."""
+    return [name for name, most in PAPER_CLUSTER.items() if totals[f"peak_{name}"] > most + 1e-9]
 
 
 def _sum(values: list[float | None]) -> float | None:
@@ -252,6 +270,7 @@ def _totals(table: pa.Table, steps: list[Step], slo_s: float) -> dict[str, Any]:
         "mean_excess": float(np.maximum(p95 / slo_s - 1, 0).mean()) if p95.size else None,
         "p95_over_slo": float(np.quantile(latency, QUANTILE) / slo_s) if latency.size else None,
         "changes": int(sum(columns["changes"])),
+        **{f"peak_{name}": max(columns[name]) for name in ("cores", "gpus", "memory_mb")},
         "decision_ms_p50": 1000 * float(np.median(columns["decision_s"])),
         "decision_ms_p99": 1000 * float(np.quantile(columns["decision_s"], 0.99)),
     }

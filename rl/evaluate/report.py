@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
+from pyarrow.csv import write_csv as write_table
 
-from rl.evaluate.episode import BOUND
+from rl.evaluate.episode import BOUND, METERS
 from rl.evaluate.figures import figure_7, figure_8
 from rl.evaluate.grid import Grid, Group
-from rl.evaluate.store import load_windows
-from rl.evaluate.tables import HEAD, cells, markdown, rows, write_csv
+from rl.evaluate.named import learnt_file
+from rl.evaluate.store import load_windows, windows_of
+from rl.evaluate.tables import HEAD, NAMES, binds, cells, markdown, rows, write_csv
+from rl.workload_paper import PAPER_CLUSTER
 from traces.trace import PATTERNS, classify
 
 Summary = Mapping[str, Any]
@@ -27,6 +30,8 @@ class ReportPaths:
 
     html: Path
     csv: Path
+    windows: Path
+    """Every counted window of every run."""
     markdown: Path
     json: Path
     figures: tuple[Path, ...]
@@ -41,11 +46,13 @@ def write_report(
     paths = ReportPaths(
         out / "report.html",
         out / "results.csv",
+        out / "windows.csv",
         out / "results.md",
         out / "results.json",
         (out / "figure-7.png", out / "figure-8.png"),
     )
     write_csv(paths.csv, summaries)
+    write_table(windows_of(summaries, out), paths.windows)
     paths.markdown.write_text(f"{heading(grid, summaries, absent)}\n\n{markdown(summaries)}")
     document = {"grid": settings(grid), "runs": list(summaries), "left_out": absent}
     paths.json.write_text(json.dumps(document, indent=1))
@@ -74,7 +81,6 @@ def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str
     """What was compared with what, and what must be known to read it."""
     runs = sum(summary["policy"] != BOUND for summary in summaries)
     made = any(summary.get("trace_measured") is False for summary in summaries)
-    loose = sorted({meter for summary in summaries for meter, binds in summary.get("binds", {}).items() if not binds})
     sentences = [
         f"{runs} simulated runs {where(grid)}: {', '.join(grid.workloads)}; {', '.join(grid.patterns)}; "
         f"seeds {', '.join(map(str, grid.seeds))}; windows of {grid.window_s:g} s in {grid.seconds:g} s, the first "
@@ -93,12 +99,38 @@ def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str
         sentences.append(f"Left out: {', '.join(dict.fromkeys(map(_left_out, keys)))}, as {why}.")
     if made:
         sentences.append("Arrivals are made, not measured: the public traces are not there (`smoe traces fetch`).")
-    if loose:
+    sentences += _loose(summaries)
+    if untuned := [policy for policy in grid.policies if not _tuned(grid, policy)]:
+        sentences.append(f"With their default settings, not tuned: {', '.join(untuned)}.")
+    if any(summary.get("beyond_cluster") is not None for summary in summaries):
         sentences.append(
-            f"On the {' and '.join(loose)} meter the SLO does not bind in some groups: there the cheapest "
-            f"configurations keep it anyway, and that cost says nothing about keeping it."
+            f"Simulations have room for every replica; beyond the cluster are runs that at their peak want more than "
+            f"the paper's {PAPER_CLUSTER['cores']:g} cores, {PAPER_CLUSTER['gpus']:g} GPUs or "
+            f"{PAPER_CLUSTER['memory_mb'] / 1024:g} GiB, segments included."
         )
     return " ".join(sentences)
+
+
+def _loose(summaries: Sequence[Summary]) -> list[str]:
+    """Of how many groups there is no cost on a meter, as the SLO does not bind there."""
+    groups = {tuple(summary[name] for name in NAMES[:-1]): summary for summary in summaries if "binds" in summary}
+    found = []
+    for meter in METERS:
+        loose = sum(not binds(summary, meter) for summary in groups.values())
+        if loose:
+            found.append(
+                f"On the {meter} meter the SLO does not bind in {loose} of {len(groups)} groups, where the cheapest "
+                f"configurations keep it anyway: they have no part in that meter's columns."
+            )
+    return found
+
+
+def _tuned(grid: Grid, policy: str) -> bool:
+    """Whether a plan, settings or something learnt is there for every group."""
+    return all(
+        grid.plan_of(policy, group) or grid.settings_of(policy, group) or learnt_file(policy, group.workload)
+        for group in grid.groups()
+    )
 
 
 def _left_out(key: str) -> str:

@@ -23,6 +23,7 @@ WINDOWS = pa.schema(
         *((name, pa.float64()) for name in ("slo_s", "end_s", "p95_s")),
         ("violated", pa.bool_()),
         ("replicas", pa.int32()),
+        *((name, pa.float32()) for name in ("busy_experts", "provisioned_experts", "decision_s")),
     ]
 )
 """Of :func:`write_windows`."""
@@ -81,7 +82,12 @@ COLUMNS = ("workload", "pattern", "tokens", "seed", "policy")
 
 def write_windows(path: Path, summaries: Sequence[Mapping[str, Any]], out: Path) -> None:
     """One row a counted window of every run that is there: what the run goes by, then ``end_s``, ``p95_s`` (null
-    without an answer), ``slo_s``, ``violated``, ``replicas``."""
+    without an answer), ``slo_s``, ``violated``, ``replicas``, both costs of the experts, ``decision_s``."""
+    pq.write_table(windows_of(summaries, out), path, compression="zstd")
+
+
+def windows_of(summaries: Sequence[Mapping[str, Any]], out: Path) -> pa.Table:
+    """What :func:`write_windows` writes."""
     parts = []
     for summary in summaries:
         group = Group(summary["workload"], summary["pattern"], summary["tokens"], summary["seed"])
@@ -89,6 +95,7 @@ def write_windows(path: Path, summaries: Sequence[Mapping[str, Any]], out: Path)
             continue  # the bound has none
         windows = load_windows(out, group, summary["policy"])
         fixed = {name: [summary[name]] * windows.num_rows for name in (*COLUMNS, "slo_s")}
-        measured = {name: windows.column(name) for name in ("end_s", "p95_s", "violated", "replicas")}
-        parts.append(pa.table({**fixed, **measured}).cast(WINDOWS))
-    pq.write_table(pa.concat_tables(parts) if parts else WINDOWS.empty_table(), path, compression="zstd")
+        names = [name for name in WINDOWS.names if name not in fixed]
+        table = pa.table({**fixed, **{name: windows.column(name) for name in names}})
+        parts.append(table.select(WINDOWS.names).cast(WINDOWS))
+    return pa.concat_tables(parts) if parts else WINDOWS.empty_table()

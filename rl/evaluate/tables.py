@@ -20,6 +20,9 @@ COLUMNS = (
     *("windows", "judged_windows", "violated_windows", "mean_excess", "p95_over_slo", "requests", "answered"),
     *(
         "changes",
+        "peak_cores",
+        "peak_gpus",
+        "peak_memory_mb",
         "decision_ms_p50",
         "decision_ms_p99",
         "cv",
@@ -40,7 +43,8 @@ class Row:
     pattern: str
     runs: int
     cost: Mapping[str, Interval]
-    """By meter: experts' cost of a run, in the price sheet's currency."""
+    """By meter: experts' cost of a run, in the price sheet's currency. Runs in which the SLO does not bind on a meter
+    have no part in it: there the cheapest configurations keep it."""
     over_bound: Mapping[str, Interval | None]
     """By meter: cost over the bound of the same requests, 0 at the bound; None without a bound."""
     violations: Interval | None
@@ -51,6 +55,8 @@ class Row:
     """P95 of all requests of a run over the SLO."""
     decision_ms: float
     """Largest P99 of a run."""
+    beyond: int | None
+    """Runs that at their peak have more than the modelled cluster; None where that is not known or there is none."""
 
 
 def runs_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
@@ -61,9 +67,17 @@ def runs_of(summaries: Sequence[Summary]) -> list[dict[str, Any]]:
         if summary["policy"] == BOUND:
             continue
         bound = bounds.get(_group(summary))
-        extra = {f"{meter}_over_bound": _over(summary, bound, f"{meter}_experts") for meter in METERS}
+        extra = {
+            f"{meter}_over_bound": _over(summary, bound, f"{meter}_experts") if binds(summary, meter) else None
+            for meter in METERS
+        }
         runs.append({**summary, **extra})
     return runs
+
+
+def binds(summary: Summary, meter: str) -> bool:
+    """Whether the SLO asks for more than the cheapest configurations on this meter."""
+    return bool(summary.get("binds", {}).get(meter, True))
 
 
 def rows(summaries: Sequence[Summary]) -> list[Row]:
@@ -91,7 +105,7 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 HEAD = (
     *("pattern", "policy", "runs", "provisioned", "busy", "provisioned over bound", "busy over bound"),
-    *("P95 / SLO", "windows over SLO", "mean excess", "decision P99"),
+    *("P95 / SLO", "windows over SLO", "mean excess", "decision P99", "beyond the cluster"),
 )
 
 
@@ -108,6 +122,7 @@ def cells(row: Row) -> tuple[str, ...]:
         percent(row.violations),
         percent(row.excess),
         f"{row.decision_ms:.1f} ms",
+        "–" if row.beyond is None else f"{row.beyond} of {row.runs}",
     )
 
 
@@ -132,28 +147,31 @@ def _money(found: Interval | None) -> str:
 
 def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
     judged, violated = (sum(run[name] for run in runs) for name in ("judged_windows", "violated_windows"))
-    costs = {meter: _interval(runs, f"{meter}_experts") for meter in METERS}
+    bound = {meter: [run for run in runs if binds(run, meter)] for meter in METERS}
+    costs = {meter: _interval(bound[meter], f"{meter}_experts") for meter in METERS}
+    beyond = [run["beyond_cluster"] for run in runs if run.get("beyond_cluster") is not None]
     return Row(
         policy,
         pattern,
         len(runs),
         {meter: found for meter, found in costs.items() if found is not None},
-        {meter: _interval(runs, f"{meter}_over_bound") for meter in METERS},
+        {meter: _interval(bound[meter], f"{meter}_over_bound") for meter in METERS},
         share(violated, judged),
         _interval(runs, "mean_excess"),
         _interval(runs, "p95_over_slo"),
         max(run["decision_ms_p99"] for run in runs),
+        sum(map(bool, beyond)) if beyond else None,
     )
 
 
 def _interval(runs: Sequence[dict[str, Any]], name: str) -> Interval | None:
-    """Strata are workloads with an input size; None where a run has no such number."""
+    """Strata are workloads with an input size; None where a run has no such number, or there is no run."""
     strata: dict[tuple[str, int], list[float]] = defaultdict(list)
     for run in runs:
         if run[name] is None:
             return None
         strata[run["workload"], run["tokens"]].append(float(run[name]))
-    return interval(list(strata.values()))
+    return interval(list(strata.values())) if strata else None
 
 
 def _over(summary: Summary, bound: Summary | None, name: str) -> float | None:

@@ -1,6 +1,6 @@
 """Our own plain format for one trace: ``arrival_s[,context_tokens,generated_tokens]``, remarks first.
 
-``smoe traces pick --out`` writes it, so that a picked hour can be kept, sent to others and replayed exactly.
+``smoe traces clips --out`` writes it, so that a picked hour can be kept, sent to others and replayed exactly.
 Remark lines (``# key: value``) hold ``source``, ``duration_s`` and ``sha256``; a hash that does not fit the
 numbers is an error.
 """

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.contract import Observation
+from autoscaler.contract import Configuration, Observation
 from autoscaler.decision.limits import memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
@@ -59,6 +59,27 @@ def test_a_state_is_the_numbers_of_its_function_and_of_the_pipeline(pipeline: Pi
         "pipeline_latency_p95": 2.0,
     }
     assert dict(zip(FEATURES, found[0].tolist(), strict=True)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_decision_by_hand(pipeline: Pipeline, observe: Observe) -> None:
+    """All weights 0 but a path through both layers: GPU's logit is 2 ln(1 + waiting) - 1, so below ½ for 0.5 waiting
+    calls and above for 3; the bias asks for the upper half of the replicas."""
+    count = len(FEATURES)
+    actor = Actor(count, len(OUTPUTS)).eval()
+    first, second, last = (actor.layers[place] for place in (0, 3, 6))
+    with torch.no_grad():
+        for weight in actor.parameters():
+            weight.zero_()
+        for norm in (actor.layers[2], actor.layers[5]):
+            norm.weight.fill_(1.0)  # type: ignore[union-attr, operator]
+        first.weight[0, FEATURES.index("waiting")] = 1.0  # type: ignore[union-attr, index, operator]
+        second.weight[0, 0] = 1.0  # type: ignore[union-attr, index, operator]
+        last.weight[OUTPUTS.index("gpu"), 0] = 2.0  # type: ignore[union-attr, index, operator]
+        last.bias.copy_(torch.tensor([-1.0, 0.0, 0.0, 1.0, 0.0]))  # type: ignore[union-attr, operator]
+    one = Agent(actor, torch.zeros(count), torch.ones(count))
+    wishes = FaasconfPolicy(one, pipeline).propose(observe(2, waiting=3.0), 0.0, None).wishes
+    cores, share = Configuration(128, 1.0, 0.0, 2, 3), Configuration(128, 0.0, 0.2, 2, 3)
+    assert wishes == {f"t-expert-{i}-{j}": share if (i, j) == (1, 0) else cores for i in range(2) for j in range(2)}
 
 
 @pytest.mark.parametrize("missing", ["configuration", "tokens_per_s", "requests_per_s", "peak_tokens"])

@@ -21,7 +21,7 @@ from rl.bound.physics import Physics
 from rl.sim.requests import draw_requests
 from rl.workload import TokenLengths
 from rl.workload_paper import paper_workload
-from tests.unit.rl.bound.builders import PRICES, workload
+from tests.unit.rl.bound.builders import EXPERT, PRICES, workload
 
 SLO_S = 0.03
 
@@ -63,6 +63,31 @@ def test_it_wishes_the_optimum_of_the_window_it_saw() -> None:
     oracle = deterministic(load, "provisioned", 0.8)
     found = LastWindowPolicy(one, LastWindowSettings(headroom=0.8)).propose(observation(rates(50.0)), 10.0, None)
     assert oracle.feasible and dict(found.wishes) == configurations(physics, oracle.numbers)
+
+
+def test_a_layer_goes_from_cores_to_gpus_where_the_seconds_that_it_saves_are_missing() -> None:
+    """By hand, at hardly any load: cores are cheaper (1.0 a second against 12) and slower. Four, two and no experts on
+    GPU shares, and from one to the next a layer's difference, over the headroom, of the SLO."""
+    alone = workload(SLO_S)
+    slow_s, fast_s = (
+        float(alone.latency.seconds(EXPERT, 32, cores, share)) for cores, share in ((1.0, 0.0), (0.0, 0.2))
+    )
+
+    def on_gpus(slo_s: float) -> int:
+        policy = LastWindowPolicy(workload(slo_s), LastWindowSettings(headroom=0.5))
+        wishes = policy.propose(observation(rates(1e-6)), 10.0, None).wishes
+        return sum(wish.gpu_share > 0 for wish in wishes.values())
+
+    def least_slo_s(most: int) -> float:
+        low_s, high_s = 1e-3, 10.0
+        while high_s - low_s > 1e-7:
+            middle_s = (low_s + high_s) / 2
+            low_s, high_s = (low_s, middle_s) if on_gpus(middle_s) <= most else (middle_s, high_s)
+        return high_s
+
+    one, none = least_slo_s(2), least_slo_s(0)
+    assert slow_s > fast_s and [on_gpus(slo_s) for slo_s in (one - 1e-5, one, none - 1e-5, none)] == [4, 2, 2, 0]
+    assert none - one == pytest.approx((slow_s - fast_s) / 0.5, abs=1e-5)
 
 
 def test_more_load_or_less_room_never_takes_less() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 from dataclasses import replace
@@ -16,7 +17,7 @@ from autoscaler.prices import load_prices
 from autoscaler.settings import ELSEWHERE
 from rl.bound.physics import Physics
 from rl.evaluate import episode, named, run
-from rl.evaluate.episode import BOUND, check_binding, prepare
+from rl.evaluate.episode import BOUND, beyond_cluster, check_binding, prepare
 from rl.evaluate.errors import EvaluationError
 from rl.evaluate.grid import Grid
 from rl.evaluate.report import heading, write_report
@@ -65,7 +66,7 @@ def test_policies_of_a_group_meet_the_same_requests_and_other_seeds_meet_others(
 
 def test_no_policy_that_keeps_the_slo_costs_less_than_the_bound(summaries: list[dict[str, Any]]) -> None:
     for found in runs_of(summaries):
-        assert found["busy_over_bound"] is not None
+        assert (found["busy_over_bound"] is not None) == found["binds"]["busy"]
         if found["violated_windows"] == 0:
             assert found["provisioned_over_bound"] >= 0
 
@@ -130,6 +131,53 @@ def test_the_heading_says_how_bursty_was_played_what_a_pattern_is_named_for(
     assert "as played: bursty 3.5 to 4.5." in heading(grid, of_pattern)
     calmer = [{**run, "cv": 0.75 + 3 * run["seed"]} for run in of_pattern]
     assert "bursty 0.75 to 3.8, not always of their pattern: bursty." in heading(grid, calmer)
+
+
+def test_groups_in_which_the_slo_does_not_bind_have_no_part_in_that_meters_costs(
+    grid: Grid, summaries: list[dict[str, Any]]
+) -> None:
+    loose = {0: {"busy": False, "provisioned": True}, 1: {"busy": True, "provisioned": True}}
+    marked = [{**run, "binds": loose[run["seed"]]} for run in summaries]
+    (static,) = (row for row in rows(marked) if row.policy == "static")
+    (other,) = (run for run in summaries if run["policy"] == "static" and run["seed"] == 1)
+    assert static.cost["busy"].value == pytest.approx(other["busy_experts"])
+    assert static.runs == 2 and static.cost["provisioned"].low < static.cost["provisioned"].high
+    assert "On the busy meter the SLO does not bind in 1 of 2 groups" in heading(grid, marked)
+    none = [{**run, "binds": loose[0]} for run in summaries]
+    assert {row.over_bound["busy"] for row in rows(none)} == {None}
+
+
+def test_every_window_is_in_a_table_with_its_costs_and_its_decisions_seconds(
+    grid: Grid, out: Path, summaries: list[dict[str, Any]]
+) -> None:
+    paths = write_report(grid, summaries, out)
+    with paths.windows.open(newline="") as file:
+        windows = list(csv.DictReader(file))
+    for played in (one for one in summaries if one["policy"] != BOUND):
+        own = [row for row in windows if (row["policy"], int(row["seed"])) == (played["policy"], played["seed"])]
+        assert len(own) == played["windows"]
+        assert sum(float(row["provisioned_experts"]) for row in own) == pytest.approx(played["provisioned_experts"])
+        assert sum(row["violated"] == "true" for row in own) == played["violated_windows"]
+        assert all(float(row["decision_s"]) > 0 for row in own)
+
+
+def test_the_report_says_which_policies_nobody_tuned(
+    grid: Grid, summaries: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    assert "With their default settings, not tuned: static, hpa." in heading(grid, summaries)
+    (tmp_path / "hpa.toml").write_text("cpu_target = 0.5\n")
+    tuned = replace(grid, policies=("hpa", "smoe"), settings=tmp_path)
+    assert "default settings" not in heading(tuned, summaries)
+
+
+def test_runs_are_marked_that_want_more_than_the_papers_cluster(summaries: list[dict[str, Any]]) -> None:
+    """Eight nodes of 52 cores, one GPU and 128 GiB."""
+    assert beyond_cluster({"peak_cores": 416.0, "peak_gpus": 8.1, "peak_memory_mb": 1.0}) == ["gpus"]
+    assert beyond_cluster({"peak_cores": 417.0, "peak_gpus": 8.0, "peak_memory_mb": 2e6}) == ["cores", "memory_mb"]
+    marked = [{**run, "beyond_cluster": ["gpus"] * run["seed"]} for run in summaries]
+    assert {(row.policy, row.beyond) for row in rows(marked)} == {("static", 1), ("hpa", 1)}
+    for played in (one for one in summaries if one["policy"] == "static"):
+        assert played["peak_cores"] + played["peak_gpus"] > 0 and played["peak_memory_mb"] > 0
 
 
 def test_runs_that_answered_nothing_are_drawn_without_a_tail(

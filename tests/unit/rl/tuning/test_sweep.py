@@ -50,8 +50,8 @@ def test_the_cheapest_of_those_that_keep_the_slo_is_best() -> None:
     assert best(trials[:1]) is trials[0]
 
 
-def test_where_none_keeps_it_the_fewest_violations_win() -> None:
-    trials = [swept(1.0, 10), swept(3.0, 4), swept(2.0, 4)]
+def test_where_none_keeps_it_the_cheapest_of_those_with_hardly_more_than_the_fewest_violations_is_best() -> None:
+    trials = [swept(1.0, 10), swept(3.0, 4), swept(2.0, 5), swept(1.5, 6)]
     assert best(trials) is trials[2]
     assert best([swept(1.0, 2), Swept("p", "w", {}, 0.0, 0, 0)]).cost == 1.0
 
@@ -104,6 +104,11 @@ def test_a_sweep_that_was_stopped_plays_nothing_twice(
     first = sweep(grid, tmp_path)
     monkeypatch.setattr(run, "run_policy", None)
     assert sweep(grid, tmp_path) == first
+
+
+def test_workloads_swept_in_processes_of_their_own_come_to_the_same(grid: Grid, tmp_path: Path) -> None:
+    two = replace(grid, workloads=("bert-4", "bert-6"), policies=("kpa",))
+    assert sweep(two, tmp_path / "parallel", workers=2) == sweep(two, tmp_path / "one")
 
 
 @pytest.mark.parametrize(
