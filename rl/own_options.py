@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ prices_option = click.option(
     default=None,
     help="Price sheet (TOML, as autoscaler/prices.toml). [default: the workload's]",
 )
+slo_factor_option = click.option(
+    "--slo-factor",
+    type=click.FloatRange(0.1, 1e4),
+    default=None,
+    help="Instead: so many times what the whole model takes for a mean request on this machine, measured now.",
+)
 SLO_MS = click.FloatRange(0.1)
 slo_option = click.option(
     "--slo-ms", type=SLO_MS, default=None, help="P95 target of one's own pipeline in milliseconds."
@@ -76,7 +83,10 @@ def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     """The options of one's own pipeline; ``slo``: the one of the above that the command takes."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in (other_machine_option, cpu_scale_option, profile_option, slo, pipeline_option):
+        for option in (
+            *(other_machine_option, cpu_scale_option, profile_option),
+            *(slo_factor_option, slo, pipeline_option),
+        ):
             command = option(command)
         return command
 
@@ -84,27 +94,54 @@ def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 
 
 def own_pipelines(
-    folder: Path | None, slo_ms: Sequence[float], profile: Path | None, cpu_scale: float, other_machine: bool
+    folder: Path | None,
+    slo_ms: Sequence[float],
+    profile: Path | None,
+    cpu_scale: float,
+    other_machine: bool,
+    slo_factor: float | None = None,
 ) -> tuple[OwnPipeline, ...]:
-    """One for each target; none where no pipeline is named. Raises UsageError where options do not belong together, and
-    where the pipeline has no profile that fits it and, unless ``other_machine`` is meant, this machine, with the
-    difference named."""
+    """One for each target; none where no pipeline is named. ``slo_factor``: one target more, so many times the whole
+    model's own time, which is said on standard error. Raises UsageError where options do not belong together, and where
+    the pipeline has no profile that fits it and, unless ``other_machine`` is meant, this machine, with the difference
+    named."""
     if folder is None:
-        if slo_ms or profile or cpu_scale or other_machine:
+        if slo_ms or profile or cpu_scale or other_machine or slo_factor:
             raise click.UsageError(
-                "--slo-ms, --profile, --cpu-scale and --other-machine are of one's own --pipeline, which is missing"
+                "--slo-ms, --slo-factor, --profile, --cpu-scale and --other-machine are of one's own --pipeline, which "
+                "is missing"
             )
         return ()
-    if not slo_ms:
-        raise click.UsageError("--pipeline needs --slo-ms, the latency target that P95 is to keep")
-    found = tuple(OwnPipeline(str(folder), one, str(profile or ""), cpu_scale) for one in slo_ms)
+    if not slo_ms and slo_factor is None:
+        raise click.UsageError("--pipeline needs --slo-ms or --slo-factor, the latency target that P95 is to keep")
+    if slo_factor is not None and other_machine:
+        raise click.UsageError(
+            "--slo-factor measures the whole model on this machine; of a profile's --other-machine give --slo-ms"
+        )
+    known = list(slo_ms)
     try:
-        found[0].served()
+        found = OwnPipeline(str(folder), known[0] if known else 1.0, str(profile or ""), cpu_scale)
+        found.served()
+        if not other_machine:
+            refuse_other_machines([found])
+        if slo_factor is not None:
+            known.append(_target_ms(folder, slo_factor, found.mean_tokens))
     except (ProfileError, MoeError) as error:
         raise click.UsageError(str(error)) from error
-    if not other_machine:
-        refuse_other_machines(found)
-    return found
+    return tuple(replace(found, slo_ms=one) for one in known)
+
+
+def _target_ms(folder: Path, factor: float, tokens: float) -> float:
+    from rl.profile.whole import whole_model_s  # loads the model's packages, which others can do without
+
+    whole_ms = 1000 * whole_model_s(folder, round(tokens))
+    target_ms = round(factor * whole_ms, 1)
+    click.echo(
+        f"latency target: {factor:g} × {whole_ms:.2f} ms (the whole model, {tokens:g} tokens, one thread, now) = "
+        f"{target_ms:g} ms; --slo-ms {target_ms:g} goes on with stored runs",
+        err=True,
+    )
+    return target_ms
 
 
 def refuse_other_machines(pipelines: Sequence[OwnPipeline]) -> None:

@@ -74,7 +74,7 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
     if (name is None) == (folder is None):
         raise click.UsageError("name a workload of the paper's (--workload), or one's own pipeline (--pipeline)")
     targets = () if slo_ms is None or folder is None else (slo_ms,)
-    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine"))
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor"))
     own = own_pipelines(folder, targets, *machine)
     speed, mean_rps = (own[0].speed, own[0].rate_rps) if own else (1.0, 0.0)
     workload = own[0].served(0, size or 0) if own else paper_workload(name, mean_tokens=size)

@@ -74,7 +74,7 @@ DEFAULT = TrainingSettings()
 )  # fmt: skip
 def train(
     workloads: tuple[str, ...], folder: Path | None, slo_ms: tuple[float, ...], profile: Path | None, cpu_scale: float,
-    other_machine: bool, traces: Path | None, minutes: float, out: Path, **options: Any,
+    other_machine: bool, slo_factor: float | None, traces: Path | None, minutes: float, out: Path, **options: Any,
 ) -> None:  # fmt: skip
     """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
 
@@ -84,7 +84,7 @@ def train(
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
-    own = own_pipelines(folder, slo_ms, profile, cpu_scale, other_machine)
+    own = own_pipelines(folder, slo_ms, profile, cpu_scale, other_machine, slo_factor)
     variants = DEFAULT.variants if workloads or not own else ()
     named = workloads if own else workloads or PAPER_WORKLOADS
     chosen = replace(DEFAULT, workloads=named, variants=variants, pipelines=own, **options)

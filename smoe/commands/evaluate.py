@@ -143,7 +143,7 @@ def evaluate(**options: Any) -> None:
     console = Console(stderr=True)
     slo_ms = options["slo_ms"]
     targets = () if slo_ms is None else (slo_ms,)
-    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine"))
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor"))
     own = own_pipelines(options["folder"], targets, *machine)
     left_out: dict[str, str] = {}
     try:

@@ -72,11 +72,13 @@ def test_all_policies_meet_the_same_requests_on_the_measured_machine(played: tup
     assert len({one["provisioned_experts"] for one in runs}) > 1
 
 
-def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(played: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(
+    played: tuple[Path, list[dict[str, Any]]], own: OwnPipeline
+) -> None:
     out, _ = played
     text = (out / "results.md").read_text()
     assert "Left out: faasconf, as minilm: faasconf: there are no weights of minilm" in text
-    assert "on the machine of the profile minilm-xeon" in text and "modelled cluster" not in text
+    assert f"on the machine of the profile {own.profile_file.name}" in text and "modelled cluster" not in text
     assert "replayed 30 times as fast" in text and "Seconds of calls: measured: " in text
     assert "Left out: bound, as in windows of 2 s requests of one are served in the next (SLO 0.3 s)" in text
     assert "minilm.bursty.0.0.faasconf" in json.loads((out / "results.json").read_text())["left_out"]

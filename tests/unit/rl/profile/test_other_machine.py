@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rl.profile import shelf
 from rl.profile.machine import this_machine
 from rl.profile.shelf import fitting
 from rl.profile.storage import load, save
+from rl.profile.whole import whole_model_s
 from rl.train.commands import train
 from rl.tuning.commands import tune
 from rl.workload_own import OwnPipeline
@@ -60,6 +62,24 @@ def test_who_plans_refuses_it_with_the_difference_unless_it_is_meant(
     assert f"cpu_model was 'abacus' and is '{this_machine().cpu_model}'" in words and "(--other-machine)" in words
     meant = CliRunner().invoke(command, [*asked, "--other-machine"])  # and goes on to what else is wrong
     assert complaint in f"{' '.join(meant.output.split())} {meant.exception}"
+
+
+def test_a_target_is_so_many_times_what_the_whole_model_takes_here(minilm_pipeline: Path, tmp_path: Path) -> None:
+    own = profile_of(tmp_path, minilm_pipeline)
+    asked = ["--pipeline", str(minilm_pipeline), "--profile", str(own), "--slo-factor", "5", "--policies", "nobody"]
+    found = CliRunner().invoke(evaluate, asked)  # measures, then stumbles over the policy
+    told = re.search(r"latency target: 5 × ([\d.]+) ms .* 24 tokens, one thread, now\) = ([\d.]+) ms", found.output)
+    assert told and "policies are" in str(found.exception)
+    assert float(told[2]) == pytest.approx(5 * float(told[1]), abs=0.1) and float(told[1]) > 0.1
+    refused = CliRunner().invoke(evaluate, [*asked, "--other-machine"])
+    assert refused.exit_code == 2 and "measures the whole model on this machine" in " ".join(refused.output.split())
+
+
+def test_the_whole_models_time_is_the_median_of_warm_passes(minilm_pipeline: Path) -> None:
+    """The first ten are none of them."""
+    seconds = [9.0] * 10 + [1.0] * 14 + [2.0] * 2 + [5.0] * 14
+    clock = iter(moment_s for pass_s in seconds for moment_s in (100.0, 100.0 + pass_s))
+    assert whole_model_s(minilm_pipeline, 24, lambda: next(clock)) == 2.0
 
 
 def test_pipelines_that_training_is_set_are_asked_too(minilm_pipeline: Path, elsewhere: Path, tmp_path: Path) -> None:

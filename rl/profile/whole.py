@@ -1,0 +1,40 @@
+"""What the whole model takes on this machine, undivided and alone: what a latency target is a multiple of."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from moe.reference import WholeModel
+
+WARM, CALLS = 10, 30
+TEXT = (
+    "Engineers who serve mixture of experts models pay for many experts that wait for work while a few are busy, and "
+    "which of them are busy changes with every text that somebody sends. "
+)
+
+
+def whole_model_s(directory: Path, tokens: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Median seconds of one pass over so many tokens, on one thread, when it is warm.
+
+    An encoder embeds them; a decoder reads them and says the next one. Raises MoeError where the pipeline cannot be
+    read or has no tokenizer.
+    """
+    model = WholeModel(directory)
+    task = model.embed_ids if model.manifest.task == "embedding" else model.logits_ids
+    ids = model.tokenizer.encode_all([TEXT * (1 + tokens // 8)])[0][:tokens]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = []
+        for _ in range(WARM + CALLS):
+            begun_s = clock()
+            task([ids])
+            found.append(clock() - begun_s)
+    finally:
+        torch.set_num_threads(threads)
+    return statistics.median(found[WARM:])
