@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -25,7 +26,15 @@ def test_baselines_are_tuned_compared_and_published(tmp_path: Path) -> None:
     assert last["refused"] == {}
     published = {path.name for path in (tmp_path / "published").iterdir()}
     pictures = {"figure-7.png", "figure-8.png", "searches.png"}
-    assert published == {"README.md", "results.csv", "searches.csv", "sweep.csv", "windows.parquet"} | pictures
+    tables = {"README.md", "results.csv", "searches.csv", "sweep.csv", "windows.parquet"}
+    assert published == tables | pictures | {"settings", "plans.tar.gz"}
+    settings = sorted(path.name for path in (tmp_path / "published" / "settings").iterdir())
+    assert settings == ["kpa.bert-4.toml", "kpa.toml"]
+    with tarfile.open(tmp_path / "published" / "plans.tar.gz") as archive:
+        for name in archive.getnames():
+            packed = archive.extractfile(name)
+            assert packed is not None and packed.read() == (tmp_path / "out" / name).read_bytes()
+        assert archive.getnames() == ["plans/serverlessmoe.bert-4.normal.0.json"]
     assert (tmp_path / "published" / "searches.csv").read_text().count("serverlessmoe.bert-4.normal,") == 13
     page = (tmp_path / "published" / "README.md").read_text()
     assert "| normal | kpa | 1 |" in page and "of which 0 converged" in page and "simulated" in page
