@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from jinja2 import Environment
 from pyarrow.csv import write_csv as write_table
 
 from rl.evaluate.episode import BOUND, METERS
 from rl.evaluate.figures import figure_7, figure_8
-from rl.evaluate.grid import Grid, Group
+from rl.evaluate.grid import Grid
 from rl.evaluate.named import learnt_file
-from rl.evaluate.store import load_windows, windows_of
+from rl.evaluate.store import windows_of
 from rl.evaluate.tables import HEAD, NAMES, binds, cells, markdown, rows, write_csv
 from rl.workload_paper import PAPER_CLUSTER
 from traces.trace import PATTERNS, classify
@@ -52,11 +53,12 @@ def write_report(
         (out / "figure-7.png", out / "figure-8.png"),
     )
     write_csv(paths.csv, summaries)
-    write_table(windows_of(summaries, out), paths.windows)
+    windows = windows_of(summaries, out)
+    write_table(windows, paths.windows)
     paths.markdown.write_text(f"{heading(grid, summaries, absent)}\n\n{markdown(summaries)}")
     document = {"grid": settings(grid), "runs": list(summaries), "left_out": absent}
     paths.json.write_text(json.dumps(document, indent=1))
-    figure_7(paths.figures[0], summaries, _tails(summaries, out))
+    figure_7(paths.figures[0], summaries, _tails(windows))
     figure_8(paths.figures[1], summaries)
     paths.html.write_text(_page(grid, summaries, paths, absent))
     return paths
@@ -154,14 +156,12 @@ def _played(summaries: Sequence[Summary]) -> list[str]:
     return [f"CV of the inter-arrival times as played: {ranges}{beyond}."]
 
 
-def _tails(summaries: Sequence[Summary], out: Path) -> dict[tuple[Any, ...], list[float]]:
-    found = {}
-    for summary in summaries:
-        if summary["policy"] != BOUND:
-            group = Group(summary["workload"], summary["pattern"], summary["tokens"], summary["seed"])
-            column = load_windows(out, group, summary["policy"]).column("p95_s").to_pylist()
-            key = (group.workload, group.pattern, group.tokens, group.seed, summary["policy"])
-            found[key] = [value for value in column if value is not None]
+def _tails(windows: pa.Table) -> dict[tuple[Any, ...], list[float]]:
+    """P95 of every judged window by run."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for *key, p95_s in zip(*(windows.column(name).to_pylist() for name in (*NAMES, "p95_s")), strict=True):
+        if p95_s is not None:
+            found.setdefault(tuple(key), []).append(p95_s)
     return found
 
 

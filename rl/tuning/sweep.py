@@ -117,18 +117,17 @@ def sweep(
         done += len(own)
         progress(f"{policy} on {workload}", done)
 
-    asked = [(replace(validation, workloads=(workload,)), policy) for workload in grid.workloads for policy in policies]
-    if min(workers, len(grid.workloads)) <= 1:
-        for one, policy in asked:
-            take(one.workloads[0], policy, _tried(one, policy, out))
+    own_grids = [replace(validation, workloads=(workload,)) for workload in grid.workloads]
+    workers = min(workers, len(own_grids))
+    if workers <= 1:
+        for own_grid in own_grids:
+            for policy in policies:
+                take(own_grid.workloads[0], policy, _tried(own_grid, policy, out))
     else:
-        with worker_processes(min(workers, len(grid.workloads))) as pool:
-            parts = [
-                pool.submit(_all_tried, replace(validation, workloads=(workload,)), policies, out)
-                for workload in grid.workloads
-            ]
-            for workload, part in zip(grid.workloads, parts, strict=True):
-                for policy, own in part.result().items():
+        with worker_processes(workers) as pool:
+            parts = pool.map(_all_tried, own_grids, itertools.repeat(policies), itertools.repeat(out))
+            for workload, by_policy in zip(grid.workloads, parts, strict=True):
+                for policy, own in by_policy.items():
                     take(workload, policy, own)
     trials: list[Swept] = []
     chosen: list[Swept] = []

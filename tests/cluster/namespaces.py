@@ -70,6 +70,10 @@ class Asking(KubernetesClient):
         return sum(count for (verb, _, _), count in self.calls.items() if verb not in ("GET", "WATCH"))
 
 
+START_S = 0.1
+"""What a pod takes to be ready: none is before those who watch have seen it, or its start cannot be timed."""
+
+
 class Kubelet:
     """What no kubelet does where there is none, or a faked one that leaves pods as they are.
 
@@ -117,6 +121,7 @@ class Kubelet:
         if "deletionTimestamp" in meta:
             self._asking.delete(f"pods/{meta['name']}", gracePeriodSeconds=0)
         elif not any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or ()):
+            self._ended.wait(START_S)
             self._asking.patch(f"pods/{meta['name']}/status", {"status": self._ready(pod)})
 
     def _ready(self, pod: Object) -> Object:

@@ -156,8 +156,7 @@ async def test_usage_is_by_replica_and_start_times_are_given_once(case: Case) ->
     state = await until(case, ready(2))
     assert set(case.backend.usage("f", DEFAULT_NAMESPACE)) == {replica.id for replica in state.replicas}
     times = case.backend.start_seconds()
-    # a faked kubelet is quick enough that a pod may be ready when it is first seen, and such a start is not timed
-    assert len(times) == 2 if case.answers else len(times) <= 2
+    assert len(times) == 2
     assert all(0 < seconds < WAIT_S for seconds in times)
     assert case.backend.start_seconds() == []
 
