@@ -288,7 +288,7 @@ class PipelineModel:
         if key not in self._seconds:
             lengths, cost = np.arange(self.requests.most_tokens + 1), self.workload.costs[info.id]
             if self.limited is not None:
-                found = self.limited.work_seconds(cost, lengths)
+                found = self.limited.work_seconds(cost, lengths, configuration.gpu_share)
             else:
                 found = self.workload.latency.seconds(cost, lengths, *key[1:])
             self._seconds[key] = np.round(found, 12).tolist()
@@ -306,7 +306,8 @@ class PipelineModel:
         if self.limited is None:
             return 1.0
         typical = self.workload.typical_tokens(info)
-        return round(float(self.limited.core_use(self.workload.costs[info.id], typical, calls)), 12)
+        cost, share = self.workload.costs[info.id], configuration.gpu_share
+        return round(float(self.limited.core_use(cost, typical, calls, share)), 12)
 
     def limit(self, info: NodeInfo, configuration: Configuration) -> Limit:
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)

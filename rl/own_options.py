@@ -15,7 +15,7 @@ from moe.errors import MoeError
 from rl.profile.errors import ProfileError
 from rl.profile.machine import this_machine
 from rl.profile.storage import check_machine, load
-from rl.workload_own import OwnPipeline
+from rl.workload_own import OwnPipeline, on_cluster
 
 pipeline_option = click.option(
     "--pipeline",
@@ -35,6 +35,12 @@ cpu_scale_option = click.option(
     type=click.FloatRange(0),
     default=0.0,
     help="Real cores per configured core. [default: the profile's]",
+)
+cluster_option = click.option(
+    "--cluster",
+    is_flag=True,
+    help="Simulate one's own pipeline on the modelled cluster, where Φ has GPU shares: cores as in the profile, shares "
+    "as in the profile or, where it has none, modelled (roofline).",
 )
 other_machine_option = click.option(
     "--other-machine", is_flag=True, help="The profile's machine is meant, where this one is another."
@@ -84,7 +90,7 @@ def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            *(other_machine_option, cpu_scale_option, profile_option),
+            *(other_machine_option, cluster_option, cpu_scale_option, profile_option),
             *(slo_factor_option, slo, pipeline_option),
         ):
             command = option(command)
@@ -100,16 +106,17 @@ def own_pipelines(
     cpu_scale: float,
     other_machine: bool,
     slo_factor: float | None = None,
+    cluster: bool = False,
 ) -> tuple[OwnPipeline, ...]:
     """One for each target; none where no pipeline is named. ``slo_factor``: one target more, so many times the whole
     model's own time, which is said on standard error. Raises UsageError where options do not belong together, and where
-    the pipeline has no profile that fits it and, unless ``other_machine`` is meant, this machine, with the difference
-    named."""
+    the pipeline has no profile that fits it and, unless ``other_machine`` or the ``cluster`` is meant, this machine,
+    with the difference named."""
     if folder is None:
-        if slo_ms or profile or cpu_scale or other_machine or slo_factor:
+        if slo_ms or profile or cpu_scale or other_machine or slo_factor or cluster:
             raise click.UsageError(
-                "--slo-ms, --slo-factor, --profile, --cpu-scale and --other-machine are of one's own --pipeline, which "
-                "is missing"
+                "--slo-ms, --slo-factor, --profile, --cpu-scale, --other-machine and --cluster are of one's own "
+                "--pipeline, which is missing"
             )
         return ()
     if not slo_ms and slo_factor is None:
@@ -121,8 +128,9 @@ def own_pipelines(
     known = list(slo_ms)
     try:
         found = OwnPipeline(str(folder), known[0] if known else 1.0, str(profile or ""), cpu_scale)
+        found = on_cluster(found) if cluster else found
         found.served()
-        if not other_machine:
+        if not (other_machine or cluster):
             refuse_other_machines([found])
         if slo_factor is not None:
             known.append(_target_ms(folder, slo_factor, found.mean_tokens))

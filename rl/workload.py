@@ -6,6 +6,7 @@ the modelled cluster (:mod:`rl.workload_paper`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,6 +42,17 @@ class Lifecycle:
     noise: Noise = field(default_factory=Noise.none)
     """Scatter of cold starts."""
 
+    def quickened(self, factor: float) -> Lifecycle:
+        """Everything in a ``factor``-th of the time."""
+        return Lifecycle(
+            self.cold_start_s / factor,
+            self.cold_start_gpu_s / factor,
+            self.load_bytes_per_s * factor,
+            self.resize_s / factor,
+            self.drain_s / factor,
+            self.noise,
+        )
+
     def cold_s(self, weights_bytes: float, gpu: bool) -> float:
         """Mean seconds from the order until ready."""
         return (self.cold_start_gpu_s if gpu else self.cold_start_s) + weights_bytes / self.load_bytes_per_s
@@ -72,9 +84,14 @@ class Host:
     front_s: float = 0.0
     """CPU seconds of what lies between client and ingress (gateway, client) for a request, half of them on its way
     there and half on its way back: one process with a line of its own, as fast as it is now, whatever ``pace``."""
-    overlap: float = 1.0
-    """How many times as many CPU seconds calls and the ingress's work take while the ingress has more than one request:
-    what meeting costs beyond the sharing of cores (other caches, waking up on a busy core)."""
+    overlap: tuple[float, ...] = ()
+    """How many times as many CPU seconds calls and the ingress's work take while the ingress has two requests, three
+    and so on (the last number for more): what meeting costs, or saves, beyond the sharing of cores (other caches, idle
+    cores that need not be woken up). Empty: nothing."""
+
+    def __post_init__(self) -> None:
+        if not all(0 < times < math.inf for times in self.overlap):
+            raise ValueError(f"a host's overlap is {self.overlap}; its numbers are above 0")
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +244,7 @@ def pipeline_workload(
     tokens: TokenLengths,
     routing: RoutingStatistics | None = None,
     space: ConfigurationSpace | None = None,
+    prices: PriceSheet | None = None,
     segment_configuration: Configuration = SEGMENT,
     request_s: float = 0.0,
     hop_s: float = 0.0,
@@ -250,6 +268,7 @@ def pipeline_workload(
         top_k=manifest.router.top_k,
         tokens=tokens,
         space=space if space is not None else ConfigurationSpace(),
+        prices=prices if prices is not None else load_prices(),
         request_s=request_s,
         hop_s=hop_s,
         host=host,

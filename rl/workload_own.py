@@ -1,7 +1,8 @@
-"""A pipeline of one's own on the machine of its profile: what training, evaluation, bound and search make of it.
+"""A pipeline of one's own, profiled: what training, evaluation, bound and search make of it.
 
-Everything runs on the one machine that was measured, ingress and all. Windows are of seconds, and an hour of a trace is
-replayed in two minutes, as ``smoe run`` does it; rates are those that such a machine can serve.
+By default everything runs on the one machine that was measured, ingress and all. Windows are of seconds, and an hour of
+a trace is replayed in two minutes, as ``smoe run`` does it; rates are those that such a machine can serve. On the
+modelled cluster (:func:`on_cluster`) replicas have their cores or GPU shares to themselves, in the cluster's own time.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from autoscaler.contract import Configuration, ConfigurationSpace
+from autoscaler.prices import PriceSheet, load_prices
 from moe.manifest import load as load_manifest
 from rl.profile.machine import this_machine
-from rl.profile.pipeline import measured_workload
+from rl.profile.pipeline import clustered_workload, measured_workload
 from rl.profile.shelf import nearest, open_profile
 from rl.routing import zipf_routing
 from rl.workload import TokenLengths, Workload
-from rl.workload_paper import PAPER_WORKLOADS
+from rl.workload_paper import LIFECYCLE, PAPER_PRICES, PAPER_WORKLOADS, segments_at
 from traces.provenance import file_sha256
 
+GPU_STARTS = (
+    Configuration(512, 0.0, 0.1, 1, 8),
+    Configuration(512, 0.0, 0.2, 1, 8),
+    Configuration(512, 0.0, 0.1, 2, 4),
+)
+"""What an episode of training begins with (:data:`CPU_STARTS`, too), drawn evenly from those that Φ has: searching each
+clip's own takes longer than playing it. Validation begins with the first."""
 CPU_STARTS = (Configuration(512, 4.0, 0.0, 1, 4), Configuration(512, 6.0, 0.0, 2, 4))
 """What an episode of training begins with where Φ has no GPU shares."""
 SEGMENT = Configuration(memory_mb=256, cpu_cores=6.0, gpu_share=0.0, replicas=2, concurrency=8)
@@ -30,6 +39,8 @@ LENGTHS_CV = 0.6
 MOST_TOKENS = 256
 """Longest request."""
 HOUR_S = 3600.0
+CLUSTER_CORE = 1.0
+"""Real cores a configured core of the modelled cluster."""
 
 
 class OwnPipelineError(ValueError):
@@ -53,6 +64,8 @@ class OwnPipeline:
     mean_rps: tuple[float, float] = (1.0, 8.0)
     """Lowest and highest mean rate of a clip of training."""
     mean_tokens: float = 24.0
+    cluster: bool = False
+    """On the modelled cluster, GPU shares and all (:mod:`rl.profile.cluster`), and not on the profile's machine."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean_rps", tuple(self.mean_rps))
@@ -73,7 +86,8 @@ class OwnPipeline:
     def name(self) -> str:
         """As a kind of training: folder, λ and, where given, the cores' scale."""
         scale = f"-{self.cpu_scale:g}" if self.cpu_scale else ""
-        return f"{Path(self.folder).resolve().name}-{self.slo_ms:g}ms{scale}"
+        where = "-cluster" if self.cluster else ""
+        return f"{Path(self.folder).resolve().name}-{self.slo_ms:g}ms{scale}{where}"
 
     @property
     def pipeline(self) -> str:
@@ -86,7 +100,12 @@ class OwnPipeline:
 
     @property
     def starts(self) -> tuple[Configuration, ...]:
-        return CPU_STARTS
+        return (*GPU_STARTS, *CPU_STARTS) if self.cluster else CPU_STARTS
+
+    @property
+    def prices(self) -> PriceSheet:
+        """Of where it runs."""
+        return load_prices(PAPER_PRICES) if self.cluster else load_prices()
 
     @property
     def rate_rps(self) -> float:
@@ -105,12 +124,15 @@ class OwnPipeline:
 
     def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
         """As a kind of training, with the routing of ``seed``. Raises ProfileError and ``moe.errors.ManifestError``."""
-        return replace(self.served(seed), name=self.name)
+        return replace(self.served(seed, mean_rps=mean_rps), name=self.name)
 
-    def served(self, seed: int | None = None, tokens: int = 0) -> Workload:
+    def served(self, seed: int | None = None, tokens: int = 0, mean_rps: float = 0.0) -> Workload:
         """Under the manifest's name, with the routing of ``seed`` (None: as made where none is given) and requests of
-        ``tokens`` in the mean (0: its own). Raises as :meth:`workload`, and OwnPipelineError."""
+        ``tokens`` in the mean (0: its own); on the cluster with segments for a load of ``mean_rps``. Raises as
+        :meth:`workload`, and OwnPipelineError."""
         plain = _measured(replace(self, mean_tokens=float(tokens)) if tokens else self)
+        if self.cluster:
+            plain = replace(plain, segment_configuration=segments_at(mean_rps))
         if seed is None:
             return plain
         counts = [len(plain.topology.experts(layer)) for layer in range(plain.topology.layers)]
@@ -127,6 +149,11 @@ class OwnPipeline:
         return cls(**stored)
 
 
+def on_cluster(own: OwnPipeline) -> OwnPipeline:
+    """The same on the modelled cluster, with the windows, speed and rates of the paper's workloads."""
+    return replace(own, cluster=True, window_s=30.0, speed=1.0, mean_rps=(5.0, 40.0))
+
+
 @lru_cache(maxsize=8)
 def _pipeline_of(folder: str) -> str:
     return load_manifest(Path(folder), verify=False).name
@@ -141,10 +168,22 @@ def _nearest(folder: str) -> Path:
 def _measured(own: OwnPipeline) -> Workload:
     """With the routing that is made where none is given."""
     folder = Path(own.folder)
+    profile = open_profile(own.profile_file, folder, None)
+    tokens = TokenLengths.lognormal(own.mean_tokens, LENGTHS_CV, MOST_TOKENS)
+    if own.cluster:
+        return clustered_workload(
+            folder,
+            profile,
+            tokens,
+            slo_s=own.slo_ms / 1000,
+            changes=LIFECYCLE,
+            prices=own.prices,
+            cpu_scale=own.cpu_scale or CLUSTER_CORE,
+        )
     return measured_workload(
         folder,
-        open_profile(own.profile_file, folder, None),
-        TokenLengths.lognormal(own.mean_tokens, LENGTHS_CV, MOST_TOKENS),
+        profile,
+        tokens,
         slo_s=own.slo_ms / 1000,
         cpu_scale=own.cpu_scale or None,
         space=ConfigurationSpace(gpu_shares=()),

@@ -15,7 +15,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from autoscaler.contract import Configuration, NodeInfo, NodeObservation, Observation, Policy, Proposal, Topology
+from autoscaler.contract import (
+    Configuration,
+    ConfigurationSpace,
+    NodeInfo,
+    NodeObservation,
+    Observation,
+    Policy,
+    Proposal,
+    Topology,
+)
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
 from autoscaler.policy.rows import refuse_broken
@@ -24,6 +33,7 @@ from rl.agent.contract import ActorNetwork, Batch
 from rl.agent.errors import NetworkError
 from rl.agent.export import load as load_actor
 from rl.features import CallTimes, Encoder, calls_of, calls_of_cores, mean_calls
+from rl.profile.cluster import cluster_model
 from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.machine import this_machine
 from rl.profile.model import fitted_model
@@ -61,6 +71,9 @@ class MakingSettings:
     """Real cores per configured core, with a profile; 0: where that was measured."""
     other_machine: bool = False
     """The profile's machine is meant: no warning where this one is another."""
+    cluster: bool = False
+    """With a profile: Φ's GPU shares are there too, as :mod:`rl.profile.cluster` tells their seconds, and a replica's
+    cores are its own."""
 
 
 class ExplainingActor(ActorNetwork, Protocol):
@@ -161,9 +174,8 @@ def make(making: Making) -> Policy:
     path = Path(own.actor) if own.actor else published(making.topology.pipeline, own.meter)
     try:
         actor = load_actor(path)
-        calls, measured = call_times(making, own, slo_s)
-        space = making.limits.space
-        limits = replace(making.limits, space=replace(space, gpu_shares=())) if measured else making.limits
+        calls, space = call_times(making, own, slo_s)
+        limits = replace(making.limits, space=space)
         return LearntPolicy(actor, Encoder(making.topology, limits, making.prices, slo_s, calls))
     except (NetworkError, ProfileError, ValueError) as error:
         raise SettingsError(f"{NAME}: {error}") from error
@@ -175,8 +187,8 @@ def published(pipeline: str, meter: str, folder: Path = PUBLISHED) -> Path:
     return own if own.is_file() else folder / f"{NAME}-{meter}.safetensors"
 
 
-def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallTimes, bool]:
-    """Seconds of a mean call, and whether they were measured (then Φ has no GPU shares: none was profiled).
+def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallTimes, ConfigurationSpace]:
+    """Seconds of a mean call, and the part of Φ that they tell of: of a profile, without ``cluster``, cores alone.
 
     From the profile or the paper's workload that the settings name, else from what fits the pipeline, else from cores
     alone. Raises ProfileError.
@@ -184,7 +196,7 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
     pipeline, space = making.topology.pipeline, making.limits.space
     name = own.workload or (pipeline if not own.profile and pipeline in PAPER_WORKLOADS else "")
     if name:
-        return calls_of(paper_workload(name, mean_tokens=own.mean_tokens or None, space=space)), False
+        return calls_of(paper_workload(name, mean_tokens=own.mean_tokens or None, space=space)), space
     if own.profile:
         profile = load_profile(Path(own.profile))
         check_pipeline(profile.metadata, pipeline, making.topology.manifest_sha256)
@@ -192,18 +204,18 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
         try:
             profile = load_profile(nearest(making.settings.manifest_dir, this_machine()))
         except ProfileMismatchError:
-            return calls_of_cores(space, slo_s, making.topology.layers), False
+            return calls_of_cores(space, slo_s, making.topology.layers), space
     if not own.other_machine:
         warn_of_another(profile, NAME)
-    return _profiled(making, own, profile), True
+    known = space if own.cluster else replace(space, gpu_shares=())
+    return _profiled(making, own, profile, known), known
 
 
-def _profiled(making: Making, own: MakingSettings, profile: Profile) -> CallTimes:
+def _profiled(making: Making, own: MakingSettings, profile: Profile, space: ConfigurationSpace) -> CallTimes:
     manifest = load_manifest(making.settings.manifest_dir, verify=False)
     costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
     experts = [making.topology.experts(layer) for layer in range(making.topology.layers)]
     tokens = [max(1.0, (own.mean_tokens or MEAN_TOKENS) * manifest.router.top_k / len(layer)) for layer in experts]
     called = [(costs[node.id], length) for layer, length in zip(experts, tokens, strict=True) for node in layer]
-    return mean_calls(
-        fitted_model(profile, costs, own.cpu_scale or None), called, replace(making.limits.space, gpu_shares=())
-    )
+    make_model = cluster_model if own.cluster else fitted_model
+    return mean_calls(make_model(profile, costs, own.cpu_scale or None), called, space)

@@ -35,13 +35,14 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--mean-rps",
             type=click.FloatRange(0, 1e5),
             default=None,
-            help="Requests per second on average; 0: as the trace is. [default: 0; with --pipeline 2.83]",
+            help="Requests per second on average; 0: as the trace is. [default: 0; with --pipeline 2.83, 14.1 with "
+            "--cluster]",
         ),
         click.option(
             "--speed",
             type=click.FloatRange(0.01, 3600),
             default=None,
-            help="The clip's time is divided by it. [default: 1; with --pipeline 30]",
+            help="The clip's time is divided by it. [default: 1; with --pipeline 30, without --cluster]",
         ),
         data_option,
         clip_options,
@@ -74,10 +75,11 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
     if (name is None) == (folder is None):
         raise click.UsageError("name a workload of the paper's (--workload), or one's own pipeline (--pipeline)")
     targets = () if slo_ms is None or folder is None else (slo_ms,)
-    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor"))
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
     own = own_pipelines(folder, targets, *machine)
     speed, mean_rps = (own[0].speed, own[0].rate_rps) if own else (1.0, 0.0)
-    workload = own[0].served(0, size or 0) if own else paper_workload(name, mean_tokens=size)
+    mean_rps = mean_rps if options["mean_rps"] is None else options["mean_rps"]
+    workload = own[0].served(0, size or 0, mean_rps) if own else paper_workload(name, mean_tokens=size)
     if slo_ms is not None:
         workload = replace(workload, slo_s=slo_ms / 1000)
     if options["prices"] is not None:
@@ -85,7 +87,7 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
     return Asked(
         workload,
         speed if options["speed"] is None else options["speed"],
-        mean_rps if options["mean_rps"] is None else options["mean_rps"],
+        mean_rps,
         own[0] if own else None,
     )
 

@@ -21,12 +21,12 @@ from rl.bound.loads import Meter, expert_table
 from rl.bound.physics import NodeRows, Physics
 from rl.bound.queueing import serve
 from rl.bound.window import enclose_frontiers
-from rl.profile.pipeline import measured_workload
+from rl.profile.pipeline import clustered_workload, measured_workload
 from rl.profile.shelf import warn_of_another
 from rl.profile.storage import check_pipeline
 from rl.profile.storage import load as load_profile
 from rl.workload import TokenLengths, Workload
-from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+from rl.workload_paper import LIFECYCLE, PAPER_WORKLOADS, paper_workload
 
 MEAN_TOKENS, CV_TOKENS, MOST_TOKENS = 64, 0.6, 512
 
@@ -65,6 +65,9 @@ class MakingSettings:
     """Real cores per configured core where it plans with a profile; 0: where that was measured."""
     other_machine: bool = False
     """The profile's machine is meant: no warning where this one is another."""
+    cluster: bool = False
+    """With a profile: Φ's GPU shares are there too, as :mod:`rl.profile.cluster` tells their seconds, and a replica's
+    cores are its own."""
     mean_tokens: int = MEAN_TOKENS
     """Tokens of a mean request."""
     meter: str = LastWindowSettings.meter
@@ -156,7 +159,9 @@ def make(making: Making) -> Policy:
     workload = _workload(making, own)
     if making.settings.slo_s is not None:
         workload = replace(workload, slo_s=making.settings.slo_s)
-    space = replace(making.limits.space, gpu_shares=()) if own.profile else making.limits.space
+    space = making.limits.space
+    if own.profile and not own.cluster:
+        space = replace(space, gpu_shares=())
     workload = replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
     meter: Meter = "busy" if own.meter == "busy" else "provisioned"
     refuse_broken("last-window", (("meter", own.meter, own.meter == meter, "busy or provisioned"),))
@@ -176,7 +181,7 @@ def _workload(making: Making, own: MakingSettings) -> Workload:
 
 
 def _measured(making: Making, own: MakingSettings) -> Workload:
-    """The pipeline on the machine of a profile, which says nothing of GPU shares where none was measured."""
+    """The pipeline on the machine of a profile, or with ``cluster`` on one with GPU shares."""
     slo_s = making.settings.slo_s
     if slo_s is None:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
@@ -185,5 +190,10 @@ def _measured(making: Making, own: MakingSettings) -> Workload:
     if not own.other_machine:
         warn_of_another(profile, "last-window")
     tokens = TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS)
-    scale = own.cpu_scale or None
-    return measured_workload(making.settings.manifest_dir, profile, tokens, slo_s=slo_s, cpu_scale=scale)
+    scale, folder = own.cpu_scale or None, making.settings.manifest_dir
+    if own.cluster:
+        prices = making.prices
+        return clustered_workload(
+            folder, profile, tokens, slo_s=slo_s, changes=LIFECYCLE, prices=prices, cpu_scale=scale
+        )
+    return measured_workload(folder, profile, tokens, slo_s=slo_s, cpu_scale=scale)

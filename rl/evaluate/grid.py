@@ -106,7 +106,7 @@ class Grid:
             raise EvaluationError(
                 f"input sizes are 1 to {most} mean tokens, or 0 for the workload's own; got {self.tokens}"
             )
-        if self.own is not None and self.start is not None and self.start.gpu_share:
+        if self.own is not None and not self.own.cluster and self.start is not None and self.start.gpu_share:
             raise EvaluationError(
                 f"experts cannot start with a GPU share of {self.start.gpu_share:g}: {self.own.pipeline} was profiled "
                 f"on cores, so its configurations have no GPU shares"
@@ -148,14 +148,15 @@ class Grid:
             **self.made_by(group.workload),
         }
         if (pipeline := self.own_of(group.workload)) is not None:
-            numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens)
+            numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens, pipeline.cluster)
             own["own"] = [*numbers, pipeline.sha256]
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
     def made_by(self, workload: str) -> dict[str, str]:
         """Hashes of what no option names: ``code_sha256`` of the rooms that are run through, ``prices_sha256`` of the
         price sheet."""
-        own = load_prices() if self.own_of(workload) is not None else load_prices(PAPER_PRICES)
+        pipeline = self.own_of(workload)
+        own = load_prices(PAPER_PRICES) if pipeline is None else pipeline.prices
         sheet = json.dumps(asdict(self.prices or own), sort_keys=True)
         return {"code_sha256": code_sha256(), "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest()}
 
@@ -168,7 +169,7 @@ class Grid:
         ``mean_rps``. Raises ProfileError and ``moe.errors.ManifestError``."""
         own, tokens = self.own_of(group.workload), group.tokens or None
         if own is not None:
-            found = own.served(group.seed, group.tokens)
+            found = own.served(group.seed, group.tokens, mean_rps)
         else:
             found = paper_workload(group.workload, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed)
         return found if self.prices is None else replace(found, prices=self.prices)

@@ -17,7 +17,7 @@ from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
 from rl.evaluate.grid import Grid, Group
 from rl.workload import Workload
-from rl.workload_own import OwnPipeline
+from rl.workload_own import CLUSTER_CORE, OwnPipeline
 
 PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
 """Policies that know the seconds of a call, which a profile tells."""
@@ -73,6 +73,8 @@ class MakingByProfile(Making):
             return stored
         own = self.played
         known = {"profile": str(own.profile_file), "cpu_scale": own.cpu_scale, "other_machine": True}
+        if own.cluster:
+            known |= {"cluster": True, "cpu_scale": own.cpu_scale or CLUSTER_CORE}
         return {**known, "mean_tokens": self.tokens or round(own.mean_tokens), **stored}
 
 

@@ -75,7 +75,8 @@ def where(grid: Grid) -> str:
     parts = ["on the modelled cluster"] if any(name != own for name in grid.workloads) else []
     if grid.own is not None and own in grid.workloads:
         scale = f", a core being {grid.own.cpu_scale:g} real ones" if grid.own.cpu_scale else ""
-        parts.append(f"on the machine of the profile {grid.own.profile_file.name} ({own}{scale})")
+        machine = "the modelled cluster with cores" if grid.own.cluster else "the machine"
+        parts.append(f"on {machine} of the profile {grid.own.profile_file.name} ({own}{scale})")
     return " and ".join(parts)
 
 

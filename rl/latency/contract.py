@@ -145,15 +145,15 @@ class LimitedLatencyModel(LatencyModel, Protocol):
     under the limit, for those who plan without a clock.
     """
 
-    def work_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
-        """Seconds of one call alone on a replica that nothing limits."""
+    def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
+        """Seconds of one call alone on a replica whose cores nothing limits, or with a GPU share."""
 
     def core_speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:
         """As ``speedup``, while the bucket holds."""
 
-    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike) -> Floats:
+    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Cores (0 to 1) in use while the bucket holds and ``calls`` calls of ``tokens`` tokens are in service."""
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:

@@ -8,6 +8,7 @@ beside the others'. So concurrency pays as long as reading weights dominates, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ class Roofline:
     """What each further call at once adds to a batch's seconds, as a share (assumption: caches and threads)."""
     noise_cv: float = 0.1
     """Coefficient of variation of a call's seconds, lognormal (assumption)."""
+    host_s: Callable[[NodeCost, ArrayLike], Floats] | None = None
+    """Seconds of a call of so many tokens outside the device, where they are known; None: the network's."""
 
     @property
     def name(self) -> str:
@@ -64,8 +67,12 @@ class Roofline:
         """Seconds of a call in which it does not use the replica's unit."""
         t, share = np.asarray(tokens, dtype=np.float64), np.asarray(gpu_share, dtype=np.float64)
         moved = t * (node.bytes_in_per_token + node.bytes_out_per_token)
-        host = self.gpu.launch_s + moved / self.gpu.link_bytes_per_s
-        return np.asarray(self.network.call_s + moved / self.network.bytes_per_s + np.where(share > 0, host, 0.0))
+        link = self.gpu.launch_s + moved / self.gpu.link_bytes_per_s
+        if self.host_s is not None:
+            host = self.host_s(node, t)
+        else:
+            host = self.network.call_s + moved / self.network.bytes_per_s
+        return np.asarray(host + np.where(share > 0, link, 0.0))
 
     def _batch_s(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: Floats

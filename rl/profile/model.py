@@ -49,10 +49,17 @@ class FittedLatencyModel:
         found, share = self._fit(node), self._share(cpu_cores, gpu_share)
         return np.asarray(found.apart(tokens) + self._idle.seconds(found.work(tokens), share))
 
-    def work_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
-        """Seconds of one call alone where nothing limits the replica."""
-        found = self._fit(node)
+    def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
+        """Seconds of one call alone where nothing limits the replica. Raises ProfileError for a GPU share."""
+        found, _ = self._fit(node), self._share(1.0, gpu_share)
         return np.asarray(found.apart(tokens) + found.work(tokens))
+
+    def host_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
+        """What a call takes whatever computes its product: its seconds outside its core, and on the core those of the
+        shortest call that was measured (taking it from the wire, answering). At most :meth:`work_seconds`."""
+        found = self._fit(node)
+        shortest = np.minimum(found.work(tokens), found.work(found.tokens[0]))
+        return np.asarray(found.apart(tokens) + shortest)
 
     def cpu_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
         """CPU seconds of one call alone."""
@@ -91,9 +98,10 @@ class FittedLatencyModel:
         together = m * found.together_s(tokens, np.ones_like(m), share) / found.together_s(tokens, m, share)
         return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
 
-    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike) -> Floats:
-        """Cores in use while the bucket holds: a call alone waits for other things than its core, several never do."""
-        found = self._fit(node)
+    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
+        """Cores in use while the bucket holds: a call alone waits for other things than its core, several never do.
+        Raises ProfileError for a GPU share."""
+        found, _ = self._fit(node), self._share(1.0, gpu_share)
         alone = found.work(tokens) / (found.apart(tokens) + found.work(tokens))
         return np.asarray(np.where(np.asarray(calls) <= 1, alone, 1.0))
 

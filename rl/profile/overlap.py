@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 FAMILY = "overlap"
 SIZES = (1, 2, 3)
-ROUNDS = 3
-"""In each repeat."""
 PER_SECOND = 10
 """Volleys of a point for each second that a point takes; ``FEWEST`` at least."""
 FEWEST = 3
@@ -46,7 +44,7 @@ ABOUT_S = 0.1
 
 def volleys_s(settings: ProfileSettings) -> float:
     """About how long one repeat takes."""
-    return ROUNDS * len(SIZES) * _count(settings) * (PAUSE_S + ABOUT_S)
+    return settings.volley_rounds * len(SIZES) * _count(settings) * (PAUSE_S + ABOUT_S)
 
 
 class Counters(Protocol):
@@ -64,11 +62,11 @@ def measure_volleys(
     order = random.Random(1000 * settings.seed + repeat)
     lone_s = runner.run(_lone_s(calls[0]))
     found = []
-    for turn in range(ROUNDS):
+    for turn in range(settings.volley_rounds):
         sizes = list(SIZES)
         order.shuffle(sizes)
         for size in sizes:
-            row = blank(settings.surface_tokens, repeat * ROUNDS + turn, settings)
+            row = blank(settings.surface_tokens, repeat * settings.volley_rounds + turn, settings)
             offsets = [volley(order, size, lone_s) for _ in range(_count(settings))]
             found.append(_measure(replace(row, family=FAMILY, concurrency=size), calls, offsets, functions, runner))
     return found

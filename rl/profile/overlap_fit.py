@@ -1,11 +1,11 @@
-"""How much longer than simulated requests take that meet: one number, fitted to the profile's volleys."""
+"""How much longer than simulated requests take that meet, by how many: fitted to the profile's volleys."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from scipy.optimize import brentq
@@ -26,50 +26,64 @@ LEAST, MOST = 0.5, 2.0
 TOLERANCE = 2e-3
 ERRORS = 2.0
 SEED = 17
+Volleys = Sequence[Sequence[float]]
+"""When the requests of each come after its beginning."""
 
 
-def fitted_overlap(workload: Workload, slowdowns: Mapping[int, Slowdown], tokens: int, full_core: float) -> float:
-    """``rl.workload.Host.overlap`` nearest to 1 under which volleys of these sizes are as much slower than lone
-    requests as ``slowdowns`` says, on the geometric mean over sizes, within ``ERRORS`` standard errors: what is not
-    known to cost anything costs nothing, and what is costs as much as is certain. The nearer bound where none does it.
+def fitted_overlap(
+    workload: Workload, slowdowns: Mapping[int, Slowdown], tokens: int, full_core: float
+) -> tuple[float, ...]:
+    """``rl.workload.Host.overlap``: for two requests at once, three and so on the number nearest to 1 under which a
+    volley of as many is as much slower than lone requests as ``slowdowns`` says, within ``ERRORS`` standard errors, the
+    numbers for fewer being what was found before: what is not known to cost anything costs nothing, and what is costs
+    as much as is certain. The nearer bound where none does it.
 
-    ``tokens``: of each request; ``full_core``: configured cores that give a function a whole one. The volleys are
-    those of ``rl.profile.overlap``, with the workload's own routing.
+    ``slowdowns``: by the volley's size, from two on without a gap; ``tokens``: of each request; ``full_core``:
+    configured cores that give a function a whole one. The volleys are those of ``rl.profile.overlap``, with the
+    workload's own routing.
     """
-    asked_for = Configuration(1024, full_core, 0.0, 1, 8)
-    alone = [[0.0]] * VOLLEYS
-    lone_s = _medians_s(workload, {1: alone}, tokens, asked_for)[1]
-    order = random.Random(SEED)
-    volleys = {size: [volley(order, size, lone_s) for _ in range(VOLLEYS)] for size in slowdowns}
+    median_s = partial(_median_s, workload, tokens=tokens, asked_for=Configuration(1024, full_core, 0.0, 1, 8))
+    lone_s = median_s((), [[0.0]] * VOLLEYS)
+    order, found = random.Random(SEED), tuple[float, ...]()
+    for size, slowdown in sorted(slowdowns.items()):
+        volleys = [volley(order, size, lone_s) for _ in range(VOLLEYS)]
+        excess = cache(partial(_excess, median_s, found, volleys, lone_s * slowdown.times))
+        found = (*found, _nearest_to_one(excess, ERRORS * slowdown.error))
+    return found
 
-    @cache
-    def excess(overlap: float) -> float:
-        assert workload.host is not None
-        tried = replace(workload, host=replace(workload.host, overlap=overlap))
-        found = _medians_s(tried, volleys, tokens, asked_for)
-        return float(np.mean([np.log(found[size] / lone_s / slowdown.times) for size, slowdown in slowdowns.items()]))
 
-    margin = ERRORS * float(np.mean([slowdown.error for slowdown in slowdowns.values()]))
+def _excess(
+    median_s: Callable[[tuple[float, ...], Volleys], float],
+    fewer: tuple[float, ...],
+    volleys: Volleys,
+    wanted_s: float,
+    times: float,
+) -> float:
+    """Logarithm of simulated over wanted seconds, what was found for ``fewer`` requests going on with ``times``."""
+    return float(np.log(median_s((*fewer, times), volleys) / wanted_s))
+
+
+def _nearest_to_one(excess: Callable[[float], float], margin: float) -> float:
+    """Where ``excess``, which rises, is not more than ``margin`` from 0; the nearer bound where it is so nowhere."""
     off = excess(1.0)
     if abs(off) <= margin:
         return 1.0
     left = float(np.copysign(margin, off))
     if excess(LEAST) >= left or excess(MOST) <= left:
         return LEAST if excess(LEAST) >= left else MOST
-    return float(brentq(lambda overlap: excess(overlap) - left, LEAST, MOST, xtol=TOLERANCE))
+    return float(brentq(lambda times: excess(times) - left, LEAST, MOST, xtol=TOLERANCE))
 
 
-def _medians_s(
-    workload: Workload, volleys: Mapping[int, Sequence[Sequence[float]]], tokens: int, asked_for: Configuration
-) -> dict[int, float]:
-    """Median seconds of requests by the size of their volley; a volley: when its requests come after its beginning."""
-    inside, every = replace(workload, request_s=0.0), [one for ones in volleys.values() for one in ones]
-    sizes = np.array([len(one) for one in every for _ in one])
-    arrival_s: Floats = np.array([number * APART_S + after_s for number, one in enumerate(every) for after_s in one])
-    order = np.argsort(arrival_s, kind="stable")
+def _median_s(
+    workload: Workload, overlap: tuple[float, ...], volleys: Volleys, *, tokens: int, asked_for: Configuration
+) -> float:
+    """Median seconds of the requests of volleys where meeting costs ``overlap``."""
+    assert workload.host is not None
+    inside = replace(workload, request_s=0.0, host=replace(workload.host, overlap=overlap))
+    sent = [number * APART_S + after_s for number, one in enumerate(volleys) for after_s in one]
+    arrival_s: Floats = np.sort(sent)
     start = {node.function: asked_for for node in workload.topology.nodes}
-    requests = draw_requests(inside, arrival_s[order], seed=SEED, tokens=np.full(order.size, tokens))
-    window = Simulation(inside, requests, start, seed=SEED).advance(APART_S * len(every) + 60.0)
-    seconds = np.full(order.size, np.nan)
-    seconds[window.finished] = window.latency_s
-    return {size: float(np.nanmedian(seconds[sizes[order] == size])) for size in volleys}
+    tokens_of = np.full(arrival_s.size, tokens)
+    requests = draw_requests(inside, arrival_s, seed=SEED, tokens=tokens_of)
+    window = Simulation(inside, requests, start, seed=SEED).advance(APART_S * len(volleys) + 60.0)
+    return float(np.median(window.latency_s))

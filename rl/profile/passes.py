@@ -39,8 +39,10 @@ def measure_passes(
     settings: ProfileSettings,
     runner: asyncio.Runner,
     on_step: OnStep,
+    alone: bool = True,
 ) -> list[Row]:
-    """One row for each number of tokens and repeat; none for a pipeline that takes no text.
+    """One row for each number of tokens and repeat (not without ``alone``), and those of requests that meet; none for a
+    pipeline that takes no text.
 
     What fails gives an infeasible row with the reason: by now the rest of the profile has been measured.
     """
@@ -59,7 +61,7 @@ def measure_passes(
         longest = manifest.tokenizer.max_tokens
         for repeat in range(settings.repeats):
             for tokens in settings.tokens:
-                if 3 <= tokens <= longest:
+                if alone and 3 <= tokens <= longest:
                     on_step(f"passes of {tokens} tokens", settings.seconds_per_point)
                     rows.append(_measure(replica.address, tokens, repeat, counters, settings, runner))
             if 3 <= settings.surface_tokens <= longest:

@@ -1,7 +1,8 @@
-"""A pipeline on the machine of its profile, as a workload that can be simulated and planned with."""
+"""A pipeline on the machine of its profile, or on a cluster, as a workload that can be simulated and planned with."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +11,18 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from autoscaler.contract import Configuration, ConfigurationSpace
+from autoscaler.prices import PriceSheet
 from moe.manifest import Manifest, load
-from rl.latency.contract import Noise
+from rl.latency.contract import NodeCost, Noise
+from rl.latency.devices import TEN_GIGABIT, Network
+from rl.profile.cluster import cluster_model
 from rl.profile.errors import ProfileError
 from rl.profile.fit import factors
 from rl.profile.model import fitted_model, lifecycle
 from rl.profile.overlap import FAMILY, slowdowns
 from rl.profile.overlap_fit import fitted_overlap
 from rl.profile.storage import Profile
-from rl.workload import SEGMENT, Host, TokenLengths, Workload, manifest_cost, pipeline_workload
+from rl.workload import SEGMENT, Host, Lifecycle, TokenLengths, Workload, manifest_cost, pipeline_workload
 
 
 def measured_workload(
@@ -60,12 +64,49 @@ def measured_workload(
     return replace(found, host=replace(host, overlap=_overlap(profile, found, cpu_scale))) if shared else found
 
 
-def _overlap(profile: Profile, workload: Workload, cpu_scale: float | None) -> float:
-    """What meeting costs by the profile's volleys; 1 where it has none."""
+def clustered_workload(
+    directory: Path,
+    profile: Profile,
+    tokens: TokenLengths,
+    *,
+    slo_s: float,
+    changes: Lifecycle,
+    prices: PriceSheet,
+    cpu_scale: float | None = None,
+    space: ConfigurationSpace | None = None,
+    segment_configuration: Configuration = SEGMENT,
+    network: Network = TEN_GIGABIT,
+) -> Workload:
+    """The pipeline in ``directory`` on a cluster that has room: calls as :mod:`rl.profile.cluster` tells them, every
+    replica with its resource to itself, ``changes`` and ``prices`` of the cluster; the rest as of
+    :func:`measured_workload`. The ingress's measured work and what a mean request moves over its ``network`` are a
+    constant between stages. Raises ProfileError, ``moe.errors.ManifestError``.
+    """
+    manifest = load(directory, verify=False)
+    costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
+    host = host_of(profile, manifest)
+    hop_s = _between_stages_s(host, manifest, tokens.mean) + _moved_s(manifest, costs, tokens.mean, network)
+    return pipeline_workload(
+        directory,
+        cluster_model(profile, costs, cpu_scale),
+        changes,
+        slo_s=slo_s,
+        tokens=tokens,
+        space=space,
+        prices=prices,
+        segment_configuration=segment_configuration,
+        request_s=host.start_s + host.answer_s + hop_s,
+        hop_s=hop_s,
+        measured=False,
+    )
+
+
+def _overlap(profile: Profile, workload: Workload, cpu_scale: float | None) -> tuple[float, ...]:
+    """What meeting costs by the profile's volleys; nothing where it has none."""
     rows = profile.of(FAMILY)
     found = slowdowns(rows)
     if not found:
-        return 1.0
+        return ()
     scale = profile.metadata.cpu_scale if cpu_scale is None else cpu_scale
     return fitted_overlap(workload, found, rows[0].tokens, 1 / scale)
 
@@ -101,6 +142,15 @@ def host_of(profile: Profile, manifest: Manifest) -> Host:
 def _visits(manifest: Manifest) -> int:
     """Nodes that a token visits."""
     return manifest.layers + 1 + manifest.layers * manifest.router.top_k
+
+
+def _moved_s(manifest: Manifest, costs: Mapping[str, NodeCost], tokens: float, network: Network) -> float:
+    """Seconds on the ingress's network between two stages of a pass of so many tokens, in the mean."""
+    moved = {node: cost.bytes_in_per_token + cost.bytes_out_per_token for node, cost in costs.items()}
+    segments = sum(moved[node.id] for node in manifest.nodes if node.kind == "segment")
+    layers = [[moved[node.id] for node in manifest.experts(layer)] for layer in range(manifest.layers)]
+    experts = sum(manifest.router.top_k * float(np.mean(layer)) for layer in layers)
+    return tokens * (segments + experts) / network.bytes_per_s / (2 * manifest.layers + 1)
 
 
 def _between_stages_s(host: Host, manifest: Manifest, tokens: float) -> float:

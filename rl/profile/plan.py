@@ -54,6 +54,9 @@ class ProfileSettings:
     """Points whose calls are expected to take longer are left out, and counted."""
     transitions: int = 10
     """Repeats of each cold start, drain and resize."""
+    volley_rounds: int = 10
+    """Of requests that meet, in each repeat: lone ones scatter by a tenth from round to round, and what meeting costs
+    is a few hundredths."""
     quiet_cores: float = 0.5
     """A point during which other processes kept more cores than this busy is measured again ..."""
     retries: int = 2
@@ -82,6 +85,7 @@ QUICK = ProfileSettings(
     calls_per_point=60,
     longest_call_s=0.5,
     transitions=2,
+    volley_rounds=3,
     retries=0,
 )
 

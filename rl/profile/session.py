@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,10 @@ import uvloop
 
 from autoscaler.topology import load_topology
 from moe.manifest import Manifest
+from rl.profile.errors import ProfileError
 from rl.profile.gpu import GpuSettings, measure_gpu
 from rl.profile.machine import this_machine, versions
-from rl.profile.overlap import volleys_s
+from rl.profile.overlap import FAMILY, volleys_s
 from rl.profile.passes import measure_passes
 from rl.profile.plan import Plan, Point, ProfileSettings, check, node_classes
 from rl.profile.rows import Row
@@ -93,6 +95,30 @@ def measure_profile(
         notes=tuple(notes),
     )
     return Profile(metadata, tuple(rows))
+
+
+def measure_overlap(
+    known: Profile,
+    gateway: Gateway,
+    manifest: Manifest,
+    deployments: Mapping[str, dict[str, Any]],
+    settings: ProfileSettings,
+    progress: Progress,
+) -> Profile:
+    """``known``, a profile of this pipeline on this machine, with requests that meet measured again: they are compared
+    with lone ones of the same minute, so the rest may be older. Raises ProfileError where they could not be measured.
+    """
+    check(settings)
+    begun = _now()
+    progress.plan("requests that meet", settings.repeats * volleys_s(settings))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        rows = measure_passes(gateway, manifest, deployments, settings, runner, progress.step, alone=False)
+    failed = [row.note for row in rows if not row.feasible]
+    if failed or not rows:
+        raise ProfileError(f"requests that meet could not be measured: {failed[0] if failed else 'it takes no text'}")
+    note = f"requests that meet (family {FAMILY}) were measured again from {begun} to {_now()}"
+    kept = tuple(row for row in known.rows if row.family != FAMILY)
+    return Profile(replace(known.metadata, notes=(*known.metadata.notes, note)), (*kept, *rows))
 
 
 def _rows(

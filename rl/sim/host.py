@@ -34,6 +34,7 @@ class SharedMachine:
         self._host, self._requests, self._keys, self._source = host, requests, keys, source
         self._stages = np.array([(nodes[0], nodes[-1] + 1) for nodes in stages])
         self._ingress_s = host.pace * np.array([host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s])
+        self._overlap = np.array([1.0, *host.overlap])
         most = max(nodes.size for nodes in stages)
         self._passes = Passes(
             stage=np.zeros(size, dtype=np.int64),
@@ -72,7 +73,7 @@ class SharedMachine:
     ) -> Calls:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order."""
         rules = Rules(
-            self._host.cores, self._ingress_s, self._host.front_s / 2, self._host.overlap, self._keys, self._stages,
+            self._host.cores, self._ingress_s, self._host.front_s / 2, self._overlap, self._keys, self._stages,
             reached, self._requests.counts, self._slow, self._source, tables.rows,
         )  # fmt: skip
         meters = Meters(meter, histogram, barrier, cells, bounds, np.full(self._keys.size, begin_s))

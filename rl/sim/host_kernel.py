@@ -61,8 +61,9 @@ class Rules(NamedTuple):
     """What stays as it is: cores of the machine, the ingress's CPU seconds, stages, requests, and resource tables.
 
     ``slow [requests]``: how many times their seconds a request's calls take. ``front_s``: CPU seconds of what lies
-    before the ingress for a request on its way there, and as many on its way back; 0: it needs no core. ``overlap``:
-    how many times as many CPU seconds calls and the ingress's work take while it has more than one request.
+    before the ingress for a request on its way there, and as many on its way back; 0: it needs no core. ``overlap
+    [1 up]``: how many times as many CPU seconds calls and the ingress's work take while it has at most one request,
+    two, three and so on; the last also for more.
     ``stages [stages, 2]``: first node of a stage and the one after its last; ``counts [rows, requests]``:
     tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress.
     """
@@ -70,7 +71,7 @@ class Rules(NamedTuple):
     cores: float
     ingress_s: Floats
     front_s: float
-    overlap: float
+    overlap: Floats
     keys: NDArray[np.uint64]
     stages: Ints
     reached: Floats
@@ -464,7 +465,7 @@ def run_host(
     control_s = control_at.min()
     while True:
         share = deal_out(rules, replicas, (line[WAITING] > 0) + (front[WAITING] > 0), running, active, given)
-        slow = rules.overlap if line[INSIDE] > 1 else 1.0
+        slow = rules.overlap[min(max(line[INSIDE], 1), rules.overlap.size) - 1]
         next_s, what = end_s, END
         if control_s < next_s:
             next_s, what = control_s, CONTROL

@@ -74,9 +74,9 @@ class ResourceTables:
         work, pace, use, bucket = seconds, rate, np.ones(calls.size), (0.0, 1.0)
         if isinstance(model, LimitedLatencyModel):
             limit = model.throttle(cost, cores, share)
-            work = _checked(where, model.work_seconds(cost, tokens))
+            work = _checked(where, model.work_seconds(cost, tokens, share))
             pace = _rates(where, calls, model.core_speedup(cost, typical, cores, share, calls))
-            wishes = np.clip(model.core_use(cost, typical, calls), 1e-6, 1.0)
+            wishes = np.clip(model.core_use(cost, typical, calls, share), 1e-6, 1.0)
             use = np.asarray(np.round(wishes, DIGITS), dtype=np.float64)
             bucket = round(float(limit.burst_s), DIGITS), round(float(limit.refill), DIGITS)
         if not (np.isfinite(bucket).all() and bucket[0] >= 0 and 0 < bucket[1] <= 1):

@@ -74,7 +74,8 @@ DEFAULT = TrainingSettings()
 )  # fmt: skip
 def train(
     workloads: tuple[str, ...], folder: Path | None, slo_ms: tuple[float, ...], profile: Path | None, cpu_scale: float,
-    other_machine: bool, slo_factor: float | None, traces: Path | None, minutes: float, out: Path, **options: Any,
+    other_machine: bool, slo_factor: float | None, cluster: bool, traces: Path | None, minutes: float, out: Path,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
 
@@ -84,13 +85,13 @@ def train(
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
-    own = own_pipelines(folder, slo_ms, profile, cpu_scale, other_machine, slo_factor)
+    own = own_pipelines(folder, slo_ms, profile, cpu_scale, other_machine, slo_factor, cluster)
     variants = DEFAULT.variants if workloads or not own else ()
     named = workloads if own else workloads or PAPER_WORKLOADS
     chosen = replace(DEFAULT, workloads=named, variants=variants, pipelines=own, **options)
     settings = changed(chosen, changes)
     if not other_machine:
-        refuse_other_machines(settings.pipelines)
+        refuse_other_machines([own for own in settings.pipelines if not own.cluster])
     console = Console(stderr=True)
     run = Run(settings, out, traces)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

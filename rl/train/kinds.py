@@ -19,16 +19,8 @@ from rl.episodes.clips import REFERENCE_RPS
 from rl.episodes.sizes import resized
 from rl.reward import RewardSettings
 from rl.workload import Workload
-from rl.workload_own import CPU_STARTS
+from rl.workload_own import CPU_STARTS, GPU_STARTS
 from rl.workload_paper import PAPER_WORKLOADS, paper_workload
-
-GPU_STARTS = (
-    Configuration(512, 0.0, 0.1, 1, 8),
-    Configuration(512, 0.0, 0.2, 1, 8),
-    Configuration(512, 0.0, 0.1, 2, 4),
-)
-"""What an episode of training begins with (:data:`CPU_STARTS`, too), drawn evenly from those that Φ has: searching each
-clip's own takes longer than playing it. Validation begins with the first."""
 
 
 class Kind(Protocol):
@@ -72,6 +64,8 @@ class PaperKind:
     size: tuple[int, int] | None = None
     """MoE layers and experts of each, where they are not the paper's."""
     speed: float = 1.0
+    """Where it is above 1, cold starts, resizes and drains are as much quicker: windows, load within them and what a
+    change takes stay as they are to each other, and a window has that many times fewer requests to simulate."""
     mean_rps: tuple[float, float] | None = None
 
     @property
@@ -83,7 +77,9 @@ class PaperKind:
         found = paper_workload(self.paper, space=space, mean_rps=mean_rps, seed=seed)
         if self.size is not None:
             found = resized(found, *self.size, seed=seed)
-        return replace(found, name=self.name, slo_s=self.slo_s or found.slo_s)
+        return replace(
+            found, name=self.name, slo_s=self.slo_s or found.slo_s, lifecycle=found.lifecycle.quickened(self.speed)
+        )
 
 
 VARIANTS = (
@@ -95,7 +91,11 @@ SIZES = tuple(
     for layers, experts in ((12, 16), (12, 32), (12, 64), (6, 8), (24, 8))
 )
 """What an agent of the paper's sizes is put on without training (``python -m benchmarks.zero_shot``)."""
-KINDS = {kind.name: kind for kind in (*(PaperKind(name, name) for name in PAPER_WORKLOADS), *VARIANTS, *SIZES)}
+QUICK = tuple(
+    PaperKind(f"{name}-quick", name, window_s=6.0, speed=5.0, mean_rps=(20.0, 500.0)) for name in PAPER_WORKLOADS
+)
+"""The paper's workloads at loads at which calls wait, in a fifth of the time."""
+KINDS = {kind.name: kind for kind in (*(PaperKind(name, name) for name in PAPER_WORKLOADS), *VARIANTS, *SIZES, *QUICK)}
 
 
 @lru_cache(maxsize=32)

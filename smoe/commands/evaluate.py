@@ -96,14 +96,14 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     "--mean-rps",
     type=click.FloatRange(0, 1e5),
     default=None,
-    help="Requests per second on average; 0: as the trace is. [default: 20; with --pipeline 2.83]",
+    help="Requests per second on average; 0: as the trace is. [default: 20; with --pipeline 2.83, 14.1 with --cluster]",
 )
 @click.option(
     "--speed",
     type=click.FloatRange(0.01, 3600),
     default=None,
     help="A trace's time is divided by it; windows, seconds and rate are of what is played. [default: 1; with "
-    "--pipeline 30]",
+    "--pipeline 30, without --cluster]",
 )
 @click.option(
     "--seconds",
@@ -116,7 +116,7 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     "window_s",
     type=click.FloatRange(0.1, 3600),
     default=None,
-    help="Length of a window in seconds. [default: 30; with --pipeline 2]",
+    help="Length of a window in seconds. [default: 30; with --pipeline 2, without --cluster]",
 )
 @click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Windows that are not counted.")
 @click.option("--plans", type=_INPUT, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
@@ -137,13 +137,13 @@ def evaluate(**options: Any) -> None:
     """Play the same arrivals with the same routing under several policies, and compare cost and P95.
 
     All runs are simulated: the paper's workloads on the modelled cluster, one's own pipeline on the machine of its
-    profile. A run that is in --out already is not played again, so an evaluation that was stopped goes on where it was.
-    Writes results.csv, results.md, results.json, two figures and report.html.
+    profile, or with --cluster there too. A run that is in --out already is not played again, so an evaluation that was
+    stopped goes on where it was. Writes results.csv, results.md, results.json, two figures and report.html.
     """
     console = Console(stderr=True)
     slo_ms = options["slo_ms"]
     targets = () if slo_ms is None else (slo_ms,)
-    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor"))
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
     own = own_pipelines(options["folder"], targets, *machine)
     left_out: dict[str, str] = {}
     try:

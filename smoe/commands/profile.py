@@ -15,10 +15,11 @@ from rich.table import Table
 
 from rl.profile.errors import ProfileError
 from rl.profile.gpu import GpuSettings, check_shares
-from rl.profile.machine import gpu_name, require_gpu
+from rl.profile.machine import gpu_name, require_gpu, this_machine
 from rl.profile.plan import QUICK, ProfileSettings
 from rl.profile.report import closing_rows, conclude
-from rl.profile.session import measure_profile
+from rl.profile.session import measure_overlap, measure_profile
+from rl.profile.shelf import open_profile
 from rl.profile.storage import Profile, save
 from smoe import lifecycle
 from smoe.commands.options import state_option
@@ -59,6 +60,11 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     help="Parquet file to write; the picture goes beside it as .png.",
+)
+@click.option(
+    "--overlap-again",
+    is_flag=True,
+    help="Measure only requests that meet, in minutes, and put them into the profile that OUT is.",
 )
 @click.option("--quick", is_flag=True, help="Few points and short ones: shows that it works, too coarse to plan with.")
 @click.option("--tokens", type=_Numbers(whole=True), default=None, help="Tokens per call. [default: 1,8,32,128,512]")
@@ -104,6 +110,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 def profile(
     pipeline: str,
     out: Path,
+    overlap_again: bool,
     quick: bool,
     state: Path,
     gpu_shares: tuple[float, ...] | None,
@@ -114,6 +121,8 @@ def profile(
     A gateway of its own is started for it, on a temporary state folder; pipelines are those of --state.
     """
     gpu = None
+    if overlap_again and (quick or gpu_shares):
+        raise click.UsageError("--overlap-again measures requests that meet alone, without --quick and --gpu-shares")
     if gpu_shares:
         require_gpu(gpu_name())
         check_shares(gpu_shares)
@@ -123,11 +132,18 @@ def profile(
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
-        found = _measure(pipeline, state, Path(work), settings, gpu, console)
+        known = _known(pipeline, state, out) if overlap_again else None
+        found = _measure(pipeline, state, Path(work), settings, gpu, console, known)
     save(found, out)  # what was measured is safe whatever the fit makes of it
     concluded = conclude(found, out.with_suffix(".png"))
     save(concluded, out)
     _close(console, concluded, out)
+
+
+def _known(pipeline: str, state: Path, out: Path) -> Profile:
+    """The profile that is there. Raises ProfileError where it is of another pipeline or machine."""
+    folder, _ = ensure_pipeline(pipeline, state / "pipelines")
+    return open_profile(out, folder, this_machine())
 
 
 def _make_room(out: Path) -> None:
@@ -156,8 +172,15 @@ def _settings(quick: bool, options: dict[str, Any]) -> ProfileSettings:
 
 
 def _measure(
-    pipeline: str, state: Path, work: Path, settings: ProfileSettings, gpu: GpuSettings | None, console: Console
+    pipeline: str,
+    state: Path,
+    work: Path,
+    settings: ProfileSettings,
+    gpu: GpuSettings | None,
+    console: Console,
+    known: Profile | None,
 ) -> Profile:
+    """The whole profile, or ``known`` with requests that meet measured again."""
     gateway = lifecycle.GatewaySettings(
         work, port=0, metrics_port=0, cpu_scale=settings.cpu_scale, pipelines_dir=state / "pipelines"
     )
@@ -171,9 +194,10 @@ def _measure(
         deployment = DeploymentSettings(ingress_concurrency=INGRESS_CONCURRENCY)
         deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest, deployment)}
         with _Bar(console) as bar:
-            return measure_profile(
-                ProfileGateway(client, read_password(work)), folder, manifest, deployments, settings, notes, bar, gpu
-            )
+            gateway_ = ProfileGateway(client, read_password(work))
+            if known is not None:
+                return measure_overlap(known, gateway_, manifest, deployments, settings, bar)
+            return measure_profile(gateway_, folder, manifest, deployments, settings, notes, bar, gpu)
     finally:
         lifecycle.stop_process(process)
 

@@ -73,7 +73,7 @@ def rebalance(
         while True:
             try:
                 with closing(connect(state, gateway_url, password_file)) as client:
-                    _tell(_decide(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
+                    _tell(decided(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
             except (SmoeError, PlacementError, RegionError) as error:
                 if once or dry_run:
                     raise
@@ -102,7 +102,7 @@ def statistics(client: GatewayClient, manifest: Manifest) -> list[tuple[str, Any
     return found
 
 
-def _decide(
+def decided(
     client: GatewayClient,
     coordinator: Coordinator,
     profile: Profile,

@@ -10,8 +10,8 @@ from rl.episodes import Clip, Episode, episode_of
 from rl.sim.simulation import Simulation
 from rl.train.errors import TrainingError
 from rl.train.hindsight import HindsightTeacher, between, choices_of
-from rl.train.kinds import GPU_STARTS
 from rl.train.teacher import TeacherSettings
+from rl.workload_own import GPU_STARTS
 from rl.workload_paper import paper_workload, segments_at
 
 CAREFUL = TeacherSettings(kind="hindsight", keep=0.75, look_back=2)

@@ -30,7 +30,7 @@ from rl.sim.play import play
 from rl.sim.simulation import Simulation
 from rl.train import online
 from rl.train.errors import TrainingError
-from rl.train.kinds import GPU_STARTS
+from rl.workload_own import GPU_STARTS
 from rl.workload_paper import paper_workload
 from smoe.cli import cli
 from traces.provenance import path_sha256

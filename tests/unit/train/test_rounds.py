@@ -17,13 +17,14 @@ from rl.agent.settings import NetworkSettings
 from rl.episodes import Clip, Episode, episode_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.train.errors import TrainingError
-from rl.train.kinds import GPU_STARTS, VARIANTS
+from rl.train.kinds import VARIANTS
 from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.train.teacher import Teacher, TeacherSettings
 from rl.train.validation import Judged, Validation, Validator
 from rl.train.warm_start import on_lattice
+from rl.workload_own import GPU_STARTS
 from rl.workload_paper import paper_workload
 
 SMALL = {"width": 8, "hidden": 8, "rank": 4}

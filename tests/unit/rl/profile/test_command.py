@@ -23,7 +23,7 @@ from smoe.commands.profile import _require_limits
 def test_the_help_says_what_it_measures() -> None:
     shown = CliRunner().invoke(cli, ["profile", "--help"])
     assert shown.exit_code == 0
-    for word in ("real workers under real limits", "--quick", "--out", "--shares", "--gpu-shares"):
+    for word in ("real workers under real limits", "--quick", "--out", "--shares", "--gpu-shares", "--overlap-again"):
         assert word in shown.output
 
 
@@ -98,3 +98,17 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
     assert all(row.throttled_part for row in limited)
     assert found.metadata.fit["cross_validated"]["all"]["points"] > 20
     assert out.with_suffix(".png").stat().st_size > 10_000
+    again = subprocess.run(
+        [*command[:5], "--overlap-again", "--repeats", "1", "--seconds", "0.05", "--out", str(out)]
+        + ["--state", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[4],
+    )
+    assert again.returncode == 0, again.stderr[-3000:]
+    anew = load(out)
+    assert [row for row in anew.rows if row.family != "overlap"] == [
+        row for row in found.rows if row.family != "overlap"
+    ]
+    assert len(anew.of("overlap")) == 30 and "measured again from" in anew.metadata.notes[-1]

@@ -65,12 +65,13 @@ def test_requests_that_meet_take_what_the_volleys_say(manifest: Manifest, minilm
         made = truth.profile([*profile(manifest).rows, *volleys], profile(manifest).metadata.classes)
         host = measured_workload(minilm_pipeline, made, tokens, slo_s=0.1, shared=True).host
         assert host is not None
-        return host.overlap
+        (times,) = host.overlap
+        return times
 
     less, more = overlap(0.052), overlap(0.06)
     assert 0.5 < less < more < 2.0
     plain = measured_workload(minilm_pipeline, profile(manifest), tokens, slo_s=0.1, shared=True).host
-    assert plain is not None and plain.overlap == 1.0
+    assert plain is not None and plain.overlap == ()
 
 
 @pytest.mark.parametrize("missing", ["cpu_s_per_call", "node_calls"])

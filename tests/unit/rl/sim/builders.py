@@ -129,10 +129,10 @@ class Limited(Arithmetic):
     alone_use: float = 0.8
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        limit, work = self.throttle(node, cpu_cores, gpu_share), self.work_seconds(node, tokens)
+        limit, work = self.throttle(node, cpu_cores, gpu_share), self.work_seconds(node, tokens, gpu_share)
         return np.asarray(np.maximum(work, (work - limit.burst_s) / limit.refill))
 
-    def work_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
+    def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         return np.asarray(self.base_s + np.asarray(tokens) * self.token_s)
 
     def core_speedup(
@@ -140,7 +140,7 @@ class Limited(Arithmetic):
     ) -> Floats:
         return self.speedup(node, tokens, cpu_cores, gpu_share, calls)
 
-    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike) -> Floats:
+    def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         return np.asarray(np.where(np.asarray(calls) <= 1, self.alone_use, 1.0))
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:

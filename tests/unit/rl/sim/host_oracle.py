@@ -125,7 +125,8 @@ class HostModel(PipelineModel):
     @property
     def slow(self) -> float:
         """Times its CPU seconds that everything takes but the front and cold starts."""
-        return self.host.overlap if self.inside > 1 else 1.0
+        times = (1.0, *self.host.overlap)
+        return times[self.inside - 1] if 1 <= self.inside <= len(times) else times[-1 if self.inside else 0]
 
     def running(self) -> list[tuple[Node, Replica]]:
         return [(node, replica) for node in self.nodes for replica in node.replicas if replica.calls]

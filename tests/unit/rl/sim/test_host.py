@@ -69,7 +69,7 @@ def test_the_front_of_one_request_slows_down_the_calls_of_another() -> None:
 
 def test_calls_take_longer_while_requests_meet() -> None:
     """Three calls of a second; the second request comes when the first is done with two of them and leaves alone."""
-    host = replace(NOTHING, overlap=1.5)
+    host = replace(NOTHING, overlap=(1.5,))
     model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0)
     found, requests = one_expert([0.0, 2.0], [1, 1], model, host=host)
     latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
@@ -126,7 +126,11 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     start_s, send_s, receive_s, answer_s = generator.uniform(1e-4, 3e-3, 4)
     host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, 1e-5, Noise.lognormal(0.2), 1.2)
     if seed:  # the first has neither a front nor calls that cost more or less when requests meet
-        host = replace(host, front_s=generator.uniform(1e-3, 1e-2), overlap=generator.uniform(0.8, 1.3))
+        host = replace(
+            host,
+            front_s=generator.uniform(1e-3, 1e-2),
+            overlap=tuple(generator.uniform(0.8, 1.3, generator.integers(0, 4))),
+        )
     found = workload((3, 2), model, hop_s=0.0, host=host)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
     requests = draw_requests(found, arrivals, seed=seed)

@@ -1,0 +1,446 @@
+"""Everything at once on one running pipeline: ``python -m benchmarks.together [--out FOLDER]``.
+
+The default pipeline (real weights) on the embedded gateway, under real limits, on two played nodes with a limited line
+between their memories. Each node has an ingress, all segments, and memory for two thirds of the experts. Each node's
+clients send real texts of a task of their own (arithmetic, code) to their node's ingress, at the arrivals of two seeds
+of a bursty hour; half-way the tasks change nodes. Meanwhile, at once:
+
+* *placement decides where*: at intervals Prism looks whether other places are worth their move, Eq. (3) and (4);
+* *live scaling moves*: experts go there as ``smoe migrate`` moves them (ElasticMoE);
+* *dispatch balances*: each ingress chooses among an expert's replicas by AEBS (Janus; ``--dispatch``: another rule);
+* *the learnt policy sizes*: every expert's memory, cores, replicas and concurrency, at every window.
+
+At three quarters of the play layer 0's experts are ordered to change nodes, and the manager that gets them is killed in
+mid-copy. The same requests are then played again with experts as they are at the end, nothing sizing or moving them
+(``still``): what all the changing cost. Latency counts from when a request was due. All of it is measured, on a machine
+whose cores both nodes share. The last line is one JSON object: ``failed``, ``moves``, ``orders`` (of the policy),
+``p95_ms``, ``p95_over_slo``, ``still_p95_ms``, ``max_rel_err`` (answers afterwards against the whole model),
+``local_over_time``, ``decisions``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import numpy as np
+import psutil
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from autoscaler.build import build_controller
+from autoscaler.contract import ConfigurationSpace, TickReport
+from autoscaler.loop import run as run_controller
+from autoscaler.placement.cluster import make_cluster
+from autoscaler.settings import ControllerSettings
+from benchmarks.fidelity_runs import Player
+from benchmarks.prism_clients import Counts, counted
+from benchmarks.run_folder import run_folder
+from functions.shared.settings import Dispatch
+from moe.manifest import INGRESS, Manifest
+from smoe import lifecycle
+from smoe.commands.rebalance import decided
+from smoe.deployment import DeploymentSettings
+from smoe.elastic.cluster import deployed, places_now
+from smoe.elastic.coordinator import Coordinator
+from smoe.elastic.errors import MoveError
+from smoe.elastic.managers import Managers, NodeSettings, read_feed_token, start_nodes
+from smoe.errors import SmoeError
+from smoe.gateway_client import GatewayClient
+from smoe.parity import compare_with_whole_model
+from smoe.pipelines import ensure_pipeline
+from smoe.state import read_gateway, read_password
+from smoe.unlike import Profile, Seen, expert_bytes, places_of, planned
+from traces import catalog, prompts, scale
+from traces.results import RequestRecord
+from traces.trace import Trace
+
+NODES = ("a", "b")
+TASKS = ("gsm8k", "humaneval")
+MEMORY_PART = 2 / 3
+"""Of all experts, that each node has memory for."""
+POLICY, STILL = "smoe", "still"
+MAX_WORDS = 24
+LOOK_S = 2.0
+HORIZON_S = 300.0
+"""For how long a new place is expected to hold (Eq. (4))."""
+START_TIMEOUT_S = 120.0
+WARM_TEXTS = 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How it is played. Seconds are of the clock; rates of each node."""
+
+    seconds: float
+    mean_rps: float
+    slo_factor: float
+    window_s: float
+    every_s: float
+    cpu_scale: float
+    mbit: float
+    dispatch: str
+    seed: int
+
+
+@dataclass
+class Timeline:
+    """What happened, seconds from the beginning of the play."""
+
+    began_s: float = field(default_factory=time.monotonic)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[TickReport] = field(default_factory=list)
+    looks: list[tuple[float, Counts, dict[str, int]]] = field(default_factory=list)
+    """Moment, what the ingresses had counted, expert replicas by node."""
+
+    def now_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+
+class Stage:
+    """The pipeline on its nodes."""
+
+    def __init__(self, settings: lifecycle.GatewaySettings, directory: Path, manifest: Manifest, own: Setting) -> None:
+        self.state, self.directory, self.manifest = settings.state, directory, manifest
+        self.client = GatewayClient.from_state(settings.state)
+        self.coordinator = Coordinator(lambda: GatewayClient.from_state(self.state), manifest, self.state)
+        self.shape = (manifest.layers, len(manifest.experts(0)))
+        size, bytes_per_s = expert_bytes(manifest), own.mbit * 125_000
+        room = math.ceil(MEMORY_PART * self.shape[0] * self.shape[1]) * size
+        self.profile = Profile(
+            NODES, make_cluster([1, 1], [room, room], load_bytes_per_s=bytes_per_s, bytes_per_s=bytes_per_s)
+        )
+        self.addresses = self._placed()
+
+    def _placed(self) -> list[str]:
+        """Ingress and segments on every node, experts where Prism puts them when all are called alike; addresses of the
+        ingresses in order of nodes."""
+        both = dict.fromkeys(NODES, 1)
+        target: dict[str, Mapping[str, int]] = {self.manifest.function_name(INGRESS): both}
+        target |= {self.manifest.function_name(one.id): both for one in self.manifest.segments}
+        alike = Seen(np.ones((len(NODES), *self.shape)), HORIZON_S)
+        target |= places_of(planned(alike, self.profile, self.manifest), self.profile, self.manifest)
+        self.coordinator.move(target)
+        found = self.client.replicas()[self.manifest.function_name(INGRESS)]
+        by_node = {str(one["node"]): str(one["address"]) for one in found if one["state"] == "ready"}
+        return [by_node[node] for node in NODES]
+
+    def experts_by_node(self) -> dict[str, int]:
+        """Ready replicas of experts on each node."""
+        replicas, found = self.client.replicas(), dict.fromkeys(NODES, 0)
+        for layer in range(self.manifest.layers):
+            for expert in self.manifest.experts(layer):
+                for one in replicas.get(self.manifest.function_name(expert.id), []):
+                    found[one["node"]] += one["state"] == "ready"
+        return found
+
+    def manager_pid(self, node: str) -> int:
+        """Found by the port that the feed names."""
+        address = self.client.replicas()[f"weights-{node}"][0]["address"]
+        port = int(address.rsplit(":", 1)[1])
+        gateway = psutil.Process(int(read_gateway(self.state)["pid"]))
+        for child in gateway.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # others come and go meanwhile
+                if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in child.net_connections()):
+                    return child.pid
+        raise SmoeError(f"nobody listens on {address}, where the manager of node {node} is to be")
+
+
+@contextmanager
+def running(own: Setting, folder: Path) -> Iterator[Stage]:
+    """Gateway, managers, pipeline. Ends with the block."""
+    settings = lifecycle.GatewaySettings(
+        folder / "state", port=0, metrics_port=0, cpu_scale=own.cpu_scale, nodes=NODES, standbys=4
+    )
+    directory, manifest = ensure_pipeline("minilm", settings.pipelines)
+    process = lifecycle.start_gateway(settings, detach=False)
+    try:
+        client = GatewayClient.from_state(settings.state)
+        line = NodeSettings(link_bytes_per_s=own.mbit * 125_000)
+        start_nodes(client, settings.state, manifest, dict.fromkeys(NODES, line))
+        environment = {"smoe_dispatch": own.dispatch, "smoe_statistics_window": f"{2 * own.every_s:g}"}
+        cores = max(1, math.ceil(1 / own.cpu_scale))
+        lifecycle.deploy_pipeline(
+            client,
+            manifest,
+            DeploymentSettings(
+                cpu_cores=6.0, ingress_cpu_cores=cores, ingress_concurrency=512, extra_environment=environment
+            ),
+            timeout_s=START_TIMEOUT_S,
+        )
+        yield Stage(settings, directory, manifest, own)
+    finally:
+        lifecycle.stop_process(process)
+
+
+def requests_of(own: Setting, data: Path | None) -> list[tuple[Trace, list[str]]]:
+    """By node: arrivals, and texts of its task until half of the time, of the other's afterwards."""
+    texts = [prompts.load_prompts(catalog.text_folder(data), MAX_WORDS, (task,)).texts for task in TASKS]
+    found = []
+    for node in range(len(NODES)):
+        hour = catalog.bursty_hour(data, "uniform", own.seed + node)
+        trace = scale.fit(hour, own.seconds, own.mean_rps, own.seed + node)
+        rng = np.random.default_rng((own.seed, node))
+        task = [(node + int(at_s > own.seconds / 2)) % len(TASKS) for at_s in trace.arrival_s]
+        found.append((trace, [texts[one][int(rng.integers(len(texts[one])))] for one in task]))
+    return found
+
+
+class Changing:
+    """What sizes and moves experts while requests are served: controller and placement, each in a thread."""
+
+    def __init__(self, stage: Stage, own: Setting, slo_s: float, folder: Path, timeline: Timeline) -> None:
+        self._stage, self._own, self._timeline = stage, own, timeline
+        settings = folder / "policy.toml"
+        settings.write_text(f"cpu_scale = {own.cpu_scale}\n")
+        self._controller, self._window_s = build_controller(
+            ControllerSettings(
+                gateway_url=stage.client.url,
+                manifest_dir=stage.directory,
+                password=read_password(stage.state),
+                policy=POLICY,
+                policy_settings=settings,
+                space=ConfigurationSpace(gpu_shares=()),
+                interval_s=own.window_s,
+                slo_s=slo_s,
+                scale_segments=False,
+            )
+        )
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        stop = threading.Event()
+        tick = self._timeline.reports.append
+        with ThreadPoolExecutor(2) as pool:
+            parts = [
+                pool.submit(
+                    run_controller, self._controller, self._own.window_s, stop.wait, tick, window_s=self._window_s
+                ),
+                pool.submit(self._place, stop),
+            ]
+            try:
+                yield
+            finally:
+                stop.set()
+                for part in parts:
+                    part.result(START_TIMEOUT_S)
+
+    def _place(self, stop: threading.Event) -> None:
+        """A decision every interval; at three quarters a move whose receiving manager is killed."""
+        killed = False
+        while not stop.wait(self._own.every_s):
+            begun_s, told = self._timeline.now_s(), dict[str, Any]()
+            try:
+                if begun_s >= 0.75 * self._own.seconds and not killed:
+                    killed, told = True, self._move_and_kill()
+                else:
+                    stage = self._stage
+                    arguments = (stage.coordinator, stage.profile, stage.manifest, HORIZON_S, "improved", False)
+                    told = decided(stage.client, *arguments)
+            except (SmoeError, MoveError) as error:
+                told = {"moved": False, "error": str(error)}
+            self._timeline.decisions.append({"at_s": round(begun_s, 2), **told})
+
+    def _move_and_kill(self) -> dict[str, Any]:
+        """Layer 0's experts change nodes; the manager of ``b`` dies while it copies."""
+        stage = self._stage
+        places = places_now(stage.client, deployed(stage.client, stage.manifest.name).deployments)
+        target = {}
+        for expert in stage.manifest.experts(0):
+            name = stage.manifest.function_name(expert.id)
+            count = max(places[name].values())
+            target[name] = {"a": count} if set(places[name]) == {"b"} else {"b": count}
+        pid, struck = stage.manager_pid("b"), threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            moving = pool.submit(stage.coordinator.move, target)
+            with closing(Managers(stage.client, read_feed_token(stage.state))) as managers:
+                while not moving.done() and not struck.wait(0.01):
+                    with suppress(SmoeError, MoveError):
+                        if managers.held("b")["unfinished"]:
+                            os.kill(pid, signal.SIGKILL)
+                            struck.set()
+            moved = moving.result()
+        return {"moved": True, "moved_s": round(moved.settled_s, 3), "manager_killed": struck.is_set()}
+
+
+def play(
+    stage: Stage, asked: list[tuple[Trace, list[str]]], timeline: Timeline, bar: Progress, what: str
+) -> list[list[RequestRecord]]:
+    """Every node's requests at once, and a look at the counters every :data:`LOOK_S`; records by node."""
+    seconds = max(trace.duration_s for trace, _ in asked)
+    task = bar.add_task(what, total=seconds)
+    players = [Player(f"http://{address}/") for address in stage.addresses]
+    try:
+        with ThreadPoolExecutor(len(players)) as pool:
+            timeline.began_s = time.monotonic()
+            parts = [
+                pool.submit(player.play, trace, texts) for player, (trace, texts) in zip(players, asked, strict=True)
+            ]
+            while not all(part.done() for part in parts):
+                time.sleep(LOOK_S)
+                moment = timeline.now_s()
+                timeline.looks.append((moment, counted(stage.addresses, stage.shape), stage.experts_by_node()))
+                bar.update(task, completed=min(seconds, moment))
+            return [part.result()[1].records for part in parts]
+    finally:
+        for player in players:
+            player.__exit__()
+
+
+def latencies(records: list[list[RequestRecord]]) -> tuple[np.ndarray, np.ndarray, int]:
+    """(moments at which requests were due, seconds from then to their answers, requests without one)."""
+    every = [one for rows in records for one in rows]
+    good = [one for one in every if one.outcome == "ok" and one.latency_s is not None and one.sent_s is not None]
+    due = np.array([one.scheduled_s for one in good])
+    ended = np.array([(one.sent_s or 0.0) + (one.latency_s or 0.0) for one in good])
+    return due, ended - due, len(every) - len(good)
+
+
+def local_over_time(timeline: Timeline) -> list[tuple[float, float | None]]:
+    """Part of expert calls that stayed on their node, between two looks."""
+    found: list[tuple[float, float | None]] = []
+    for (_, before, _), (at_s, now, _) in zip(timeline.looks, timeline.looks[1:], strict=False):
+        part = (now - before).local_ratio
+        found.append((round(at_s, 2), None if math.isnan(part) else round(part, 4)))
+    return found
+
+
+def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: float, own: Setting, file: Path) -> None:
+    """Latency, where experts are, local calls, and what happened when."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(10, 8), sharex=True)
+    top.plot(due_s, 1000 * latency_s, ".", markersize=3, color="tab:blue")
+    top.axhline(1000 * slo_s, color="tab:red", linewidth=1, label=f"SLO {1000 * slo_s:.0f} ms")
+    top.set(yscale="log", ylabel="ms, each request")
+    moments = [at_s for at_s, _, _ in timeline.looks]
+    for node, colour in zip(NODES, ("tab:green", "tab:purple"), strict=True):
+        middle.step(moments, [counts[node] for _, _, counts in timeline.looks], color=colour, label=f"node {node}")
+    middle.set(ylabel="ready replicas of experts", ylim=(0, None))
+    ratio = local_over_time(timeline)
+    bottom.plot([at_s for at_s, _ in ratio], [np.nan if part is None else part for _, part in ratio], color="tab:grey")
+    bottom.set(ylabel="local part of expert calls", ylim=(0, 1), xlabel="seconds")
+    for number, axis in enumerate((top, middle, bottom)):
+        axis.axvline(own.seconds / 2, color="black", linewidth=1, label="tasks change nodes" if number == 0 else None)
+        for decision in timeline.decisions:
+            if decision["moved"]:
+                killed = decision.get("manager_killed", False)
+                colour, words = ("tab:red", "move, manager killed") if killed else ("tab:orange", "move")
+                axis.axvline(decision["at_s"], color=colour, linestyle=":", label=words if number == 0 else None)
+    top.legend(fontsize=8, loc="upper left")
+    middle.legend(fontsize=8, loc="upper left")
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+def show(result: Mapping[str, Any]) -> None:
+    table = Table(title=f"everything at once, two nodes; SLO: P95 within {result['slo_ms']:.0f} ms")
+    for name in ("play", "requests", "failed", "P50 ms", "P95 ms", "P95/SLO", "local calls", "moves", "orders"):
+        table.add_column(name, justify="left" if name == "play" else "right")
+    for name, part in result["plays"].items():
+        table.add_row(
+            name, str(part["requests"]), str(part["failed"]), f"{part['p50_ms']:.0f}", f"{part['p95_ms']:.0f}",
+            f"{part['p95_ms'] / result['slo_ms']:.2f}", f"{part['local']:.0%}", str(part["moves"]), str(part["orders"]),
+        )  # fmt: skip
+    Console(stderr=True, width=120).print(table)
+
+
+def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str, Any]:
+    """Of one play."""
+    _, latency_s, failed = latencies(records)
+    local = (timeline.looks[-1][1] - timeline.looks[0][1]).local_ratio
+    return {
+        "requests": sum(len(rows) for rows in records),
+        "failed": failed,
+        "p50_ms": round(1000 * float(np.median(latency_s)), 1),
+        "p95_ms": round(1000 * float(np.quantile(latency_s, 0.95)), 1),
+        "local": round(local, 4),
+        "moves": sum(bool(one["moved"]) for one in timeline.decisions),
+        "orders": sum(len(report.applied) for report in timeline.reports),
+    }
+
+
+@click.command()
+@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(30), help="Length of a play.")
+@click.option("--mean-rps", default=1.5, show_default=True, type=click.FloatRange(0.1), help="Requests/s of each node.")
+@click.option("--slo-factor", default=8.0, show_default=True, help="SLO over a warm prompt's time through the nodes.")
+@click.option(
+    "--interval", "window_s", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Of decisions."
+)
+@click.option(
+    "--every", "every_s", default=15.0, show_default=True, type=click.FloatRange(2), help="Seconds between placements."
+)
+@click.option("--cpu-scale", default=0.03, show_default=True, help="Real cores per configured core.")
+@click.option("--mbit", default=200.0, show_default=True, type=click.FloatRange(1), help="Mbit/s between memories.")
+@click.option(
+    "--dispatch", default="aebs", show_default=True, type=click.Choice(get_args(Dispatch)), help="Rule of ingresses."
+)
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the picture.")
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+def main(data: Path | None, out: Path | None, **options: Any) -> None:
+    """Placement, live scaling, dispatch and the learnt policy on one running pipeline."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    torch.set_num_threads(1)
+    own, timelines = Setting(**options), {"all at once": Timeline(), STILL: Timeline()}
+    asked, records = requests_of(own, catalog.data_folder(data)), dict[str, list[list[RequestRecord]]]()
+    with (
+        run_folder("smoe-together-") as folder,
+        Progress(console=Console(stderr=True), transient=True) as bar,
+        running(own, folder) as stage,
+    ):
+        texts = asked[0][1][:WARM_TEXTS]
+        parity = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
+        slo_s = own.slo_factor * parity.unloaded_p50_s
+        for name, timeline in timelines.items():
+            if name == STILL:
+                records[name] = play(stage, asked, timeline, bar, name)
+                continue
+            with Changing(stage, own, slo_s, folder, timeline).at_work():
+                records[name] = play(stage, asked, timeline, bar, name)
+        after = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
+    plays = {name: summary(records[name], timelines[name]) for name in timelines}
+    first = timelines["all at once"]
+    if out is not None:
+        due_s, latency_s, _ = latencies(records["all at once"])
+        draw(first, due_s, latency_s, slo_s, own, out / "together.png")
+    one = plays["all at once"]
+    result = {
+        "failed": sum(part["failed"] for part in plays.values()),
+        "moves": one["moves"],
+        "orders": one["orders"],
+        "p95_ms": one["p95_ms"],
+        "p95_over_slo": round(one["p95_ms"] / 1000 / slo_s, 4),
+        "still_p95_ms": plays[STILL]["p95_ms"],
+        "max_rel_err": after.max_rel_err,
+        "slo_ms": round(1000 * slo_s, 1),
+        "plays": plays,
+        "decisions": first.decisions,
+        "local_over_time": local_over_time(first),
+        "settings": options,
+    }
+    show(result)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
