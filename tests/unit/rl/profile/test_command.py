@@ -99,8 +99,7 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
     assert found.metadata.fit["cross_validated"]["all"]["points"] > 20
     assert out.with_suffix(".png").stat().st_size > 10_000
     again = subprocess.run(
-        [*command[:5], "--overlap-again", "--repeats", "1", "--seconds", "0.05", "--out", str(out)]
-        + ["--state", str(tmp_path)],
+        [*command[:5], "--overlap-again", "--repeats", "1", "--state", str(tmp_path), *command[6:]],
         capture_output=True,
         text=True,
         timeout=120,
