@@ -29,6 +29,7 @@ __all__ = [
     "NodeKind",
     "NodeObservation",
     "Observation",
+    "PlacedPlatform",
     "Platform",
     "Policy",
     "Proposal",
@@ -277,6 +278,14 @@ class BoundedPlatform(Platform, Protocol):
 
     def bounds(self) -> Mapping[str, Bound]:
         """Function → what it cannot be given now, as read last and as refused since; of most functions nothing."""
+
+
+@runtime_checkable
+class PlacedPlatform(Platform, Protocol):
+    """One whose functions may be placed on several nodes each."""
+
+    def floors(self) -> Mapping[str, int]:
+        """Function → fewest replicas, as read last: one for each node that a placement gives it; of others nothing."""
 
 
 @dataclass(frozen=True)

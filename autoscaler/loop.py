@@ -15,6 +15,7 @@ from autoscaler.contract import (
     Decision,
     MetricsSource,
     Observation,
+    PlacedPlatform,
     Platform,
     Policy,
     Proposal,
@@ -61,6 +62,9 @@ class Controller:
         self._platform = platform
         self._bounds: Callable[[], Mapping[str, Bound]] = (
             platform.bounds if isinstance(platform, BoundedPlatform) else dict
+        )
+        self._floors: Callable[[], Mapping[str, int]] = (
+            platform.floors if isinstance(platform, PlacedPlatform) else dict
         )
         self._limits = limits
         self._logger = logger
@@ -141,7 +145,8 @@ class Controller:
         bounds: Mapping[str, Bound],
     ) -> tuple[Decision, ...]:
         state, limits = self._limit_state, self._limits
-        return decide(self.topology, observation, proposal, present, now_s, state, limits, self.prices, bounds)
+        floors = self._floors()
+        return decide(self.topology, observation, proposal, present, now_s, state, limits, self.prices, bounds, floors)
 
     def _apply(self, decisions: tuple[Decision, ...]) -> Result:
         return apply(self._platform, decisions, self._wait, self._orders_at_once)

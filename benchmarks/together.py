@@ -10,11 +10,11 @@ of a bursty hour; half-way the tasks change nodes. Meanwhile, at once:
 * *dispatch balances*: each ingress chooses among an expert's replicas by AEBS (Janus; ``--dispatch``: another rule);
 * *the learnt policy sizes*: every expert's memory, cores, replicas and concurrency, at every window.
 
-At three quarters of the play layer 0's experts are ordered to change nodes, and the manager that gets them is killed in
-mid-copy. The same requests are then played again with experts as they are at the end, nothing sizing or moving them
-(``still``): what all the changing cost. Latency counts from when a request was due. All of it is measured, on a machine
-whose cores both nodes share. The last line is one JSON object: ``failed``, ``moves``, ``orders`` (of the policy),
-``p95_ms``, ``p95_over_slo``, ``still_p95_ms``, ``max_rel_err`` (answers afterwards against the whole model),
+At three quarters of the play layer 0's experts are ordered to node a and then to node b, whose weights manager is
+killed in mid-copy. The same requests are then played again with experts as they are at the end, nothing sizing or
+moving them (``still``): what all the changing cost. Latency counts from when a request was due. All of it is measured,
+on a machine whose cores both nodes share. The last line is one JSON object: ``failed``, ``moves``, ``orders`` (of the
+policy), ``p95_ms``, ``p95_over_slo``, ``still_p95_ms``, ``max_rel_err`` (answers afterwards against the whole model),
 ``local_over_time``, ``decisions``.
 """
 
@@ -79,6 +79,8 @@ LOOK_S = 2.0
 HORIZON_S = 300.0
 """For how long a new place is expected to hold (Eq. (4))."""
 START_TIMEOUT_S = 120.0
+STATISTICS = 2
+"""Intervals of placement that the ingresses' statistics reach back: longer than one, as few calls are noise."""
 WARM_TEXTS = 8
 
 
@@ -172,7 +174,7 @@ def running(own: Setting, folder: Path) -> Iterator[Stage]:
         client = GatewayClient.from_state(settings.state)
         line = NodeSettings(link_bytes_per_s=own.mbit * 125_000)
         start_nodes(client, settings.state, manifest, dict.fromkeys(NODES, line))
-        environment = {"smoe_dispatch": own.dispatch, "smoe_statistics_window": f"{2 * own.every_s:g}"}
+        environment = {"smoe_dispatch": own.dispatch, "smoe_statistics_window": f"{STATISTICS * own.every_s:g}"}
         cores = max(1, math.ceil(1 / own.cpu_scale))
         lifecycle.deploy_pipeline(
             client,
@@ -256,14 +258,12 @@ class Changing:
             self._timeline.decisions.append({"at_s": round(begun_s, 2), **told})
 
     def _move_and_kill(self) -> dict[str, Any]:
-        """Layer 0's experts change nodes; the manager of ``b`` dies while it copies."""
+        """Layer 0's experts go to ``a`` and then, all of them, to ``b``, whose manager dies while it copies."""
         stage = self._stage
         places = places_now(stage.client, deployed(stage.client, stage.manifest.name).deployments)
-        target = {}
-        for expert in stage.manifest.experts(0):
-            name = stage.manifest.function_name(expert.id)
-            count = max(places[name].values())
-            target[name] = {"a": count} if set(places[name]) == {"b"} else {"b": count}
+        names = [stage.manifest.function_name(expert.id) for expert in stage.manifest.experts(0)]
+        stage.coordinator.move({name: {"a": max(places[name].values())} for name in names})
+        target = {name: {"b": max(places[name].values())} for name in names}
         pid, struck = stage.manager_pid("b"), threading.Event()
         with ThreadPoolExecutor(1) as pool:
             moving = pool.submit(stage.coordinator.move, target)
@@ -382,12 +382,12 @@ def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str,
 @click.command()
 @click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(30), help="Length of a play.")
 @click.option("--mean-rps", default=1.5, show_default=True, type=click.FloatRange(0.1), help="Requests/s of each node.")
-@click.option("--slo-factor", default=8.0, show_default=True, help="SLO over a warm prompt's time through the nodes.")
+@click.option("--slo-factor", default=4.0, show_default=True, help="SLO over a warm prompt's time through the nodes.")
 @click.option(
     "--interval", "window_s", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Of decisions."
 )
 @click.option(
-    "--every", "every_s", default=15.0, show_default=True, type=click.FloatRange(2), help="Seconds between placements."
+    "--every", "every_s", default=20.0, show_default=True, type=click.FloatRange(2), help="Seconds between placements."
 )
 @click.option("--cpu-scale", default=0.03, show_default=True, help="Real cores per configured core.")
 @click.option("--mbit", default=200.0, show_default=True, type=click.FloatRange(1), help="Mbit/s between memories.")

@@ -65,12 +65,14 @@ def decide(
     settings: LimitSettings,
     prices: PriceSheet,
     bounds: Mapping[str, Bound] = MappingProxyType({}),
+    floors: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Decision, ...]:
     """One decision for each deployed function that the policy manages (wish or reason); see ``Proposal``.
 
     ``present``: function → configuration as the platform has it now. What runs now is never forced to change: limits
     are on changes. ``bounds``: function → what the platform cannot give it now; replicas that were asked for and cannot
-    run are taken back.
+    run are taken back. ``floors``: function → fewest replicas: one on each node where a placement wants it, which is
+    not the policy's to take away.
     """
     decisions: list[Decision] = []
     needs: dict[str, MemoryNeed | None] = {}
@@ -90,7 +92,8 @@ def decide(
             decisions.append(Decision(function, name, now, wish, now, reason))
             continue
         needs[function] = memory_need(nodes, [observation.node(node.id) for node in nodes], settings)
-        target, hits = _limited(function, now, wish, needs[function], now_s, state, settings, bound)
+        floor = floors.get(function, 0)
+        target, hits = _limited(function, now, wish, needs[function], now_s, state, settings, bound, floor)
         decisions.append(Decision(function, name, now, wish, target, reason, tuple(hits)))
     if settings.budget_per_hour is not None:
         decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
@@ -127,6 +130,7 @@ def _limited(
     state: LimitState,
     settings: LimitSettings,
     bound: Bound | None,
+    floor: int,
 ) -> tuple[Configuration, list[str]]:
     last_s = state.changed_s.get(function)
     if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
@@ -134,6 +138,7 @@ def _limited(
     hits: list[str] = []
     target = _on_lattice(now, wish, settings.space, hits)
     target = _in_step(now, target, settings, hits)
+    target = _on_its_nodes(target, floor, settings.space, hits)
     if bound is None:
         return _with_memory(now, target, need, settings.space, hits), hits
     runs = bound.brought_about(now, settings.space.replicas_min)
@@ -170,6 +175,15 @@ def _in_step(now: Configuration, target: Configuration, settings: LimitSettings,
     if limits != replicas:
         hits.append(f"limits at most {factor:g} times a step")
     return limits
+
+
+def _on_its_nodes(target: Configuration, floor: int, space: ConfigurationSpace, hits: list[str]) -> Configuration:
+    """At least a replica on each node that the function was placed on, as far as there may be so many."""
+    least = min(floor, space.replicas_max)
+    if target.replicas >= least:
+        return target
+    hits.append(f"placement: a replica on each of {floor} nodes")
+    return replace(target, replicas=least)
 
 
 def _with_memory(

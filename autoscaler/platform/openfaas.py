@@ -22,6 +22,8 @@ from autoscaler.platform.quantities import QuantityError, parse_quantity
 from autoscaler.retry_after import WAITED_S, RetryAfter
 
 PIPELINE_LABEL = "smoe.pipeline"
+PLACEMENT = "smoe.placement"
+"""Annotation: ``a=2,b=1``, in which proportions replicas are on which nodes."""
 GPU = "nvidia.com/gpu"
 GPU_SLICES = 10
 """Devices that one GPU is divided into (MPS): a share of 0.3 is ``nvidia.com/gpu: 3``."""
@@ -70,6 +72,7 @@ class OpenFaasPlatform:
         self._retry_after = retry_after or RetryAfter()
         self._query = "" if namespace == NAMESPACE else f"?namespace={namespace}"
         retry = Retry(total=2, status=0, backoff_factor=0.1, allowed_methods=None, respect_retry_after_header=False)
+        self._floors: dict[str, int] = {}
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.mount("http://", HTTPAdapter(max_retries=retry))
@@ -77,14 +80,19 @@ class OpenFaasPlatform:
 
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
-        found = {}
+        found, self._floors = {}, {}
         for status in self._json("GET", f"/system/functions{self._query}", list):
             if not isinstance(status, dict) or (status.get("labels") or {}).get(PIPELINE_LABEL) != self._pipeline:
                 continue
             configuration = configuration_of(status)
             if configuration is not None:
                 found[str(status["name"])] = configuration
+                self._floors[str(status["name"])] = nodes_of(status)
         return found
+
+    def floors(self) -> Mapping[str, int]:
+        """Of functions with a placement on several nodes (annotation ``smoe.placement``): one replica for each."""
+        return {function: nodes for function, nodes in self._floors.items() if nodes > 1}
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         replicas = present.replicas
@@ -143,6 +151,13 @@ class OpenFaasPlatform:
         self._sign()
         self._retry_after.heard(reply.status_code, reply.headers.get("Retry-After"))
         return reply
+
+
+def nodes_of(status: Mapping[str, Any]) -> int:
+    """Nodes that a placement gives a function; 0 without one, or where it is none that can be read."""
+    text = str((status.get("annotations") or {}).get(PLACEMENT, ""))
+    parts = [part.partition("=") for part in text.split(",") if part]
+    return sum(count.strip().isdecimal() and int(count) > 0 for _, _, count in parts)
 
 
 def configuration_of(status: Mapping[str, Any]) -> Configuration | None:

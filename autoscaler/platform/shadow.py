@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoscaler.contract import Configuration, Cost, NodeObservation, Observation, Platform
+from autoscaler.contract import Configuration, Cost, NodeObservation, Observation, PlacedPlatform, Platform
 from autoscaler.errors import FunctionGoneError
 from autoscaler.prices import PriceSheet, function_cost, summed
 
@@ -49,6 +49,10 @@ class ShadowPlatform:
         if function not in self._present:
             raise FunctionGoneError(f"function {function} is not deployed")
         self._pretended[function] = target
+
+    def floors(self) -> Mapping[str, int]:
+        """The real platform's."""
+        return self._real.floors() if isinstance(self._real, PlacedPlatform) else {}
 
     def window_costs(self, observation: Observation, prices: PriceSheet) -> Compared:
         """Both meters of the window that has passed, over all functions that there are: as configured really, and as it

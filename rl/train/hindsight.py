@@ -22,6 +22,7 @@ from rl.episodes import QUANTILE, Episode
 from rl.sim.requests import Requests
 from rl.sim.simulation import Simulation
 from rl.train.teacher import PLANS, TeacherSettings
+from rl.workload import Workload
 
 CONCURRENCY = 8
 """Calls at once of every expert: they cost nothing."""
@@ -58,38 +59,53 @@ class HindsightTeacher:
 
     def _need(self, requests: Requests) -> int:
         """The first choice that serves them, by bisection; 0 where none does."""
-        low, high = 0, len(self.choices)
-        while low < high:
-            middle = (low + high) // 2
-            if self._serves(requests, self.choices[middle]):
-                high = middle
-            else:
-                low = middle + 1
-        return low % len(self.choices)
-
-    def _serves(self, requests: Requests, choice: Configuration) -> bool:
-        if not requests.arrival_s.size:
-            return True
-        workload = self._episode.workload
-        simulation = Simulation(workload, requests, workload.initial(choice), seed=self._episode.seed)
-        latency_s = simulation.advance(2 * self._episode.window_s).latency_s
-        answered = latency_s.size / requests.arrival_s.size
-        if answered < QUANTILE:
-            return False
-        return float(np.quantile(latency_s, QUANTILE / answered)) <= self.settings.keep * workload.slo_s
+        episode = self._episode
+        slo_s = self.settings.keep * episode.workload.slo_s
+        found = needed(episode.workload, requests, self.choices, slo_s, episode.window_s, episode.seed)
+        return found % len(self.choices)
 
     def _named(self, level: int) -> PLANS:
         return {node.function: self.choices[level] for node in self._episode.workload.experts}
 
 
+def needed(
+    workload: Workload, requests: Requests, choices: Sequence[Configuration], slo_s: float, window_s: float, seed: int
+) -> int:
+    """Place of the first of ``choices``, each the configuration of every expert, with which the P95 of a window's
+    ``requests`` is within ``slo_s``, by bisection; their number where it is so with none."""
+    low, high = 0, len(choices)
+    while low < high:
+        middle = (low + high) // 2
+        if _serves(workload, requests, choices[middle], slo_s, window_s, seed):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _serves(
+    workload: Workload, requests: Requests, choice: Configuration, slo_s: float, window_s: float, seed: int
+) -> bool:
+    if not requests.arrival_s.size:
+        return True
+    latency_s = Simulation(workload, requests, workload.initial(choice), seed=seed).advance(2 * window_s).latency_s
+    answered = latency_s.size / requests.arrival_s.size
+    return answered >= QUANTILE and float(np.quantile(latency_s, QUANTILE / answered)) <= slo_s
+
+
 def choices_of(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Configuration]:
-    """Each resource at one replica, then more replicas of the largest, in order of price, :data:`CHOICES` at most;
-    cores that cost more than the least share of a GPU are left out, as they are slower."""
+    """The first :data:`CHOICES` of :func:`every_choice`."""
+    return every_choice(space, prices)[:CHOICES]
+
+
+def every_choice(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Configuration]:
+    """Each resource at one replica, then more replicas of the largest, in order of price; cores that cost more than the
+    least share of a GPU are left out, as they are slower."""
     found = every_resource(space, prices, CONCURRENCY)
     least = min((prices.unit_per_s(one) for one in found if one.gpu_share), default=np.inf)
     found = [one for one in found if one.gpu_share or prices.unit_per_s(one) < least]
     more = (replace(found[-1], replicas=count) for count in REPLICAS if count in space.replica_counts)
-    return [*found, *more][:CHOICES]
+    return [*found, *more]
 
 
 def every_resource(space: ConfigurationSpace, prices: PriceSheet, concurrency: int) -> list[Configuration]:

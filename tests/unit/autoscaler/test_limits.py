@@ -30,9 +30,11 @@ def decisions(
     state: LimitState | None = None,
     reasons: dict[str, str] | None = None,
     bounds: dict[str, Bound] | None = None,
+    floors: dict[str, int] | None = None,
 ) -> dict[str, Decision]:
     proposal, state = Proposal(wishes, reasons or dict.fromkeys(wishes, "wished")), state or LimitState()
-    found = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state, settings, PRICES, bounds or {})
+    known = (bounds or {}, floors or {})
+    found = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state, settings, PRICES, *known)
     return {decision.function: decision for decision in found}
 
 
@@ -375,3 +377,20 @@ def test_what_was_refused_bounds_only_what_it_made_more_of() -> None:
     refused = Bound.below(configuration(2), configuration(5, memory_mb=512), "quota")
     assert refused == Bound("quota", memory_mb=512)
     assert refused.refuses(configuration(memory_mb=512)) and not refused.refuses(configuration(8, memory_mb=511))
+
+
+def test_a_replica_stays_on_every_node_that_a_placement_gives_the_function() -> None:
+    found = decision(configuration(1), configuration(4), floors={FUNCTION: 2})
+    assert found.target.replicas == 2 and found.limits_hit == ("placement: a replica on each of 2 nodes",)
+    assert not decision(configuration(1), configuration(2), floors={FUNCTION: 2}).changes
+    assert decision(configuration(3), configuration(2), floors={FUNCTION: 2}).target.replicas == 3
+
+
+def test_a_placement_on_more_nodes_than_there_may_be_replicas_asks_for_as_many_as_there_may_be() -> None:
+    settings = replace(SETTINGS, space=replace(SPACE, replicas_max=2))
+    assert decision(configuration(1), configuration(2), settings=settings, floors={FUNCTION: 5}).target.replicas == 2
+
+
+def test_a_placement_says_nothing_of_other_functions_and_changes_nothing_by_itself() -> None:
+    assert decision(configuration(1), configuration(4), floors={"other": 3}).target.replicas == 1
+    assert not decision(configuration(1), configuration(1), floors={FUNCTION: 2}).changes

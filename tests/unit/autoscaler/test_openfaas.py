@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import PlatformError, UnreachableError
-from autoscaler.platform.openfaas import OpenFaasPlatform, configuration_of, deployment_of
+from autoscaler.platform.openfaas import OpenFaasPlatform, configuration_of, deployment_of, nodes_of
 from autoscaler.platform.quantities import QuantityError, parse_quantity
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.unit.autoscaler.builders import configuration
@@ -153,3 +153,18 @@ def test_quantities_are_kubernetes_and_nothing_else() -> None:
     for text in ("", "much", "5X", "NaN"):
         with pytest.raises(QuantityError):
             parse_quantity(text)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "nodes"),
+    [
+        ({"smoe.placement": "a=2,b=1"}, 2),
+        ({"smoe.placement": " a=1 , b=0"}, 1),
+        ({"smoe.placement": ""}, 0),
+        ({"smoe.placement": "a,b=x"}, 0),
+        ({}, 0),
+        (None, 0),
+    ],
+)
+def test_a_placement_is_read_from_its_annotation(annotations: dict[str, str] | None, nodes: int) -> None:
+    assert nodes_of({"annotations": annotations}) == nodes
