@@ -337,13 +337,18 @@ def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: fl
     ratio = local_over_time(timeline)
     bottom.plot([at_s for at_s, _ in ratio], [np.nan if part is None else part for _, part in ratio], color="tab:grey")
     bottom.set(ylabel="local part of expert calls", ylim=(0, 1), xlabel="seconds")
-    for number, axis in enumerate((top, middle, bottom)):
-        axis.axvline(own.seconds / 2, color="black", linewidth=1, label="tasks change nodes" if number == 0 else None)
-        for decision in timeline.decisions:
-            if decision["moved"]:
-                killed = decision.get("manager_killed", False)
-                colour, words = ("tab:red", "move, manager killed") if killed else ("tab:orange", "move")
-                axis.axvline(decision["at_s"], color=colour, linestyle=":", label=words if number == 0 else None)
+    events = [(own.seconds / 2, "tasks change nodes", "black", "-")]
+    for decision in timeline.decisions:
+        if decision["moved"]:
+            killed = decision.get("manager_killed", False)
+            colour, words = ("tab:red", "move, manager killed") if killed else ("tab:orange", "move")
+            events.append((decision["at_s"], words, colour, ":"))
+    for axis in (top, middle, bottom):
+        told: set[str] = set()
+        for at_s, words, colour, style in events:
+            new = axis is top and words not in told
+            axis.axvline(at_s, color=colour, linestyle=style, linewidth=1, label=words if new else None)
+            told.add(words)
     top.legend(fontsize=8, loc="upper left")
     middle.legend(fontsize=8, loc="upper left")
     figure.tight_layout()

@@ -16,6 +16,7 @@ from autoscaler.errors import PlatformError
 from autoscaler.logger import FunctionLogger, read_decisions, read_pipeline
 from autoscaler.loop import Controller, describe, run, short
 from autoscaler.platform.fake import FakePlatform
+from autoscaler.platform.shadow import ShadowPlatform
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.static import StaticPolicy
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
@@ -337,6 +338,24 @@ def test_a_failure_that_bounds_nothing_is_not_tried_twice_within_a_tick() -> Non
     plant.platform.broken.add(FUNCTION)
     report = controller(plant, Scripted({FUNCTION: configuration(2)})).tick(NOW_S)
     assert set(report.failures) == {FUNCTION} and plant.platform.tried == [FUNCTION]
+
+
+class Placed(FakePlatform):
+    """One function is placed on two nodes."""
+
+    def floors(self) -> dict[str, int]:
+        return {FUNCTION: 2}
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+def test_a_policy_does_not_take_the_last_replica_from_a_node_of_a_placement(shadow: bool) -> None:
+    other, plant = "m-expert-0-1", Plant()
+    plant.platform = Placed({**plant.platform.functions, FUNCTION: configuration(3), other: configuration(3)})
+    platform = ShadowPlatform(plant.platform) if shadow else plant.platform
+    policy = Scripted({FUNCTION: configuration(1), other: configuration(1)})
+    report = Controller(topology(), plant, policy, platform, LimitSettings(), PRICES).tick(NOW_S)
+    targets = {one.function: one.target.replicas for one in report.decisions if one.changes}
+    assert targets == {FUNCTION: 2, other: 1}
 
 
 class Scripted:

@@ -168,3 +168,16 @@ def test_quantities_are_kubernetes_and_nothing_else() -> None:
 )
 def test_a_placement_is_read_from_its_annotation(annotations: dict[str, str] | None, nodes: int) -> None:
     assert nodes_of({"annotations": annotations}) == nodes
+
+
+def test_functions_on_several_nodes_have_a_floor_from_the_list_that_was_read_last(
+    world: tuple[OpenFaas, OpenFaasPlatform],
+) -> None:
+    found, platform = world
+    assert platform.floors() == {}
+    found.functions["m"] = {**status("m"), "annotations": {"smoe.placement": "a=1,b=2,c=0"}}
+    platform.configurations()
+    assert platform.floors() == {"m": 2}
+    found.functions["m"] = {**status("m"), "annotations": {"smoe.placement": "a=3"}}
+    platform.configurations()
+    assert platform.floors() == {}
