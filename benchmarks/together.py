@@ -150,16 +150,16 @@ class Stage:
                     found[one["node"]] += one["state"] == "ready"
         return found
 
-    def manager_pid(self, node: str) -> int:
-        """Found by the port that the feed names."""
-        address = self.client.replicas()[f"weights-{node}"][0]["address"]
-        port = int(address.rsplit(":", 1)[1])
-        gateway = psutil.Process(int(read_gateway(self.state)["pid"]))
-        for child in gateway.children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # others come and go meanwhile
-                if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in child.net_connections()):
-                    return child.pid
-        raise SmoeError(f"nobody listens on {address}, where the manager of node {node} is to be")
+
+def manager_pid(client: GatewayClient, state: Path, node: str) -> int:
+    """Of the node's weights manager, found by the port that the feed names. Raises SmoeError."""
+    address = client.replicas()[f"weights-{node}"][0]["address"]
+    port = int(address.rsplit(":", 1)[1])
+    for child in psutil.Process(int(read_gateway(state)["pid"])).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # others come and go meanwhile
+            if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in child.net_connections("tcp")):
+                return child.pid
+    raise SmoeError(f"nobody listens on {address}, where the manager of node {node} is to be")
 
 
 @contextmanager
@@ -264,7 +264,7 @@ class Changing:
         names = [stage.manifest.function_name(expert.id) for expert in stage.manifest.experts(0)]
         stage.coordinator.move({name: {"a": max(places[name].values())} for name in names})
         target = {name: {"b": max(places[name].values())} for name in names}
-        pid, struck = stage.manager_pid("b"), threading.Event()
+        pid, struck = manager_pid(stage.client, stage.state, "b"), threading.Event()
         with ThreadPoolExecutor(1) as pool:
             moving = pool.submit(stage.coordinator.move, target)
             with closing(Managers(stage.client, read_feed_token(stage.state))) as managers:

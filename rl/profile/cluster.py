@@ -78,22 +78,12 @@ class ClusterLatencyModel:
     def speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:
-        return _split(
-            cpu_cores,
-            gpu_share,
-            lambda cores, none: self._cores.speedup(node, tokens, cores, none, calls),
-            lambda share: self._gpu_speedup(node, tokens, share, calls),
-        )
+        return self._speedup(self._cores.speedup, node, tokens, cpu_cores, gpu_share, calls)
 
     def core_speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:
-        return _split(
-            cpu_cores,
-            gpu_share,
-            lambda cores, none: self._cores.core_speedup(node, tokens, cores, none, calls),
-            lambda share: self._gpu_speedup(node, tokens, share, calls),
-        )
+        return self._speedup(self._cores.core_speedup, node, tokens, cpu_cores, gpu_share, calls)
 
     def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """With a GPU share: the part of a call that is its host's."""
@@ -131,6 +121,22 @@ class ClusterLatencyModel:
             inside = near & (found.tokens[0] <= t) & (t <= found.tokens[1])
         return np.asarray(np.where(share > 0, inside, self._cores.measured(node, t, cpu_cores, share)))
 
+    def _speedup(
+        self,
+        of_cores: Callable[..., Floats],
+        node: NodeCost,
+        tokens: ArrayLike,
+        cpu_cores: ArrayLike,
+        gpu_share: ArrayLike,
+        calls: ArrayLike,
+    ) -> Floats:
+        return _split(
+            cpu_cores,
+            gpu_share,
+            lambda cores, none: of_cores(node, tokens, cores, none, calls),
+            lambda share: self._gpu_speedup(node, tokens, share, calls),
+        )
+
     def _gpu_seconds(self, node: NodeCost, tokens: ArrayLike, share: Floats) -> Floats:
         found = self._shares.get(node)
         if found is None:
@@ -154,8 +160,9 @@ def cluster_model(
 ) -> ClusterLatencyModel:
     """As :func:`rl.profile.model.fitted_model`, with GPU shares; ``roofline``: of which device where none was measured.
     Raises ProfileError."""
-    fits = {node: fit_gpu(profile.class_of(node), profile.rows) for node in costs}
-    shares = {costs[node]: found for node, found in fits.items() if found is not None}
+    measured = {node: profile.class_of(node) for node in costs}
+    fits = {name: fit_gpu(name, profile.rows) for name in set(measured.values())}
+    shares = {costs[node]: found for node, name in measured.items() if (found := fits[name]) is not None}
     gpu = profile.metadata.machine.gpu or "a GPU"
     return ClusterLatencyModel(fitted_model(profile, costs, cpu_scale), shares, gpu, roofline or Roofline())
 

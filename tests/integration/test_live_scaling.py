@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 import requests
 from click.testing import CliRunner
 
+from benchmarks.together import manager_pid
 from moe.manifest import Manifest, load
 from smoe import lifecycle
 from smoe.cli import cli
@@ -27,7 +27,6 @@ from smoe.elastic.journal import Entry, Journal
 from smoe.elastic.managers import Managers, NodeSettings, deploy_managers, read_feed_token, start_nodes
 from smoe.errors import GatewayRefusedError
 from smoe.gateway_client import GatewayClient
-from smoe.state import read_gateway
 from smoe.unlike import MIB, expert_bytes
 
 pytestmark = [
@@ -98,16 +97,7 @@ class Running:
             os.kill(pid, signal.SIGKILL)
 
     def manager_pid(self, node: str) -> int:
-        """Found by the port that the feed names."""
-        address = self.client.replicas()[f"weights-{node}"][0]["address"]
-        port = int(address.rsplit(":", 1)[1])
-        for child in psutil.Process(int(read_gateway(self.state)["pid"])).children(recursive=True):
-            with suppress(psutil.NoSuchProcess):  # others come and go meanwhile
-                if any(
-                    one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in child.net_connections("tcp")
-                ):
-                    return child.pid
-        raise AssertionError(f"nobody listens on {address}")
+        return manager_pid(self.client, self.state, node)
 
 
 @pytest.fixture(scope="module")
