@@ -88,10 +88,17 @@ class Host:
     """How many times as many CPU seconds calls and the ingress's work take while the ingress has two requests, three
     and so on (the last number for more): what meeting costs, or saves, beyond the sharing of cores (other caches, idle
     cores that need not be woken up). Empty: nothing."""
+    idle: tuple[tuple[float, float], ...] = ()
+    """(seconds, times), seconds ascending: a request's calls and the ingress's work for it take so many times their CPU
+    seconds when it comes so long after the ingress last answered one (caches that others have used meanwhile, cores
+    that sleep). Linear in between, as at the ends beyond; the first request comes after the longest. Empty: 1."""
 
     def __post_init__(self) -> None:
         if not all(0 < times < math.inf for times in self.overlap):
             raise ValueError(f"a host's overlap is {self.overlap}; its numbers are above 0")
+        seconds = [since_s for since_s, _ in self.idle]
+        if sorted(set(seconds)) != seconds or not all(0 < times < math.inf for _, times in self.idle):
+            raise ValueError(f"a host's idle is {self.idle}; its seconds ascend and its times are above 0")
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,8 +37,8 @@ from rl.profile.cluster import cluster_model
 from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.machine import this_machine
 from rl.profile.model import fitted_model
-from rl.profile.shelf import nearest, warn_of_another
-from rl.profile.storage import Profile, check_pipeline
+from rl.profile.shelf import named, nearest, warn_of_another
+from rl.profile.storage import Profile
 from rl.profile.storage import load as load_profile
 from rl.reward import METERS, RewardSettings
 from rl.workload import manifest_cost
@@ -70,7 +70,8 @@ class MakingSettings:
     cpu_scale: float = 0.0
     """Real cores per configured core, with a profile; 0: where that was measured."""
     other_machine: bool = False
-    """The profile's machine is meant: no warning where this one is another."""
+    """The profile's machine is meant: where this one is another a named profile is not refused, and there is no warning
+    about one that was found."""
     cluster: bool = False
     """With a profile: Φ's GPU shares are there too, as :mod:`rl.profile.cluster` tells their seconds, and a replica's
     cores are its own."""
@@ -198,15 +199,14 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
     if name:
         return calls_of(paper_workload(name, mean_tokens=own.mean_tokens or None, space=space)), space
     if own.profile:
-        profile = load_profile(Path(own.profile))
-        check_pipeline(profile.metadata, pipeline, making.topology.manifest_sha256)
+        profile = named(Path(own.profile), making.topology, own.other_machine or own.cluster)
     else:
         try:
             profile = load_profile(nearest(making.settings.manifest_dir, this_machine()))
         except ProfileMismatchError:
             return calls_of_cores(space, slo_s, making.topology.layers), space
-    if not own.other_machine:
-        warn_of_another(profile, NAME)
+        if not own.other_machine:
+            warn_of_another(profile, NAME)
     known = space if own.cluster else replace(space, gpu_shares=())
     return _profiled(making, own, profile, known), known
 

@@ -21,10 +21,9 @@ from rl.bound.loads import Meter, expert_table
 from rl.bound.physics import NodeRows, Physics
 from rl.bound.queueing import serve
 from rl.bound.window import enclose_frontiers
+from rl.profile.errors import ProfileError
 from rl.profile.pipeline import clustered_workload, measured_workload
-from rl.profile.shelf import warn_of_another
-from rl.profile.storage import check_pipeline
-from rl.profile.storage import load as load_profile
+from rl.profile.shelf import named
 from rl.workload import TokenLengths, Workload
 from rl.workload_paper import LIFECYCLE, PAPER_WORKLOADS, paper_workload
 
@@ -64,7 +63,7 @@ class MakingSettings:
     cpu_scale: float = 0.0
     """Real cores per configured core where it plans with a profile; 0: where that was measured."""
     other_machine: bool = False
-    """The profile's machine is meant: no warning where this one is another."""
+    """The profile's machine is meant: it is not refused where this one is another."""
     cluster: bool = False
     """With a profile: Φ's GPU shares are there too, as :mod:`rl.profile.cluster` tells their seconds, and a replica's
     cores are its own."""
@@ -185,10 +184,10 @@ def _measured(making: Making, own: MakingSettings) -> Workload:
     slo_s = making.settings.slo_s
     if slo_s is None:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
-    profile = load_profile(Path(own.profile))
-    check_pipeline(profile.metadata, making.topology.pipeline, making.topology.manifest_sha256)
-    if not own.other_machine:
-        warn_of_another(profile, "last-window")
+    try:
+        profile = named(Path(own.profile), making.topology, own.other_machine or own.cluster)
+    except ProfileError as error:
+        raise SettingsError(f"last-window: {error}") from error
     tokens = TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS)
     scale, folder = own.cpu_scale or None, making.settings.manifest_dir
     if own.cluster:

@@ -15,16 +15,12 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median, stdev
-from typing import TYPE_CHECKING, Protocol
 
+from rl.profile.company import Company, Counters, quiet
 from rl.profile.load import Call, Recorded, timed
-from rl.profile.machine import busy_s
 from rl.profile.plan import ProfileSettings
 from rl.profile.requests import blank
 from rl.profile.rows import Row, spread
-
-if TYPE_CHECKING:
-    from rl.profile.counters import Counted
 
 FAMILY = "overlap"
 SIZES = (1, 2, 3)
@@ -36,8 +32,6 @@ PAUSE_S = 0.2
 OFFSETS = (0.1, 0.6)
 """How much later than the first of a volley the others begin, in parts of what a lone request takes: not together, as
 calls that arrive at once are computed as one."""
-QUIET_CORES = 0.25
-"""Rounds during which others kept more cores busy are disturbed: they make requests wait that do not meet, too."""
 ABOUT_S = 0.1
 """What a volley takes, in a plan."""
 
@@ -45,12 +39,6 @@ ABOUT_S = 0.1
 def volleys_s(settings: ProfileSettings) -> float:
     """About how long one repeat takes."""
     return settings.volley_rounds * len(SIZES) * _count(settings) * (PAUSE_S + ABOUT_S)
-
-
-class Counters(Protocol):
-    """As ``rl.profile.counters.ReplicaCounters``."""
-
-    def read(self) -> Counted: ...
 
 
 def measure_volleys(
@@ -92,7 +80,7 @@ def slowdowns(rows: Iterable[Row]) -> dict[int, Slowdown]:
     are quieter ones. None where volleys were not measured, as in profiles from before there were any.
     """
     known = [row for row in rows if row.family == FAMILY and row.feasible and row.p50_s]
-    return _slowdowns([row for row in known if (row.others_cores or 0.0) <= QUIET_CORES]) or _slowdowns(known)
+    return _slowdowns(quiet(known)) or _slowdowns(known)
 
 
 def _slowdowns(rows: Sequence[Row]) -> dict[int, Slowdown]:
@@ -119,21 +107,18 @@ def _measure(
     functions: Sequence[Counters],
     runner: asyncio.Runner,
 ) -> Row:
-    machine_s, own_s = busy_s(), time.process_time()
-    before = [counters.read().cpu_s for counters in functions]
+    company = Company(functions)
     recorded = runner.run(_volleys(calls, offsets))
-    after = [counters.read().cpu_s for counters in functions]
+    cpu_s = company.functions_s()
+    others_s = company.others_s(cpu_s)
     if recorded.errors or not recorded.latencies_s:
         return replace(row, feasible=False, note="the ingress refused one of the requests that meet")
-    used = [None if one is None or other is None else other - one for one, other in zip(before, after, strict=True)]
-    cpu_s = sum(used_s for used_s in used if used_s is not None) if None not in used else None
-    others_s = busy_s() - machine_s - (time.process_time() - own_s) - (cpu_s or 0.0)
     return replace(
         row,
         errors=recorded.errors,
         seconds=recorded.seconds,
         cpu_s_per_call=None if cpu_s is None else cpu_s / len(recorded.latencies_s),
-        others_cores=max(0.0, others_s / recorded.seconds),
+        others_cores=others_s / recorded.seconds,
         **asdict(spread(recorded.latencies_s)),
     )
 

@@ -17,6 +17,7 @@ from functions.shared.metric_names import NODE_CALLS
 from moe.manifest import Manifest
 from rl.profile.counters import ReplicaCounters, listening_pid
 from rl.profile.errors import MeasurementError
+from rl.profile.idle import idle_s, measure_idle
 from rl.profile.load import CALL_TIMEOUT_S, closed_loop
 from rl.profile.overlap import SIZES, measure_volleys, volleys_s
 from rl.profile.plan import ProfileSettings
@@ -29,7 +30,13 @@ log = logging.getLogger(__name__)
 PASSES = 60
 LEAST_S = 1.0
 """Passes are slow beside calls: so long at least."""
+TEXTS = 8
 OnStep = Callable[[str, float], None]
+
+
+def requests_s(settings: ProfileSettings) -> float:
+    """About how long one repeat of requests that meet and of requests after pauses takes."""
+    return volleys_s(settings) + idle_s(settings)
 
 
 def measure_passes(
@@ -41,8 +48,8 @@ def measure_passes(
     on_step: OnStep,
     alone: bool = True,
 ) -> list[Row]:
-    """One row for each number of tokens and repeat (not without ``alone``), and those of requests that meet; none for a
-    pipeline that takes no text.
+    """One row for each number of tokens and repeat (not without ``alone``), and those of requests that meet and that
+    come after pauses; none for a pipeline that takes no text.
 
     What fails gives an infeasible row with the reason: by now the rest of the profile has been measured.
     """
@@ -67,6 +74,8 @@ def measure_passes(
             if 3 <= settings.surface_tokens <= longest:
                 on_step("requests that meet", volleys_s(settings))
                 rows += _overlap(replica.address, repeat, workers, settings, runner)
+                on_step("requests after pauses", idle_s(settings))
+                rows += _idle(replica.address, repeat, workers, settings, runner)
     except MeasurementError as error:
         rows.append(replace(blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
@@ -94,6 +103,17 @@ def _overlap(
     targets = [request_to(address, settings.surface_tokens, 5 * place) for place in range(max(SIZES))]
     try:
         return measure_volleys([target.call for target in targets], repeat, workers, settings, runner)
+    finally:
+        runner.run(close_all(targets))
+
+
+def _idle(
+    address: str, repeat: int, workers: list[ReplicaCounters], settings: ProfileSettings, runner: asyncio.Runner
+) -> list[Row]:
+    """Requests of as many texts as can be had from so few words: one again and again finds its own caches."""
+    targets = [request_to(address, settings.surface_tokens, 5 * place) for place in range(TEXTS)]
+    try:
+        return measure_idle([target.call for target in targets], repeat, workers, settings, runner)
     finally:
         runner.run(close_all(targets))
 

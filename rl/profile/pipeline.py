@@ -18,6 +18,7 @@ from rl.latency.devices import TEN_GIGABIT, Network
 from rl.profile.cluster import cluster_model
 from rl.profile.errors import ProfileError
 from rl.profile.fit import factors
+from rl.profile.idle import idle_times
 from rl.profile.model import fitted_model, lifecycle
 from rl.profile.overlap import FAMILY, slowdowns
 from rl.profile.overlap_fit import fitted_overlap
@@ -61,7 +62,10 @@ def measured_workload(
         hop_s=0.0 if shared else hop_s,
         host=host if shared else None,
     )
-    return replace(found, host=replace(host, overlap=_overlap(profile, found, cpu_scale))) if shared else found
+    if not shared:
+        return found
+    host = replace(host, idle=idle_times(profile.rows))
+    return replace(found, host=replace(host, overlap=_overlap(profile, replace(found, host=host), cpu_scale)))
 
 
 def clustered_workload(

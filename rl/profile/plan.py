@@ -57,6 +57,8 @@ class ProfileSettings:
     volley_rounds: int = 10
     """Of requests that meet, in each repeat: lone ones scatter by a tenth from round to round, and what meeting costs
     is a few hundredths."""
+    idle_rounds: int = 10
+    """Of lone requests after pauses, in each repeat, for the same reason."""
     quiet_cores: float = 0.5
     """A point during which other processes kept more cores than this busy is measured again ..."""
     retries: int = 2
@@ -86,6 +88,7 @@ QUICK = ProfileSettings(
     longest_call_s=0.5,
     transitions=2,
     volley_rounds=3,
+    idle_rounds=3,
     retries=0,
 )
 

@@ -71,6 +71,8 @@ class Row:
     """Part of a GPU under MPS; 0 on the CPU (families gpu_…, ``rl.profile.gpu``)."""
     beside_share: float = 0.0
     """Part of the same GPU on which a neighbour computed meanwhile."""
+    pause_s: float = 0.0
+    """Between an answer and the next request (family idle)."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,11 @@ SCHEMA = pa.schema(
         ("batch_calls", pa.float64()),
         ("node_calls", pa.float64()),
         ("memory_bytes", pa.int64()),
-        *((name, pa.float64()) for name in ("load1", "gpu_share", "beside_share")),
+        *((name, pa.float64()) for name in ("load1", "gpu_share", "beside_share", "pause_s")),
     ]
 )
 """Arrow types of the columns, in the order of :class:`Row`."""
 
 COLUMNS = tuple(entry.name for entry in fields(Row))
-LATER = frozenset(("gpu_share", "beside_share"))
-"""Columns that profiles of the same version may lack: they were measured without a GPU."""
+LATER = frozenset(("gpu_share", "beside_share", "pause_s"))
+"""Columns that profiles of the same version may lack: they were measured without a GPU, or before pauses were."""

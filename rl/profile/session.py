@@ -18,9 +18,10 @@ from autoscaler.topology import load_topology
 from moe.manifest import Manifest
 from rl.profile.errors import ProfileError
 from rl.profile.gpu import GpuSettings, measure_gpu
+from rl.profile.idle import FAMILY as IDLE
 from rl.profile.machine import this_machine, versions
-from rl.profile.overlap import FAMILY, volleys_s
-from rl.profile.passes import measure_passes
+from rl.profile.overlap import FAMILY as OVERLAP
+from rl.profile.passes import measure_passes, requests_s
 from rl.profile.plan import Plan, Point, ProfileSettings, check, node_classes
 from rl.profile.rows import Row
 from rl.profile.run import Bench, plan_of, run_live, run_memory
@@ -33,7 +34,7 @@ TRANSITION_S = 1.5
 
 
 PASSES_S = 45.0
-"""About what the passes take; requests that meet come on top."""
+"""About what the passes take; requests that meet and those after pauses come on top."""
 
 
 class Progress(Protocol):
@@ -63,7 +64,7 @@ def measure_profile(
     """
     check(settings)
     begun, load = _now(), os.getloadavg()
-    at_the_end_s = PASSES_S + settings.repeats * volleys_s(settings)
+    at_the_end_s = PASSES_S + settings.repeats * requests_s(settings)
     ends_s = time.monotonic() + 60 * settings.most_minutes - at_the_end_s if settings.most_minutes else None
     classes = node_classes(manifest)
     chosen = {entry.node: deployments[entry.node] for entry in classes}
@@ -97,7 +98,7 @@ def measure_profile(
     return Profile(metadata, tuple(rows))
 
 
-def measure_overlap(
+def measure_requests(
     known: Profile,
     gateway: Gateway,
     manifest: Manifest,
@@ -105,19 +106,20 @@ def measure_overlap(
     settings: ProfileSettings,
     progress: Progress,
 ) -> Profile:
-    """``known``, a profile of this pipeline on this machine, with requests that meet measured again: they are compared
-    with lone ones of the same minute, so the rest may be older. Raises ProfileError where they could not be measured.
+    """``known``, a profile of this pipeline on this machine, with requests that meet and those after pauses measured
+    again: they are compared with others of the same minute, so the rest may be older. Raises ProfileError where they
+    could not be measured.
     """
     check(settings)
     begun = _now()
-    progress.plan("requests that meet", settings.repeats * volleys_s(settings))
+    progress.plan("requests that meet, and after pauses", settings.repeats * requests_s(settings))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rows = measure_passes(gateway, manifest, deployments, settings, runner, progress.step, alone=False)
     failed = [row.note for row in rows if not row.feasible]
     if failed or not rows:
-        raise ProfileError(f"requests that meet could not be measured: {failed[0] if failed else 'it takes no text'}")
-    note = f"requests that meet (family {FAMILY}) were measured again from {begun} to {_now()}"
-    kept = tuple(row for row in known.rows if row.family != FAMILY)
+        raise ProfileError(f"whole requests could not be measured: {failed[0] if failed else 'it takes no text'}")
+    note = f"requests that meet or come after pauses ({OVERLAP}, {IDLE}) were measured again from {begun} to {_now()}"
+    kept = tuple(row for row in known.rows if row.family not in (OVERLAP, IDLE))
     return Profile(replace(known.metadata, notes=(*known.metadata.notes, note)), (*kept, *rows))
 
 

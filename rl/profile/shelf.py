@@ -6,6 +6,7 @@ import logging
 from functools import cache
 from pathlib import Path
 
+from autoscaler.contract import Topology
 from autoscaler.topology import load_topology
 from rl.profile.errors import ProfileError, ProfileMismatchError
 from rl.profile.machine import Machine, this_machine
@@ -35,6 +36,21 @@ def open_profile(path: Path, pipeline: Path, machine: Machine | None) -> Profile
     return found
 
 
+def named(path: Path, topology: Topology, meant: bool) -> Profile:
+    """The profile at ``path`` that a policy's settings name: of the pipeline and, unless another machine is ``meant``,
+    of this one. Raises ProfileError, and ProfileMismatchError with the difference named.
+    """
+    found = load(path)
+    check_pipeline(found.metadata, topology.pipeline, topology.manifest_sha256)
+    if meant:
+        return found
+    try:
+        check_machine(found.metadata, this_machine())
+    except ProfileMismatchError as error:
+        raise ProfileMismatchError(f"{path}: {error} (other_machine = true)") from error
+    return found
+
+
 def find(pipeline: Path, machine: Machine | None, shelf: Path = SHELF) -> Profile:
     """The first profile of this tree that fits. Raises ProfileMismatchError that says why each does not."""
     return load(fitting(pipeline, machine, shelf))
@@ -61,7 +77,7 @@ def nearest(pipeline: Path, machine: Machine, shelf: Path = SHELF) -> Path:
 
 
 def warn_of_another(profile: Profile, who: str) -> None:
-    """Say once that ``who`` plans with a profile of another machine than this one, for what works on all of them."""
+    """Say once that ``who`` plans with a profile of another machine than this one, which nobody named."""
     found = differences(profile.metadata, this_machine())
     if found:
         _warn_once(

@@ -35,13 +35,16 @@ class SharedMachine:
         self._stages = np.array([(nodes[0], nodes[-1] + 1) for nodes in stages])
         self._ingress_s = host.pace * np.array([host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s])
         self._overlap = np.array([1.0, *host.overlap])
+        self._idle = np.array(host.idle or ((0.0, 1.0),)).T.copy()
         most = max(nodes.size for nodes in stages)
         self._passes = Passes(
             stage=np.zeros(size, dtype=np.int64),
             out=np.zeros(size, dtype=np.int64),
             scattered=np.zeros(size),
             left=np.zeros(size),
+            cold=np.ones(size),
             asked=np.zeros((count, size)),
+            answered=np.full(1, -np.inf),
             queues=np.zeros((count, 3), dtype=np.int64),
             behind=np.zeros((count, size), dtype=np.uint32),
             line=np.zeros(1 << (size * most).bit_length(), dtype=np.int64),
@@ -73,8 +76,8 @@ class SharedMachine:
     ) -> Calls:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order."""
         rules = Rules(
-            self._host.cores, self._ingress_s, self._host.front_s / 2, self._overlap, self._keys, self._stages,
-            reached, self._requests.counts, self._slow, self._source, tables.rows,
+            self._host.cores, self._ingress_s, self._host.front_s / 2, self._overlap, self._idle, self._keys,
+            self._stages, reached, self._requests.counts, self._slow, self._source, tables.rows,
         )  # fmt: skip
         meters = Meters(meter, histogram, barrier, cells, bounds, np.full(self._keys.size, begin_s))
         return run_host(begin_s, end_s, last, rules, fleet.replicas, self._passes, meters)

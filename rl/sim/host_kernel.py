@@ -63,7 +63,8 @@ class Rules(NamedTuple):
     ``slow [requests]``: how many times their seconds a request's calls take. ``front_s``: CPU seconds of what lies
     before the ingress for a request on its way there, and as many on its way back; 0: it needs no core. ``overlap
     [1 up]``: how many times as many CPU seconds calls and the ingress's work take while it has at most one request,
-    two, three and so on; the last also for more.
+    two, three and so on; the last also for more. ``idle [2, points]``: seconds since the last answer, and how many
+    times as many CPU seconds a request takes that comes then.
     ``stages [stages, 2]``: first node of a stage and the one after its last; ``counts [rows, requests]``:
     tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress.
     """
@@ -72,6 +73,7 @@ class Rules(NamedTuple):
     ingress_s: Floats
     front_s: float
     overlap: Floats
+    idle: Floats
     keys: NDArray[np.uint64]
     stages: Ints
     reached: Floats
@@ -85,7 +87,8 @@ class Passes(NamedTuple):
     """Requests on their way. ``behind [nodes, requests]``: who waits behind whom.
 
     By request: ``stage``, ``out`` (calls without reply), ``scattered`` (when its stage began), ``left`` (when it was
-    answered); ``asked [nodes, requests]``: when the ingress began to send a call. ``line``: a ring of what the ingress
+    answered), ``cold`` (how many times its CPU seconds it takes for coming after a pause); ``asked [nodes, requests]``:
+    when the ingress began to send a call; ``answered [1]``: when it last answered. ``line``: a ring of what the ingress
     has to do, first come first served, ``line_left[0]`` CPU seconds left of the first. An item is ``2 · (request ·
     (nodes + 1) + node) + reply``; with ``node = nodes`` it is the request's beginning (0) or its answer (1). ``front``,
     ``front_state`` and ``front_left`` are the same of what lies before the ingress; an item is ``2 · request + back``.
@@ -95,7 +98,9 @@ class Passes(NamedTuple):
     out: Ints
     scattered: Floats
     left: Floats
+    cold: Floats
     asked: Floats
+    answered: Floats
     queues: Ints
     behind: Calls
     line: Ints
@@ -163,10 +168,11 @@ def begin_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> No
     item, nodes = passes.line[passes.line_state[FIRST]], rules.keys.size
     reply, request, node = item % 2, (item // 2) // (nodes + 1), (item // 2) % (nodes + 1)
     if node == nodes:
-        passes.line_left[0] = rules.ingress_s[ANSWER if reply else START]
+        passes.line_left[0] = rules.ingress_s[ANSWER if reply else START] * passes.cold[request]
         return
     tokens = rules.counts[rules.source[node], request]
-    passes.line_left[0] = rules.ingress_s[RECEIVE if reply else SEND] + tokens * rules.ingress_s[TOKEN]
+    cpu_s = rules.ingress_s[RECEIVE if reply else SEND] + tokens * rules.ingress_s[TOKEN]
+    passes.line_left[0] = cpu_s * passes.cold[request]
     if not reply:
         passes.asked[node, request] = now_s
         meter = meters.meter[node]
@@ -257,7 +263,8 @@ def dispatch(
             running[0, active], running[1, active] = node, r
             active += 1
         factor = rules.rows.noise[row, draw_bits(rules.keys[node], request) >> ATOM_SHIFT]
-        value = clock[VIRTUAL, r] + rules.rows.work[row, tokens[request]] * (factor * rules.slow[request])
+        factor *= rules.slow[request] * passes.cold[request]
+        value = clock[VIRTUAL, r] + rules.rows.work[row, tokens[request]] * factor
         insert(ends, calls, r * slots, slots - 1, slot[HEAD, r], size, value, request)
         slot[ACTIVE, r] = size + 1
     return active
@@ -372,6 +379,7 @@ def finish_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> t
     served, answered = -1, -1
     if node == nodes and reply:
         state[INSIDE] -= 1
+        passes.answered[0] = now_s
         if rules.front_s > 0:
             to_front(2 * request + 1, rules, passes)
         else:
@@ -391,9 +399,23 @@ def finish_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> t
 
 
 @inner
+def between(seconds: float, points: Floats) -> float:
+    """The second row of ``points [2, n]`` where the first is ``seconds``: linear, as at the ends beyond."""
+    last = points.shape[1] - 1
+    if seconds <= points[0, 0]:
+        return float(points[1, 0])
+    for k in range(last):
+        if seconds < points[0, k + 1]:
+            part = (seconds - points[0, k]) / (points[0, k + 1] - points[0, k])
+            return float(points[1, k] + part * (points[1, k + 1] - points[1, k]))
+    return float(points[1, last])
+
+
+@inner
 def come_in(request: int, rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
     """The ingress gets a request."""
     passes.line_state[INSIDE] += 1
+    passes.cold[request] = between(now_s - passes.answered[0], rules.idle)
     to_ingress(2 * (request * (rules.keys.size + 1) + rules.keys.size), rules, passes, meters, now_s)
 
 

@@ -18,7 +18,7 @@ from rl.profile.gpu import GpuSettings, check_shares
 from rl.profile.machine import gpu_name, require_gpu, this_machine
 from rl.profile.plan import QUICK, ProfileSettings
 from rl.profile.report import closing_rows, conclude
-from rl.profile.session import measure_overlap, measure_profile
+from rl.profile.session import measure_profile, measure_requests
 from rl.profile.shelf import open_profile
 from rl.profile.storage import Profile, save
 from smoe import lifecycle
@@ -62,9 +62,9 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     help="Parquet file to write; the picture goes beside it as .png.",
 )
 @click.option(
-    "--overlap-again",
+    "--requests-again",
     is_flag=True,
-    help="Measure only requests that meet, in minutes, and put them into the profile that OUT is.",
+    help="Measure only requests that meet or come after pauses, in minutes, and put them into the profile that OUT is.",
 )
 @click.option("--quick", is_flag=True, help="Few points and short ones: shows that it works, too coarse to plan with.")
 @click.option("--tokens", type=_Numbers(whole=True), default=None, help="Tokens per call. [default: 1,8,32,128,512]")
@@ -110,7 +110,7 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
 def profile(
     pipeline: str,
     out: Path,
-    overlap_again: bool,
+    requests_again: bool,
     quick: bool,
     state: Path,
     gpu_shares: tuple[float, ...] | None,
@@ -121,8 +121,8 @@ def profile(
     A gateway of its own is started for it, on a temporary state folder; pipelines are those of --state.
     """
     gpu = None
-    if overlap_again and (quick or gpu_shares):
-        raise click.UsageError("--overlap-again measures requests that meet alone, without --quick and --gpu-shares")
+    if requests_again and (quick or gpu_shares):
+        raise click.UsageError("--requests-again measures whole requests alone, without --quick and --gpu-shares")
     if gpu_shares:
         require_gpu(gpu_name())
         check_shares(gpu_shares)
@@ -132,7 +132,7 @@ def profile(
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
-        known = _known(pipeline, state, out) if overlap_again else None
+        known = _known(pipeline, state, out) if requests_again else None
         found = _measure(pipeline, state, Path(work), settings, gpu, console, known)
     save(found, out)  # what was measured is safe whatever the fit makes of it
     concluded = conclude(found, out.with_suffix(".png"))
@@ -180,7 +180,7 @@ def _measure(
     console: Console,
     known: Profile | None,
 ) -> Profile:
-    """The whole profile, or ``known`` with requests that meet measured again."""
+    """The whole profile, or ``known`` with whole requests measured again."""
     gateway = lifecycle.GatewaySettings(
         work, port=0, metrics_port=0, cpu_scale=settings.cpu_scale, pipelines_dir=state / "pipelines"
     )
@@ -196,7 +196,7 @@ def _measure(
         with _Bar(console) as bar:
             gateway_ = ProfileGateway(client, read_password(work))
             if known is not None:
-                return measure_overlap(known, gateway_, manifest, deployments, settings, bar)
+                return measure_requests(known, gateway_, manifest, deployments, settings, bar)
             return measure_profile(gateway_, folder, manifest, deployments, settings, notes, bar, gpu)
     finally:
         lifecycle.stop_process(process)

@@ -23,7 +23,7 @@ from smoe.commands.profile import _require_limits
 def test_the_help_says_what_it_measures() -> None:
     shown = CliRunner().invoke(cli, ["profile", "--help"])
     assert shown.exit_code == 0
-    for word in ("real workers under real limits", "--quick", "--out", "--shares", "--gpu-shares", "--overlap-again"):
+    for word in ("real workers under real limits", "--quick", "--out", "--shares", "--gpu-shares", "--requests-again"):
         assert word in shown.output
 
 
@@ -99,7 +99,7 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
     assert found.metadata.fit["cross_validated"]["all"]["points"] > 20
     assert out.with_suffix(".png").stat().st_size > 10_000
     again = subprocess.run(
-        [*command[:5], "--overlap-again", "--repeats", "1", "--state", str(tmp_path), *command[6:]],
+        [*command[:5], "--requests-again", "--repeats", "1", "--state", str(tmp_path), *command[6:]],
         capture_output=True,
         text=True,
         timeout=120,
@@ -107,7 +107,9 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
     )
     assert again.returncode == 0, again.stderr[-3000:]
     anew = load(out)
-    assert [row for row in anew.rows if row.family != "overlap"] == [
-        row for row in found.rows if row.family != "overlap"
+    again_s = ("overlap", "idle")
+    assert [row for row in anew.rows if row.family not in again_s] == [
+        row for row in found.rows if row.family not in again_s
     ]
-    assert len(anew.of("overlap")) == 30 and "measured again from" in anew.metadata.notes[-1]
+    assert len(anew.of("overlap")) == 30 and len(anew.of("idle")) == 50
+    assert "measured again from" in anew.metadata.notes[-1]

@@ -1,4 +1,4 @@
-"""A profile of another machine: refused by what plans with it, said once by what serves."""
+"""A profile of another machine: refused by whatever is told to plan with it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from autoscaler.contract import ConfigurationSpace
 from autoscaler.decision.limits import LimitSettings
+from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
 from autoscaler.topology import load_topology
@@ -108,20 +109,31 @@ def making(pipeline: Path, policy: str, settings: Path) -> Making:
 
 
 @pytest.mark.parametrize("policy", ["smoe", "last-window"])
+def test_a_controllers_policy_refuses_a_named_profile_unless_it_is_meant(
+    minilm_pipeline: Path, elsewhere: Path, tmp_path: Path, policy: str
+) -> None:
+    settings = tmp_path / "policy.toml"
+    settings.write_text(f'profile = "{elsewhere}"\n')
+    with pytest.raises(SettingsError, match=r"another machine: cpu_model was .*other_machine = true"):
+        make_policy(making(minilm_pipeline, policy, settings))
+    for meant in ("other_machine", "cluster"):
+        settings.write_text(f'profile = "{elsewhere}"\n{meant} = true\n')
+        assert make_policy(making(minilm_pipeline, policy, settings)).name == policy
+
+
 @pytest.mark.parametrize(("more", "said"), [("", 1), ("other_machine = true", 0)])
-def test_a_controllers_policy_says_it_once_and_goes_on(
+def test_of_a_profile_that_nobody_named_the_learnt_policy_says_it_once_and_goes_on(
     minilm_pipeline: Path, elsewhere: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    policy: str, more: str, said: int,
+    monkeypatch: pytest.MonkeyPatch, more: str, said: int,
 ) -> None:  # fmt: skip
     shelf._warn_once.cache_clear()
+    monkeypatch.setattr("rl.agent.policy.nearest", lambda *_: elsewhere)
     settings = tmp_path / "policy.toml"
-    settings.write_text(f'profile = "{elsewhere}"\n{more}\n')
+    settings.write_text(f"{more}\n")
     with caplog.at_level(logging.WARNING, "smoe.profile"):
-        names = {make_policy(making(minilm_pipeline, policy, settings)).name for _ in range(2)}
-    assert names == {policy} and len(caplog.records) == said
-    assert all(
-        f"{policy} plans with a profile of another machine: cpu_model was" in one.message for one in caplog.records
-    )
+        names = {make_policy(making(minilm_pipeline, "smoe", settings)).name for _ in range(2)}
+    assert names == {"smoe"} and len(caplog.records) == said
+    assert all("smoe plans with a profile of another machine: cpu_model was" in one.message for one in caplog.records)
 
 
 def test_a_policy_on_the_machine_of_its_profile_says_nothing(

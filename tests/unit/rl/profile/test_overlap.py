@@ -18,26 +18,13 @@ from rl.profile.rows import Row
 from rl.sim.requests import draw_requests
 from rl.sim.simulation import Simulation
 from rl.workload import Host, Workload
+from tests.unit.rl.profile.hurried import Hurried
 from tests.unit.rl.profile.truth import BLANK
 from tests.unit.rl.sim.builders import Limited, initial, play, workload
 
 SETTINGS = ProfileSettings(seconds_per_point=0.3, surface_tokens=12, volley_rounds=3)
 LONE_S, BESIDE_S = 0.004, 0.005
 """What the pipeline below says that its requests cost."""
-
-
-class Hurried(asyncio.SelectorEventLoop):
-    """Its time goes on only when there is nothing else to do, and then at once to what comes next."""
-
-    now_s = 0.0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self.now_s = max(self.now_s, self._scheduled[0].when())  # type: ignore[attr-defined]
-        super()._run_once()  # type: ignore[misc]
 
 
 class Pipeline:

@@ -13,7 +13,8 @@ from rl.profile.errors import ProfileError
 from rl.profile.pipeline import host_of, measured_workload
 from rl.profile.plan import node_classes
 from rl.profile.rows import Row
-from rl.profile.storage import Profile
+from rl.profile.storage import Profile, save
+from rl.profile.storage import load as load_profile
 from rl.workload import TokenLengths
 from tests.unit.rl.profile import truth
 from tests.unit.rl.profile.truth import BLANK, Truth
@@ -72,6 +73,25 @@ def test_requests_that_meet_take_what_the_volleys_say(manifest: Manifest, minilm
     assert 0.5 < less < more < 2.0
     plain = measured_workload(minilm_pipeline, profile(manifest), tokens, slo_s=0.1, shared=True).host
     assert plain is not None and plain.overlap == ()
+
+
+def test_requests_after_pauses_take_what_the_profile_on_disk_says(
+    manifest: Manifest, minilm_pipeline: Path, tmp_path: Path
+) -> None:
+    plain = profile(manifest)
+    pauses = [
+        replace(BLANK, node="ingress", family="idle", repeat=repeat, pause_s=pause_s, p50_s=0.04 * pause_s**0.02)
+        for repeat in range(3)
+        for pause_s in (0.01, 0.1, 1.0)
+    ]
+    save(truth.profile([*plain.rows, *pauses], plain.metadata.classes), tmp_path / "profile.parquet")
+    hosts = [
+        measured_workload(minilm_pipeline, found, TokenLengths.fixed(32), slo_s=0.1, shared=True).host
+        for found in (plain, load_profile(tmp_path / "profile.parquet"))
+    ]
+    assert hosts[0] is not None and hosts[0].idle == ()
+    assert hosts[1] is not None and hosts[1].idle[0] == (0.01, 1.0)
+    assert hosts[1].idle[-1] == (1.0, pytest.approx(100**0.02))
 
 
 @pytest.mark.parametrize("missing", ["cpu_s_per_call", "node_calls"])

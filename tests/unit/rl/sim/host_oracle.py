@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import simpy
 
 from autoscaler.contract import Configuration
@@ -69,12 +70,15 @@ class HostModel(PipelineModel):
         """CPU seconds left of cold starts."""
         self.inside = 0
         """Requests that the ingress has."""
+        self.last_answer_s = -math.inf
+        self.cold = np.ones(requests.arrival_s.size)
+        """By request: times its CPU seconds that it takes for coming after a pause."""
         self.until = 0.0
         self.version = 0
 
     def pass_factor(self, request: int) -> float:
         atoms = atoms_of(self.host.noise)
-        return self.host.pace * float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
+        return self.host.pace * self.cold[request] * float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
 
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         host, counts = self.host, self.requests.counts[:, request]
@@ -82,7 +86,9 @@ class HostModel(PipelineModel):
         yield from self.front()
         self.catch_up_all()
         self.inside += 1
-        yield self.ingress(host.start_s)
+        if host.idle:
+            self.cold[request] = np.interp(self.clock.now - self.last_answer_s, *zip(*host.idle, strict=True))
+        yield self.ingress(request, host.start_s)
         segments, row = len(self.workload.segments), 1
         for layer in range(segments):
             yield self.clock.process(self.call(self.nodes[layer], request, int(counts[0])))
@@ -94,21 +100,22 @@ class HostModel(PipelineModel):
                         calls.append(self.clock.process(self.call(node, request, int(counts[row]))))
                     row += 1
                 yield self.clock.all_of(calls)
-        yield self.ingress(host.answer_s)
+        yield self.ingress(request, host.answer_s)
         self.catch_up_all()
         self.inside -= 1
+        self.last_answer_s = self.clock.now
         self.plan()
         yield from self.front()
         self.answered_s[request] = self.clock.now
 
     def call(self, node: Node, request: int, tokens: int) -> Generator[simpy.Event, Any, None]:
-        yield self.ingress(self.host.send_s + tokens * self.host.token_s)
+        yield self.ingress(request, self.host.send_s + tokens * self.host.token_s)
         yield node.call(request, tokens)
-        yield self.ingress(self.host.receive_s + tokens * self.host.token_s)
+        yield self.ingress(request, self.host.receive_s + tokens * self.host.token_s)
 
-    def ingress(self, cpu_s: float) -> simpy.Event:
+    def ingress(self, request: int, cpu_s: float) -> simpy.Event:
         """Something for the ingress to do; the event is its end."""
-        return self.in_line("ingress", self.host.pace * cpu_s)
+        return self.in_line("ingress", self.host.pace * self.cold[request] * cpu_s)
 
     def front(self) -> Generator[simpy.Event, Any, None]:
         """A request on its way there or back, where that is work."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -76,6 +77,26 @@ def test_calls_take_longer_while_requests_meet() -> None:
     assert latency == pytest.approx([3.5, 3.5], abs=1e-6)
 
 
+def test_requests_take_longer_the_longer_ago_the_last_answer_is() -> None:
+    """Three calls of a second. The first request comes after nothing, the second half a second after the first's answer
+    (halfway between the points), the third long after the second's, the fourth 0.1 s after the third's."""
+    host = replace(NOTHING, idle=((0.0, 1.0), (1.0, 2.0)))
+    model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0)
+    found, requests = one_expert([0.0, 6.5, 20.0, 26.1], [1, 1, 1, 1], model, host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    assert latency == pytest.approx([6.0, 4.5, 6.0, 3.3], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "idle", [((0.2, 1.0), (0.1, 1.0)), ((0.1, 1.0), (0.1, 1.1)), ((0.1, 0.0),), ((0.1, math.inf),)]
+)
+def test_what_a_pause_does_is_told_by_ascending_seconds_and_times_above_nothing(
+    idle: tuple[tuple[float, float], ...],
+) -> None:
+    with pytest.raises(ValueError, match="its seconds ascend and its times are above 0"):
+        replace(NOTHING, idle=idle)
+
+
 def test_replicas_share_the_cores_and_who_wants_less_gets_it_all() -> None:
     """Three calls of 1 s of which one is stopped at 0.2 cores: the others have 0.9 of 2 cores each, not 0.67."""
     host = Host(cores=2.0, start_s=1e-9, send_s=1e-9, receive_s=1e-9, answer_s=1e-9)
@@ -130,6 +151,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
             host,
             front_s=generator.uniform(1e-3, 1e-2),
             overlap=tuple(generator.uniform(0.8, 1.3, generator.integers(0, 4))),
+            idle=tuple(zip((0.01, 0.1, 0.4)[: seed - 1], generator.uniform(0.8, 1.4, seed - 1), strict=True)),
         )
     found = workload((3, 2), model, hop_s=0.0, host=host)
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
