@@ -88,13 +88,12 @@ def cooling(rows: Iterable[Row]) -> Cooling | None:
 
 
 def idle_times(rows: Iterable[Row]) -> tuple[tuple[float, float], ...]:
-    """``rl.workload.Host.idle``: 1 after the shortest pause, and from there on as much more as is certain (``ERRORS``
-    standard errors less than measured); nothing where that is nothing, or pauses were not measured."""
+    """``rl.workload.Host.idle``: 1 after the shortest pause, and from there on by the law; nothing where pauses were not
+    measured or it is not certain that they do anything (``ERRORS`` standard errors)."""
     found = cooling(rows)
     if found is None or found.power <= ERRORS * found.error:
         return ()
-    power = found.power - ERRORS * found.error
-    return tuple((pause_s, (pause_s / POINTS_S[0]) ** power) for pause_s in POINTS_S)
+    return tuple((pause_s, (pause_s / POINTS_S[0]) ** found.power) for pause_s in POINTS_S)
 
 
 def _count(settings: ProfileSettings) -> int:
