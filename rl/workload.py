@@ -100,6 +100,11 @@ class Host:
         if sorted(set(seconds)) != seconds or not all(0 < times < math.inf for _, times in self.idle):
             raise ValueError(f"a host's idle is {self.idle}; its seconds ascend and its times are above 0")
 
+    @property
+    def least(self) -> float:
+        """The least of the times that ``overlap`` and ``idle`` make of a request's CPU seconds."""
+        return min((1.0, *self.overlap)) * min((times for _, times in self.idle), default=1.0)
+
 
 @dataclass(frozen=True, eq=False)
 class TokenLengths:

@@ -79,7 +79,8 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
     every = [*physics.segments, *(rows for layer in physics.experts for rows in layer)]
     factors = [_factors(rows, load, seed, node) for node, rows in enumerate(every)]
     if physics.workload.host is not None:
-        slow = pass_factors(physics.workload.host, seed, load.first, load.last)
+        host = physics.workload.host
+        slow = host.least * pass_factors(host, seed, load.first, load.last)
         factors = [factor * slow for factor in factors]
     through = [
         _calls(physics, rows, load.tokens(0), factor).alone[0]

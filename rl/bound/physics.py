@@ -87,7 +87,7 @@ class Front:
         if host is None:
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
         own = (host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s)
-        return cls(*(host.pace * seconds for seconds in own))
+        return cls(*(host.least * host.pace * seconds for seconds in own))
 
     def sending_s(self, tokens: Tokens) -> Floats:
         """[calls] for calls of so many tokens; 0 for those without any, which are not made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,9 @@ def test_no_choice_that_meets_the_slo_is_cheaper(seed: int, rate: float, shared:
     """The SLO is the P95 of one of the choices."""
     rng = np.random.default_rng(seed)
     host = replace(HOST, cores=rng.uniform(0.5, 4.0), pace=rng.uniform(0.8, 1.5)) if shared else None
+    if host is not None:
+        times = tuple(zip((0.01, 0.1, 1.0)[: rng.integers(0, 4)], rng.uniform(0.7, 1.3, 3), strict=False))
+        host = replace(host, overlap=tuple(rng.uniform(0.6, 1.3, rng.integers(0, 4))), idle=times)
     one = workload((3, 2), random_limited(rng), hop_s=0.0, host=host, space=SPACE, segment_configuration=SEGMENT)
     load = load_of(one, rate, 1.0, seed)
     choices = [tuple(rng.integers(0, len(SPACE), size) for size in (3, 2)) for _ in range(6)]
@@ -88,6 +92,18 @@ def test_a_request_alone_takes_just_what_the_bound_says(host: Host | None, cores
     _, seconds = play(load, (np.array([0]),), "busy", 0)
     assert lower_bound(with_slo(load, seconds * (1 + 1e-6)), "busy").reachable
     assert not lower_bound(with_slo(load, seconds * (1 - 1e-6)), "busy").reachable
+
+
+@pytest.mark.parametrize("faster", [{"overlap": (0.5,)}, {"idle": ((0.1, 0.5),)}], ids=["company", "pauses"])
+def test_what_makes_requests_faster_does_not_make_the_bound_wrong(faster: dict[str, Any]) -> None:
+    """Two requests at once, each with a replica of its own, in half the seconds that either would need elsewhere."""
+    space = ConfigurationSpace(128, 128, 128, (1.0,), (), 2, 2, 4, 4)
+    host = replace(HOST, cores=8.0, noise=Noise.none(), **faster)
+    model = Limited(base_s=0.01, token_s=0.001, alone_use=0.9)
+    one, requests = one_expert([0.1, 0.1], [30, 30], model, host=host, space=space, segment_configuration=SEGMENT)
+    load = WindowLoad(Physics(one, requests.most_tokens), requests, 0, 2, 2.0)
+    _, seconds = play(load, (np.array([0]),), "busy", 0)
+    assert lower_bound(with_slo(load, seconds * (1 + 1e-6)), "busy").reachable
 
 
 def test_replicas_whose_limits_do_not_give_them_the_cpu_seconds_are_not_enough() -> None:
