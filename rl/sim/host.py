@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from rl.sim.draws import ATOMS, PASS, draw
 from rl.sim.fleet import Fleet
 from rl.sim.histograms import Cells
-from rl.sim.host_kernel import Meters, Passes, Rules, run_host
+from rl.sim.host_kernel import run_host
+from rl.sim.host_state import Meters, Passes, Rules
 from rl.sim.replicas import Calls, Floats, Ints
 from rl.sim.requests import Requests
 from rl.sim.tables import ResourceTables, atoms_of

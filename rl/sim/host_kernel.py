@@ -8,15 +8,13 @@ Ties in time: control, then the ingress, then the front, then completions and em
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
 from rl.sim.compiled import compiled, inner
 from rl.sim.draws import ATOM_SHIFT, draw_bits
-from rl.sim.histograms import Cells, bucket_of
-from rl.sim.node import BUSY_S, CALLS, CPU_S, FLIGHT, LATENCY_S, PEAK, SERVED_S, TOKENS, WAITED_S, control
+from rl.sim.host_line import come_in, count_waiting, finish_front, finish_item, to_front, to_ingress
+from rl.sim.host_state import COME, HEAD_OF, INSIDE, SIZE_OF, WAITING, Meters, Passes, Rules
+from rl.sim.node import BUSY_S, CPU_S, SERVED_S, control
 from rl.sim.replicas import (
     ACTIVE,
     BURST,
@@ -37,89 +35,14 @@ from rl.sim.replicas import (
     Floats,
     Ints,
     Replicas,
-    Rows,
-    Tokens,
     choose,
     insert,
     level_after,
     open_up,
 )
 
-START, SEND, RECEIVE, ANSWER, TOKEN = range(5)
-"""Places of ``ingress_s [5]``: CPU seconds of the ingress before a request's first call, for sending a call, for taking
-its reply, for the answer, and for each token sent or received."""
-FIRST, WAITING, COME, INSIDE = range(4)
-"""Of ``line_state [4]``: place of the item being done, items in the line, next request to come, requests that the
-ingress has and has not answered."""
-HEAD_OF, TAIL_OF, SIZE_OF = range(3)
-"""Columns of ``queues [nodes, 3]``: who has waited longest, who came last, how many wait."""
 END, CONTROL, INGRESS, ARRIVAL, FRONT = -1, -2, -3, -4, -5
 """What comes next, where it is not a replica."""
-
-
-class Rules(NamedTuple):
-    """What stays as it is: cores of the machine, the ingress's CPU seconds, stages, requests, and resource tables.
-
-    ``slow [requests]``: how many times their seconds a request's calls take. ``front_s``: CPU seconds of what lies
-    before the ingress for a request on its way there, and as many on its way back; 0: it needs no core. ``overlap
-    [1 up]``: how many times as many CPU seconds calls and the ingress's work take while it has at most one request,
-    two, three and so on; the last also for more. ``idle [2, points]``: seconds since the last answer, and how many
-    times as many CPU seconds a request takes that comes then.
-    ``stages [stages, 2]``: first node of a stage and the one after its last; ``counts [rows, requests]``:
-    tokens by ``source[node]``; ``reached [requests]``: when a request comes to the ingress.
-    """
-
-    cores: float
-    ingress_s: Floats
-    front_s: float
-    overlap: Floats
-    idle: Floats
-    keys: NDArray[np.uint64]
-    stages: Ints
-    reached: Floats
-    counts: Tokens
-    slow: Floats
-    source: Ints
-    rows: Rows
-
-
-class Passes(NamedTuple):
-    """Requests on their way. ``behind [nodes, requests]``: who waits behind whom.
-
-    By request: ``stage``, ``out`` (calls without reply), ``scattered`` (when its stage began), ``left`` (when it was
-    answered), ``cold`` (how many times its CPU seconds it takes for coming after a pause); ``asked [nodes, requests]``:
-    when the ingress began to send a call; ``answered [1]``: when it last answered. ``line``: a ring of what the ingress
-    has to do, first come first served, ``line_left[0]`` CPU seconds left of the first. An item is ``2 · (request ·
-    (nodes + 1) + node) + reply``; with ``node = nodes`` it is the request's beginning (0) or its answer (1). ``front``,
-    ``front_state`` and ``front_left`` are the same of what lies before the ingress; an item is ``2 · request + back``.
-    """
-
-    stage: Ints
-    out: Ints
-    scattered: Floats
-    left: Floats
-    cold: Floats
-    asked: Floats
-    answered: Floats
-    queues: Ints
-    behind: Calls
-    line: Ints
-    line_state: Ints
-    line_left: Floats
-    front: Ints
-    front_state: Ints
-    front_left: Floats
-
-
-class Meters(NamedTuple):
-    """Of one window; ``touched [nodes]``: until when waiting was counted."""
-
-    meter: Floats
-    histogram: Ints
-    barrier: Ints
-    cells: Cells
-    bounds: Floats
-    touched: Floats
 
 
 @inner
@@ -140,98 +63,6 @@ def fair_share(wanted: Floats, count: int, cores: float) -> float:
         if risen <= share * (1 + 1e-12):
             return share
         share = risen
-
-
-@inner
-def append(item: int, passes: Passes) -> None:
-    """Something more to do for the ingress."""
-    state = passes.line_state
-    passes.line[(state[FIRST] + state[WAITING]) % passes.line.size] = item
-    state[WAITING] += 1
-
-
-@inner
-def to_front(item: int, rules: Rules, passes: Passes) -> None:
-    """Something more to do for what lies before the ingress."""
-    state = passes.front_state
-    passes.front[(state[FIRST] + state[WAITING]) % passes.front.size] = item
-    state[WAITING] += 1
-    if state[WAITING] == 1:
-        passes.front_left[0] = rules.front_s
-
-
-@inner
-def begin_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
-    """The ingress begins with the first of its line, if there is one."""
-    if passes.line_state[WAITING] == 0:
-        return
-    item, nodes = passes.line[passes.line_state[FIRST]], rules.keys.size
-    reply, request, node = item % 2, (item // 2) // (nodes + 1), (item // 2) % (nodes + 1)
-    if node == nodes:
-        passes.line_left[0] = rules.ingress_s[ANSWER if reply else START] * passes.cold[request]
-        return
-    tokens = rules.counts[rules.source[node], request]
-    cpu_s = rules.ingress_s[RECEIVE if reply else SEND] + tokens * rules.ingress_s[TOKEN]
-    passes.line_left[0] = cpu_s * passes.cold[request]
-    if not reply:
-        passes.asked[node, request] = now_s
-        meter = meters.meter[node]
-        meter[TOKENS] += tokens
-        meter[FLIGHT] += tokens
-        meter[PEAK] = max(meter[PEAK], meter[FLIGHT])
-
-
-@inner
-def to_ingress(item: int, rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
-    """Something more to do for the ingress, which begins with it at once if it has nothing else."""
-    append(item, passes)
-    if passes.line_state[WAITING] == 1:
-        begin_item(rules, passes, meters, now_s)
-
-
-@inner
-def scatter(request: int, rules: Rules, passes: Passes, now_s: float) -> None:
-    """Calls to the nodes of the request's stage go into the ingress's line."""
-    passes.scattered[request] = now_s
-    stage = passes.stage[request]
-    for node in range(rules.stages[stage, 0], rules.stages[stage, 1]):
-        if rules.counts[rules.source[node], request] > 0:
-            passes.out[request] += 1
-            append(2 * (request * (rules.keys.size + 1) + node), passes)
-
-
-@inner
-def take_reply(node: int, request: int, rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
-    """A reply has been taken; with the last of its stage the request goes on."""
-    span_s, meter = now_s - passes.asked[node, request], meters.meter[node]
-    meter[CALLS] += 1
-    meter[LATENCY_S] += span_s
-    meter[FLIGHT] -= rules.counts[rules.source[node], request]
-    meters.histogram[node, bucket_of(meters.cells, meters.bounds, span_s)] += 1
-    passes.out[request] -= 1
-    if passes.out[request] > 0:
-        return
-    stage = passes.stage[request]
-    if stage % 2 == 1:
-        spread_s = now_s - passes.scattered[request]
-        meters.barrier[stage // 2, bucket_of(meters.cells, meters.bounds, spread_s)] += 1
-    passes.stage[request] = stage + 1
-    if stage + 1 < rules.stages.shape[0]:
-        scatter(request, rules, passes, now_s)
-    else:
-        append(2 * (request * (rules.keys.size + 1) + rules.keys.size) + 1, passes)
-
-
-@inner
-def enqueue(node: int, request: int, passes: Passes) -> None:
-    """A call that was sent waits for a slot."""
-    queue = passes.queues[node]
-    if queue[SIZE_OF] == 0:
-        queue[HEAD_OF] = request
-    else:
-        passes.behind[node, queue[TAIL_OF]] = request
-    queue[TAIL_OF] = request
-    queue[SIZE_OF] += 1
 
 
 @inner
@@ -268,13 +99,6 @@ def dispatch(
         insert(ends, calls, r * slots, slots - 1, slot[HEAD, r], size, value, request)
         slot[ACTIVE, r] = size + 1
     return active
-
-
-@inner
-def count_waiting(node: int, waited: int, meters: Meters, now_s: float) -> None:
-    """``waited`` calls have waited at the node since it was touched."""
-    meters.meter[node, WAITED_S] += waited * (now_s - meters.touched[node])
-    meters.touched[node] = now_s
 
 
 @inner
@@ -365,75 +189,6 @@ def change(node: int, rules: Rules, replicas: Replicas, now_s: float) -> float:
         rules.counts[rules.source[node]], replicas.room[node], now_s,
     )  # fmt: skip
     return next_s
-
-
-@inner
-def finish_item(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> tuple[int, int]:
-    """The ingress is done with the first of its line; returns a node that has got a call to serve (or -1) and a request
-    that has been answered (or -1)."""
-    state, nodes = passes.line_state, rules.keys.size
-    item = passes.line[state[FIRST]]
-    state[FIRST] = (state[FIRST] + 1) % passes.line.size
-    state[WAITING] -= 1
-    reply, request, node = item % 2, (item // 2) // (nodes + 1), (item // 2) % (nodes + 1)
-    served, answered = -1, -1
-    if node == nodes and reply:
-        state[INSIDE] -= 1
-        passes.answered[0] = now_s
-        if rules.front_s > 0:
-            to_front(2 * request + 1, rules, passes)
-        else:
-            passes.left[request] = now_s
-            answered = request
-    elif node == nodes:
-        passes.stage[request] = 0
-        scatter(request, rules, passes, now_s)
-    elif reply:
-        take_reply(node, request, rules, passes, meters, now_s)
-    else:
-        count_waiting(node, passes.queues[node, SIZE_OF], meters, now_s)
-        enqueue(node, request, passes)
-        served = node
-    begin_item(rules, passes, meters, now_s)
-    return served, answered
-
-
-@inner
-def between(seconds: float, points: Floats) -> float:
-    """The second row of ``points [2, n]`` where the first is ``seconds``: linear, as at the ends beyond."""
-    last = points.shape[1] - 1
-    if seconds <= points[0, 0]:
-        return float(points[1, 0])
-    for k in range(last):
-        if seconds < points[0, k + 1]:
-            part = (seconds - points[0, k]) / (points[0, k + 1] - points[0, k])
-            return float(points[1, k] + part * (points[1, k + 1] - points[1, k]))
-    return float(points[1, last])
-
-
-@inner
-def come_in(request: int, rules: Rules, passes: Passes, meters: Meters, now_s: float) -> None:
-    """The ingress gets a request."""
-    passes.line_state[INSIDE] += 1
-    passes.cold[request] = between(now_s - passes.answered[0], rules.idle)
-    to_ingress(2 * (request * (rules.keys.size + 1) + rules.keys.size), rules, passes, meters, now_s)
-
-
-@inner
-def finish_front(rules: Rules, passes: Passes, meters: Meters, now_s: float) -> int:
-    """What lies before the ingress is done with the first of its line; returns a request that has been answered, or
-    -1."""
-    state = passes.front_state
-    item = passes.front[state[FIRST]]
-    state[FIRST] = (state[FIRST] + 1) % passes.front.size
-    state[WAITING] -= 1
-    passes.front_left[0] = rules.front_s
-    request = item // 2
-    if item % 2 == 0:
-        come_in(request, rules, passes, meters, now_s)
-        return -1
-    passes.left[request] = now_s
-    return int(request)
 
 
 @inner
