@@ -18,11 +18,11 @@ from urllib3.util.retry import Retry
 
 from autoscaler.contract import MIB, NAMESPACE, Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
+from autoscaler.platform.placed import floors_of, nodes_of
 from autoscaler.platform.quantities import QuantityError, parse_quantity
 from autoscaler.retry_after import WAITED_S, RetryAfter
 
 PIPELINE_LABEL = "smoe.pipeline"
-PLACEMENT = "smoe.placement"
 """Annotation: ``a=2,b=1``, in which proportions replicas are on which nodes."""
 GPU = "nvidia.com/gpu"
 GPU_SLICES = 10
@@ -80,19 +80,20 @@ class OpenFaasPlatform:
 
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
-        found, self._floors = {}, {}
+        found, nodes = {}, {}
         for status in self._json("GET", f"/system/functions{self._query}", list):
             if not isinstance(status, dict) or (status.get("labels") or {}).get(PIPELINE_LABEL) != self._pipeline:
                 continue
             configuration = configuration_of(status)
             if configuration is not None:
                 found[str(status["name"])] = configuration
-                self._floors[str(status["name"])] = nodes_of(status)
+                nodes[str(status["name"])] = nodes_of(status.get("annotations"))
+        self._floors = floors_of(nodes)
         return found
 
     def floors(self) -> Mapping[str, int]:
         """Of functions with a placement on several nodes (annotation ``smoe.placement``): one replica for each."""
-        return {function: nodes for function, nodes in self._floors.items() if nodes > 1}
+        return self._floors
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         replicas = present.replicas
@@ -151,13 +152,6 @@ class OpenFaasPlatform:
         self._sign()
         self._retry_after.heard(reply.status_code, reply.headers.get("Retry-After"))
         return reply
-
-
-def nodes_of(status: Mapping[str, Any]) -> int:
-    """Nodes that a placement gives a function; 0 without one, or where it is none that can be read."""
-    text = str((status.get("annotations") or {}).get(PLACEMENT, ""))
-    parts = [part.partition("=") for part in text.split(",") if part]
-    return sum(count.strip().isdecimal() and int(count) > 0 for _, _, count in parts)
 
 
 def configuration_of(status: Mapping[str, Any]) -> Configuration | None:

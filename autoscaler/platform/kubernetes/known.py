@@ -13,6 +13,7 @@ from autoscaler.contract import Configuration
 from autoscaler.platform.kubernetes import deployments as d
 from autoscaler.platform.kubernetes.cache import Kept
 from autoscaler.platform.kubernetes.client import Object
+from autoscaler.platform.placed import floors_of, nodes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class _Read:
     configuration: Configuration | None
     community: bool
     """It is OpenFaaS's, and no operator owns it."""
+    nodes: int
+    """That a placement gives it; 0 without one."""
 
 
 class Known:
@@ -67,7 +70,8 @@ class Known:
         if read is None or read.version != kept.version:
             document = kept.document()
             community = not own(document) and not _of_operator(document["metadata"])
-            read = self._read[name] = _Read(kept.version, d.configuration_of(document), community)
+            nodes = nodes_of(document["metadata"].get("annotations")) if own(document) else 0
+            read = self._read[name] = _Read(kept.version, d.configuration_of(document), community, nodes)
         self._deployments[name] = kept
         if read.configuration is None:
             self._configurations.pop(name, None)
@@ -106,6 +110,10 @@ class Known:
     def configurations(self) -> dict[str, Configuration]:
         """Of functions that have one."""
         return dict(self._configurations)
+
+    def floors(self) -> dict[str, int]:
+        """Fewest replicas of functions that a placement puts on several nodes; OpenFaaS itself heeds none."""
+        return floors_of({name: read.nodes for name, read in self._read.items()})
 
     def any_of_the_community_edition(self) -> bool:
         return any(read.community for read in self._read.values())

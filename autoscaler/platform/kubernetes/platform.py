@@ -161,6 +161,10 @@ class KubernetesPlatform:
                 found[function] = held.and_also(found[function]) if function in found else held
         return found
 
+    def floors(self) -> Mapping[str, int]:
+        """Of functions with a placement on several nodes, as read last: one replica for each."""
+        return self._known.floors()
+
     def keep(self) -> None:
         """Bring replicas in line, and answer what stands in the way. One function's trouble is not another's.
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 from kubernetes import client
 
 from autoscaler.actuator.actuator import apply
-from autoscaler.contract import Configuration, Decision, Platform
+from autoscaler.contract import Configuration, Decision, PlacedPlatform, Platform
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platform.fake import FakePlatform
 from autoscaler.platform.kubernetes import KubernetesClient, KubernetesPlatform
@@ -43,6 +44,8 @@ class Subject:
     changes: Callable[[], int]
     names: tuple[str, ...] = NAMES
     """Functions of the pipeline; the simulator cannot do without segments."""
+    place: Callable[[str, str], None] | None = None
+    """Give a function an annotation ``smoe.placement``; None where nothing is placed."""
 
 
 def fake() -> Subject:
@@ -54,7 +57,12 @@ def openfaas(stack: ExitStack) -> Subject:
     world = OpenFaas({name: status(name) for name in NAMES} | {"x": status("x", labels={"smoe.pipeline": "other"})})
     server = stack.enter_context(serve(world.reply))
     platform = OpenFaasPlatform(server.url, "m", AUTH, timeout_s=2.0)
-    return Subject(platform, world.broken.add, lambda: setattr(world, "down", True), lambda: len(world.writes))
+
+    def place(name: str, text: str) -> None:
+        world.functions[name] = {**status(name), "annotations": {"smoe.placement": text}}
+
+    down = partial(setattr, world, "down", True)
+    return Subject(platform, world.broken.add, down, lambda: len(world.writes), place=place)
 
 
 def kubernetes(stack: ExitStack) -> Subject:
@@ -64,12 +72,13 @@ def kubernetes(stack: ExitStack) -> Subject:
     put(double, spec("x", labels={"smoe.pipeline": "other"}))
     api = api_client(client.Configuration(host=double.url))
     stack.callback(api.close)
-    platform = KubernetesPlatform(KubernetesClient(api, NAMESPACE, timeout_s=5.0, wait=lambda _: None), "m")
+    asking = KubernetesClient(api, NAMESPACE, timeout_s=5.0, wait=lambda _: None)
     return Subject(
-        platform,
+        KubernetesPlatform(asking, "m"),
         lambda name: double.do(lambda: double.api.broken.add(name)),
         lambda: double.set(down=True),
         lambda: len(writes(double)),
+        place=partial(_annotate, asking),
     )
 
 
@@ -79,7 +88,12 @@ def cluster(stack: ExitStack, namespaces: Namespaces) -> Subject:
         asking.deploy(spec(name))
     asking.deploy(spec("x", labels={"smoe.pipeline": "other"}))
     before = asking.writes()
-    return Subject(KubernetesPlatform(asking, "m"), _never, _never, lambda: asking.writes() - before)
+    place = partial(_annotate, asking)
+    return Subject(KubernetesPlatform(asking, "m"), _never, _never, lambda: asking.writes() - before, place=place)
+
+
+def _annotate(asking: KubernetesClient, name: str, text: str) -> None:
+    asking.patch_deployment(name, {"metadata": {"annotations": {"smoe.placement": text}}})
 
 
 def _never(*_: object) -> None:
@@ -135,6 +149,17 @@ def test_changes_go_back_and_forth(subject: Subject) -> None:
     for before, after in ((configuration(), GPU), (GPU, configuration(4)), (configuration(4), configuration())):
         subject.platform.apply("m", before, after)
         assert subject.platform.configurations()["m"] == after
+
+
+def test_a_function_that_is_placed_on_several_nodes_has_a_replica_for_each(subject: Subject) -> None:
+    if subject.place is None:
+        pytest.skip("nothing is placed there")
+    assert isinstance(subject.platform, PlacedPlatform)
+    assert not (subject.platform.configurations() and subject.platform.floors())
+    for text, floors in (("a=2,b=1", {"m-expert-0-0": 2}), ("a=3", {}), ("", {})):
+        subject.place("m-expert-0-0", text)
+        subject.platform.configurations()
+        assert subject.platform.floors() == floors
 
 
 def test_the_same_change_twice_changes_nothing_more(subject: Subject) -> None:

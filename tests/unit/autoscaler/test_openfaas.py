@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import PlatformError, UnreachableError
-from autoscaler.platform.openfaas import OpenFaasPlatform, configuration_of, deployment_of, nodes_of
+from autoscaler.platform.openfaas import OpenFaasPlatform, configuration_of, deployment_of
+from autoscaler.platform.placed import nodes_of
 from autoscaler.platform.quantities import QuantityError, parse_quantity
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.unit.autoscaler.builders import configuration
@@ -167,7 +168,7 @@ def test_quantities_are_kubernetes_and_nothing_else() -> None:
     ],
 )
 def test_a_placement_is_read_from_its_annotation(annotations: dict[str, str] | None, nodes: int) -> None:
-    assert nodes_of({"annotations": annotations}) == nodes
+    assert nodes_of(annotations) == nodes
 
 
 def test_functions_on_several_nodes_have_a_floor_from_the_list_that_was_read_last(
