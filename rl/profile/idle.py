@@ -88,8 +88,8 @@ def cooling(rows: Iterable[Row]) -> Cooling | None:
 
 
 def idle_times(rows: Iterable[Row]) -> tuple[tuple[float, float], ...]:
-    """``rl.workload.Host.idle``: 1 after the shortest pause, and from there on by the law; nothing where pauses were not
-    measured or it is not certain that they do anything (``ERRORS`` standard errors)."""
+    """``rl.workload.Host.idle``: 1 after the shortest pause, and from there on by the law; nothing where pauses were
+    not measured or it is not certain that they do anything (``ERRORS`` standard errors)."""
     found = cooling(rows)
     if found is None or found.power <= ERRORS * found.error:
         return ()
