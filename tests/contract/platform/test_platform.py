@@ -151,10 +151,9 @@ def test_changes_go_back_and_forth(subject: Subject) -> None:
         assert subject.platform.configurations()["m"] == after
 
 
+@pytest.mark.parametrize("subject", ["openfaas", "kubernetes", *CLUSTER], indirect=True)
 def test_a_function_that_is_placed_on_several_nodes_has_a_replica_for_each(subject: Subject) -> None:
-    if subject.place is None:
-        pytest.skip("nothing is placed there")
-    assert isinstance(subject.platform, PlacedPlatform)
+    assert subject.place is not None and isinstance(subject.platform, PlacedPlatform)
     assert not (subject.platform.configurations() and subject.platform.floors())
     for text, floors in (("a=2,b=1", {"m-expert-0-0": 2}), ("a=3", {}), ("", {})):
         subject.place("m-expert-0-0", text)
