@@ -2,12 +2,12 @@
 benchmarks.closed_loop``.
 
 The default pipeline on the embedded gateway under real limits, the same real prompts at the same arrivals of a bursty
-hour, each policy in turns, several repeats. Policies scale experts and are billed for them; segments have what keeps
-them from being the bottleneck. Every play is also simulated on the profile of this machine, and the prediction stands
-beside what was measured. ``learnt_first``: among policies whose P95 is within the SLO in the median of the repeats, the
-learnt one costs least provisioned. Where every expert at its cheapest would keep the SLO in the simulation there is
-nothing to tell policies apart by, and the benchmark says so instead of playing. The last line is one JSON object:
-``cells`` (policy × repeat), ``failed``, ``learnt_first``.
+hour, each policy in turns, several repeats; another policy begins each repeat. Policies scale experts and are billed
+for them; segments have what keeps them from being the bottleneck. Every play is also simulated on the profile of this
+machine, and the prediction stands beside what was measured. ``learnt_first``: among policies whose P95 is within the
+SLO in the median of the repeats, the learnt one costs least provisioned. Where every expert at its cheapest would keep
+the SLO in the simulation there is nothing to tell policies apart by, and the benchmark says so instead of playing. The
+last line is one JSON object: ``cells`` (policy × repeat), ``failed``, ``learnt_first``.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def run_all(
     options: Mapping[str, Any],
     progress: Callable[[str, int], object],
 ) -> tuple[list[dict[str, Any]], float]:
-    """(cells, SLO in seconds). Policies take turns within each repeat."""
+    """(cells, SLO in seconds). Policies take turns within each repeat, in an order that :func:`turns` gives."""
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="smoe-closed-loop-") as name:
         folder = Path(name)
@@ -227,7 +227,7 @@ def run_all(
             static = settings_of("static", play_, directory, folder)
             refuse_slack(simulated(play_, static, workload, sent_s, counts, CHEAPEST), play_)
             for repeat in range(repeats):
-                for number, policy in enumerate(policies):
+                for number, policy in enumerate(turns(policies, repeat)):
                     progress(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
                     settings = replace(settings_of(policy, play_, directory, folder), password=password)
                     real = measured(play_, settings, client)
@@ -244,6 +244,13 @@ def run_all(
             service.stop_process(process)
     progress("done", repeats * len(policies))
     return cells, play_.slo_s
+
+
+def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:
+    """Whoever plays first meets a pipeline that has just been started or whatever the repeat before left: each policy
+    does so in its turn."""
+    first = repeat % len(policies)
+    return (*policies[first:], *policies[:first])
 
 
 def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapping[str, Any]) -> Play:

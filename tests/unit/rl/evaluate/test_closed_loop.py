@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from benchmarks.closed_loop import Outcome, Play, first_on_cost, refuse_slack
+from benchmarks.closed_loop import Outcome, Play, first_on_cost, refuse_slack, turns
 from traces.trace import make_trace
 
 PLAYED = Outcome(10.0, 30.0, 0.9, 0.0, 2.0, 1.0, 100, 0, 5)
@@ -34,6 +34,11 @@ def test_the_learnt_policy_is_first_where_none_within_the_target_is_cheaper(
     cells: list[dict[str, Any]], first: bool
 ) -> None:
     assert first_on_cost(cells) is first
+
+
+def test_each_policy_begins_a_repeat_in_its_turn() -> None:
+    orders = [turns(("a", "b", "c"), repeat) for repeat in range(4)]
+    assert orders == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
 
 
 def test_a_target_that_the_cheapest_configurations_keep_is_refused() -> None:
