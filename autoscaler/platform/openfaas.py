@@ -23,7 +23,6 @@ from autoscaler.platform.quantities import QuantityError, parse_quantity
 from autoscaler.retry_after import WAITED_S, RetryAfter
 
 PIPELINE_LABEL = "smoe.pipeline"
-"""Annotation: ``a=2,b=1``, in which proportions replicas are on which nodes."""
 GPU = "nvidia.com/gpu"
 GPU_SLICES = 10
 """Devices that one GPU is divided into (MPS): a share of 0.3 is ``nvidia.com/gpu: 3``."""

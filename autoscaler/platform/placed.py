@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PLACEMENT = "smoe.placement"
+"""Annotation: in which proportions replicas are on which nodes."""
 
 
 def nodes_of(annotations: Mapping[str, Any] | None) -> int:

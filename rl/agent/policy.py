@@ -198,14 +198,15 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
     name = own.workload or (pipeline if not own.profile and pipeline in PAPER_WORKLOADS else "")
     if name:
         return calls_of(paper_workload(name, mean_tokens=own.mean_tokens or None, space=space)), space
+    meant = own.other_machine or own.cluster
     if own.profile:
-        profile = named(Path(own.profile), making.topology, own.other_machine or own.cluster)
+        profile = named(Path(own.profile), making.topology, meant)
     else:
         try:
             profile = load_profile(nearest(making.settings.manifest_dir, this_machine()))
         except ProfileMismatchError:
             return calls_of_cores(space, slo_s, making.topology.layers), space
-        if not own.other_machine:
+        if not meant:
             warn_of_another(profile, NAME)
     known = space if own.cluster else replace(space, gpu_shares=())
     return _profiled(making, own, profile, known), known

@@ -15,7 +15,7 @@ what comes back. All calls together take no more than that of all replicas.
 
 *One shared machine.* Other calls, and the ingress, only take cores away. The ingress is one server and does first what
 came first: the k-th call of a layer is sent after those before it, and its reply is taken after it. A pass's own factor
-is that of all its calls.
+is that of all its calls. What company and pauses do to CPU seconds counts with the least that it can be.
 """
 
 from __future__ import annotations

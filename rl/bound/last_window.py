@@ -169,7 +169,10 @@ def make(making: Making) -> Policy:
 
 def _workload(making: Making, own: MakingSettings) -> Workload:
     if own.profile:
-        return _measured(making, own)
+        try:
+            return _measured(making, own)
+        except ProfileError as error:
+            raise SettingsError(f"last-window: {error}") from error
     name = own.workload or making.topology.pipeline
     if name not in PAPER_WORKLOADS:
         raise SettingsError(
@@ -184,10 +187,7 @@ def _measured(making: Making, own: MakingSettings) -> Workload:
     slo_s = making.settings.slo_s
     if slo_s is None:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
-    try:
-        profile = named(Path(own.profile), making.topology, own.other_machine or own.cluster)
-    except ProfileError as error:
-        raise SettingsError(f"last-window: {error}") from error
+    profile = named(Path(own.profile), making.topology, own.other_machine or own.cluster)
     tokens = TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS)
     scale, folder = own.cpu_scale or None, making.settings.manifest_dir
     if own.cluster:

@@ -16,18 +16,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, linear_regression, stdev
 
-from rl.profile.company import Company, Counters, quiet
 from rl.profile.load import Call, Recorded, timed
 from rl.profile.plan import ProfileSettings
 from rl.profile.requests import blank
+from rl.profile.rounds import Company, Counters, at_a_point, quiet
 from rl.profile.rows import Row, spread
 
 FAMILY = "idle"
 PAUSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)
 """From about the shortest between requests of a play to where little more is to come."""
-PER_SECOND = 10
-"""Requests of a pause and round for each second that a point takes; ``FEWEST`` at least."""
-FEWEST = 3
 ABOUT_S = 0.06
 """What a request takes, in a plan."""
 POINTS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -37,7 +34,7 @@ ERRORS = 2.0
 
 def idle_s(settings: ProfileSettings) -> float:
     """About how long one repeat takes."""
-    return settings.idle_rounds * _count(settings) * (sum(PAUSES_S) + len(PAUSES_S) * ABOUT_S)
+    return settings.idle_rounds * at_a_point(settings) * (sum(PAUSES_S) + len(PAUSES_S) * ABOUT_S)
 
 
 def measure_idle(
@@ -48,7 +45,7 @@ def measure_idle(
     row."""
     order, found = random.Random(1000 * settings.seed + repeat), list[Row]()
     for turn in range(settings.idle_rounds):
-        pauses = list(PAUSES_S) * _count(settings)
+        pauses = list(PAUSES_S) * at_a_point(settings)
         order.shuffle(pauses)
         company, begun_s = Company(functions), time.perf_counter()
         recorded = runner.run(_paused(calls, pauses))
@@ -94,10 +91,6 @@ def idle_times(rows: Iterable[Row]) -> tuple[tuple[float, float], ...]:
     if found is None or found.power <= ERRORS * found.error:
         return ()
     return tuple((pause_s, (pause_s / POINTS_S[0]) ** found.power) for pause_s in POINTS_S)
-
-
-def _count(settings: ProfileSettings) -> int:
-    return max(FEWEST, round(PER_SECOND * settings.seconds_per_point))
 
 
 def _row(row: Row, pause_s: float, recorded: Recorded) -> Row:

@@ -16,17 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median, stdev
 
-from rl.profile.company import Company, Counters, quiet
 from rl.profile.load import Call, Recorded, timed
 from rl.profile.plan import ProfileSettings
 from rl.profile.requests import blank
+from rl.profile.rounds import Company, Counters, at_a_point, quiet
 from rl.profile.rows import Row, spread
 
 FAMILY = "overlap"
 SIZES = (1, 2, 3)
-PER_SECOND = 10
-"""Volleys of a point for each second that a point takes; ``FEWEST`` at least."""
-FEWEST = 3
 PAUSE_S = 0.2
 """Between volleys: requests of a play are about as far apart."""
 OFFSETS = (0.1, 0.6)
@@ -38,7 +35,7 @@ ABOUT_S = 0.1
 
 def volleys_s(settings: ProfileSettings) -> float:
     """About how long one repeat takes."""
-    return settings.volley_rounds * len(SIZES) * _count(settings) * (PAUSE_S + ABOUT_S)
+    return settings.volley_rounds * len(SIZES) * at_a_point(settings) * (PAUSE_S + ABOUT_S)
 
 
 def measure_volleys(
@@ -55,7 +52,7 @@ def measure_volleys(
         order.shuffle(sizes)
         for size in sizes:
             row = blank(settings.surface_tokens, repeat * settings.volley_rounds + turn, settings)
-            offsets = [volley(order, size, lone_s) for _ in range(_count(settings))]
+            offsets = [volley(order, size, lone_s) for _ in range(at_a_point(settings))]
             found.append(_measure(replace(row, family=FAMILY, concurrency=size), calls, offsets, functions, runner))
     return found
 
@@ -80,7 +77,7 @@ def slowdowns(rows: Iterable[Row]) -> dict[int, Slowdown]:
     are quieter ones. None where volleys were not measured, as in profiles from before there were any.
     """
     known = [row for row in rows if row.family == FAMILY and row.feasible and row.p50_s]
-    return _slowdowns(quiet(known)) or _slowdowns(known)
+    return _slowdowns(quiet(known)) or _slowdowns(known)  # the quiet ones may lack a lone one
 
 
 def _slowdowns(rows: Sequence[Row]) -> dict[int, Slowdown]:
@@ -94,10 +91,6 @@ def _slowdowns(rows: Sequence[Row]) -> dict[int, Slowdown]:
         size: Slowdown(math.exp(median(logs)), stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf)
         for size, logs in sorted(found.items())
     }
-
-
-def _count(settings: ProfileSettings) -> int:
-    return max(FEWEST, round(PER_SECOND * settings.seconds_per_point))
 
 
 def _measure(

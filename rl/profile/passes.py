@@ -110,7 +110,7 @@ def _overlap(
 def _idle(
     address: str, repeat: int, workers: list[ReplicaCounters], settings: ProfileSettings, runner: asyncio.Runner
 ) -> list[Row]:
-    """Requests of as many texts as can be had from so few words: one again and again finds its own caches."""
+    """Requests of several texts: one again and again finds its own caches."""
     targets = [request_to(address, settings.surface_tokens, 5 * place) for place in range(TEXTS)]
     try:
         return measure_idle([target.call for target in targets], repeat, workers, settings, runner)

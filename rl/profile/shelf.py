@@ -28,11 +28,15 @@ def open_profile(path: Path, pipeline: Path, machine: Machine | None) -> Profile
     ``machine`` None: whatever machine it is of, for planning for that machine. Raises ProfileError, and
     ProfileMismatchError with the difference named.
     """
-    found = load(path)
-    topology = load_topology(pipeline)
-    check_pipeline(found.metadata, topology.pipeline, topology.manifest_sha256)
+    found = _of(path, load_topology(pipeline))
     if machine is not None:
         check_machine(found.metadata, machine)
+    return found
+
+
+def _of(path: Path, topology: Topology) -> Profile:
+    found = load(path)
+    check_pipeline(found.metadata, topology.pipeline, topology.manifest_sha256)
     return found
 
 
@@ -40,8 +44,7 @@ def named(path: Path, topology: Topology, meant: bool) -> Profile:
     """The profile at ``path`` that a policy's settings name: of the pipeline and, unless another machine is ``meant``,
     of this one. Raises ProfileError, and ProfileMismatchError with the difference named.
     """
-    found = load(path)
-    check_pipeline(found.metadata, topology.pipeline, topology.manifest_sha256)
+    found = _of(path, topology)
     if meant:
         return found
     try:

@@ -113,7 +113,7 @@ class Known:
 
     def floors(self) -> dict[str, int]:
         """Fewest replicas of functions that a placement puts on several nodes; OpenFaaS itself heeds none."""
-        return floors_of({name: read.nodes for name, read in self._read.items()})
+        return floors_of({name: read.nodes for name, read in self._read.copy().items()})
 
     def any_of_the_community_edition(self) -> bool:
         return any(read.community for read in self._read.values())

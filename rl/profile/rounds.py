@@ -1,4 +1,4 @@
-"""Who used the machine while something was measured: the functions themselves, and others."""
+"""Whole requests in rounds: how many, and who used the machine meanwhile, the functions themselves and others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from rl.profile.machine import busy_s
+from rl.profile.plan import ProfileSettings
 from rl.profile.rows import Row
 
 if TYPE_CHECKING:
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 
 QUIET_CORES = 0.25
 """Rounds during which others kept more cores busy are disturbed: they make requests wait that nothing else holds up."""
+
+
+PER_SECOND = 10
+"""Volleys, or requests after a pause, of a round for each second that a point takes; ``FEWEST`` at least."""
+FEWEST = 3
+
+
+def at_a_point(settings: ProfileSettings) -> int:
+    """How many of them a round has of each kind."""
+    return max(FEWEST, round(PER_SECOND * settings.seconds_per_point))
 
 
 class Counters(Protocol):
