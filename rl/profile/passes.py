@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from moe.manifest import Manifest
 from rl.profile.counters import ReplicaCounters, listening_pid
 from rl.profile.errors import MeasurementError
 from rl.profile.idle import idle_s, measure_idle
-from rl.profile.load import CALL_TIMEOUT_S, closed_loop
+from rl.profile.load import CALL_TIMEOUT_S, Call, closed_loop
 from rl.profile.overlap import SIZES, measure_volleys, volleys_s
 from rl.profile.plan import ProfileSettings
 from rl.profile.requests import INGRESS, blank, close_all, request_to
+from rl.profile.rounds import Counters
 from rl.profile.rows import Row, spread
 from rl.profile.target import Function, Gateway, Setting
 
@@ -31,7 +32,10 @@ PASSES = 60
 LEAST_S = 1.0
 """Passes are slow beside calls: so long at least."""
 TEXTS = 8
+"""Of requests after pauses."""
 OnStep = Callable[[str, float], None]
+Measure = Callable[[Sequence[Call], int, Sequence[Counters], ProfileSettings, asyncio.Runner], list[Row]]
+"""Of calls that take turns, a repeat, and counters of all that works for them."""
 
 
 def requests_s(settings: ProfileSettings) -> float:
@@ -73,9 +77,9 @@ def measure_passes(
                     rows.append(_measure(replica.address, tokens, repeat, counters, settings, runner))
             if 3 <= settings.surface_tokens <= longest:
                 on_step("requests that meet", volleys_s(settings))
-                rows += _overlap(replica.address, repeat, workers, settings, runner)
+                rows += _whole(measure_volleys, max(SIZES), replica.address, repeat, workers, settings, runner)
                 on_step("requests after pauses", idle_s(settings))
-                rows += _idle(replica.address, repeat, workers, settings, runner)
+                rows += _whole(measure_idle, TEXTS, replica.address, repeat, workers, settings, runner)
     except MeasurementError as error:
         rows.append(replace(blank(0, 0, settings), feasible=False, note=str(error)[:300]))
     finally:
@@ -96,24 +100,20 @@ def _functions(
     return {node: Function(gateway, copy.deepcopy(deployments[node]), setting) for node in order}
 
 
-def _overlap(
-    address: str, repeat: int, workers: list[ReplicaCounters], settings: ProfileSettings, runner: asyncio.Runner
+def _whole(
+    measure: Measure,
+    texts: int,
+    address: str,
+    repeat: int,
+    workers: list[ReplicaCounters],
+    settings: ProfileSettings,
+    runner: asyncio.Runner,
 ) -> list[Row]:
-    """Requests of unlike texts, so that they do not all go to the same experts."""
-    targets = [request_to(address, settings.surface_tokens, 5 * place) for place in range(max(SIZES))]
+    """What ``measure`` makes of requests of so many unlike ``texts``, so that they do not all go to the same experts,
+    nor one again and again to its own caches."""
+    targets = [request_to(address, settings.surface_tokens, 5 * place) for place in range(texts)]
     try:
-        return measure_volleys([target.call for target in targets], repeat, workers, settings, runner)
-    finally:
-        runner.run(close_all(targets))
-
-
-def _idle(
-    address: str, repeat: int, workers: list[ReplicaCounters], settings: ProfileSettings, runner: asyncio.Runner
-) -> list[Row]:
-    """Requests of several texts: one again and again finds its own caches."""
-    targets = [request_to(address, settings.surface_tokens, 5 * place) for place in range(TEXTS)]
-    try:
-        return measure_idle([target.call for target in targets], repeat, workers, settings, runner)
+        return measure([target.call for target in targets], repeat, workers, settings, runner)
     finally:
         runner.run(close_all(targets))
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 QUIET_CORES = 0.25
 """Rounds during which others kept more cores busy are disturbed: they make requests wait that nothing else holds up."""
-
-
 PER_SECOND = 10
 """Volleys, or requests after a pause, of a round for each second that a point takes; ``FEWEST`` at least."""
 FEWEST = 3
