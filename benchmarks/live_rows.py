@@ -52,6 +52,10 @@ class Setting:
     pause_s: float
     link_bytes_per_s: float
     disk_bytes_per_s: float
+    load: float = 0.7
+    """Requests a second over ``capacity``, of the row at-load."""
+    capacity: float = 0.0
+    """Answers a second before the full system's scale-ups, once they are known."""
     window_s: float = 0.0
     """Seconds of the longest change, which the full system is looked at for, too; 0: it is not."""
 

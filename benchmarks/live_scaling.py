@@ -13,15 +13,17 @@ of its own, because weighing slows the machine. ``throughput_ratio_table_2``: th
 the paper looks at, from 5 s before the change until 5 s after the longest change of all, the cold restart (which is
 therefore played first); ``throughput_ratio`` is the harder of the two.
 
-    python -m benchmarks.live_scaling [--rounds 3] [--rows full,no-standbys,...]
+Closed-loop clients keep every core busy, so whatever a change takes is missing elsewhere. The row ``at-load`` is the
+full system as services are run: requests at even intervals, ``--load`` of what ``full`` answered a second before its
+changes, however long answers take. Its ratios look at two seconds at least, as half a second holds a dozen requests.
+
+    python -m benchmarks.live_scaling [--rounds 3] [--rows full,at-load,no-standbys,...]
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -33,10 +35,9 @@ import click
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from benchmarks.live_report import row, show, summary
 from benchmarks.live_rows import (
-    AROUND_S,
     FORKED,
     FRESH,
     PRIVATE,
@@ -50,7 +51,7 @@ from benchmarks.live_rows import (
     stage,
 )
 from benchmarks.run_folder import run_folder
-from benchmarks.scaling_watch import Scales, Weight
+from benchmarks.scaling_watch import Scales
 from moe.reference import WholeModel
 from smoe import lifecycle
 from smoe.gateway_client import GatewayClient
@@ -59,12 +60,19 @@ from traces.prompts import load_prompts
 
 PRESET = "minilm"
 TEXTS = 24
-KEY_CHANGES = ("up", "up in place", "exchange")
+LEAST_S = 2.0
+"""Seconds that the throughput of a change is looked at for, at least, in the row at-load."""
 
 
 def full(setting: Setting, rounds: int) -> Measured:
     """Everything: shared memory, peer copies, standbys, mapped weights."""
     return _rounds(setting, "full", "", _functions(setting), rounds, peers=True, in_place=True)
+
+
+def at_load(setting: Setting, rounds: int) -> Measured:
+    """The same at ``load`` of what ``full`` could answer, so that processors have time to spare."""
+    steady = replace(setting, rate=setting.load * setting.capacity, window_s=0.0)
+    return _rounds(steady, "at-load", "", _functions(setting), rounds, peers=True, in_place=True)
 
 
 def no_shared_allocation(setting: Setting, rounds: int) -> Measured:
@@ -111,6 +119,7 @@ def colocated(setting: Setting, rounds: int) -> Measured:
 
 ROWS: dict[str, Callable[[Setting, int], Measured]] = {
     "full": full,
+    "at-load": at_load,
     "no-shared-allocation": no_shared_allocation,
     "no-peer-copy": no_peer_copy,
     "no-standbys": no_standbys,
@@ -181,152 +190,38 @@ def _second(setting: Setting, name: str, replicas: int) -> Measured:
     return measured
 
 
-def told(span: Span, measured: Measured) -> dict[str, Any]:
-    """One change in numbers; a ratio is None where nothing was answered before it."""
-    seen = measured.seen
-    before = seen.per_second(span.before_s, span.ordered_s)
-    during = seen.per_second(span.ordered_s, span.settled_s)
-    return {
-        "change": span.name,
-        "scale_s": span.ready_s - span.ordered_s,
-        "settled_s": span.settled_s - span.ordered_s,
-        "downtime_s": measured.without_ready(span),
-        "failed": seen.between(span.ordered_s, span.settled_s + 1).failed,
-        "per_second_before": before,
-        "throughput_ratio": during / before if before else None,
-        "p95_before_ms": seen.p95_ms(span.before_s, span.ordered_s),
-        "p95_during_ms": seen.p95_ms(span.ordered_s, span.settled_s),
-        "longest_gap_s": seen.longest_gap_s(span.ordered_s, span.settled_s),
-    }
-
-
-def around(measured: Measured) -> dict[str, float | None]:
-    """What was answered in the paper's longer look at a change, over what was answered before it."""
-    if measured.around is None:
-        return {}
-    span, window_s = measured.around
-    before = measured.seen.per_second(span.before_s, span.ordered_s - AROUND_S)
-    during = measured.seen.per_second(span.ordered_s - AROUND_S, span.ordered_s + window_s + AROUND_S)
-    return {"throughput_ratio_table_2": round(during / before, 4) if before else None, "window_s": round(window_s, 2)}
-
-
-def weighed(span: Span, found: list[Weight]) -> dict[str, float]:
-    """Peak memory of one change over the larger of what was in use before it and after it."""
-    before = max(weight.total for weight in found if weight.at_s < span.ordered_s)
-    after = found[-1].total
-    peak = max(weight.total for weight in found)
-    return {
-        "before_mb": before / 1e6,
-        "after_mb": after / 1e6,
-        "peak_mb": peak / 1e6,
-        "ratio": peak / max(before, after),
-    }
-
-
-def row(measured: Measured) -> dict[str, Any]:
-    """Medians by kind of change, the worst of what must not happen, and memory."""
-    changes = [told(span, measured) for span in measured.spans]
-    kinds = {}
-    for name in dict.fromkeys(change["change"] for change in changes):
-        of_kind = [change for change in changes if change["change"] == name]
-        kinds[name] = {
-            key: round(statistics.median(values), 4)
-            for key in of_kind[0]
-            if key != "change" and (values := [one[key] for one in of_kind if one[key] is not None])
-        }
-    memory = {name: weighed(span, found) for name, (span, found) in measured.weights.items()}
-    return {
-        **{key: kinds["up"].get(key) for key in ("scale_s", "throughput_ratio")},
-        **around(measured),
-        "downtime_s": round(max(change["downtime_s"] for change in changes), 4),
-        "failed": sum(change["failed"] for change in changes),
-        "peak_memory_mb": round(memory["up"]["peak_mb"], 1),
-        "peak_memory_ratio": round(max(one["ratio"] for one in memory.values()), 4),
-        "copied": measured.copied,
-        "changes": kinds,
-        "memory": {name: {key: round(value, 3) for key, value in one.items()} for name, one in memory.items()},
-    }
-
-
-def summary(rows: dict[str, dict[str, Any]], setting: Setting, rounds: int) -> dict[str, Any]:
-    """The last line's object: the figures of the full system at the top, every row below."""
-    result: dict[str, Any] = {}
-    if "full" in rows:
-        found = rows["full"]
-        kinds = found["changes"]
-        result = {
-            "scale_s": max(kinds[name]["scale_s"] for name in ("up", "up in place")),
-            "downtime_s": found["downtime_s"],
-            "failed": found["failed"],
-            "throughput_ratio": min((kinds[name].get("throughput_ratio", 0.0) for name in KEY_CHANGES), default=None),
-            "throughput_ratio_table_2": found.get("throughput_ratio_table_2"),
-            "peak_memory_ratio": found["peak_memory_ratio"],
-        }
-        if "cold-restart" in rows:
-            result["cold_restart_over_full"] = round(rows["cold-restart"]["scale_s"] / result["scale_s"], 1)
-    return {
-        **result,
-        "rows": rows,
-        "functions": len(setting.manifest.nodes) + 1,
-        "weights_mb": round(sum(node.parameter_bytes for node in setting.manifest.nodes) / 1e6, 1),
-        "link_bytes_per_s": setting.link_bytes_per_s,
-        "disk_bytes_per_s": setting.disk_bytes_per_s,
-        "clients": setting.clients,
-        "rate": setting.rate,
-        "rounds": rounds,
-        "cores": os.cpu_count(),
-    }
-
-
-def show(result: dict[str, Any]) -> None:
-    """Two tables for people, on stderr."""
-    console = Console(stderr=True)
-    table = Table(
-        *("row", "scale s", "downtime s", "failed", "throughput", "as in Table 2", "peak MB", "peak ratio"),
-        title="Scale-up, rows",
-    )
-    for name, found in result["rows"].items():
-        table.add_row(
-            name,
-            f"{found['scale_s']:.2f}",
-            f"{found['downtime_s']:.2f}",
-            str(found["failed"]),
-            *(
-                "–" if (ratio := found.get(key)) is None else f"{ratio:.0%}"
-                for key in ("throughput_ratio", "throughput_ratio_table_2")
-            ),
-            f"{found['peak_memory_mb']:.0f}",
-            f"{found['peak_memory_ratio']:.3f}",
-        )
-    console.print(table)
-    if "full" in result["rows"]:
-        kinds = result["rows"]["full"]["changes"]
-        changes = Table("change", "scale s", "settled s", "throughput", "P95 before ms", "P95 during ms", title="Full")
-        keys = ("scale_s", "settled_s", "throughput_ratio", "p95_before_ms", "p95_during_ms")
-        for name, kind in kinds.items():
-            changes.add_row(name, *(f"{kind[key]:.3g}" if key in kind else "–" for key in keys))
-        console.print(changes)
-
-
 @click.command()
 @click.option("--rows", "chosen", default=",".join(ROWS), show_default=True, help="Rows to play.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Times each quick change is made.")
 @click.option("--clients", default=4, show_default=True, type=click.IntRange(1), help="Closed-loop clients.")
 @click.option("--rate", default=0.0, show_default=True, help="Requests a second at even intervals in place of clients.")
+@click.option(
+    "--load",
+    default=0.7,
+    show_default=True,
+    type=click.FloatRange(0.05, 1),
+    help="Of the row at-load: requests a second over what full answers.",
+)
 @click.option("--pause", "pause_s", default=4.0, show_default=True, help="Steady seconds before each change.")
 @click.option("--link", "link", default=1.25e9, show_default=True, help="Bytes a second between nodes (10 Gbit/s).")
 @click.option("--disk", "disk", default=1.25e8, show_default=True, help="Bytes a second of a node's disk.")
-def main(chosen: str, rounds: int, clients: int, rate: float, pause_s: float, link: float, disk: float) -> None:
+def main(
+    chosen: str, rounds: int, clients: int, rate: float, load: float, pause_s: float, link: float, disk: float
+) -> None:
     """Scale the whole default pipeline up and down and exchange every worker, under steady load."""
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     unknown = [name for name in names if name not in ROWS]
     if unknown:
         raise click.BadParameter(f"{unknown[0]!r} is no row; rows are {', '.join(ROWS)}", param_hint="--rows")
+    if "at-load" in names and "full" not in names[: names.index("at-load")]:
+        raise click.BadParameter("at-load takes its rate from full: name full before it", param_hint="--rows")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with run_folder("smoe-live-scaling-") as folder:
         directory, manifest = ensure_pipeline(PRESET, folder / "pipelines")
         texts, expected = expectations(directory)
-        setting = Setting(folder, directory, manifest, texts, expected.numpy(), clients, rate, pause_s, link, disk)
+        setting = Setting(
+            folder, directory, manifest, texts, expected.numpy(), clients, rate, pause_s, link, disk, load
+        )
         rows: dict[str, dict[str, Any]] = {}
         played: dict[Callable[[Setting, int], Measured], dict[str, Any]] = {}
         with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -334,9 +229,11 @@ def main(chosen: str, rounds: int, clients: int, rate: float, pause_s: float, li
             for one in sorted(names, key=lambda name: ROWS[name] is not cold_restart):
                 progress.update(task, description=one)
                 if ROWS[one] not in played:
-                    played[ROWS[one]] = row(ROWS[one](setting, rounds))
-                rows[one] = played[ROWS[one]]
-                setting = replace(setting, window_s=rows[one].get("window_s", setting.window_s))
+                    played[ROWS[one]] = row(ROWS[one](setting, rounds), LEAST_S if one == "at-load" else 0.0)
+                rows[one] = found = played[ROWS[one]]
+                setting = replace(setting, window_s=found.get("window_s", setting.window_s))
+                if one == "full":
+                    setting = replace(setting, capacity=found["changes"]["up"]["per_second_before"])
                 progress.advance(task)
         rows = {one: rows[one] for one in names}
     result = summary(rows, setting, rounds)

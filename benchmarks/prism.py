@@ -55,6 +55,9 @@ DISK_BYTES_PER_S = 2e9
 LITE_COSTS = Costs(0.5e-3, 2e-6, 0.06e-3, 0.2e-6, 4096, 1e-3)
 MIXTRAL_COSTS = Costs(0.6e-3, 4e-6, 0.3e-3, 1.5e-6, 8192, 1e-3)
 INTERVAL_S, BIN_S = 300.0, 60.0
+DISTINCT = "V2-Lite size, OLMoE domains, 10 s"
+"""The row nearest to where the paper has its 30.6 %: a task of its own on every node, a request each 10 s. The V2-Lite
+log names no tasks, so routing by task is another model's."""
 METHODS = ("Uniform", "Redundance", "SmartMoE", "EPLB", "Prism, Alg. 1+2", "Prism, improved")
 TARGETS = {"below_eplb": 0.306, "over_optimum": 1.02, "plan_s": 1.0}
 
@@ -296,6 +299,7 @@ def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None
     table = {}
     for title, work, mean_s in (
         ("V2-Lite, clustered prompts, 10 s", lite_work, 10.0),
+        (DISTINCT, olmoe, 10.0),
         ("V2-Lite size, OLMoE domains, 20 s", olmoe, 20.0),
         ("Mixtral, domains, 10 s", mixtral, 10.0),
         ("Mixtral, domains, 20 s", mixtral, 20.0),
@@ -331,6 +335,7 @@ def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None
         "scale": grown,
         "met": {
             "below_eplb": below >= TARGETS["below_eplb"],
+            "below_eplb_distinct_tasks": table[DISTINCT]["below_eplb"] >= TARGETS["below_eplb"],
             "over_optimum": over["improved"]["mean"] <= TARGETS["over_optimum"],
             "plan_s": seconds["3 nodes"]["improved"] <= TARGETS["plan_s"],
         },
