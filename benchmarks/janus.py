@@ -6,8 +6,10 @@ controller's own loop, a decision every half hour as in the paper, every replica
 layers), the same performance model in steps of full replicas of everything and in its doublings (as the paper's 16, 32
 and 64 GPUs), HPA, and the whole model held at the peak's size. Settings of each are chosen on the day before: the
 cheapest that keeps the P95 within the SLO in 95 % of the windows. All then give equal service by that rule; what they
-really gave over the two days stands beside the resources. Seeds draw arrivals, lengths, routing and seconds anew; the
-first has every row and the picture, the others those that the resources are compared by.
+really gave over the two days stands beside the resources. Steps of a full replica are so coarse that the whole model's
+cheapest setting mostly keeps it in more than 95 %, so ``janus, as the whole model`` has the cheapest setting that broke
+the SLO in no more windows of the day before than the whole model's did. Seeds draw arrivals, lengths, routing and
+seconds anew; the first has every row and the picture, the others those that the resources are compared by.
 
 Dispatch is compared apart, on ``--machines`` that serve a pass's experts one after the other, with Janus's placement:
 ``janus`` with activated-expert-balanced dispatch against ``janus`` with random dispatch, each with its own settings,
@@ -69,6 +71,8 @@ JANUS, NUMBERS, WHOLE, DOUBLED = "janus", "janus, two numbers", "whole model", "
 HPA, PEAK = "hpa", "whole model, held at peak"
 COMPARED = (JANUS, WHOLE, HPA)
 """Rows of every seed."""
+EQUAL = "janus, as the whole model"
+"""Of every seed, too: with a setting that kept the SLO as often as the whole model's on the day before."""
 BALANCED, RANDOM = "janus, aebs on machines", "janus, random on machines"
 
 
@@ -144,9 +148,10 @@ def candidates(name: str, workload: Workload) -> list[Setting]:
     return [Setting(*one) for one in model({WHOLE: "model", NUMBERS: "modules"}.get(name, "stages"))]
 
 
-def best(tried: Sequence[tuple[Setting, Played]]) -> Setting:
-    """The cheapest that keeps the SLO; where none does, the one with the fewest violated windows."""
-    keeping = [(one, found) for one, found in tried if found.violated <= MOST_VIOLATED]
+def best(tried: Sequence[tuple[Setting, Played]], most: float = MOST_VIOLATED) -> Setting:
+    """The cheapest that keeps the SLO but in ``most`` of the windows; where none does, the one with the fewest violated
+    ones."""
+    keeping = [(one, found) for one, found in tried if found.violated <= most]
     if keeping:
         return min(keeping, key=lambda pair: pair[1].mean_cores)[0]
     return min(tried, key=lambda pair: (pair[1].violated, pair[1].mean_cores))[0]
@@ -170,6 +175,7 @@ def compare(
     requests = draw_requests(workload, trace.arrival_s, seed=seed, source=trace.source)
     found: dict[str, Played] = {}
     said: dict[str, str] = {}
+    trials: dict[str, list[tuple[Setting, Played]]] = {}
 
     def play_one(one: World, work: Requests, policy: Policy, over: Trace) -> Played:
         until_s = over.duration_s
@@ -179,10 +185,14 @@ def compare(
         one = worlds[name]
         settings = candidates(name, one.workload)
         tried = [(setting, play_one(one, before, setting.policy, tuning)) for setting in settings]
-        chosen = best(tried)
+        trials[name], chosen = tried, best(tried)
         found[name], said[name] = play_one(one, requests, chosen.policy, trace), chosen.said
         tuned = ", ".join(f"{it.said}: {own.mean_cores:.1f} cores, {own.violated:.3f} over" for it, own in tried)
         print(f"{name}: {chosen.said} (tuned on {tuned})", file=sys.stderr, flush=True)
+    as_often = next(own.violated for setting, own in trials[WHOLE] if setting.said == said[WHOLE])
+    equal = best(trials[JANUS], as_often)
+    said[EQUAL] = equal.said
+    found[EQUAL] = found[JANUS] if equal.said == said[JANUS] else play_one(worlds[JANUS], requests, equal.policy, trace)
     if DOUBLED in worlds:
         peak = int(found[WHOLE].replicas["expert"].max())
         held = StaticPolicy(dict.fromkeys(workload.initial(REPLICA), REPLICA.with_replicas(peak)))
@@ -299,11 +309,12 @@ def summary(found: Mapping[int, Mapping[str, Played]], workload: str, traces: Ma
 
     return {
         "resources_ratio": cores(JANUS) / cores(WHOLE),
+        "resources_ratio_as_often": cores(EQUAL) / cores(WHOLE),
         "resources_ratio_hpa": cores(JANUS) / cores(HPA),
         "resources_ratio_numbers": one[NUMBERS].mean_cores / one[WHOLE].mean_cores,
         "resources_ratio_doubled": one[JANUS].mean_cores / one[DOUBLED].mean_cores,
         "resources_ratio_random_dispatch": one[BALANCED].mean_cores / one[RANDOM].mean_cores,
-        "windows_over": {name: over(name) for name in COMPARED},
+        "windows_over": {name: over(name) for name in (*COMPARED, EQUAL)},
         "slo_attainment": float(np.mean([rows[JANUS].attainment for rows in found.values()])),
         "slo_attainment_whole": float(np.mean([rows[WHOLE].attainment for rows in found.values()])),
         "seeds": {
