@@ -22,7 +22,7 @@ from autoscaler.platform.kubernetes.known import Known
 from tests.doubles.kubernetes.functions import put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.conftest import Platforms
+from tests.unit.kubernetes.ticks import Platforms
 
 pytestmark = pytest.mark.timeout(60)
 F, G = "m-expert-0-0", "m-expert-0-1"

@@ -1,215 +1,21 @@
-"""A cluster that says no, tick by tick, on the API double: each no is told once, planned with, tried again later."""
+"""Replicas and roll-outs that no node takes, on the API double: taken back, told, tried again later."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import Any
 
 import orjson
 import pytest
 
-from autoscaler.contract import Configuration, ConfigurationSpace, Observation, Proposal, TickReport
-from autoscaler.decision.limits import LimitSettings
-from autoscaler.loop import Controller
-from tests.doubles.kubernetes import store
+from autoscaler.contract import ConfigurationSpace
 from tests.doubles.kubernetes.cluster import Node
-from tests.doubles.kubernetes.errors import Refusal
 from tests.doubles.kubernetes.functions import NAMESPACE, put, quota, spec, writes
 from tests.doubles.kubernetes.running import Running
-from tests.unit.autoscaler.builders import PRICES, configuration, observation, topology
-from tests.unit.kubernetes.conftest import Clock, Platforms, resources
+from tests.unit.autoscaler.builders import configuration
+from tests.unit.kubernetes.conftest import resources
+from tests.unit.kubernetes.ticks import BIG, SHARE, TICK_S, F, G, Stories, hits
 
 pytestmark = pytest.mark.timeout(100)
-F, G = "m-expert-0-0", "m-expert-0-1"
-TICK_S = 5.0
-BIG = configuration(memory_mb=1024)
-SHARE = configuration(cpu_cores=0.0, gpu_share=0.3)
-
-
-class Wishes:
-    """A policy that wishes what it is told."""
-
-    name = "wishes"
-
-    def __init__(self) -> None:
-        self.now: dict[str, Configuration] = {}
-
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        return Proposal(dict(self.now), dict.fromkeys(self.now, "wished"))
-
-
-class Nothing:
-    """A metrics source of a pipeline at rest."""
-
-    def observe(self, now_s: float, window_s: float) -> Observation:
-        return observation(start_s=now_s - window_s, end_s=now_s)
-
-
-class Story:
-    """Functions at ``configuration()`` in one namespace, wishes, and ticks, which move the cluster's clock too."""
-
-    def __init__(
-        self, double: Running, platforms: Platforms, limits: LimitSettings, moved: Callable[[float], None]
-    ) -> None:
-        self.double = double
-        self._moved = moved
-        self.clock = Clock()
-        self.platform = platforms(clock=self.clock)
-        self.policy = Wishes()
-        parts = (topology(), Nothing(), self.policy, self.platform, limits, PRICES)
-        self.controller = Controller(*parts, wait=lambda _: None, window_s=TICK_S)
-
-    def tick(self, ticks: int = 1) -> TickReport:
-        for _ in range(ticks):
-            self.clock.ahead_s += TICK_S
-            self._moved(self.clock.ahead_s)
-            report = self.controller.tick(self.clock())
-            self.platform.keep()
-        return report
-
-    def wish(self, wishes: Mapping[str, Configuration]) -> TickReport:
-        self.policy.now.update(wishes)
-        return self.tick()
-
-    def present(self, function: str = F) -> Configuration:
-        return self.platform.configurations()[function]
-
-    def kinds(self) -> list[tuple[str, str]]:
-        self.platform.configurations()
-        return [(one.function, one.kind) for one in self.platform.conditions()]
-
-    def asked(self, what: str = "patch pods/resize") -> int:
-        return writes(self.double).count(what)
-
-    def count(self, kind: str, function: str = F) -> int:
-        return self.platform.holds.counts[function, kind]
-
-
-Stories = Callable[..., Story]
-
-
-@pytest.fixture
-def stories(double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch) -> Stories:
-    """Begins a story of some functions, by default of one; ``limits``: settings of decisions."""
-
-    def begin(*functions: str, **limits: Any) -> Story:
-        for function in functions or (F,):
-            put(double, spec(function))
-        return Story(
-            double, platforms, LimitSettings(**limits), lambda ahead_s: monkeypatch.setattr(store, "ahead_s", ahead_s)
-        )
-
-    return begin
-
-
-def hits(report: TickReport, function: str = F) -> tuple[str, ...]:
-    return next(one.limits_hit for one in report.decisions if one.function == function)
-
-
-# over quota, in place
-
-
-def test_a_resize_over_quota_is_asked_for_once_and_told_until_it_is_asked_for_again(
-    double: Running, stories: Stories
-) -> None:
-    story = stories()
-    quota(double, **{"limits.memory": "512Mi"})
-    first = story.wish({F: BIG})
-    assert "exceeded quota: team" in first.failures[F]
-    begun = len(writes(double))
-    for _ in range(10):
-        report = story.tick()
-        assert hits(report) == ("platform: quota",) and not report.failures
-        assert story.kinds() == [(F, "quota")]
-    assert len(writes(double)) == begun and story.asked() == story.count("quota") == 1
-    assert story.present() == configuration()
-
-
-def test_each_try_that_is_refused_again_doubles_the_time_to_the_next(double: Running, stories: Stories) -> None:
-    story, tries = stories(), []
-    quota(double, **{"limits.memory": "512Mi"})
-    story.wish({F: BIG})
-    for tick in range(1, 40):
-        before = story.asked()
-        story.tick()
-        if story.asked() > before:
-            tries.append(tick * TICK_S)
-    assert tries == pytest.approx([60, 180], abs=2 * TICK_S)
-
-
-def test_once_the_quota_is_lifted_the_next_try_succeeds_and_nothing_is_told_any_more(
-    double: Running, stories: Stories
-) -> None:
-    story = stories()
-    quota(double, **{"limits.memory": "512Mi"})
-    story.wish({F: BIG})
-    quota(double, **{"limits.memory": "4Gi"})
-    story.tick(14)
-    assert story.present() == BIG and story.kinds() == [] and story.platform.bounds() == {}
-
-
-def test_another_wish_that_fits_is_granted_while_the_first_is_held_back(double: Running, stories: Stories) -> None:
-    story = stories()
-    quota(double, **{"limits.memory": "512Mi"})
-    story.wish({F: BIG})
-    story.wish({F: configuration(memory_mb=512)})
-    assert story.present() == configuration(memory_mb=512) and story.kinds() == [(F, "quota")]
-
-
-def test_what_the_quota_has_enough_of_still_grows(double: Running, stories: Stories) -> None:
-    story = stories()
-    quota(double, **{"limits.memory": "512Mi", "limits.cpu": "8"})
-    report = story.wish({F: configuration(memory_mb=1024, cpu_cores=2.0)})
-    assert report.applied == (F,) and story.present() == configuration(cpu_cores=2.0)
-
-
-def test_what_a_limit_range_forbids_is_asked_for_once(double: Running, stories: Stories) -> None:
-    """Its words as in Kubernetes' plugin/pkg/admission/limitranger, which answers 403."""
-    said = 'pods "p" is forbidden: maximum memory usage per Container is 512Mi, but limit is 1Gi'
-    story = stories()
-    double.set(refusals={("patch", "pods/resize"): Refusal(403, "Forbidden", said)})
-    story.wish({F: BIG})
-    begun = len(writes(double))
-    report = story.tick(8)
-    assert hits(report) == ("platform: quota",) and len(writes(double)) == begun and story.asked() == 1
-    assert said in str(story.platform.conditions()[0])
-
-
-def test_within_the_tick_the_budget_of_what_was_refused_goes_to_another(double: Running, stories: Stories) -> None:
-    replica_per_hour = (PRICES.cpu_core_s + 0.25 * PRICES.memory_gib_s) * 3600
-    story = stories(F, G, budget_per_hour=3 * replica_per_hour)
-    quota(double, **{"limits.memory": "1Gi"})
-    report = story.wish({F: BIG, G: configuration(2)})
-    assert report.applied == (G,) and set(report.failures) == {F}
-    assert (story.present(F), story.present(G)) == (configuration(), configuration(2))
-
-
-def test_what_another_function_gives_back_ends_the_wait(double: Running, stories: Stories) -> None:
-    story = stories(F, G)
-    quota(double, **{"limits.memory": "1Gi"})
-    story.wish({G: configuration(memory_mb=512)})
-    story.wish({F: configuration(memory_mb=768)})
-    story.wish({G: configuration()})
-    assert story.present() == configuration()
-    story.tick(2)
-    assert story.present() == configuration(memory_mb=768) and story.count("quota") == 1
-
-
-def test_new_replicas_over_quota_are_brought_in_line_with_one_try_a_hold(double: Running, stories: Stories) -> None:
-    """They come as the template says, smaller than their function: growing them is what the quota refuses."""
-    story = stories()
-    quota(double, **{"limits.memory": "1280Mi"})
-    story.wish({F: configuration(memory_mb=512)})
-    story.wish({F: configuration(3, memory_mb=512)})
-    tried = story.asked()
-    story.tick(8)
-    assert story.asked() == tried and story.kinds() == [(F, "quota")]
-    quota(double, **{"limits.memory": "4Gi"})
-    story.tick(8)
-    assert [resources(pod)["limits"]["memory"] for pod in double.pods(F)] == ["512Mi"] * 3
-    assert story.kinds() == []
 
 
 # replicas without room
@@ -278,6 +84,7 @@ def test_replicas_without_a_node_stay_at_the_least_that_the_function_s_label_say
 
 
 # replicas whose pods are refused
+
 
 LIMIT_RANGE = "maximum memory usage per Container is 128Mi, but limit is 256Mi"
 POD_SECURITY = 'violates PodSecurity "baseline:latest": hostPath volumes (volume "weights")'
@@ -425,100 +232,3 @@ def test_replicas_of_a_lost_node_are_elsewhere_in_the_next_tick_with_their_limit
     alive = [pod for pod in double.pods(F) if "deletionTimestamp" not in pod["metadata"]]
     assert [pod["spec"]["nodeName"] for pod in alive] == ["node-2"] * 2
     assert [resources(pod)["limits"]["memory"] for pod in alive] == ["512Mi"] * 2
-
-
-# no right to resize
-
-
-def without_right(double: Running) -> None:
-    """The user may do all that the controller does but resize pods."""
-    every = ("get", "list", "watch", "patch", "create", "update")
-    rules = [
-        {"apiGroups": ["", "apps"], "resources": ["pods", "deployments", "deployments/scale"], "verbs": list(every)}
-    ]
-    double.set(grants={"anonymous": rules})
-
-
-def test_without_the_right_to_resize_limits_are_rolled_out_in_the_same_tick_and_it_is_told_once(
-    double: Running, stories: Stories, caplog: pytest.LogCaptureFixture
-) -> None:
-    story = stories(F, G)
-    without_right(double)
-    with caplog.at_level(logging.WARNING):
-        report = story.wish({F: BIG, G: BIG})
-        story.wish({F: configuration(memory_mb=512)})
-        story.tick(20)
-    assert set(report.applied) == {F, G} and not report.failures
-    assert [resources(pod)["limits"]["memory"] for pod in double.pods(F)] == ["512Mi"]
-    assert story.asked() == 1 and story.kinds() == [("m", "forbidden")] and story.count("forbidden", "m") == 1
-    (told,) = [record.message for record in caplog.records if "pods/resize" in record.message]
-    assert "changed limits are rolled out" in told
-
-
-def without(double: Running, missing: str) -> None:
-    """The user may do all that the controller does but patch this resource."""
-    groups, every = ["", "apps"], ["pods", "pods/resize", "deployments", "deployments/scale"]
-    written = [resource for resource in every if resource != missing]
-    reads = {"apiGroups": groups, "resources": every, "verbs": ["get", "list", "watch"]}
-    double.set(grants={"anonymous": [reads, {"apiGroups": groups, "resources": written, "verbs": ["patch"]}]})
-
-
-@pytest.mark.parametrize(
-    ("missing", "wish"),
-    [("deployments/scale", configuration(4)), ("deployments", BIG)],
-    ids=["replicas", "limits"],
-)
-def test_an_order_without_the_right_to_it_is_tried_again_after_growing_times(
-    double: Running, stories: Stories, missing: str, wish: Configuration
-) -> None:
-    story, tries = stories(), []
-    without(double, missing)
-    first = story.wish({F: wish})
-    assert f'cannot patch resource "{missing}"' in first.failures[F]
-    for tick in range(1, 40):
-        before = story.asked(f"patch {missing}")
-        report = story.tick()
-        assert story.kinds() == [(F, "forbidden")] and story.present() == configuration()
-        if story.asked(f"patch {missing}") > before:
-            tries.append(tick * TICK_S)
-        else:
-            assert hits(report) == ("platform: forbidden",) and not report.failures
-    assert tries == pytest.approx([60, 180], abs=2 * TICK_S)
-    double.set(grants=None)
-    story.tick(49)
-    assert story.present() == wish and story.kinds() == []
-
-
-def test_within_the_tick_the_budget_of_what_there_is_no_right_to_goes_to_another(
-    double: Running, stories: Stories
-) -> None:
-    replica_per_hour = (PRICES.cpu_core_s + 0.25 * PRICES.memory_gib_s) * 3600
-    story = stories(F, G, budget_per_hour=3 * replica_per_hour)
-    without(double, "deployments")
-    report = story.wish({F: BIG, G: configuration(2)})
-    assert report.applied == (G,) and set(report.failures) == {F} and story.present(G) == configuration(2)
-
-
-def test_the_right_is_looked_for_again_after_a_while(double: Running, stories: Stories) -> None:
-    story = stories()
-    without_right(double)
-    story.wish({F: configuration(memory_mb=512)})
-    double.set(grants=None)
-    story.clock.ahead_s += 600.0
-    (before,) = double.pods(F)
-    story.wish({F: BIG})
-    (after,) = double.pods(F)
-    assert resources(after)["limits"]["memory"] == "1024Mi" and story.kinds() == []
-    assert after["metadata"]["name"] == before["metadata"]["name"]
-
-
-def test_a_right_that_is_lost_leaves_no_replica_with_the_limits_of_an_old_template(
-    double: Running, stories: Stories
-) -> None:
-    story = stories()
-    story.wish({F: configuration(memory_mb=512)})
-    without_right(double)
-    story.wish({F: configuration(2, memory_mb=512)})
-    story.tick(2)
-    assert [resources(pod)["limits"]["memory"] for pod in double.pods(F)] == ["512Mi"] * 2
-    assert story.kinds() == [("m", "forbidden")]

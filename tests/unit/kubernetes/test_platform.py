@@ -18,7 +18,8 @@ from tests.doubles.kubernetes.errors import Refusal
 from tests.doubles.kubernetes.functions import NAMESPACE, put, put_openfaas, quota, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.conftest import Clock, Platforms, environment, resources
+from tests.unit.kubernetes.conftest import environment, resources
+from tests.unit.kubernetes.ticks import Clock, Platforms
 
 pytestmark = pytest.mark.timeout(60)
 F = "m-expert-0-0"

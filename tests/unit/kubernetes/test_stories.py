@@ -20,7 +20,7 @@ from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
-from tests.unit.kubernetes.conftest import Platforms
+from tests.unit.kubernetes.ticks import Platforms
 
 pytestmark = pytest.mark.timeout(100)
 TICK_S = 5.0

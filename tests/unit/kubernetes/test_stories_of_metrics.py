@@ -20,8 +20,8 @@ from tests.doubles.kubernetes.functions import NAMESPACE, put, spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import topology
 from tests.unit.autoscaler.servers import Reply, serve
-from tests.unit.kubernetes.conftest import Platforms
 from tests.unit.kubernetes.test_stories import FUNCTIONS, NODES, TICK_S, Story
+from tests.unit.kubernetes.ticks import Platforms
 
 pytestmark = pytest.mark.timeout(100)
 BUSY = 8.4
