@@ -1,7 +1,8 @@
 """A node of a pipeline as a program: tensors in, tensors out.
 
 ``load_node`` maps the node's safetensors file (copy-on-write and never written, so all replicas on a machine
-share its pages) and builds the family's function over it; with a device the weights are copied there. Programs
+share its pages) and builds the family's function over it; with a device the weights are copied there, or lie there
+already and are lent. Programs
 are pure and may be called from several threads.
 """
 
@@ -147,16 +148,26 @@ def _memory(call: Mapping[str, Tensor]) -> int:
     return call["hidden"].shape[0] if "token_ids" in call and "hidden" in call else 0
 
 
-def load_node(directory: str | Path, manifest: Manifest, node_id: str, device: torch.device = HOST) -> NodeProgram:
-    """Map a node's weights and build its program; on another device than the host they are copied there.
+Lent = Callable[[Path, str], Mapping[str, Tensor] | None]
+"""A weights file and a prefix → tensors that are on the device already, named as by ``read_mapped``; None: none are."""
+
+
+def load_node(
+    directory: str | Path, manifest: Manifest, node_id: str, device: torch.device = HOST, lent: Lent | None = None
+) -> NodeProgram:
+    """Map a node's weights and build its program; on another device than the host they are copied there, unless
+    ``lent`` has them there.
 
     Raises KeyError for an unknown node, ManifestError when the file does not hold what the manifest promises, and what
     the device raises.
     """
     node = manifest.node(node_id)
     path = Path(directory) / node.weights.file
-    mapped = read_mapped(path, node.weights.prefix)
-    weights = Weights(mapped if device == HOST else _copied(mapped, device), str(path))
+    placed = lent(path, node.weights.prefix) if lent is not None else None
+    if placed is None:
+        mapped = read_mapped(path, node.weights.prefix)
+        placed = mapped if device == HOST else _copied(mapped, device)
+    weights = Weights(placed, str(path))
     dtype = DTYPES[manifest.dtype]
     for name, tensor in weights.tensors.items():
         if tensor.dtype != dtype:

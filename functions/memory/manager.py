@@ -7,7 +7,8 @@
 
 Every path takes the bearer token of the replica feed. A region that is coming already is waited for, not fetched twice.
 Environment: ``smoe_weights_dir`` (the node's memory folder), ``smoe_pipelines_dir`` (disk), ``smoe_node``,
-``smoe_memory_bytes``, ``smoe_link_bytes_per_s``, ``smoe_disk_bytes_per_s`` (0: no limit), ``smoe_feed_token_file``.
+``smoe_memory_bytes``, ``smoe_link_bytes_per_s``, ``smoe_disk_bytes_per_s`` (0: no limit), ``smoe_feed_token_file``;
+with ``smoe_device`` ``cuda`` it lends regions on GPUs too (``lending``), at most ``smoe_device_memory_bytes`` on each.
 """
 
 from __future__ import annotations
@@ -23,17 +24,21 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from functions.memory.cuda_memory import CudaMemory
+from functions.memory.device_regions import DeviceMemory, DeviceRegions
+from functions.memory.lending import Lending
 from functions.memory.regions import Filling, MemoryRoomError, Region, RegionError, Regions, SourceError, check_name
 from functions.memory.sources import DIGEST, OFFSET, PIECE, Line, from_disk, from_peer
+from functions.shared.leaving import leave
 from functions.shared.messages import Reply, Request, error_reply
 from functions.shared.server import FunctionServer, ServerSettings
-from functions.shared.settings import SettingsError, duration_s
+from functions.shared.settings import DeviceSettings, SettingsError, device_settings, duration_s
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +58,9 @@ class ManagerSettings:
     link_bytes_per_s: float = 0.0
     disk_bytes_per_s: float = 0.0
     drain_s: float = 30.0
+    device: DeviceSettings = field(default_factory=DeviceSettings)
+    """``cuda``: regions are lent on GPUs."""
+    device_memory_bytes: int = 0
 
 
 def from_environment(environ: Mapping[str, str]) -> ManagerSettings:
@@ -71,6 +79,8 @@ def from_environment(environ: Mapping[str, str]) -> ManagerSettings:
         link_bytes_per_s=_number(environ, "smoe_link_bytes_per_s"),
         disk_bytes_per_s=_number(environ, "smoe_disk_bytes_per_s"),
         drain_s=duration_s("write_timeout", environ.get("write_timeout", "30s")),
+        device=device_settings(environ),
+        device_memory_bytes=int(_number(environ, "smoe_device_memory_bytes")),
     )
 
 
@@ -101,6 +111,12 @@ class Manager:
         self._digests: dict[str, str] = {}
         """Of regions that are whole."""
         self._stopping = False
+        self._devices: DeviceRegions | None = None
+
+    def lend(self, memory: DeviceMemory, on_lost: Callable[[str], object]) -> Lending:
+        """Lend what is held on GPUs too, from ``start`` of what is returned to its ``close``."""
+        self._devices = DeviceRegions(self.regions, memory, self._settings.device_memory_bytes, on_lost)
+        return Lending(self._settings.folder, self._devices)
 
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         given = request.headers.get("authorization", "")
@@ -169,6 +185,7 @@ class Manager:
                 "disk": self._disk.measured or self._settings.disk_bytes_per_s or None,
             },
             "disk_reads": self._disk_reads,
+            "on_devices": self._devices.held() if self._devices is not None else [],
         }
 
     async def _hold_all(self, asked: list[tuple[Region, str | None]]) -> list[dict[str, Any]]:
@@ -236,7 +253,10 @@ class Manager:
         if name in self._coming:
             raise RegionError(f"{name} is coming at this moment")
         self._digests.pop(name, None)
-        return self.regions.release(name)
+        freed = self.regions.release(name)
+        if self._devices is not None:
+            self._devices.released(name)
+        return freed
 
     async def _bytes(self, name: str, offset: int) -> Reply:
         """A piece of a region, written from where it is: its pages are mapped, not read."""
@@ -295,13 +315,32 @@ async def _serve(settings: ManagerSettings, listener: socket.socket, ready: Call
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    lending = _lending(settings, manager)
     await server.start(listener)
     ready()
     await stop.wait()
     manager.stop()
-    await server.drain()
+    if lending is None:
+        await server.drain()
+    else:
+        await asyncio.gather(server.drain(), lending.drain(settings.drain_s))
+        await lending.close()
     manager.close()
     await asyncio.sleep(0)
+
+
+def _lending(settings: ManagerSettings, manager: Manager) -> Lending | None:
+    """Begin to lend on GPUs where that is asked for; managing the node's memory goes on where it is not possible."""
+    if settings.device.kind != "cuda":
+        return None
+    os.environ.update(settings.device.variables)  # CUDA reads them when it is first used
+    lending = manager.lend(CudaMemory(), leave)
+    try:
+        lending.start()
+    except OSError as error:
+        log.error("regions are not lent on GPUs: %s: %s", settings.folder, error)
+        return None
+    return lending
 
 
 __all__ = ["Manager", "ManagerSettings", "MemoryRoomError", "from_environment", "main"]

@@ -27,7 +27,8 @@ class MemoryRoomError(Exception):
 
     MemoryRoomError
     ├── RegionError     a region cannot be had: its name, its size, its content
-    └── SourceError     a source stopped; what has come stays and is gone on with
+    ├── SourceError     a source stopped; what has come stays and is gone on with
+    └── LendError       a region cannot be lent on a GPU (``device_regions``)
     """
 
 

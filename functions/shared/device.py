@@ -18,15 +18,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from functions.shared.lent import Lender
 from functions.shared.settings import DeviceSettings
 from moe.manifest import Manifest
 from moe.runtime import READ_ON_HOST, NodeProgram, load_node
@@ -35,8 +35,6 @@ log = logging.getLogger(__name__)
 
 Tensors = dict[str, Tensor]
 
-EXIT_DEVICE_LOST = 75
-"""Exit code of a worker whose device is lost (EX_TEMPFAIL of sysexits.h): another one may succeed."""
 CHECK_S = 2.0
 """An idle GPU is asked this often whether it is still there. After a fault of one MPS client the server takes no new
 clients until all that shared the GPU have ended, so one that is idle must notice too."""
@@ -159,13 +157,20 @@ class GpuDevice:
         self.deadline_s = deadline_s
         self._driver = driver
         self._place = place
+        self._lender: Lender | None = None
         self._spark = torch.zeros(1, device=place)
+
+    def borrow(self, lender: Lender) -> None:
+        """Take weights from ``lender`` where it has them. Its memory may go when its owner ends: then this device is
+        lost too, and what was computed since the last look is answered to nobody."""
+        self._lender = lender
 
     def load(self, directory: Path, manifest: Manifest, node_id: str) -> NodeProgram:
         """As in ``Device``; computes a few made-up calls, so that the first real one finds its kernels loaded."""
         needed = manifest.node(node_id).parameter_bytes
         with _as_lost(f"{node_id} with its {needed >> 20} MiB of weights could not be put on the GPU"):
-            program = load_node(directory, manifest, node_id, self._place)
+            lent = None if self._lender is None else self._lender.tensors
+            program = load_node(directory, manifest, node_id, self._place, lent)
             for tokens in REHEARSED_TOKENS:
                 self._run(program, [made_up_call(program, tokens)], all_logits=False)
         return program
@@ -173,15 +178,26 @@ class GpuDevice:
     def run(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
         """As in ``Device``. Calls that do not fit into the device's memory together are computed one by one."""
         with _as_lost(f"{program.id} could not be computed"):
-            if len(calls) > 1:
-                try:
-                    return self._run(program, calls, all_logits)
-                except torch.OutOfMemoryError:
-                    log.warning("%s: %d calls do not fit into the GPU together; one by one", program.id, len(calls))
-                self._driver.drop_cache()
-            return [self._run(program, [call], all_logits)[0] for call in calls]
+            replies = self._together(program, calls, all_logits)
+        self._still_lent()
+        return replies
+
+    def _together(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
+        if len(calls) > 1:
+            try:
+                return self._run(program, calls, all_logits)
+            except torch.OutOfMemoryError:
+                log.warning("%s: %d calls do not fit into the GPU together; one by one", program.id, len(calls))
+            self._driver.drop_cache()
+        return [self._run(program, [call], all_logits)[0] for call in calls]
+
+    def _still_lent(self) -> None:
+        """Raises DeviceLostError when weights may not have been there while they were computed with."""
+        if self._lender is not None and (reason := self._lender.gone()):
+            raise DeviceLostError(reason)
 
     def check(self) -> None:
+        self._still_lent()
         with _as_lost("the GPU does not answer"), self._driver.queue():
             self._spark.add_(1)
             self._driver.finish()
@@ -286,12 +302,3 @@ def lost_reason(error: Exception) -> str | None:
 def first_line(error: BaseException) -> str:
     """The first line of an error's words: CUDA's go on for pages."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-
-def leave(reason: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """End the process at once: a thread may hang in the driver, whose own clean-up might then hang too."""
-    log.critical("this worker ends: %s", reason)
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    end(EXIT_DEVICE_LOST)

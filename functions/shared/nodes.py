@@ -6,7 +6,10 @@ import asyncio
 import logging
 from pathlib import Path
 
-from functions.shared.device import DeviceLostError, leave, open_device
+from functions.shared.cuda_calls import CudaOpener
+from functions.shared.device import DeviceLostError, GpuDevice, open_device
+from functions.shared.leaving import leave
+from functions.shared.lent import Lender
 from functions.shared.node_host import NodeHost
 from functions.shared.settings import FunctionSettings, SettingsError
 from moe.manifest import Manifest
@@ -18,7 +21,7 @@ LAST_WORDS_S = 0.25
 
 
 def node_application(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> NodeHost:
-    """Map the weights of ``settings.nodes``, or put them on the GPU, and host their programs.
+    """Map the weights of ``settings.nodes``, put them on the GPU or map them there, and host their programs.
 
     Raises SettingsError, ManifestError. A worker whose GPU cannot be used ends, then or later, with a line in its log.
     """
@@ -28,6 +31,8 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
             raise SettingsError(f"smoe_nodes names {node_id!r}, which pipeline {manifest.name} does not have")
     try:
         device = open_device(settings.device)
+        if isinstance(device, GpuDevice) and settings.weights_dir is not None:
+            device.borrow(Lender(settings.weights_dir, CudaOpener()))
         programs = {
             node_id: device.load(weights_folder(settings, manifest, node_id), manifest, node_id)
             for node_id in settings.nodes

@@ -129,7 +129,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         max_passes=_whole(environ, "smoe_max_passes", 0),
         weights_dir=Path(environ["smoe_weights_dir"]) if environ.get("smoe_weights_dir") else None,
         node=environ.get("smoe_node", "").strip(),
-        device=_device(environ),
+        device=device_settings(environ),
         dispatch=cast(Dispatch, _choice(environ, "smoe_dispatch", get_args(Dispatch))),
         transfer=cast(Transfer, _choice(environ, "smoe_transfer", get_args(Transfer))),
         statistics_window_s=_window_s(environ),
@@ -143,8 +143,11 @@ def _window_s(environ: Mapping[str, str]) -> float:
     return window_s
 
 
-def _device(environ: Mapping[str, str]) -> DeviceSettings:
-    """``smoe_device`` where it is given; else the GPU where the platform gave a share of one, else the host."""
+def device_settings(environ: Mapping[str, str]) -> DeviceSettings:
+    """``smoe_device`` where it is given; else the GPU where the platform gave a share of one, else the host.
+
+    Raises SettingsError.
+    """
     given = {key: environ[key].strip() for key in DEVICE_VARIABLES if environ.get(key, "").strip()}
     kind = environ.get("smoe_device", "").strip() or ("cuda" if MPS_PERCENTAGE in given else "cpu")
     if kind == "cpu":

@@ -81,7 +81,8 @@ def up(
     try:
         client = GatewayClient.from_state(state)
         if nodes:
-            start_nodes(client, state, manifest, dict.fromkeys(nodes, NodeSettings()))
+            settings_of_nodes = NodeSettings(lends_on_gpus=bool(options["gpu_tenths"]))
+            start_nodes(client, state, manifest, dict.fromkeys(nodes, settings_of_nodes))
         _deploy_with_progress(client, manifest, DeploymentSettings(**options), console)
     except BaseException:
         lifecycle.stop_process(process)

@@ -24,6 +24,8 @@ LABEL = "smoe.memory"
 PLACEMENT = "smoe.placement"
 BACKGROUND = "smoe.background"
 """Annotation: managers give way to workers where processor time is short."""
+GPU_MEMORY = "smoe.gpu-memory"
+"""Annotation: managers keep regions on the GPUs that workers share, where there are GPUs."""
 CALL_TIMEOUT_S = 15.0
 HOLD_TIMEOUT_S = 600.0
 RETRY_S = 0.1
@@ -38,6 +40,10 @@ class NodeSettings:
     memory_bytes: int = 0
     link_bytes_per_s: float = 0.0
     disk_bytes_per_s: float = 0.0
+    lends_on_gpus: bool = False
+    """Workers with a GPU share map regions there that the node's manager copied, in place of copying their own."""
+    device_memory_bytes: int = 0
+    """Of each GPU, for that."""
 
 
 def function_name(node: str) -> str:
@@ -52,13 +58,17 @@ def deploy_managers(client: GatewayClient, nodes: Mapping[str, NodeSettings], ti
             "smoe_link_bytes_per_s": f"{settings.link_bytes_per_s:g}",
             "smoe_disk_bytes_per_s": f"{settings.disk_bytes_per_s:g}",
         }
+        annotations = {PLACEMENT: f"{node}=1", BACKGROUND: "true"}
+        if settings.lends_on_gpus:
+            environment["smoe_device_memory_bytes"] = str(settings.device_memory_bytes)
+            annotations[GPU_MEMORY] = "true"
         client.deploy(
             {
                 "service": function_name(node),
                 "image": IMAGE,
                 "envVars": environment,
                 "labels": {LABEL: node, "com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"},
-                "annotations": {PLACEMENT: f"{node}=1", BACKGROUND: "true"},
+                "annotations": annotations,
             }
         )
     client.wait_ready([function_name(node) for node in nodes], timeout_s)

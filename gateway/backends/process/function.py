@@ -245,6 +245,8 @@ class ManagedFunction:
         environ = {**program.environ, **self._context.node_environment(record.node)}
         if record.gpu is not None:
             environ |= self._context.gpus.environment(record.gpu, self.prepared.gpu_tenths)
+        elif self.prepared.gpu_memory:
+            environ |= self._context.gpus.memory_environment()
         return replace(program, environ=environ)
 
     async def _start(self, record: Record) -> None:
@@ -257,7 +259,7 @@ class ManagedFunction:
             began_s = self._loop.time()
             limits = self.prepared.limits
             try:
-                if record.gpu is not None:
+                if record.gpu is not None or (self.prepared.gpu_memory and self._context.gpus.seats.gpus):
                     await self._context.gpus.ready()
                 record.slot, record.pid, record.address = await self._context.launcher.launch(
                     self._program(record),

@@ -55,6 +55,17 @@ class GpuShares:
         """What a replica with ``tenths`` of ``gpu`` is told, after :meth:`ready`."""
         return {**binding(gpu, tenths), "CUDA_MPS_PIPE_DIRECTORY": str(self._mps.pipe)}
 
+    def memory_environment(self) -> Mapping[str, str]:
+        """What a replica is told that keeps memory on these GPUs for others, after :meth:`ready`: all of them, through
+        the same daemon as those others, without a share. Empty without GPUs."""
+        if not self.seats.gpus:
+            return {}
+        return {
+            "smoe_device": "cuda",
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in self.seats.gpus),
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._mps.pipe),
+        }
+
     def notes(self) -> list[str]:
         """GPUs and what is promised of them, for /system/info."""
         shared = [

@@ -23,6 +23,9 @@ NODES_LABEL = "smoe.nodes"
 BACKGROUND = "smoe.background"
 """Annotation of functions that give way to others (``true``)."""
 
+GPU_MEMORY = "smoe.gpu-memory"
+"""Annotation of functions that keep memory on all GPUs for the replicas that share them (``true``)."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -37,10 +40,12 @@ class Prepared:
     """Proportions of replicas by node; None where no nodes are played."""
     gpu_tenths: int
     """Share of a GPU, fixed when a process starts; 0 computes on the CPU."""
+    gpu_memory: bool
+    """Keeps memory on the GPUs without a share."""
 
     def needs_new_processes(self, other: Prepared) -> bool:
         """Whether going from ``self`` to ``other`` takes new processes, not only limits and live settings."""
-        same = (self.secrets, self.gpu_tenths) == (other.secrets, other.gpu_tenths)
+        same = (self.secrets, self.gpu_tenths, self.gpu_memory) == (other.secrets, other.gpu_tenths, other.gpu_memory)
         return not same or _fixed(self.program) != _fixed(other.program)
 
 
@@ -93,6 +98,7 @@ def prepare(
         frozenset(spec.secrets),
         placement_of(spec, settings.nodes),
         gpu_tenths(spec),
+        spec.annotations.get(GPU_MEMORY) == "true",
     )
 
 

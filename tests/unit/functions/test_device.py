@@ -27,16 +27,15 @@ from functions.local import fork_worker
 from functions.shared import device as devices
 from functions.shared import node_host, nodes, wire
 from functions.shared.device import (
-    EXIT_DEVICE_LOST,
     Cuda,
     DeviceLostError,
     GpuDevice,
     HostDevice,
-    leave,
     lost_reason,
     made_up_call,
     open_device,
 )
+from functions.shared.leaving import EXIT_DEVICE_LOST, leave
 from functions.shared.node_host import NodeHost
 from functions.shared.settings import DeviceSettings, SettingsError, from_environment
 from moe.manifest import Manifest, load
@@ -207,7 +206,9 @@ def test_what_the_warm_parent_imports_touches_no_gpu() -> None:
         "def touched(*_): raise SystemExit('CUDA was used while importing')\n"
         "for name in ('init', '_lazy_init', 'is_available', 'device_count', 'current_device'):\n"
         "    setattr(torch.cuda, name, touched)\n"
-        "import functions.worker, functions.app, gateway.backends.watchdog\n"
+        "import functions.worker, functions.app, functions.memory.manager, gateway.backends.watchdog\n"
+        "import sys\n"
+        "assert not any(name.split('.')[0] == 'cuda' for name in sys.modules)\n"
         "assert not torch.cuda.is_initialized()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=100)

@@ -153,6 +153,46 @@ async def test_without_mps_a_replica_does_not_start_and_the_log_says_why(with_gp
     assert any("could not be started: the MPS control daemon did not answer" in text for text in texts)
 
 
+KEEPS_MEMORY = {"smoe.gpu-memory": "true"}
+
+
+async def test_who_keeps_memory_on_gpus_sees_all_of_them_under_the_same_daemon_and_holds_no_tenths(
+    with_gpus: Gpus,
+) -> None:
+    async with with_gpus(A, B) as backend:
+        await backend.create(spec("f", annotations=KEEPS_MEMORY), 1)
+        environ = (await ask_json((await until(backend, "f", ready(1))).ready[0].address))["environ"]
+        assert backend._gpus.seats.held(A) == backend._gpus.seats.held(B) == 0
+    assert {key: environ[key] for key in environ if key.startswith("CUDA") or key == "smoe_device"} == {
+        "smoe_device": "cuda",
+        "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+        "CUDA_MPS_PIPE_DIRECTORY": "/played/pipe",
+    }
+
+
+async def test_who_keeps_memory_on_gpus_waits_for_the_daemon_as_shares_do(with_gpus: Gpus) -> None:
+    async with with_gpus(A, fails="the MPS control daemon did not answer") as backend:
+        await backend.create(spec("f", annotations=KEEPS_MEMORY), 1)
+        await until(backend, "f", lambda state: state.restarts >= 1)
+        texts = await log_texts(backend, "f")
+    assert any("could not be started: the MPS control daemon did not answer" in text for text in texts)
+
+
+async def test_on_a_machine_without_gpus_keeping_memory_there_changes_nothing(with_gpus: Gpus) -> None:
+    async with with_gpus(fails="nobody may ask") as backend:
+        await backend.create(spec("f", annotations=KEEPS_MEMORY), 1)
+        environ = (await ask_json((await until(backend, "f", ready(1))).ready[0].address))["environ"]
+    assert not any(key.startswith("CUDA") or key == "smoe_device" for key in environ)
+
+
+async def test_beginning_to_keep_memory_on_gpus_takes_a_new_process(with_gpus: Gpus) -> None:
+    async with with_gpus(A) as backend:
+        await backend.create(spec("f"), 1)
+        before = (await until(backend, "f", ready(1))).ready[0]
+        await backend.update(spec("f", annotations=KEEPS_MEMORY))
+        await until(backend, "f", lambda state: ready(1)(state) and state.ready[0].id != before.id)
+
+
 class PlayedNvml:
     """What this room asks of the module ``pynvml``."""
 

@@ -1,0 +1,82 @@
+"""Memory on NVIDIA's GPUs for :mod:`functions.memory.device_regions`: allocated here, mapped by others (CUDA IPC).
+
+Allocations are CUDA's own (``cudaMalloc``), not a caching allocator's, and take whole 2 MiB: CUDA shares the block in
+which an allocation lies, so a smaller one could show its neighbours to whoever maps it, and its handle another address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from functions.memory.device_regions import DeviceFullError, LendError
+from functions.shared.cuda_calls import CudaCallError, call, gpu_uuid, runtime
+
+SPARK_BYTES = 256
+"""Memory of our own on each GPU, written to find out whether the GPU is there."""
+
+
+class CudaMemory:
+    """``DeviceMemory`` on all GPUs that this process sees. A GPU gets a context when it is first named."""
+
+    granule = 2 << 20
+
+    def __init__(self, library: Callable[[], Any] = runtime) -> None:
+        """``library``: gives CUDA's runtime when it is first needed."""
+        self._library = library
+        self._sparks: dict[str, tuple[int, int]] = {}
+        """By UUID: the GPU's index here, and the pointer of our own memory there."""
+        self._lying: dict[int, int] = {}
+        """Pointer → index of its GPU."""
+
+    def allocate(self, gpu: str, nbytes: int) -> int:
+        index = self._opened(gpu)
+        self._call("cudaSetDevice", index)
+        pointer = int(self._call("cudaMalloc", nbytes))
+        self._lying[pointer] = index
+        return pointer
+
+    def write(self, pointer: int, offset: int, data: memoryview) -> None:
+        self._call("cudaSetDevice", self._lying[pointer])
+        host = np.frombuffer(data, dtype=np.uint8)
+        kind = self._library().cudaMemcpyKind.cudaMemcpyHostToDevice
+        self._call("cudaMemcpy", pointer + offset, host.ctypes.data, len(data), kind)
+
+    def handle(self, pointer: int) -> bytes:
+        self._call("cudaSetDevice", self._lying[pointer])
+        self._call("cudaDeviceSynchronize")  # copies from ordinary memory may end after their call
+        return bytes(self._call("cudaIpcGetMemHandle", pointer).reserved)
+
+    def free(self, pointer: int) -> None:
+        self._call("cudaSetDevice", self._lying.pop(pointer))
+        self._call("cudaFree", pointer)
+
+    def check(self) -> None:
+        for index, spark in self._sparks.values():
+            self._call("cudaSetDevice", index)
+            self._call("cudaMemset", spark, 0, SPARK_BYTES)
+            self._call("cudaDeviceSynchronize")
+
+    def _opened(self, gpu: str) -> int:
+        if gpu not in self._sparks:
+            indices = range(int(self._call("cudaGetDeviceCount")))
+            index = next((one for one in indices if self._uuid(one) == gpu), None)
+            if index is None:
+                raise LendError(f"the weights manager sees no GPU {gpu}")
+            self._call("cudaSetDevice", index)
+            self._sparks[gpu] = index, int(self._call("cudaMalloc", SPARK_BYTES))
+        return self._sparks[gpu][0]
+
+    def _uuid(self, index: int) -> str:
+        try:
+            return gpu_uuid(self._library(), index)
+        except CudaCallError as error:
+            raise LendError(str(error)) from error
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return call(self._library(), name, *arguments)
+        except CudaCallError as error:
+            raise (DeviceFullError if error.full else LendError)(str(error)) from error

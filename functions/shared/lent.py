@@ -1,0 +1,124 @@
+"""Weights that are on a worker's GPU already: leases from the node's weights manager, mapped, never copied.
+
+The mapping and the connection, which is the lease, live as long as the process. When the manager's end of a connection
+closes, the memory behind it may go: the worker must end (``Lender.gone``).
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from functions.shared import leases
+from functions.shared.leases import LeaseError
+from functions.shared.tensor_views import HeaderError, Place, read_places, views
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 60.0
+"""Time in which a manager must answer; it may have to read the region's pages and copy them first."""
+
+
+class Opener(Protocol):
+    """The device's side of a lease; ``CudaOpener`` has a GPU's, tests play it. Both raise LeaseError."""
+
+    def gpu(self) -> str:
+        """UUID of the GPU that this process computes on."""
+
+    def open(self, handle: bytes, nbytes: int) -> Tensor:
+        """Memory of that GPU, uint8 ``[nbytes]``, mapped for as long as this process lives. Not to be written."""
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    whole: Tensor
+    places: dict[str, Place]
+
+
+class Lender:
+    """Tensors of regions in ``folder``, the node's memory folder, on the GPU of ``opener``. For one thread."""
+
+    def __init__(self, folder: Path, opener: Opener, answer_s: float = ANSWER_S) -> None:
+        self._folder = folder
+        self._opener = opener
+        self._answer_s = answer_s
+        self._mapped: dict[Path, _Mapped] = {}
+        self._leases = select.poll()
+        """Their connections."""
+        self._given_up = False
+
+    def tensors(self, path: Path, prefix: str = "") -> dict[str, Tensor] | None:
+        """Those of a weights file whose names start with ``prefix``, without it, as views of lent memory.
+
+        None where they are not lent, which the log explains: whoever asks copies them.
+        """
+        if self._given_up or not path.is_relative_to(self._folder):
+            return None
+        try:
+            mapped = self._mapped.get(path) or self._map(path)
+        except (LeaseError, HeaderError) as error:
+            log.warning("%s is copied to the GPU, not mapped there: %s", path.name, error)
+            return None
+        except OSError as error:
+            self._given_up = True  # no manager that lends: the answer for all files
+            reason = "no weights manager lends here" if isinstance(error, FileNotFoundError) else str(error)
+            log.warning("weights are copied to the GPU, not mapped there: %s", reason)
+            return None
+        return views(mapped.whole, mapped.places, prefix)
+
+    def gone(self) -> str:
+        """Why lent memory may not be there any more; empty as long as it is. One call of the kernel."""
+        if not self._mapped or not self._leases.poll(0):
+            return ""
+        return "the weights manager whose memory this worker maps has ended"
+
+    def _map(self, path: Path) -> _Mapped:
+        """Raises LeaseError, HeaderError, OSError."""
+        try:
+            places, nbytes = read_places(path)
+        except OSError as error:
+            raise LeaseError(f"it cannot be read: {error}") from error
+        question = leases.ask(path.relative_to(self._folder).as_posix(), self._opener.gpu())
+        connection = leases.connect(self._folder, self._answer_s)
+        try:
+            connection.sendall(question)
+            lease = leases.lent(_line(connection))
+            if lease.nbytes != nbytes:
+                raise LeaseError(f"{lease.nbytes} bytes are lent, the file has {nbytes}")
+            whole = self._opener.open(lease.handle, nbytes)
+        except BaseException:
+            _let_go(connection)
+            raise
+        log.info("%s is mapped on the GPU: %d bytes of the weights manager's", path.name, nbytes)
+        self._leases.register(connection.detach(), select.POLLIN | select.POLLRDHUP)  # open until the process ends
+        self._mapped[path] = _Mapped(whole, places)
+        return self._mapped[path]
+
+
+def _line(connection: socket.socket) -> bytes:
+    """Raises LeaseError, OSError."""
+    line = b""
+    while not line.endswith(b"\n"):
+        piece = connection.recv(leases.MAX_LINE + 1 - len(line))
+        if not piece:
+            raise LeaseError("the weights manager closed the connection")
+        line += piece
+        if len(line) > leases.MAX_LINE:
+            raise LeaseError("the weights manager's answer has no end")
+    return line
+
+
+def _let_go(connection: socket.socket) -> None:
+    """Nothing is mapped."""
+    try:
+        connection.sendall(leases.DONE)
+    except OSError:
+        log.debug("the weights manager was gone first")
+    finally:
+        connection.close()

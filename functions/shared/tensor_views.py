@@ -1,0 +1,105 @@
+"""Tensors of a safetensors file as views of memory that holds the whole file, wherever that memory is.
+
+The file's format: 8 bytes with the header's length (little-endian), the header (JSON: name → dtype, shape, and first
+and last offset behind the header), the tensors' bytes. Everything is proved before a view is made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LENGTH_BYTES = 8
+MAX_HEADER = 100 << 20
+"""Bytes; the limit of the safetensors library."""
+MAX_NUMBER = 1 << 48
+"""Largest number of a shape or an offset; a product of the library's own would overflow beyond."""
+METADATA = "__metadata__"
+DTYPES: Mapping[str, torch.dtype] = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+}
+"""Those that pipelines have (``moe.runtime.DTYPES``)."""
+
+
+class HeaderError(Exception):
+    """A file's header does not describe tensors inside the file; the sentence says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor is: bytes ``begin`` to ``end`` of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_places(path: Path) -> tuple[dict[str, Place], int]:
+    """Places of a file's tensors by name, and the file's bytes. Raises HeaderError, OSError."""
+    with path.open("rb") as file:
+        nbytes = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        if nbytes < LENGTH_BYTES or length > min(nbytes - LENGTH_BYTES, MAX_HEADER):
+            raise HeaderError(f"its header would have {length} bytes, the file has {nbytes}")
+        return places(file.read(length), nbytes), nbytes
+
+
+def places(header: bytes, nbytes: int) -> dict[str, Place]:
+    """Places by name, of a header without its length, in a file of ``nbytes``. Raises HeaderError."""
+    try:
+        found = json.loads(header)
+    except (ValueError, RecursionError):
+        raise HeaderError("its header is not JSON") from None
+    if not isinstance(found, dict):
+        raise HeaderError("its header is not a JSON object")
+    start = LENGTH_BYTES + len(header)
+    return {name: _place(name, entry, start, nbytes) for name, entry in found.items() if name != METADATA}
+
+
+def _place(name: str, entry: Any, start: int, nbytes: int) -> Place:
+    said = entry if isinstance(entry, dict) else {}
+    dtype = DTYPES.get(str(said.get("dtype")))
+    shape, offsets = _whole(said.get("shape")), _whole(said.get("data_offsets"))
+    if dtype is None or shape is None or offsets is None or len(offsets) != 2:
+        raise HeaderError(f"tensor {name[:80]!r} is not described by a dtype that is known, a shape and two offsets")
+    begin, end = offsets
+    if not begin <= end <= nbytes - start:
+        raise HeaderError(f"tensor {name[:80]!r} is said to be at {begin} to {end} of {nbytes - start} bytes")
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise HeaderError(f"tensor {name[:80]!r} has {end - begin} bytes, which its shape {list(shape)} does not make")
+    return Place(dtype, shape, start + begin, start + end)
+
+
+def _whole(found: Any) -> tuple[int, ...] | None:
+    """Numbers of 0 to MAX_NUMBER, 16 of them at most, or None."""
+    if not isinstance(found, list) or len(found) > 16:
+        return None
+    if any(not isinstance(one, int) or isinstance(one, bool) or not 0 <= one <= MAX_NUMBER for one in found):
+        return None
+    return tuple(found)
+
+
+def views(whole: Tensor, found: Mapping[str, Place], prefix: str = "") -> dict[str, Tensor]:
+    """Tensors whose names start with ``prefix``, without it, as views of ``whole`` (uint8 ``[bytes of the file]``).
+
+    A tensor that does not lie on a multiple of its items' size is copied, to the same device.
+    """
+    return {name.removeprefix(prefix): _view(whole, place) for name, place in found.items() if name.startswith(prefix)}
+
+
+def _view(whole: Tensor, place: Place) -> Tensor:
+    part = whole[place.begin : place.end]
+    if part.data_ptr() % place.dtype.itemsize or part.storage_offset() % place.dtype.itemsize:
+        part = part.clone()
+    return part.view(place.dtype).view(place.shape)
