@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from functions.memory.device_regions import DeviceFullError, LendError
-from functions.shared.cuda_calls import CudaCallError, call, gpu_uuid, runtime
+from functions.shared.cuda_calls import CudaCallError, call, gpu_uuid, handle_bytes, runtime
 
 SPARK_BYTES = 256
 """Memory of our own on each GPU, written to find out whether the GPU is there."""
@@ -47,7 +47,7 @@ class CudaMemory:
     def handle(self, pointer: int) -> bytes:
         self._call("cudaSetDevice", self._lying[pointer])
         self._call("cudaDeviceSynchronize")  # copies from ordinary memory may end after their call
-        return bytes(self._call("cudaIpcGetMemHandle", pointer).reserved)
+        return handle_bytes(self._call("cudaIpcGetMemHandle", pointer))
 
     def free(self, pointer: int) -> None:
         self._call("cudaSetDevice", self._lying.pop(pointer))

@@ -5,6 +5,7 @@ Nothing is imported or called before it is needed: processes that are forked mus
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import uuid
 from typing import Any
@@ -51,6 +52,18 @@ def gpu_uuid(cuda: Any, index: int) -> str:
     return f"GPU-{uuid.UUID(bytes=bytes(found)[:16])}"
 
 
+def handle_bytes(handle: Any) -> bytes:
+    """What a ``cudaIpcMemHandle_t`` holds. Read where it lies: only some versions of the package show its field."""
+    return ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES)
+
+
+def handle_of(cuda: Any, data: bytes) -> Any:
+    """A ``cudaIpcMemHandle_t`` that holds these 64 bytes."""
+    handle = cuda.cudaIpcMemHandle_t()
+    ctypes.memmove(int(handle.getPtr()), data, HANDLE_BYTES)
+    return handle
+
+
 class _Foreign:
     """Memory that is not PyTorch's own, in the form in which PyTorch takes it (CUDA array interface, version 3).
 
@@ -82,9 +95,9 @@ class CudaOpener:
         try:
             cuda = runtime()
             call(cuda, "cudaSetDevice", index)
-            named = cuda.cudaIpcMemHandle_t()
-            named.reserved = handle[:HANDLE_BYTES]
-            pointer = int(call(cuda, "cudaIpcOpenMemHandle", named, cuda.cudaIpcMemLazyEnablePeerAccess))
+            pointer = int(
+                call(cuda, "cudaIpcOpenMemHandle", handle_of(cuda, handle), cuda.cudaIpcMemLazyEnablePeerAccess)
+            )
         except CudaCallError as error:
             raise LeaseError(str(error)) from error
         return torch.as_tensor(_Foreign(pointer, nbytes), device=torch.device("cuda", index))

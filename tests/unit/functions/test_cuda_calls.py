@@ -14,11 +14,28 @@ import torch
 from functions.memory.cuda_memory import CudaMemory
 from functions.memory.device_regions import DeviceFullError, LendError
 from functions.shared import cuda_calls
-from functions.shared.cuda_calls import CudaCallError, CudaOpener, _Foreign, call, gpu_uuid, runtime
+from functions.shared.cuda_calls import (
+    CudaCallError,
+    CudaOpener,
+    _Foreign,
+    call,
+    gpu_uuid,
+    handle_bytes,
+    handle_of,
+    runtime,
+)
 from functions.shared.leases import HANDLE_BYTES, LeaseError
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 FIRST, SECOND = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f"
+
+
+class PlayedHandle:
+    def __init__(self, data: bytes = bytes(HANDLE_BYTES)) -> None:
+        self.memory = ctypes.create_string_buffer(data, HANDLE_BYTES)
+
+    def getPtr(self) -> int:
+        return ctypes.addressof(self.memory)
 
 
 class PlayedRuntime:
@@ -34,8 +51,8 @@ class PlayedRuntime:
         self.calls: list[tuple[Any, ...]] = []
         self.copied = b""
 
-    def cudaIpcMemHandle_t(self) -> SimpleNamespace:
-        return SimpleNamespace(reserved=bytes(HANDLE_BYTES))
+    def cudaIpcMemHandle_t(self) -> PlayedHandle:
+        return PlayedHandle()
 
     def cudaGetErrorString(self, code: int) -> tuple[int, bytes]:
         return 0, {2: b"out of memory", 46: b"device unavailable"}[code]
@@ -58,7 +75,7 @@ class PlayedRuntime:
         found: dict[str, Any] = {
             "cudaGetDeviceCount": 2,
             "cudaMalloc": 1000 * len(self.calls),
-            "cudaIpcGetMemHandle": SimpleNamespace(reserved=b"h" * HANDLE_BYTES),
+            "cudaIpcGetMemHandle": PlayedHandle(b"h" * HANDLE_BYTES),
             "cudaIpcOpenMemHandle": 777,
         }
         if name == "cudaGetDeviceProperties":
@@ -161,12 +178,24 @@ def test_a_worker_maps_the_handle_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch
     assert opener.gpu() == SECOND
     opener.open(b"h" * HANDLE_BYTES, 10)
     assert [one[0] for one in cuda.calls[-2:]] == ["cudaSetDevice", "cudaIpcOpenMemHandle"]
-    assert (cuda.calls[-1][1].reserved, cuda.calls[-1][2]) == (b"h" * HANDLE_BYTES, 1)
+    assert (handle_bytes(cuda.calls[-1][1]), cuda.calls[-1][2]) == (b"h" * HANDLE_BYTES, 1)
     assert taken[0].__cuda_array_interface__["data"] == (777, False)
     assert taken[1] == torch.device("cuda", 1)
     cuda.codes["cudaIpcOpenMemHandle"] = 46
     with pytest.raises(LeaseError, match="cudaIpcOpenMemHandle: device unavailable"):
         opener.open(b"h" * HANDLE_BYTES, 10)
+
+
+def test_the_package_has_what_is_used_of_it() -> None:
+    """Needs no GPU: without a driver every call answers an error."""
+    cuda = pytest.importorskip("cuda.bindings.runtime", reason="needs the package cuda-bindings")
+    data = bytes(range(HANDLE_BYTES))
+    assert handle_bytes(handle_of(cuda, data)) == data
+    assert bytes(cuda.cudaDeviceProp().uuid.bytes) == bytes(16)
+    assert cuda.cudaGetErrorString(cuda.cudaError_t.cudaErrorMemoryAllocation)[1] == b"out of memory"
+    assert int(cuda.cudaMemcpyKind.cudaMemcpyHostToDevice) == int(cuda.cudaIpcMemLazyEnablePeerAccess) == 1
+    names = ("Malloc", "Free", "Memcpy", "Memset", "SetDevice", "GetDeviceCount", "DeviceSynchronize", "GetLastError")
+    assert all(callable(getattr(cuda, f"cuda{name}")) for name in (*names, "IpcGetMemHandle", "IpcOpenMemHandle"))
 
 
 def test_foreign_memory_is_described_as_the_interface_has_it() -> None:
