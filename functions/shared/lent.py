@@ -21,8 +21,8 @@ from functions.shared.tensor_views import HeaderError, Place, read_places, views
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 60.0
-"""Time in which a manager must answer; it may have to read the region's pages and copy them first."""
+ANSWER_S = 20.0
+"""Time for a manager's answer; it may have to copy the region first. Less than a worker has for its start (60 s)."""
 
 
 class Opener(Protocol):
