@@ -66,7 +66,7 @@ WARM_UP = 2
 """Decisions that are played but not counted."""
 HEADROOM, LOAD_FACTOR = (0.9,), (1.0, 1.2, 1.4, 1.6, 1.8, 2.1)
 MORE_LOAD = (2.4, 2.8, 3.3)
-"""Further load factors of ``janus``, for keeping the SLO as often as others do; too dear to be its cheapest ones."""
+"""Further load factors, tried of ``EQUAL`` alone: all other rows choose among as many settings."""
 CPU_TARGETS = (0.42, 0.36, 0.31, 0.27, 0.24, 0.21)
 """As many and as far apart as the load factors."""
 JANUS, NUMBERS, WHOLE, DOUBLED = "janus", "janus, two numbers", "whole model", "whole model, doubled"
@@ -147,8 +147,8 @@ def candidates(name: str, workload: Workload) -> list[Setting]:
         return [Setting(*one) for one in hpa]
     if name == DOUBLED:
         return [Setting(said, DoublingPolicy(policy)) for said, policy in model("model")]
-    if name == JANUS:
-        return [Setting(*one) for one in model("stages", LOAD_FACTOR + MORE_LOAD)]
+    if name == EQUAL:
+        return [Setting(*one) for one in model("stages", MORE_LOAD)]
     return [Setting(*one) for one in model({WHOLE: "model", NUMBERS: "modules"}.get(name, "stages"))]
 
 
@@ -194,9 +194,12 @@ def compare(
         tuned = ", ".join(f"{it.said}: {own.mean_cores:.1f} cores, {own.violated:.3f} over" for it, own in tried)
         print(f"{name}: {chosen.said} (tuned on {tuned})", file=sys.stderr, flush=True)
     as_often = next(own.violated for setting, own in trials[WHOLE] if setting.said == said[WHOLE])
-    equal = best(trials[JANUS], as_often)
-    said[EQUAL] = equal.said
-    found[EQUAL] = found[JANUS] if equal.said == said[JANUS] else play_one(worlds[JANUS], requests, equal.policy, trace)
+    janus = worlds[JANUS]
+    more = [(one, play_one(janus, before, one.policy, tuning)) for one in candidates(EQUAL, janus.workload)]
+    equal = best([*trials[JANUS], *more], as_often)
+    seldom = any(own.violated <= as_often for setting, own in (*trials[JANUS], *more) if setting is equal)
+    found[EQUAL] = play_one(janus, requests, equal.policy, trace)
+    said[EQUAL] = equal.said if seldom else f"{equal.said} (no setting tried was over as seldom)"
     if DOUBLED in worlds:
         peak = int(found[WHOLE].replicas["expert"].max())
         held = StaticPolicy(dict.fromkeys(workload.initial(REPLICA), REPLICA.with_replicas(peak)))

@@ -15,7 +15,8 @@ therefore played first); ``throughput_ratio`` is the harder of the two.
 
 Closed-loop clients keep every core busy, so whatever a change takes is missing elsewhere. The row ``at-load`` is the
 full system as services are run: requests at even intervals, ``--load`` of what ``full`` answered a second before its
-changes, however long answers take. Its ratios look at two seconds at least, as half a second holds a dozen requests.
+changes, however long answers take. Its throughput is looked at for two seconds at least, as half a second holds a
+dozen requests; its P95 are of the change alone.
 
     python -m benchmarks.live_scaling [--rounds 3] [--rows full,at-load,no-standbys,...]
 """
@@ -215,6 +216,8 @@ def main(
         raise click.BadParameter(f"{unknown[0]!r} is no row; rows are {', '.join(ROWS)}", param_hint="--rows")
     if "at-load" in names and "full" not in names[: names.index("at-load")]:
         raise click.BadParameter("at-load takes its rate from full: name full before it", param_hint="--rows")
+    if "at-load" in names and rate:
+        raise click.BadParameter("at-load takes its rate from what clients get of full", param_hint="--rate")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with run_folder("smoe-live-scaling-") as folder:
         directory, manifest = ensure_pipeline(PRESET, folder / "pipelines")

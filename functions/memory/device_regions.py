@@ -158,7 +158,7 @@ class DeviceRegions:
         """Whether every GPU in use answers; ``on_lost`` is told where not."""
         try:
             await self._call(self._memory.check)
-        except LendError as error:
+        except Exception as error:
             self._lose(str(error))
             return False
         return True
@@ -192,7 +192,7 @@ class DeviceRegions:
                 try:
                     await self._fill(copy, pointer)
                     copy.handle = await self._call(self._memory.handle, pointer)
-                except LendError:
+                except Exception:
                     await self._free(pointer)
                     raise
                 copy.pointer = pointer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -22,7 +23,10 @@ log = logging.getLogger(__name__)
 
 ASK_S = 5.0
 """Time in which a worker that has connected must have asked."""
-MOST_LEASES = 1024
+MOST_LEASES = 400
+"""Each takes two of the 1,024 descriptors that a process mostly may have."""
+_NO_SUCH_CALL = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
+"""Of a kernel, or a sandbox, without descriptors of processes."""
 _AGAIN_S = 0.1
 
 
@@ -149,12 +153,15 @@ class Lending:
 
 
 def _process(pid: int) -> int | None:
-    """A descriptor that is readable once the process has ended; None where it has, or where the kernel has none."""
+    """A descriptor that is readable once the process has ended; None where it has, or where the kernel has none.
+    Raises LeaseError where there is none to be had now."""
     try:
         return os.pidfd_open(pid)
     except ProcessLookupError:
         return None
     except OSError as error:
+        if error.errno not in _NO_SUCH_CALL:
+            raise LeaseError(f"the end of process {pid} cannot be awaited: {error.strerror}") from error
         log.warning("ends of processes cannot be awaited here (%s): a lease ends with its connection", error)
         return None
 

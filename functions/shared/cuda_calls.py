@@ -5,6 +5,7 @@ Nothing is imported or called before it is needed: processes that are forked mus
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import uuid
@@ -100,4 +101,9 @@ class CudaOpener:
             )
         except CudaCallError as error:
             raise LeaseError(str(error)) from error
-        return torch.as_tensor(_Foreign(pointer, nbytes), device=torch.device("cuda", index))
+        try:
+            return torch.as_tensor(_Foreign(pointer, nbytes), device=torch.device("cuda", index))
+        except Exception as error:
+            with contextlib.suppress(CudaCallError):
+                call(cuda, "cudaIpcCloseMemHandle", pointer)
+            raise LeaseError(f"PyTorch does not take mapped memory: {error}") from error

@@ -31,6 +31,8 @@ MAX_LINE = 2048
 LONGEST_SENTENCE = 320
 """Characters; each takes six bytes of a line at most."""
 DONE = b"done\n"
+_PEER = "iII"
+"""The kernel's ``struct ucred``: process, user and group id."""
 BACKLOG = 128
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _HANDLE = re.compile(rf"[0-9a-f]{{{2 * HANDLE_BYTES}}}")
@@ -135,8 +137,8 @@ def connect(folder: Path, timeout_s: float) -> socket.socket:
 
 def peer(connection: socket.socket) -> tuple[int, int]:
     """Process and user id of who connected. Raises OSError."""
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    size = struct.calcsize(_PEER)
+    pid, uid, _ = struct.unpack(_PEER, connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return pid, uid
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import select
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,11 @@ from functions.shared.tensor_views import HeaderError, Place, read_places, views
 log = logging.getLogger(__name__)
 
 ANSWER_S = 20.0
-"""Time for a manager's answer; it may have to copy the region first. Less than a worker has for its start (60 s)."""
+"""Time for a manager's answers to one worker, all together; it may have to copy regions first. Less than a worker has
+for its start (60 s)."""
+SUCCESSOR_S = 5.0
+"""Time for the successor of a manager that was killed."""
+_AGAIN_S = 0.05
 
 
 class Opener(Protocol):
@@ -44,10 +49,15 @@ class _Mapped:
 class Lender:
     """Tensors of regions in ``folder``, the node's memory folder, on the GPU of ``opener``. For one thread."""
 
-    def __init__(self, folder: Path, opener: Opener, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, folder: Path, opener: Opener, answer_s: float = ANSWER_S, successor_s: float = SUCCESSOR_S
+    ) -> None:
         self._folder = folder
         self._opener = opener
         self._answer_s = answer_s
+        self._successor_s = successor_s
+        self._until_s: float | None = None
+        """When all answers must have come, by the monotonic clock; from the first question on."""
         self._mapped: dict[Path, _Mapped] = {}
         self._leases = select.poll()
         """Their connections."""
@@ -62,13 +72,12 @@ class Lender:
             return None
         try:
             mapped = self._mapped.get(path) or self._map(path)
-        except (LeaseError, HeaderError) as error:
-            log.warning("%s is copied to the GPU, not mapped there: %s", path.name, error)
+        except FileNotFoundError:
+            self._given_up = True  # the answer for all files
+            log.warning("weights are copied to the GPU, not mapped there: no weights manager lends here")
             return None
-        except OSError as error:
-            self._given_up = True  # no manager that lends: the answer for all files
-            reason = "no weights manager lends here" if isinstance(error, FileNotFoundError) else str(error)
-            log.warning("weights are copied to the GPU, not mapped there: %s", reason)
+        except (LeaseError, HeaderError, OSError) as error:
+            log.warning("%s is copied to the GPU, not mapped there: %s", path.name, error)
             return None
         return views(mapped.whole, mapped.places, prefix)
 
@@ -85,10 +94,10 @@ class Lender:
         except OSError as error:
             raise LeaseError(f"it cannot be read: {error}") from error
         question = leases.ask(path.relative_to(self._folder).as_posix(), self._opener.gpu())
-        connection = leases.connect(self._folder, self._answer_s)
+        connection = self._connected()
         try:
             connection.sendall(question)
-            lease = leases.lent(_line(connection))
+            lease = leases.lent(self._line(connection))
             if lease.nbytes != nbytes:
                 raise LeaseError(f"{lease.nbytes} bytes are lent, the file has {nbytes}")
             whole = self._opener.open(lease.handle, nbytes)
@@ -100,18 +109,42 @@ class Lender:
         self._mapped[path] = _Mapped(whole, places)
         return self._mapped[path]
 
+    def _connected(self) -> socket.socket:
+        """A manager that was killed leaves its socket: its successor is waited for. Raises LeaseError, OSError."""
+        until_s = time.monotonic() + min(self._successor_s, self._left_s())
+        while True:
+            try:
+                return leases.connect(self._folder, self._left_s())
+            except ConnectionRefusedError:
+                if time.monotonic() >= until_s:
+                    raise
+                _pause()
 
-def _line(connection: socket.socket) -> bytes:
-    """Raises LeaseError, OSError."""
-    line = b""
-    while not line.endswith(b"\n"):
-        piece = connection.recv(leases.MAX_LINE + 1 - len(line))
-        if not piece:
-            raise LeaseError("the weights manager closed the connection")
-        line += piece
-        if len(line) > leases.MAX_LINE:
-            raise LeaseError("the weights manager's answer has no end")
-    return line
+    def _line(self, connection: socket.socket) -> bytes:
+        """Raises LeaseError, OSError."""
+        line = b""
+        while not line.endswith(b"\n"):
+            connection.settimeout(self._left_s())
+            piece = connection.recv(leases.MAX_LINE + 1 - len(line))
+            if not piece:
+                raise LeaseError("the weights manager closed the connection")
+            line += piece
+            if len(line) > leases.MAX_LINE:
+                raise LeaseError("the weights manager's answer has no end")
+        return line
+
+    def _left_s(self) -> float:
+        """Seconds for all that is still to be asked. Raises LeaseError when there are none."""
+        now_s = time.monotonic()
+        if self._until_s is None:
+            self._until_s = now_s + self._answer_s
+        if now_s >= self._until_s:
+            raise LeaseError(f"the weights manager took more than {self._answer_s:g} s over this worker's files")
+        return self._until_s - now_s
+
+
+def _pause() -> None:
+    time.sleep(_AGAIN_S)
 
 
 def _let_go(connection: socket.socket) -> None:

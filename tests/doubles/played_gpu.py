@@ -18,7 +18,7 @@ from functions.shared.leases import HANDLE_BYTES, LeaseError
 class PlayedMemory:
     """``DeviceMemory``. ``plan`` is told the name of each call before it is made: it may raise, or wait."""
 
-    granule = 1
+    granule: int = 1
 
     def __init__(
         self, folder: Path, room: int | None = None, plan: Callable[[str], object] = lambda call: None

@@ -33,7 +33,7 @@ async def lend(folder: Path) -> None:
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     print(json.dumps(devices.held()), flush=True)
-    lending.close()
+    await lending.close()
 
 
 def map_there(folder: Path, pipeline: Path, name: str) -> None:

@@ -186,6 +186,19 @@ def test_a_worker_maps_the_handle_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch
         opener.open(b"h" * HANDLE_BYTES, 10)
 
 
+def test_memory_that_pytorch_does_not_take_is_mapped_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(memory: object, device: object) -> Any:
+        raise TypeError("no such interface")
+
+    cuda = PlayedRuntime()
+    monkeypatch.setattr(cuda_calls, "runtime", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch, "as_tensor", refuse)
+    with pytest.raises(LeaseError, match="PyTorch does not take mapped memory: no such interface"):
+        CudaOpener().open(b"h" * HANDLE_BYTES, 10)
+    assert cuda.calls[-1] == ("cudaIpcCloseMemHandle", 777)
+
+
 def test_the_package_has_what_is_used_of_it() -> None:
     """Needs no GPU: without a driver every call answers an error."""
     cuda = pytest.importorskip("cuda.bindings.runtime", reason="needs the package cuda-bindings")
@@ -194,8 +207,9 @@ def test_the_package_has_what_is_used_of_it() -> None:
     assert bytes(cuda.cudaDeviceProp().uuid.bytes) == bytes(16)
     assert cuda.cudaGetErrorString(cuda.cudaError_t.cudaErrorMemoryAllocation)[1] == b"out of memory"
     assert int(cuda.cudaMemcpyKind.cudaMemcpyHostToDevice) == int(cuda.cudaIpcMemLazyEnablePeerAccess) == 1
-    names = ("Malloc", "Free", "Memcpy", "Memset", "SetDevice", "GetDeviceCount", "DeviceSynchronize", "GetLastError")
-    assert all(callable(getattr(cuda, f"cuda{name}")) for name in (*names, "IpcGetMemHandle", "IpcOpenMemHandle"))
+    names = ["Malloc", "Free", "Memcpy", "Memset", "SetDevice", "GetDeviceCount", "DeviceSynchronize", "GetLastError"]
+    names += ["IpcGetMemHandle", "IpcOpenMemHandle", "IpcCloseMemHandle"]
+    assert all(callable(getattr(cuda, f"cuda{name}")) for name in names)
 
 
 def test_foreign_memory_is_described_as_the_interface_has_it() -> None:

@@ -29,7 +29,7 @@ from functions.memory import manager as managers
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Regions
-from functions.shared import leases, node_host, nodes, wire
+from functions.shared import leases, lent, node_host, nodes, wire
 from functions.shared.device import DeviceLostError, GpuDevice, open_device
 from functions.shared.leases import LeaseError
 from functions.shared.leaving import EXIT_DEVICE_LOST
@@ -241,7 +241,24 @@ def test_a_manager_that_does_not_answer_is_waited_for_once(ground: Ground, caplo
     with leases.listen(ground.memory):
         for _ in range(2):
             assert loads(ground, device).shape[0] == 3
-    assert caplog.text.count("weights are copied to the GPU, not mapped there: timed out") == 1
+    assert caplog.text.count("is copied to the GPU, not mapped there: timed out") == 1
+    assert caplog.text.count("took more than 0.02 s over this worker's files") == 1
+
+
+def test_the_successor_of_a_killed_manager_is_waited_for(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases.listen(ground.memory).close()  # as a killed one leaves it
+    with ExitStack() as manager:
+        monkeypatch.setattr(lent, "_pause", lambda: manager.enter_context(lends(ground)))
+        assert loads(ground, ground.device()).shape[0] == 3
+        assert ground.copies() == 1
+
+
+def test_where_no_successor_comes_the_worker_copies(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
+    leases.listen(ground.memory).close()
+    device = GpuDevice(PlayedDriver(), HOST, 30.0)
+    device.borrow(Lender(ground.memory, PlayedOpener(ground.gpu), answer_s=10.0, successor_s=0.0))
+    assert loads(ground, device).shape[0] == 3
+    assert "is copied to the GPU, not mapped there: [Errno 111] Connection refused" in caplog.text
 
 
 # The end of the manager

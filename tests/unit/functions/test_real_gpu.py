@@ -18,7 +18,10 @@ from moe.manifest import load
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-    pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs the package cuda-bindings"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.bindings") is None,
+        reason="needs the package cuda-bindings",
+    ),
 ]
 Program = subprocess.Popen[str]
 

@@ -141,6 +141,16 @@ async def test_where_room_is_needed_the_least_recently_lent_goes_first(tmp_path:
     assert third.leases == 1
 
 
+async def test_a_region_takes_whole_granules_and_the_limit_counts_them(tmp_path: Path) -> None:
+    memory = PlayedMemory(tmp_path / "gpu")
+    memory.granule = 256
+    devices = DeviceRegions(filled(tmp_path, "p/one", "p/two"), memory, limit_bytes=500)
+    await devices.lend("p/one", A)
+    assert [file.stat().st_size for file in memory.files.values()] == [256]
+    with pytest.raises(LendError, match=r"p/two takes 256 bytes of GPU-a; of the 500 .* 256 are lent"):
+        await devices.lend("p/two", A)
+
+
 async def test_what_is_lent_is_never_dropped_for_another(tmp_path: Path) -> None:
     memory = PlayedMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/1", "p/2"), memory, limit_bytes=150)

@@ -244,6 +244,17 @@ async def test_where_ends_of_processes_are_not_to_be_seen_a_lease_ends_with_its_
     assert "a lease ends with its connection" in caplog.text
 
 
+async def test_without_a_descriptor_for_its_end_a_process_gets_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many(pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    async with lends(tmp_path) as node:
+        monkeypatch.setattr(lending.os, "pidfd_open", too_many)
+        assert "cannot be awaited: Too many open files" in json.loads(await node.say(QUESTION))["error"]
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.just(QUESTION) | st.just(DONE) | st.just(b"\n"), max_size=5))
 def test_any_bytes_leave_the_socket_usable(tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]) -> None:

@@ -11,7 +11,19 @@ import pytest
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.policy.janus import JanusPolicy, JanusSettings
 from autoscaler.policy.static import StaticPolicy
-from benchmarks.janus import DoublingPolicy, Setting, best, doubled
+from benchmarks.janus import (
+    DOUBLED,
+    EQUAL,
+    HPA,
+    JANUS,
+    NUMBERS,
+    WHOLE,
+    DoublingPolicy,
+    Setting,
+    best,
+    candidates,
+    doubled,
+)
 from benchmarks.janus_world import CORES, REPLICA, Clock, Played, placement, sliced, world
 from rl.sim.play import play
 from rl.sim.requests import draw_requests
@@ -73,6 +85,15 @@ def test_the_cheapest_setting_that_keeps_the_slo_is_chosen() -> None:
     assert best(list(zip(settings, tried, strict=True))).said == "1"
     none_keeps = [played(9.0, 0.2), played(5.0, 0.3), played(4.0, 0.2), played(7.0, 0.9)]
     assert best(list(zip(settings, none_keeps, strict=True))).said == "2"
+    assert best(list(zip(settings, tried, strict=True)), 0.02).said == "3"
+
+
+def test_every_row_chooses_among_as_many_settings_but_the_one_that_is_to_be_as_good_as_another() -> None:
+    bare = world("bert-4", 4, CLOCK)
+    tried = {name: len(candidates(name, bare)) for name in (JANUS, NUMBERS, WHOLE, DOUBLED, HPA)}
+    assert len(set(tried.values())) == 1
+    factors = {name: {one.said for one in candidates(name, bare)} for name in (JANUS, EQUAL)}
+    assert factors[EQUAL] and not factors[JANUS] & factors[EQUAL]
 
 
 def test_every_expert_may_go_to_every_machine_and_first_to_those_of_the_placement() -> None:
