@@ -234,6 +234,7 @@ def main(
                 if ROWS[one] not in played:
                     played[ROWS[one]] = row(ROWS[one](setting, rounds), LEAST_S if one == "at-load" else 0.0)
                 rows[one] = found = played[ROWS[one]]
+                progress.console.print(f"{one}: up in {found['scale_s']:.2f} s, {found['failed']} failed")
                 setting = replace(setting, window_s=found.get("window_s", setting.window_s))
                 if one == "full":
                     setting = replace(setting, capacity=found["changes"]["up"]["per_second_before"])
