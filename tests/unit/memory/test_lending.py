@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -123,6 +124,7 @@ def _borrowing_process(folder: Path) -> int:
     if child:
         return child
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # another test's handler may have come along
         connection = leases.connect(folder, 20.0)
         connection.sendall(QUESTION)
         connection.recv(MAX_LINE)
