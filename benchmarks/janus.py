@@ -161,6 +161,11 @@ def best(tried: Sequence[tuple[Setting, Played]], most: float = MOST_VIOLATED) -
     return min(tried, key=lambda pair: (pair[1].violated, pair[1].mean_cores))[0]
 
 
+def over_with(setting: Setting, tried: Sequence[tuple[Setting, Played]]) -> float:
+    """Part of the windows over the SLO when ``setting`` was tried."""
+    return next(found.violated for one, found in tried if one is setting)
+
+
 def worlds_of(bare: Workload, machines: int, slo_factor: float, seed: int) -> dict[str, World]:
     """Row → what it is played in, with its SLO."""
     makers: dict[str, Maker] = dict.fromkeys((JANUS, NUMBERS, WHOLE, DOUBLED, HPA), simulate)
@@ -180,6 +185,7 @@ def compare(
     found: dict[str, Played] = {}
     said: dict[str, str] = {}
     trials: dict[str, list[tuple[Setting, Played]]] = {}
+    picked: dict[str, Setting] = {}
 
     def play_one(one: World, work: Requests, policy: Policy, over: Trace) -> Played:
         until_s = over.duration_s
@@ -189,17 +195,17 @@ def compare(
         one = worlds[name]
         settings = candidates(name, one.workload)
         tried = [(setting, play_one(one, before, setting.policy, tuning)) for setting in settings]
-        trials[name], chosen = tried, best(tried)
-        found[name], said[name] = play_one(one, requests, chosen.policy, trace), chosen.said
+        trials[name], picked[name] = tried, best(tried)
+        found[name], said[name] = play_one(one, requests, picked[name].policy, trace), picked[name].said
         tuned = ", ".join(f"{it.said}: {own.mean_cores:.1f} cores, {own.violated:.3f} over" for it, own in tried)
-        print(f"{name}: {chosen.said} (tuned on {tuned})", file=sys.stderr, flush=True)
-    as_often = next(own.violated for setting, own in trials[WHOLE] if setting.said == said[WHOLE])
-    janus = worlds[JANUS]
+        print(f"{name}: {said[name]} (tuned on {tuned})", file=sys.stderr, flush=True)
+    janus, as_often = worlds[JANUS], over_with(picked[WHOLE], trials[WHOLE])
     more = [(one, play_one(janus, before, one.policy, tuning)) for one in candidates(EQUAL, janus.workload)]
-    equal = best([*trials[JANUS], *more], as_often)
-    seldom = any(own.violated <= as_often for setting, own in (*trials[JANUS], *more) if setting is equal)
+    tried = [*trials[JANUS], *more]
+    equal = best(tried, as_often)
     found[EQUAL] = play_one(janus, requests, equal.policy, trace)
-    said[EQUAL] = equal.said if seldom else f"{equal.said} (no setting tried was over as seldom)"
+    missed = over_with(equal, tried) > as_often
+    said[EQUAL] = f"{equal.said} (no setting tried was over as seldom)" if missed else equal.said
     if DOUBLED in worlds:
         peak = int(found[WHOLE].replicas["expert"].max())
         held = StaticPolicy(dict.fromkeys(workload.initial(REPLICA), REPLICA.with_replicas(peak)))

@@ -16,12 +16,11 @@ KEY_CHANGES = ("up", "up in place", "exchange")
 TAILS = ("p95_before_ms", "p95_during_ms")
 
 
-def told(span: Span, measured: Measured, least_s: float = 0.0) -> dict[str, Any]:
-    """One change in numbers; a ratio is None where nothing was answered before it. ``least_s``: seconds from the order
-    on that throughput, and nothing else, is looked at for where the change is shorter."""
+def told(span: Span, measured: Measured) -> dict[str, Any]:
+    """One change in numbers; a ratio is None where nothing was answered before it."""
     seen = measured.seen
     before = seen.per_second(span.before_s, span.ordered_s)
-    during = seen.per_second(span.ordered_s, max(span.settled_s, span.ordered_s + least_s))
+    during = seen.per_second(span.ordered_s, max(span.settled_s, span.ordered_s + measured.least_s))
     return {
         "change": span.name,
         "scale_s": span.ready_s - span.ordered_s,
@@ -59,9 +58,9 @@ def weighed(span: Span, found: list[Weight]) -> dict[str, float]:
     }
 
 
-def row(measured: Measured, least_s: float = 0.0) -> dict[str, Any]:
+def row(measured: Measured) -> dict[str, Any]:
     """Medians by kind of change, the worst of what must not happen, and memory."""
-    changes = [told(span, measured, least_s) for span in measured.spans]
+    changes = [told(span, measured) for span in measured.spans]
     kinds = {}
     for name in dict.fromkeys(change["change"] for change in changes):
         of_kind = [change for change in changes if change["change"] == name]

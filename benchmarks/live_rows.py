@@ -84,6 +84,8 @@ class Measured:
     weights: dict[str, tuple[Span, list[Weight]]] = field(default_factory=dict)
     copied: dict[str, int] = field(default_factory=dict)
     """Bytes moved by source in the last move onto the other node."""
+    least_s: float = 0.0
+    """Seconds from its order on that a change's throughput is looked at for, where the change is shorter."""
     around: tuple[Span, float] | None = None
     """A change that was looked at for longer than it took, and the seconds from its order that were meant."""
 

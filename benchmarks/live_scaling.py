@@ -73,7 +73,9 @@ def full(setting: Setting, rounds: int) -> Measured:
 def at_load(setting: Setting, rounds: int) -> Measured:
     """The same at ``load`` of what ``full`` could answer, so that processors have time to spare."""
     steady = replace(setting, rate=setting.load * setting.capacity, window_s=0.0)
-    return _rounds(steady, "at-load", "", _functions(setting), rounds, peers=True, in_place=True)
+    measured = _rounds(steady, "at-load", "", _functions(setting), rounds, peers=True, in_place=True)
+    measured.least_s = LEAST_S
+    return measured
 
 
 def no_shared_allocation(setting: Setting, rounds: int) -> Measured:
@@ -232,7 +234,7 @@ def main(
             for one in sorted(names, key=lambda name: ROWS[name] is not cold_restart):
                 progress.update(task, description=one)
                 if ROWS[one] not in played:
-                    played[ROWS[one]] = row(ROWS[one](setting, rounds), LEAST_S if one == "at-load" else 0.0)
+                    played[ROWS[one]] = row(ROWS[one](setting, rounds))
                 rows[one] = found = played[ROWS[one]]
                 progress.console.print(f"{one}: up in {found['scale_s']:.2f} s, {found['failed']} failed")
                 setting = replace(setting, window_s=found.get("window_s", setting.window_s))

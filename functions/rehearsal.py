@@ -16,6 +16,7 @@ import torch
 
 from functions.shared import wire
 from functions.shared.client import request_head
+from functions.shared.file_state import FileState, file_state
 from functions.shared.messages import REQUEST_ID
 from functions.shared.nodes import node_application
 from functions.shared.server import FunctionServer, ServerSettings
@@ -36,19 +37,18 @@ class Known:
     """Of an ingress, loaded."""
     path: Path
     """Of the manifest's file."""
-    seen: tuple[int, int, int]
-    """Its inode, time of change in ns, bytes."""
+    seen: FileState
 
     def is_of(self, directory: Path) -> bool:
         """Whether it is this folder's and its manifest, which names the tokenizer's content, has not changed since."""
         path = directory / MANIFEST_FILE
-        return path == self.path and _signature(path) == self.seen
+        return path == self.path and file_state(path) == self.seen
 
 
 def read(settings: FunctionSettings) -> Known:
     """Raises MoeError."""
     path = settings.pipeline_dir / MANIFEST_FILE
-    seen = _signature(path)
+    seen = file_state(path)
     manifest = load(settings.pipeline_dir, verify=False, trusted=True)
     tokenizer = None
     if settings.is_ingress and manifest.tokenizer is not None:
@@ -85,8 +85,3 @@ async def _rehearse(settings: FunctionSettings, manifest: Manifest, node: Node) 
 
 def _of_node(settings: FunctionSettings, node: Node) -> FunctionSettings:
     return FunctionSettings(settings.pipeline_dir, (node.id,), weights_dir=settings.weights_dir)
-
-
-def _signature(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size

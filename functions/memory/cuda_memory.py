@@ -70,13 +70,14 @@ class CudaMemory:
         return self._sparks[gpu][0]
 
     def _uuid(self, index: int) -> str:
-        try:
-            return gpu_uuid(self._library(), index)
-        except CudaCallError as error:
-            raise LendError(str(error)) from error
+        return str(self._asked(gpu_uuid, index))
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        return self._asked(call, name, *arguments)
+
+    def _asked(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        """The runtime's answer. Raises LendError, DeviceFullError."""
         try:
-            return call(self._library(), name, *arguments)
+            return question(self._library(), *arguments)
         except CudaCallError as error:
             raise (DeviceFullError if error.full else LendError)(str(error)) from error

@@ -13,13 +13,13 @@ import asyncio
 import itertools
 import logging
 import mmap
-import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from functions.memory.regions import MemoryRoomError, Regions
+from functions.shared.file_state import FileState, file_state
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ CALL_S = 60.0
 """A call of the driver that takes longer means that the GPU hangs; the first makes a context, which takes seconds."""
 CHECK_S = 2.0
 """GPUs that hold regions are asked this often whether they are still there (why: ``functions.shared.device``)."""
-Seen = tuple[int, int, int]
-"""A file's inode, time of change in ns, bytes."""
 Found = TypeVar("Found")
 
 
@@ -74,7 +72,7 @@ class Copy:
     name: str
     gpu: str
     nbytes: int
-    seen: Seen
+    seen: FileState
     leases: int = 0
     turn: int = 0
     """Grows with each lease: the smallest is the least recently lent."""
@@ -141,7 +139,7 @@ class DeviceRegions:
         copy.leases -= 1
         self._drop_if_useless(copy)
 
-    def released(self, name: str, but: Seen | None = None) -> None:
+    def released(self, name: str, but: FileState | None = None) -> None:
         """The region is not held any more: its copies go with their last leases. ``but``: except those of this file."""
         for copy in [one for one in self._copies if one.name == name and one.seen != but]:
             copy.wanted = False
@@ -170,14 +168,13 @@ class DeviceRegions:
             task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _look(self, name: str) -> Seen:
+    def _look(self, name: str) -> FileState:
         try:
-            found = self._regions.path(name).stat()
+            return file_state(self._regions.path(name))
         except OSError:
             raise LendError(f"{name[:80]} is not in the memory of this node") from None
-        return found.st_ino, found.st_mtime_ns, found.st_size
 
-    def _begin(self, name: str, gpu: str, seen: Seen) -> Copy:
+    def _begin(self, name: str, gpu: str, seen: FileState) -> Copy:
         if self._closed:
             raise LendError("the weights manager stops")
         copy = Copy(name, gpu, seen[2], seen)
@@ -243,7 +240,7 @@ class DeviceRegions:
     async def _fill(self, copy: Copy, pointer: int) -> None:
         try:
             with self._regions.path(copy.name).open("rb") as file:
-                if _seen(file.fileno()) != copy.seen:
+                if file_state(file.fileno()) != copy.seen:
                     raise LendError(f"{copy.name} was replaced while it was copied to {copy.gpu}")
                 mapped = mmap.mmap(file.fileno(), copy.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:
@@ -295,8 +292,3 @@ class DeviceRegions:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # told to those who wait for it
-
-
-def _seen(descriptor: int) -> Seen:
-    found = os.fstat(descriptor)
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -6,14 +6,15 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from functions.shared.file_state import file_state
+
 
 async def follow(path: Path, period_s: float, reload: Callable[[], None]) -> None:
     """Call ``reload`` now and whenever the file was replaced or changed; looks every ``period_s``. Never returns."""
     seen: object = ()
     while True:
         try:
-            found = path.stat()
-            now: object = (found.st_ino, found.st_mtime_ns, found.st_size)
+            now: object = file_state(path)
         except OSError:
             now = None
         if now != seen:

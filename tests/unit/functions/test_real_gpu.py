@@ -48,14 +48,20 @@ def line_of(program: Program) -> Any:
     return json.loads(text)
 
 
-def test_two_workers_compute_on_one_copy_as_on_the_host(
-    bert: Path, tmp_path: Path, started: Callable[..., Program]
-) -> None:
-    folder = tmp_path / "node"
+def lending(started: Callable[..., Program], bert: Path, folder: Path) -> Program:
+    """The manager of a node with this memory folder, which holds the pipeline."""
     shutil.copytree(bert, folder / "tiny")
     manager = started("lend", folder)
     assert manager.stdout is not None
     assert manager.stdout.readline() == "ready\n"
+    return manager
+
+
+def test_two_workers_compute_on_one_copy_as_on_the_host(
+    bert: Path, tmp_path: Path, started: Callable[..., Program]
+) -> None:
+    folder = tmp_path / "node"
+    manager = lending(started, bert, folder)
     first, second = (started("map", folder, bert, "tiny") for _ in range(2))
     found = [line_of(first), line_of(second)]
     for one in found:
@@ -75,10 +81,7 @@ def test_a_worker_notices_that_its_manager_is_killed(
     bert: Path, tmp_path: Path, started: Callable[..., Program]
 ) -> None:
     folder = tmp_path / "node"
-    shutil.copytree(bert, folder / "tiny")
-    manager = started("lend", folder)
-    assert manager.stdout is not None
-    manager.stdout.readline()
+    manager = lending(started, bert, folder)
     worker = started("map", folder, bert, "tiny")
     line_of(worker)
     manager.kill()
