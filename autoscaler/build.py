@@ -12,7 +12,7 @@ from autoscaler.loop import Controller
 from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
-from autoscaler.platform.openfaas import OpenFaasPlatform
+from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, hpa_settings, make_policy
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy

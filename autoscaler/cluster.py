@@ -10,8 +10,8 @@ import threading
 from prometheus_client import CollectorRegistry
 
 from autoscaler.lease import Elector, LeaseSettings
-from autoscaler.platform.kubernetes import Condition, GpuSettings, KubernetesClient, KubernetesPlatform, Rate, connect
-from autoscaler.platform.kubernetes.metrics import PlatformMetrics
+from autoscaler.platforms.kubernetes import Condition, GpuSettings, KubernetesClient, KubernetesPlatform, Rate, connect
+from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.progress import Progress, stalled_after
 from autoscaler.settings import ControllerSettings
 

@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from autoscaler.contract import TickReport
-from autoscaler.platform.shadow import ShadowBill
+from autoscaler.describe import line, summary
+from autoscaler.platforms.shadow import ShadowBill
 from autoscaler.process import ControllerProcess
 from autoscaler.settings import PLATFORMS, SHORT_NAMES, ControllerSettings, is_policy, validate
-from autoscaler.told import line, summary
 from autoscaler.topology import load_topology
 
 

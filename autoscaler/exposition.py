@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from autoscaler.contract import Decision, TickReport
 from autoscaler.loop import short
-from autoscaler.platform.shadow import METERS, ShadowBill
+from autoscaler.platforms.shadow import METERS, ShadowBill
 from autoscaler.view import result_of, worth_telling
 
 SLO = "smoe_controller_slo_seconds"

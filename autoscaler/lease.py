@@ -27,7 +27,7 @@ class NotLeaderError(UnreachableError):
 
 
 class LeaseStore(Protocol):
-    """Where the Lease is kept; the Kubernetes client of ``autoscaler.platform.kubernetes`` is one."""
+    """Where the Lease is kept; the Kubernetes client of ``autoscaler.platforms.kubernetes`` is one."""
 
     namespace: str
 

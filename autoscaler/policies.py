@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 from autoscaler.contract import NodeKind, Policy, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
-from autoscaler.plan import Plan, load_plan
-from autoscaler.policy.beside import BesidePolicy
 from autoscaler.policy.demand import Metric
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.keda import KedaPolicy, KedaSettings, Trigger
 from autoscaler.policy.kpa import KpaPolicy, KpaSettings
+from autoscaler.policy.scaled_together import BesidePolicy
 from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy, TokenLoadSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy, draw
 from autoscaler.prices import PriceSheet
 from autoscaler.settings import ELSEWHERE, POLICY_NAMES, ControllerSettings
+from autoscaler.stored_deployment import Plan, load_plan
 
 Settings = TypeVar("Settings")
 

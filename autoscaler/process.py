@@ -15,7 +15,7 @@ from autoscaler.cluster import ClusterSide
 from autoscaler.contract import TickReport
 from autoscaler.exposition import ControllerMetrics, Exposition
 from autoscaler.loop import run
-from autoscaler.platform.shadow import ShadowBill, ShadowPlatform
+from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.progress import Progress, stalled_after
 from autoscaler.settings import ControllerSettings
 

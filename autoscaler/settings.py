@@ -15,7 +15,7 @@ POLICY_NAMES = ("static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "elasti
 """Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER``."""
 ELSEWHERE = {
     "smoe": "rl.agent.policy:make",
-    "last-window": "rl.bound.last_window:make",
+    "last-window": "evaluation.bound.last_window:make",
     "faasconf": "rl.faasconf.policy:make",
     "janus": "autoscaler.policy.janus:make",
 }

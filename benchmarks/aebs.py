@@ -4,8 +4,8 @@ Time of one choice of replicas on one core (512 tokens × top-8 × 256 experts �
 nodes), how far each rule's fullest node is above the least possible (exact, by maximum flow) on batches of those sizes
 and on small tables built to mislead a greedy, and Janus's Fig. 11: activated experts of the fullest less those of the
 emptiest node, for DeepSeek-V2's size and, where the log is given, for real batches of DeepSeek-V2-Lite. Replicas are
-placed by ``autoscaler.placement.janus`` from other tokens than those dispatched. Expert choices are made
-(``benchmarks.made_routing``) except in the rows named real. The last line is one JSON object.
+placed by ``placement.janus`` from other tokens than those dispatched. Expert choices are made
+(``benchmarks.placement.synthetic_routing``) except in the rows named real. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from autoscaler.placement.activations import activations_of
-from autoscaler.placement.exact import least_fullest
-from autoscaler.placement.janus import Nodes, place
-from benchmarks.made_routing import REAL_EXPERTS, Choices, made, real
-from functions.shared.aebs import ActivatedExpertBalance, Places, ReplicaTable, replica_table
-from functions.shared.replica_rules import RULES, ReplicaRule, activated_by_node
+from benchmarks.placement.activations import activations_of
+from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, made, real
+from functions.dispatch.aebs import ActivatedExpertBalance, Places, ReplicaTable, replica_table
+from functions.dispatch.replica_rules import RULES, ReplicaRule, activated_by_node
+from placement.exact import least_fullest
+from placement.janus import Nodes, place
 
 Chooser = Callable[[Choices, Places], object]
 EXPERTS, TOP_K, TOKENS, NODES = 256, 8, 512, 16

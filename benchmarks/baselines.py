@@ -31,17 +31,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rl.evaluate.arrivals import DATASETS
-from rl.evaluate.grid import Grid
-from rl.evaluate.report import ReportPaths, heading, write_report
-from rl.evaluate.run import evaluate
-from rl.evaluate.store import write_windows
-from rl.evaluate.tables import HEAD, Row, cells, markdown, rows
-from rl.tuning.curves import best_so_far, picture
-from rl.tuning.plans import PLANNED, make_plans
-from rl.tuning.search import SearchSettings
-from rl.tuning.sweep import CANDIDATES, sweep
-from rl.workload_paper import PAPER_WORKLOADS
+from evaluation.comparison.arrivals import DATASETS
+from evaluation.comparison.grid import Grid
+from evaluation.comparison.report import ReportPaths, heading, write_report
+from evaluation.comparison.run import evaluate
+from evaluation.comparison.store import write_windows
+from evaluation.comparison.tables import HEAD, Row, cells, markdown, rows
+from evaluation.tuning.curves import best_so_far, picture
+from evaluation.tuning.search import SearchSettings
+from evaluation.tuning.searches import PLANNED, make_plans
+from evaluation.tuning.sweep import CANDIDATES, sweep
+from simulation.workloads.paper import PAPER_WORKLOADS
 from traces import catalog
 from traces.provenance import path_sha256
 

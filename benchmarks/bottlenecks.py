@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
 from autoscaler.state.quantiles import histogram_quantile
-from rl.sim.requests import draw_requests
-from rl.sim.simulation import BOUNDS, Simulation
-from rl.workload import Workload
-from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+from simulation.engine.requests import draw_requests
+from simulation.engine.simulation import BOUNDS, Simulation
+from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
+from simulation.workloads.workload import Workload
 from traces.errors import TraceError
 from traces.loading import load
+from traces.model import Trace
 from traces.scale import to_rate
-from traces.trace import Trace
 
 Floats = NDArray[np.float64]
 FIXED = Configuration(memory_mb=512, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)

@@ -26,15 +26,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rl.bound.bounds import deterministic, lower_bound
-from rl.bound.descent import descend
-from rl.bound.loads import Meter, WindowLoad, expected_tables, windows
-from rl.bound.oracle import cheapest_feasible, play
-from rl.bound.physics import Physics
-from rl.bound.window import enclose
-from rl.sim.requests import draw_requests
-from rl.workload import Workload
-from rl.workload_paper import paper_workload
+from evaluation.bound.bounds import deterministic, lower_bound
+from evaluation.bound.descent import descend
+from evaluation.bound.loads import Meter, WindowLoad, expected_tables, windows
+from evaluation.bound.oracle import cheapest_feasible, play
+from evaluation.bound.physics import Physics
+from evaluation.bound.window import enclose
+from simulation.engine.requests import draw_requests
+from simulation.workloads.paper import paper_workload
+from simulation.workloads.workload import Workload
 from traces.generate import synthetic
 
 WORKLOAD = "bert-8"

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from functions.shared import wire
+from functions.wire import format as wire
 from gateway.backends.process import ProcessSettings, create
 from gateway.backends.process.backend import ProcessBackend
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState

@@ -25,14 +25,14 @@ from rich.table import Table
 
 from autoscaler.contract import Observation
 from rl.agent.actor import SisoActor
-from rl.agent.arms import ARMS, actor
 from rl.agent.contract import Batch
 from rl.agent.settings import NetworkSettings
+from rl.agent.variants import ARMS, actor
 from rl.agent.windows import START
 from rl.episodes import Clip, Episode, episode_of, work_of
 from rl.episodes.sizes import resized
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
-from rl.workload_paper import paper_workload
+from simulation.workloads.paper import paper_workload
 
 WORKLOAD = "bert-8"
 LARGE = (24, 64)

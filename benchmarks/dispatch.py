@@ -7,7 +7,7 @@ compared with the whole model's.
 
 ``--mbit 0`` (default): the line between two nodes is the loopback device, so bytes cost next to nothing.
 ``--mbit 100``: each node is a network namespace whose way out is limited by traffic control
-(``benchmarks.prism_network``; root).
+(``benchmarks.prism_real.network``; root).
 
 By pass (one request): ``fullest`` activated experts of the fullest node, mean over layers; ``remote`` experts served
 on other nodes; ``messages`` to and ``kB`` sent to other nodes, segments included; processor milliseconds of the ingress
@@ -38,9 +38,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks.pipeline import make_texts
-from benchmarks.prism_network import SWITCH, become_switch, connect
+from benchmarks.prism_real.network import SWITCH, become_switch, connect
 from functions.local import LocalPipeline, OneMachine, WorkerProcess
-from functions.shared import metric_names as names
+from functions.serving import metric_names as names
 from gateway.backends.process.kernel import enter_network
 from moe.reference import WholeModel
 from smoe.pipelines import ensure_pipeline

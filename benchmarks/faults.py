@@ -31,12 +31,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_gateway, read_password
 from moe.reference import WholeModel
 from smoe import lifecycle
 from smoe.deployment import DeploymentSettings
-from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
-from smoe.state import read_gateway, read_password
 from traces.prompts import load_prompts
 
 TOLERANCE = 1e-4

@@ -66,7 +66,7 @@ class RawClient:
 def running_gateway(state: Path) -> Iterator[tuple[str, str]]:
     """A gateway with the trivial function ready: (gateway address, replica address)."""
     command = [sys.executable, "-m", "gateway", "--state", str(state), "--port", "0", "--metrics-port", "0"]
-    image = ["--image", "bench/trivial=benchmarks.trivial_function:main"]
+    image = ["--image", "bench/trivial=benchmarks.harness.trivial_function:main"]
     with (state.parent / "gateway.log").open("wb") as log:
         process = subprocess.Popen([*command, *image], stdout=log, stderr=log)
     try:

@@ -2,7 +2,7 @@
 
 For the default pipeline and one of BERT-base's size (preset bert-4, seeded weights), through a gateway of its own, for
 one node of each kind: latency against share (.1 … 1), what a neighbour on the same GPU costs, and the seconds of
-exchanging a worker for one with another share (``rl.profile.gpu``). The rows go to ``--out`` as parquet; the last line
+exchanging a worker for one with another share (``simulation.profiles.measure.gpu``). The rows go to ``--out`` as parquet; the last line
 is one JSON object: by pipeline, milliseconds at the median of one call always in flight by share, the ratio to the
 same calls without a neighbour, and seconds of an exchange.
 """
@@ -25,18 +25,18 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from gateway.backends.process.gpu_shares import find_gpus
+from gateway.backends.process.gpu.shares import find_gpus
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_password
 from moe.manifest import Manifest
-from rl.profile.gpu import GpuSettings, check_shares, measure_gpu
-from rl.profile.machine import this_machine, versions
-from rl.profile.plan import node_classes
-from rl.profile.rows import COLUMNS, SCHEMA, Row
+from simulation.profiles.fit.rows import COLUMNS, SCHEMA, Row
+from simulation.profiles.measure.gpu import GpuSettings, check_shares, measure_gpu
+from simulation.profiles.measure.machine import this_machine, versions
+from simulation.profiles.measure.measurement_plan import node_classes
 from smoe import lifecycle
 from smoe.commands.profile_gateway import ProfileGateway
 from smoe.deployment import function_deployments
-from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
-from smoe.state import read_password
 
 PIPELINES = ("minilm", "bert-4")
 WITHOUT_GPU = 2

@@ -10,7 +10,7 @@ the largest: what it *needed* is the cheapest with which its own requests keep Î
 Cost is the mean price of an expert over that of ``known``, on the same hours. Windows do not touch each other here and
 changes take no time, so ``look back`` is better than it could be in truth, and experts are alike, so neither is a
 bound: what is shown is how much of an hour can be foreseen. With ``--speed 5`` windows are of 6 s in an hour that is
-played five times as fast (``rl.train.kinds.QUICK``), for high rates. All of it is simulated. The last line is one JSON
+played five times as fast (``rl.train.training_workloads.QUICK``), for high rates. All of it is simulated. The last line is one JSON
 object: ``rows`` (rate, pattern, policy, ``cost``, ``violated``), ``cheapest`` (by rate and pattern: the cheapest look
 back and the cheapest constant choice with at most ``allowed`` windows over Î»; null where there is none), ``unserved``
 (share of windows that no choice serves).
@@ -34,13 +34,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from autoscaler.contract import Configuration
+from evaluation.processes import worker_processes
 from rl.episodes import training_clips, work_of
 from rl.episodes.clips import SEEDS
-from rl.processes import worker_processes
 from rl.train.hindsight import between, every_choice, needed
-from rl.train.kinds import KINDS
-from rl.workload_paper import PAPER_WORKLOADS
-from traces.trace import PATTERNS
+from rl.train.training_workloads import KINDS
+from simulation.workloads.paper import PAPER_WORKLOADS
+from traces.model import PATTERNS
 
 LOOK_BACK = (1, 2, 4, 8, 16, 30)
 WARM_UP = 4

@@ -26,18 +26,18 @@ from rich.table import Table
 
 from autoscaler.contract import Configuration
 from autoscaler.state.quantiles import histogram_quantile
-from rl.evaluate.arrivals import arrivals
-from rl.evaluate.grid import Grid, Group
-from rl.routing import RoutingStatistics, logged_routing
-from rl.sim import kernel
-from rl.sim.requests import draw_requests
-from rl.sim.simulation import BOUNDS, Simulation, Window
-from rl.workload import Workload
-from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+from evaluation.comparison.arrivals import arrivals
+from evaluation.comparison.grid import Grid, Group
+from simulation.engine import kernel
+from simulation.engine.requests import draw_requests
+from simulation.engine.simulation import BOUNDS, Simulation, Window
+from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
+from simulation.workloads.routing import RoutingStatistics, logged_routing
+from simulation.workloads.workload import Workload
 from traces import catalog
+from traces.model import PATTERNS
 from traces.provenance import file_sha256
 from traces.routing_logs import read_choices
-from traces.trace import PATTERNS
 
 Floats = NDArray[np.float64]
 LOG = Path("moe_routing", "deepseek_v2_lite_chat_prefill_experts.parquet")

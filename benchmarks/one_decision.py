@@ -25,6 +25,9 @@ from rich.table import Table
 
 from autoscaler.contract import Topology
 from autoscaler.logger import FunctionLogger
+from evaluation.comparison.episode import Work, prepare
+from evaluation.comparison.grid import Grid, Group
+from evaluation.comparison.policies import limits_of, policy_of
 from rl.agent.actor import Actor
 from rl.agent.contract import Batch, State
 from rl.agent.encoder import padded
@@ -32,15 +35,12 @@ from rl.agent.explain import ExpertReasons, explain
 from rl.agent.export import load, made
 from rl.agent.policy import LearntPolicy, published
 from rl.agent.siso import Cliques
-from rl.evaluate.episode import Work, prepare
-from rl.evaluate.grid import Grid, Group
-from rl.evaluate.policies import limits_of, policy_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features import Encoder as StateEncoder
-from rl.sim.play import Step, play
-from rl.sim.simulation import Simulation
-from rl.workload_paper import PAPER_WORKLOADS
-from traces.trace import PATTERNS
+from simulation.engine.controlled import Step, play
+from simulation.engine.simulation import Simulation
+from simulation.workloads.paper import PAPER_WORKLOADS
+from traces.model import PATTERNS
 
 Floats = NDArray[np.float64]
 DIGITS = 4

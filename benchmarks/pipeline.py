@@ -31,10 +31,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from functions.dispatch.client import ConnectionPool
 from functions.local import LocalPipeline
-from functions.shared.client import ConnectionPool
-from functions.shared.messages import Reply, Request
-from functions.shared.server import FunctionServer, ServerSettings
+from functions.serving.server import FunctionServer, ServerSettings
+from functions.wire.messages import Reply, Request
 from moe.preset import PRESETS, preset_source, preset_tokenizer
 from moe.reference import WholeModel
 from moe.split import split

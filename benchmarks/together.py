@@ -45,29 +45,29 @@ from rich.table import Table
 from autoscaler.build import build_controller
 from autoscaler.contract import ConfigurationSpace, TickReport
 from autoscaler.loop import run as run_controller
-from autoscaler.placement.cluster import make_cluster
 from autoscaler.settings import ControllerSettings
-from benchmarks.fidelity_runs import Player
-from benchmarks.prism_clients import Counts, counted
-from benchmarks.run_folder import run_folder
-from functions.shared.settings import Dispatch
+from benchmarks.fidelity.runs import Player
+from benchmarks.harness.run_folder import run_folder
+from benchmarks.prism_real.clients import Counts, counted
+from functions.serving.settings import Dispatch
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_gateway, read_password
 from moe.manifest import INGRESS, Manifest
+from placement.cluster import make_cluster
+from placement.heterogeneous import Profile, Seen, expert_bytes, places_of, planned
+from placement.moves.cluster import deployed, places_now
+from placement.moves.coordinator import Coordinator
+from placement.moves.errors import MoveError
+from placement.moves.managers import Managers, NodeSettings, read_feed_token, start_nodes
 from smoe import lifecycle
 from smoe.commands.rebalance import decided
 from smoe.deployment import DeploymentSettings
-from smoe.elastic.cluster import deployed, places_now
-from smoe.elastic.coordinator import Coordinator
-from smoe.elastic.errors import MoveError
-from smoe.elastic.managers import Managers, NodeSettings, read_feed_token, start_nodes
 from smoe.errors import SmoeError
-from smoe.gateway_client import GatewayClient
 from smoe.parity import compare_with_whole_model
 from smoe.pipelines import ensure_pipeline
-from smoe.state import read_gateway, read_password
-from smoe.unlike import Profile, Seen, expert_bytes, places_of, planned
 from traces import catalog, prompts, scale
+from traces.model import Trace
 from traces.results import RequestRecord
-from traces.trace import Trace
 
 NODES = ("a", "b")
 TASKS = ("gsm8k", "humaneval")

@@ -19,13 +19,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
 from rl.agent.contract import Batch, State
 from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.export import load
-from rl.bound.last_window import LastWindowPolicy, LastWindowSettings
 from rl.episodes import Episode
 from rl.train.commands import changed, line_of
-from rl.train.lanes import Actions, Decide
+from rl.train.parallel_episodes import Actions, Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.train.teacher import TeacherSettings
@@ -59,7 +59,7 @@ def teaching(settings: TeacherSettings) -> Decide:
 
 
 def last_window(settings: TrainingSettings) -> Decide:
-    """The last window's optimum (:mod:`rl.bound.last_window`) as a policy."""
+    """The last window's optimum (:mod:`evaluation.bound.last_window`) as a policy."""
     planners: dict[int, tuple[Episode, LastWindowPolicy]] = {}
 
     def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:

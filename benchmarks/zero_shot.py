@@ -25,10 +25,10 @@ from rich.table import Table
 from benchmarks.training import acting, teaching
 from rl.agent.policy import published
 from rl.train.commands import changed, line_of
-from rl.train.kinds import SIZES
-from rl.train.lanes import Decide
+from rl.train.parallel_episodes import Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
+from rl.train.training_workloads import SIZES
 from rl.train.validation import Judged, Validator
 
 TARGET = 1.1

@@ -2,7 +2,7 @@
 #
 #   docker build -f deploy/function.Dockerfile -t smoe/function .
 #
-# Which node it serves is set when it is deployed (smoe_pipeline, smoe_nodes; see functions/shared/settings.py).
+# Which node it serves is set when it is deployed (smoe_pipeline, smoe_nodes; see functions/serving/settings.py).
 # Weights: mount the folder of pipelines read-only at /var/smoe/pipelines, or bake one in:
 #
 #   docker build -f deploy/function.Dockerfile --build-arg PIPELINES=.smoe/pipelines -t smoe/function .

@@ -3,7 +3,7 @@
 The applications, limits and errors are those of the local worker (``functions.worker``), only the HTTP edge differs. An
 application lives on an event loop of its own in a background thread; Flask's threads hand requests over and wait.
 
-    python -m functions.app          # settings from the environment, see functions/shared/settings.py
+    python -m functions.app          # settings from the environment, see functions/serving/settings.py
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import waitress
 
 from functions import applications
 from functions.ingress.handler import Ingress
-from functions.shared.live import follow
-from functions.shared.messages import CALL_ID, REQUEST_ID, Application, Reply, Request, error_reply
-from functions.shared.server import FunctionServer, ServerSettings, set_deadline
-from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
-from functions.shared.starting import Starting, become_ready
+from functions.serving.liveness import follow
+from functions.serving.server import FunctionServer, ServerSettings, set_deadline
+from functions.serving.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
+from functions.serving.starting import Starting, become_ready
+from functions.wire.messages import CALL_ID, REQUEST_ID, Application, Reply, Request, error_reply
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.app")

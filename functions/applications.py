@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from functions.dispatch.resolvers import FeedResolver, Resolver, TemplateResolver
 from functions.expert import handler as expert
 from functions.ingress.handler import Ingress
 from functions.segment import handler as segment
-from functions.shared.messages import Application
-from functions.shared.relay import Relay, relay_key
-from functions.shared.resolvers import FeedResolver, Resolver, TemplateResolver
-from functions.shared.settings import FunctionSettings, SettingsError
-from functions.shared.weights import provide
+from functions.serving.relay import Relay, relay_key
+from functions.serving.settings import FunctionSettings, SettingsError
+from functions.serving.weights import provide
+from functions.wire.messages import Application
 from moe.grouping import group
 from moe.manifest import Manifest, load
 from moe.tokenize import TextTokenizer

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from functions.shared import wire
-from functions.shared.client import request_head
-from functions.shared.file_state import FileState, file_state
-from functions.shared.messages import REQUEST_ID
-from functions.shared.nodes import node_application
-from functions.shared.server import FunctionServer, ServerSettings
-from functions.shared.settings import FunctionSettings
+from functions.device.file_state import FileState, file_state
+from functions.dispatch.client import request_head
+from functions.serving.nodes import node_application
+from functions.serving.server import FunctionServer, ServerSettings
+from functions.serving.settings import FunctionSettings
+from functions.wire import format as wire
+from functions.wire.messages import REQUEST_ID
 from moe.manifest import MANIFEST_FILE, Manifest, Node, load
 from moe.runtime import DTYPES
 from moe.tokenize import TextTokenizer

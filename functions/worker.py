@@ -20,9 +20,9 @@ import uvloop
 
 from functions import applications, rehearsal
 from functions.ingress.handler import Ingress
-from functions.shared.live import follow
-from functions.shared.server import FunctionServer, ServerSettings
-from functions.shared.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
+from functions.serving.liveness import follow
+from functions.serving.server import FunctionServer, ServerSettings
+from functions.serving.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.worker")

@@ -10,7 +10,7 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway import metric_names as names
-from gateway.backends.process.gpus import TENTHS
+from gateway.backends.process.gpu.devices import TENTHS
 from gateway.backends.process.quantities import GPU, parse_quantity
 from gateway.contract import Backend, FunctionSpec, FunctionState, InvalidSpecError
 from gateway.specs import max_inflight, scale_bounds

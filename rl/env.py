@@ -18,15 +18,15 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
+from evaluation.comparison.policies import limits_of
+from rl.agent.configuration_table import features_of
 from rl.agent.contract import CONFIGURATION_FEATURES, State
-from rl.agent.lattice import features_of
 from rl.episodes import WINDOW_S, Clip, Episode, episode_of
-from rl.evaluate.policies import limits_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
 from rl.features.catalogue import Feature
 from rl.reward import RewardSettings
-from rl.workload import Workload
-from rl.workload_paper import paper_workload
+from simulation.workloads.paper import paper_workload
+from simulation.workloads.workload import Workload
 from traces.splits import Split
 
 ENVIRONMENT = "smoe/Pipeline-v0"

@@ -27,7 +27,7 @@ COMMANDS = {
     "autoscale": LazyCommand("autoscaler.commands", "autoscale", "run the controller against a gateway"),
     "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline"),
     "profile": LazyCommand(
-        "smoe.commands.profile", "profile", "measure a pipeline's functions and fit the latency model"
+        "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model"
     ),
     "evaluate": LazyCommand(
         "smoe.commands.evaluate", "evaluate", "compare scaling policies in the simulator, with bound and report"
@@ -37,8 +37,10 @@ COMMANDS = {
         "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
     ),
     "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
-    "bound": LazyCommand("rl.bound.commands", "bound", "the least cost that any policy could have for a trace"),
-    "tune": LazyCommand("rl.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"),
+    "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
+    "tune": LazyCommand(
+        "evaluation.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"
+    ),
     "place": LazyCommand(
         "smoe.commands.place", "place_command", "plan which experts go on which nodes, from statistics"
     ),

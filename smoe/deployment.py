@@ -160,7 +160,7 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
     deployment["labels"] |= {
-        "smoe.nodes": "ingress",
+        "smoe.machines": "ingress",
         "smoe.metrics": "true",
         "com.openfaas.scale.min": str(settings.ingress_replicas),
     }
@@ -177,7 +177,7 @@ def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: Deployme
     deployment = _base(manifest, name, ",".join(ids), concurrency, memory_mib, settings)
     label = "_".join(ids)
     if len(label) > 63:  # Kubernetes' limit for label values
-        deployment["annotations"]["smoe.nodes"] = ",".join(ids)
+        deployment["annotations"]["smoe.machines"] = ",".join(ids)
         label = f"{ids[0]}_and_{len(ids) - 1}_more"
-    deployment["labels"]["smoe.nodes"] = label
+    deployment["labels"]["smoe.machines"] = label
     return deployment

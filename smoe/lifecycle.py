@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from gateway.backends.process import kernel
+from gateway.client.client import GatewayClient
+from gateway.client.state import running_pid
 from moe.manifest import Manifest
 from smoe.deployment import DeploymentSettings, function_deployments
 from smoe.errors import GatewayUnreachableError, NotReadyError, StateError
-from smoe.gateway_client import GatewayClient
-from smoe.state import running_pid
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--cpu-scale", str(settings.cpu_scale)),
         *("--image", "smoe/function=functions.worker:main"),
         *("--preload", "functions.worker"),
-        *(("--preload", "functions.ingress.ahead") if len(settings.nodes) > 1 else ()),
+        *(("--preload", "functions.ingress.prefetch") if len(settings.nodes) > 1 else ()),
         *("--image", "smoe/memory=functions.memory.manager:main"),
         *("--pipelines-dir", str(settings.pipelines.resolve())),
         *("--standbys", str(settings.standbys)),

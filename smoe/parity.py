@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from gateway.client.client import GatewayClient
 from moe.reference import WholeModel
 from smoe.errors import GatewayRefusedError
-from smoe.gateway_client import GatewayClient
 
 ROUNDS = 5
 """That are measured."""

@@ -1,6 +1,6 @@
 """Request traces: read the public ones, pick hours by pattern, scale them, and replay them against a function.
 
-One type, :class:`traces.trace.Trace`, carries arrivals between loaders (`azure_functions`, `azure_llm`, `servegen`,
+One type, :class:`traces.model.Trace`, carries arrivals between loaders (`azure_functions`, `azure_llm`, `servegen`,
 `arrivals`), the picker (`patterns`), scaling (`scale`) and the open-loop client (`replay`). Everything random
 takes a seed.
 

@@ -1,7 +1,7 @@
 """Requests in the order of their file, some thousands at a time: what request-level readers give.
 
 A file of tens of millions of requests passes through as batches; :func:`gather` keeps the wanted part as one
-:class:`traces.trace.Trace`, so memory follows what is kept and not what the file holds.
+:class:`traces.model.Trace`, so memory follows what is kept and not what the file holds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from traces.columns import Block
 from traces.errors import NoMatchError, TraceError
-from traces.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, make_trace
+from traces.model import MAX_REQUESTS, FloatArray, IntArray, Trace, make_trace
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from traces import arrival_process as placing
 from traces import loading
-from traces import placement as placing
+from traces.arrival_process import Placement
 from traces.errors import TraceError
 from traces.formats import azure_functions_2019
-from traces.placement import Placement
+from traces.model import PATTERNS, Pattern, Trace
 from traces.published import PUBLISHED, Published
-from traces.trace import PATTERNS, Pattern, Trace
 
 SAMPLES = Path(__file__).parent / "samples"
 MADE_BURSTY_HOUR = SAMPLES / "made_bursty_hour.csv.gz"

@@ -15,10 +15,10 @@ from traces import clips as choosing
 from traces.clips import MAX_REQUESTS, MIN_REQUESTS, Clip
 from traces.formats.arrivals import write_arrivals
 from traces.hours import HourTable, hours
+from traces.model import PATTERNS, Trace
 from traces.options import data_option, json_option, placement_option, seed_option
 from traces.results import describe
 from traces.splits import SPLITS, SPLITS_BY
-from traces.trace import PATTERNS, Trace
 
 
 @click.command("clips")

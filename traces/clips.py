@@ -16,16 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from traces import arrival_process as placing
 from traces import loading, splits
-from traces import placement as placing
+from traces.arrival_process import Placement
 from traces.batches import Batch
 from traces.errors import NoMatchError
 from traces.formats import arrivals, azure_functions_2019, servegen
 from traces.hours import HOUR_S, HourTable
-from traces.placement import Placement
+from traces.model import PATTERNS, Pattern, Trace, make_trace
 from traces.provenance import path_sha256
 from traces.splits import SPLITS, Split, SplitBy
-from traces.trace import PATTERNS, Pattern, Trace, make_trace
 
 MIN_REQUESTS = 300
 MAX_REQUESTS = 20_000

@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from traces.errors import TraceError, broken
+from traces.model import FloatArray, IntArray
 from traces.rows import MAX_LINE_BYTES, Row, Table, read_header, real_number, rows_of, whole_number
 from traces.sources import DAMAGE, Source, one
-from traces.trace import FloatArray, IntArray
 
 BLOCK_BYTES = 4 * MAX_LINE_BYTES
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?(?:Z|\+00:00)?", re.ASCII)

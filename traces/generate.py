@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from traces.errors import TraceError
-from traces.trace import FloatArray, Trace, make_trace
+from traces.model import FloatArray, Trace, make_trace
 
 BURST_SHARE = 0.9
 """Share of the whole time that the long gaps of the hyper-exponential take."""

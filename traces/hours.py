@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from traces import loading
+from traces.arrival_process import hour_cv
 from traces.batches import Batch
 from traces.errors import TraceError
 from traces.formats import arrivals, azure_functions_2019, servegen
-from traces.placement import hour_cv
-from traces.trace import PATTERNS, FloatArray, IntArray, Pattern
+from traces.model import PATTERNS, FloatArray, IntArray, Pattern
 
 HOUR_S = 3600
 PARTS = 6

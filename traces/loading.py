@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from traces import placement as placing
+from traces import arrival_process as placing
+from traces.arrival_process import Placement
 from traces.batches import Batch, gather
 from traces.errors import NoMatchError, TraceError, broken
 from traces.formats import (
@@ -21,10 +22,9 @@ from traces.formats import (
     mooncake,
     servegen,
 )
-from traces.placement import Placement
+from traces.model import Trace
 from traces.rows import lines_of
 from traces.sources import Source, sources
-from traces.trace import Trace
 
 Format = Literal[
     "azure-functions-2019", "azure-functions-2021", "azure-llm", "burstgpt", "mooncake", "servegen", "arrivals"
@@ -106,7 +106,7 @@ def load(
     ``row``: function, model or client (a leading part is enough); without it the busiest function or client is
     taken of formats that hold no requests, and all requests of formats that do. ``start_s`` and ``duration_s`` clip
     it, in seconds of the file (for per-minute counts 0 is the first minute of its first day). ``placement`` says
-    how per-minute counts become times, see :mod:`traces.placement`. Raises TraceError, NoMatchError.
+    how per-minute counts become times, see :mod:`traces.arrival_process`. Raises TraceError, NoMatchError.
     """
     found = identify(path)
     if found.format == "servegen":

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from traces.errors import TraceError
-from traces.trace import Trace
+from traces.model import Trace
 
 COLOUR = "#2a6f97"
 

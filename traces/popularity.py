@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 
 from traces.errors import TraceError
+from traces.model import FloatArray, IntArray
 from traces.routing import RequestRouting, Routing
-from traces.trace import FloatArray, IntArray
 
 MAX_EXPONENT = 20.0
 

@@ -21,9 +21,9 @@ import aiohttp
 import numpy as np
 
 from traces.errors import ReplayError
+from traces.model import Trace
 from traces.results import Outcome, RequestRecord, describe, percentiles, summarise
 from traces.scale import compress
-from traces.trace import Trace
 
 TOKENS_FIELD = re.compile(rb'"tokens"\s*:\s*(\d{1,12})')
 KEEPALIVE_S = 4.0

@@ -18,11 +18,11 @@ from rich.table import Table
 
 from traces import catalog, loading, prompts, scale
 from traces import replay as client
+from traces.arrival_process import Placement
 from traces.errors import ReplayError
+from traces.model import Trace
 from traces.options import clip_options, data_option, json_option, placement_option, seed_option
-from traces.placement import Placement
 from traces.results import CsvSink
-from traces.trace import Trace
 
 
 @click.command()

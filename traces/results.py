@@ -12,7 +12,7 @@ from typing import IO, Any, Literal, get_args
 import numpy as np
 
 from traces.errors import ReplayError, broken
-from traces.trace import Trace
+from traces.model import Trace
 
 Outcome = Literal[
     "ok", "rejected", "client_error", "server_error", "unexpected_status",

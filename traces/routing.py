@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.errors import TraceError
-from traces.trace import FloatArray, IntArray
+from traces.model import FloatArray, IntArray
 
 MAX_CELLS = 200_000_000
 """windows x layers x experts (or requests x layers x experts) above which a log is refused."""

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 
 from traces.columns import foreign
 from traces.errors import NoMatchError, TraceError, broken
+from traces.model import IntArray
 from traces.provenance import file_sha256
 from traces.routing import MAX_CELLS, RequestRouting, Routing, make_routing
 from traces.rows import read_header, whole_number
 from traces.sources import one
-from traces.trace import IntArray
 
 CHOICE_COLUMNS = ("prompt", "layer", "pos")
 COUNT_COLUMNS = ("model", "domain", "layer", "expert", "assignments")

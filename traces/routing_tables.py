@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 
 from traces.columns import Column, foreign, read_blocks
 from traces.errors import NoMatchError, TraceError
+from traces.model import FloatArray, IntArray
 from traces.rows import read_header
 from traces.sources import one
-from traces.trace import FloatArray, IntArray
 
 PAIR_COLUMNS = ("model", "domain", "layer_a", "layer_b", "expert_a", "expert_b", "count")
 PAIR_KINDS = (

@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 from traces.errors import TraceError
-from traces.trace import Trace, make_trace
+from traces.model import Trace, make_trace
 
 
 def compress(trace: Trace, speed: float) -> Trace:

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from traces.errors import TraceError
-from traces.trace import IntArray
+from traces.model import IntArray
 
 Split = Literal["train", "validation", "test"]
 SplitBy = Literal["both", "time", "function"]

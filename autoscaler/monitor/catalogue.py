@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autoscaler.state.readings import SHAPES, Series
-from functions.shared import metric_names as ingress
+from functions.serving import metric_names as ingress
 from gateway import metric_names as gateway
 
 METRICS: Mapping[Series, str] = {

@@ -6,7 +6,7 @@ functions of their own, so each is planned by itself (``scaling = "stages"``). `
 instances hold a part of every layer: one number of replicas for all segments, and as many replica slots beyond one an
 expert in all layers, given one by one to the expert with most tokens per replica over a sliding window of activations.
 ``model`` scales the whole model in steps of a full replica of everything, with the same performance model and rules:
-what the paper compares itself with. Actions are in :mod:`autoscaler.policy.janus_plan`.
+what the paper compares itself with. Actions are in :mod:`autoscaler.policy.janus_search`.
 
 When the P95 nears the SLO, calls wait, or the present scale is predicted to bear the planned load no more, the cheapest
 of the actions that take nothing away and are predicted to meet the SLO is wished; after enough calm windows, the
@@ -19,7 +19,7 @@ windows, as windows of overload have tails that say nothing of others. Seconds a
 noisy, and near the SLO a few percent are many replicas.
 
 Departures from the paper, which gives neither numbers nor formulas here: all thresholds are this policy's; it changes
-replicas only; where replicas sit is :mod:`autoscaler.placement.janus`.
+replicas only; where replicas sit is :mod:`placement.janus`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import get_args
 from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
-from autoscaler.policy.janus_plan import Action, Bounds, Plan, Present, Scaling
+from autoscaler.policy.janus_search import Action, Bounds, Plan, Present, Scaling
 from autoscaler.policy.performance import Load, PassModel, alone_seconds
 from autoscaler.policy.rows import by_function, refuse_broken, total
 from autoscaler.prices import PriceSheet, load_prices

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from functions.shared.nodes import node_application as application
+from functions.serving.nodes import node_application as application
 
 __all__ = ["application"]

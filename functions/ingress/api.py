@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from functions.shared.arrays import Array, Arrays, as_float32
-from functions.shared.errors import BadInputError
-from functions.shared.wire import DEFAULT_LIMITS
+from functions.wire.arrays import Array, Arrays, as_float32
+from functions.wire.errors import BadInputError
+from functions.wire.format import DEFAULT_LIMITS
 from moe.manifest import Manifest
 
 MAX_TEXTS = 256

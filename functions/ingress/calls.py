@@ -7,12 +7,13 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from functions.shared import arrays, wire
-from functions.shared.arrays import Arrays
-from functions.shared.dispatch import CallRecord, Dispatcher
-from functions.shared.errors import NodeFailedError
-from functions.shared.instruments import IngressInstruments
-from functions.shared.messages import ALL_LOGITS
+from functions.dispatch.dispatcher import CallRecord, Dispatcher
+from functions.serving.instruments import IngressInstruments
+from functions.wire import arrays
+from functions.wire import format as wire
+from functions.wire.arrays import Arrays
+from functions.wire.errors import NodeFailedError
+from functions.wire.messages import ALL_LOGITS
 from moe.grouping import Grouping
 from moe.manifest import Manifest
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from functions.shared.arrays import Array, as_float32, from_float32
+from functions.wire.arrays import Array, as_float32, from_float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
+from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.resolvers import Resolver
 from functions.ingress import api
 from functions.ingress.calls import NodeCaller, PassContext
+from functions.ingress.counts import Statistics
 from functions.ingress.links import LinkMeter
 from functions.ingress.packing import PassQueue
 from functions.ingress.passes import PipelinePass
-from functions.ingress.plans import LayerPlans, PlanRule
+from functions.ingress.routes import LayerPlans, PlanRule
 from functions.ingress.scatter import Scatter
-from functions.ingress.statistics import Statistics
-from functions.shared.arrays import Array, Arrays, as_float32
-from functions.shared.dispatch import Dispatcher
-from functions.shared.errors import BadInputError, CallError
-from functions.shared.instruments import IngressInstruments
-from functions.shared.messages import Reply, Request, error_reply, reply_of
-from functions.shared.relay import relay_key
-from functions.shared.resolvers import Resolver
-from functions.shared.settings import FunctionSettings, SettingsError
+from functions.serving.instruments import IngressInstruments
+from functions.serving.relay import relay_key
+from functions.serving.settings import FunctionSettings, SettingsError
+from functions.wire.arrays import Array, Arrays, as_float32
+from functions.wire.errors import BadInputError, CallError
+from functions.wire.messages import Reply, Request, error_reply, reply_of
 from moe.errors import MoeError, TextError
 from moe.grouping import Grouping, group
 from moe.manifest import Manifest

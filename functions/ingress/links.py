@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
+from functions.dispatch.client import ConnectionPool, TransportError, request_head
+from functions.dispatch.dispatcher import Dispatcher
 from functions.ingress.calls import gather_or_cancel
-from functions.shared import arrays, bundles
-from functions.shared.arrays import Arrays
-from functions.shared.bundles import GROUPS, RELAY_KEY, RELAY_PATH
-from functions.shared.client import ConnectionPool, TransportError, request_head
-from functions.shared.dispatch import Dispatcher
-from functions.shared.messages import TIMEOUT_MS
-from functions.shared.traffic import Link, Traffic
-from functions.shared.wire import CONTENT_TYPE, total_bytes
+from functions.serving.traffic import Link, Traffic
+from functions.wire import arrays, bundles
+from functions.wire.arrays import Arrays
+from functions.wire.bundles import GROUPS, RELAY_KEY, RELAY_PATH
+from functions.wire.format import CONTENT_TYPE, total_bytes
+from functions.wire.messages import TIMEOUT_MS
 
 log = logging.getLogger(__name__)
 

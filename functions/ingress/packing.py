@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from functions.ingress.calls import PassContext
-from functions.shared.arrays import Arrays
-from functions.shared.errors import CallError, DeadlineError, NodeRefusedError, OverloadedError
+from functions.wire.arrays import Arrays
+from functions.wire.errors import CallError, DeadlineError, NodeRefusedError, OverloadedError
 
 MAX_PACKED_TOKENS = 1024
 GATHER_S = 0.005

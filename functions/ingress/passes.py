@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from functions.dispatch.dispatcher import CallRecord
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.exchange import exchange
 from functions.ingress.scatter import Scatter
-from functions.shared.arrays import Array, Arrays
-from functions.shared.dispatch import CallRecord
-from functions.shared.errors import NodeFailedError
-from functions.shared.instruments import IngressInstruments
+from functions.serving.instruments import IngressInstruments
+from functions.wire.arrays import Array, Arrays
+from functions.wire.errors import NodeFailedError
 from moe.manifest import Manifest
 
 

@@ -19,17 +19,18 @@ from itertools import repeat, zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
+from functions.dispatch.client import TransportError
+from functions.dispatch.dispatcher import CallRecord, Dispatcher, Slot
 from functions.ingress.calls import NodeCaller, PassContext, gather_or_cancel
 from functions.ingress.exchange import Exchange
 from functions.ingress.links import two_phase_pays
-from functions.ingress.plans import LayerPlans
-from functions.shared import arrays, bundles, wire
-from functions.shared.arrays import Array
-from functions.shared.bundles import GROUPS, RELAY_KEY, RELAY_PATH
-from functions.shared.client import TransportError
-from functions.shared.dispatch import CallRecord, Dispatcher, Slot
-from functions.shared.instruments import IngressInstruments
-from functions.shared.settings import Transfer
+from functions.ingress.routes import LayerPlans
+from functions.serving.instruments import IngressInstruments
+from functions.serving.settings import Transfer
+from functions.wire import arrays, bundles
+from functions.wire import format as wire
+from functions.wire.arrays import Array
+from functions.wire.bundles import GROUPS, RELAY_KEY, RELAY_PATH
 from moe.manifest import Manifest
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from functions.device.cuda_calls import CudaCallError, call, gpu_uuid, handle_bytes, runtime
 from functions.memory.device_regions import DeviceFullError, LendError
-from functions.shared.cuda_calls import CudaCallError, call, gpu_uuid, handle_bytes, runtime
 
 SPARK_BYTES = 256
 """Memory of our own on each GPU, written to find out whether the GPU is there."""

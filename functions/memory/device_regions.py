@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from functions.device.file_state import FileState, file_state
 from functions.memory.regions import MemoryRoomError, Regions
-from functions.shared.file_state import FileState, file_state
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ PIECE = 64 << 20
 CALL_S = 60.0
 """A call of the driver that takes longer means that the GPU hangs; the first makes a context, which takes seconds."""
 CHECK_S = 2.0
-"""GPUs that hold regions are asked this often whether they are still there (why: ``functions.shared.device``)."""
+"""GPUs that hold regions are asked this often whether they are still there (why: ``functions.device.tensors``)."""
 Found = TypeVar("Found")
 
 

@@ -1,4 +1,4 @@
-"""The socket on which a weights manager lends regions on GPUs to the workers of its node (``functions.shared.leases``).
+"""The socket on which a weights manager lends regions on GPUs to the workers of its node (``functions.device.leases``).
 
 Only processes of the manager's own user are answered. What comes is bounded: the bytes of a request, the time it may
 take, and the connections, each of which is a lease.
@@ -14,10 +14,10 @@ import os
 import socket
 from pathlib import Path
 
+from functions.device import leases
+from functions.device.leases import LeaseError
 from functions.memory.device_regions import DeviceRegions, LendError
 from functions.memory.regions import RegionError
-from functions.shared import leases
-from functions.shared.leases import LeaseError
 
 log = logging.getLogger(__name__)
 

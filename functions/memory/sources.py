@@ -14,8 +14,8 @@ from pathlib import Path
 
 import httptools
 
+from functions.dispatch.client import CONNECT_TIMEOUT_S, request_head
 from functions.memory.regions import SourceError
-from functions.shared.client import CONNECT_TIMEOUT_S, request_head
 
 Take = Callable[[memoryview], None]
 """Gets bytes in order; they are valid only until it returns."""

@@ -14,10 +14,10 @@ from typing import Protocol, Self, cast
 import torch
 from torch import Tensor, nn
 
+from rl.agent.configuration_table import features_of
 from rl.agent.contract import Batch, Space
-from rl.agent.decided import Decided
+from rl.agent.decisions import Decided
 from rl.agent.encoder import Encoded, Encoder, padded
-from rl.agent.lattice import features_of
 from rl.agent.settings import NetworkSettings
 from rl.agent.siso import JunctionScores, Scored
 

@@ -17,9 +17,9 @@ from rl.agent.explain import ExpertReasons
 from rl.agent.explain import explain as reasons_of
 from rl.agent.policy import only_fewer_calls
 from rl.agent.windows import fresh, logged
-from rl.workload_paper import PAPER_WORKLOADS
+from simulation.workloads.paper import PAPER_WORKLOADS
+from traces.model import PATTERNS
 from traces.options import json_option, seed_option
-from traces.trace import PATTERNS
 
 
 @click.command()

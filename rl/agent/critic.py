@@ -11,10 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rl.agent.configuration_table import CONCURRENCY, PRICE, REPLICAS
 from rl.agent.contract import Batch
-from rl.agent.decided import Decided
+from rl.agent.decisions import Decided
 from rl.agent.encoder import Encoder, padded
-from rl.agent.lattice import CONCURRENCY, PRICE, REPLICAS
 from rl.agent.pointer import masked_max, masked_mean
 from rl.agent.settings import NetworkSettings
 

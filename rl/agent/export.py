@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rl.agent.actor import SisoActor
-from rl.agent.arms import actor as new_actor
 from rl.agent.contract import AXES, CONFIGURATION_FEATURES
 from rl.agent.errors import NetworkError
 from rl.agent.settings import NetworkSettings
+from rl.agent.variants import actor as new_actor
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 
 FORMAT = "smoe-actor"

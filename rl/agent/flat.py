@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rl.agent.actor import SisoActor, spread
+from rl.agent.configuration_table import features_of
 from rl.agent.contract import Batch
 from rl.agent.critic import KnownCost
 from rl.agent.errors import NetworkError
-from rl.agent.lattice import features_of
 from rl.agent.pointer import even
 from rl.agent.settings import NetworkSettings
 

@@ -33,16 +33,16 @@ from rl.agent.contract import ActorNetwork, Batch
 from rl.agent.errors import NetworkError
 from rl.agent.export import load as load_actor
 from rl.features import CallTimes, Encoder, calls_of, calls_of_cores, mean_calls
-from rl.profile.cluster import cluster_model
-from rl.profile.errors import ProfileError, ProfileMismatchError
-from rl.profile.machine import this_machine
-from rl.profile.model import fitted_model
-from rl.profile.shelf import named, nearest, warn_of_another
-from rl.profile.storage import Profile
-from rl.profile.storage import load as load_profile
 from rl.reward import METERS, RewardSettings
-from rl.workload import manifest_cost
-from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+from simulation.profiles.measure.machine import this_machine
+from simulation.profiles.model.bundled import named, nearest, warn_of_another
+from simulation.profiles.model.cluster import cluster_model
+from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
+from simulation.profiles.model.profiled import fitted_model
+from simulation.profiles.model.storage import Profile
+from simulation.profiles.model.storage import load as load_profile
+from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
+from simulation.workloads.workload import manifest_cost
 
 NAME = "smoe"
 PUBLISHED = Path(__file__).parents[1] / "policies"
@@ -73,7 +73,7 @@ class MakingSettings:
     """The profile's machine is meant: where this one is another a named profile is not refused, and there is no warning
     about one that was found."""
     cluster: bool = False
-    """With a profile: Φ's GPU shares are there too, as :mod:`rl.profile.cluster` tells their seconds, and a replica's
+    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` tells their seconds, and a replica's
     cores are its own."""
 
 

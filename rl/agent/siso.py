@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rl.agent.configuration_table import Rows, allowed, features_of, rows
 from rl.agent.contract import Space
-from rl.agent.lattice import Rows, allowed, features_of, rows
 
 FORBIDDEN = -1e9
 """Score of what a mask forbids: finite, so that a clique that is forbidden altogether has no NaN in it."""

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from rl.agent.configuration_table import allowed, features_of, rows
 from rl.agent.contract import Space
-from rl.agent.lattice import allowed, features_of, rows
-from rl.sim.compiled import compiled
+from simulation.engine.compiled import compiled
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]

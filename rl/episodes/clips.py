@@ -1,7 +1,7 @@
 """Which episodes are trained on: clips of the train set (model choice: validation), never of the test set.
 
 Seeds of training and validation are far from those that evaluations use, since a seed also chooses routing and lengths.
-Arrivals are made by :mod:`rl.evaluate.arrivals`: hours of the public traces where they are there, else made ones.
+Arrivals are made by :mod:`evaluation.comparison.arrivals`: hours of the public traces where they are there, else made ones.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
-from rl.bound.bounds import deterministic
-from rl.bound.frontier import Ints, frontier
-from rl.bound.loads import WindowLoad, expected_tables, windows
-from rl.bound.oracle import cheapest_feasible, configurations
-from rl.bound.physics import Physics
-from rl.bound.window import enclose, enclose_frontiers
+from evaluation.bound.bounds import deterministic
+from evaluation.bound.frontier import Ints, frontier
+from evaluation.bound.loads import WindowLoad, expected_tables, windows
+from evaluation.bound.oracle import cheapest_feasible, configurations
+from evaluation.bound.physics import Physics
+from evaluation.bound.window import enclose, enclose_frontiers
+from evaluation.comparison.arrivals import arrivals
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.grid import Grid, Group
 from rl.episodes.episode import WINDOW_S, Episode
-from rl.evaluate.arrivals import arrivals
-from rl.evaluate.errors import EvaluationError
-from rl.evaluate.grid import Grid, Group
 from rl.reward import Meter, RewardSettings
-from rl.sim.requests import Requests, draw_requests
-from rl.workload import Workload
-from rl.workload_paper import PAPER_WORKLOADS, paper_workload
+from simulation.engine.requests import Requests, draw_requests
+from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
+from simulation.workloads.workload import Workload
+from traces.model import PATTERNS
 from traces.splits import Split
-from traces.trace import PATTERNS
 
 SEEDS: Mapping[Split, int] = {"train": 10_000, "validation": 20_000}
 """What is added to a clip's seed."""

@@ -1,6 +1,6 @@
 """One episode: windows of a simulated pipeline, decided one after the other through the controller's own parts.
 
-What happens in a window is what ``rl.sim.play`` does with a policy: the simulator's metrics through the controller's
+What happens in a window is what ``simulation.engine.controlled`` does with a policy: the simulator's metrics through the controller's
 state code, :func:`autoscaler.decision.limits.decide`, the actuator on the simulated platform, the cost meters. Only who
 decides is turned round: here the caller asks for a state and hands in actions.
 """
@@ -18,16 +18,16 @@ from autoscaler.contract import Configuration, Decision, Observation, Proposal
 from autoscaler.decision.limits import LimitState, decide
 from autoscaler.prices import total_cost
 from autoscaler.state.features import complete
+from evaluation.comparison.policies import limits_of
 from rl.agent.contract import State
-from rl.evaluate.policies import limits_of
 from rl.features import CallTimes, Encoder, History, calls_of
 from rl.reward import METERS, RewardSettings, cost_rewards, penalty
-from rl.sim.kernel import BUSY_S
-from rl.sim.metrics import SimulatedMetrics
-from rl.sim.platform import SimulatedPlatform
-from rl.sim.requests import Requests
-from rl.sim.simulation import Simulation, Window
-from rl.workload import Workload
+from simulation.engine.kernel import BUSY_S
+from simulation.engine.metrics import SimulatedMetrics
+from simulation.engine.requests import Requests
+from simulation.engine.simulated_platform import SimulatedPlatform
+from simulation.engine.simulation import Simulation, Window
+from simulation.workloads.workload import Workload
 
 Floats = NDArray[np.float64]
 WINDOW_S = 30.0

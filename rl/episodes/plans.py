@@ -1,7 +1,7 @@
 """What a clairvoyant and a reactive optimiser would do in each window of a clip: teachers for an optional warm start.
 
 *Clairvoyant*: the cheapest choice found that keeps λ in the window to come, by simulation from an empty pipeline
-(``rl.bound.oracle``); feasible for that window alone, not optimal. *Last window*: the queueing model's optimum for the
+(``evaluation.bound.oracle``); feasible for that window alone, not optimal. *Last window*: the queueing model's optimum for the
 window that has gone, on ``HEADROOM`` of the budget, as the policy last-window plans. Both know the latency model.
 """
 
@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import Topology
-from rl.bound.bounds import deterministic
-from rl.bound.frontier import Ints
-from rl.bound.last_window import LastWindowSettings
-from rl.bound.loads import WindowLoad, windows
-from rl.bound.oracle import cheapest_feasible
-from rl.bound.physics import Physics
+from evaluation.bound.bounds import deterministic
+from evaluation.bound.frontier import Ints
+from evaluation.bound.last_window import LastWindowSettings
+from evaluation.bound.loads import WindowLoad, windows
+from evaluation.bound.oracle import cheapest_feasible
+from evaluation.bound.physics import Physics
 from rl.episodes.clips import Work, save_npz, work_key
 from rl.reward import Meter
 

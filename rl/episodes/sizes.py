@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import replace
 
 from autoscaler.contract import NodeInfo, Topology
-from rl.latency.contract import NodeCost
-from rl.routing import zipf_routing
-from rl.workload import Workload
+from simulation.latency.contract import NodeCost
+from simulation.workloads.routing import zipf_routing
+from simulation.workloads.workload import Workload
 
 
 def resized(workload: Workload, layers: int, experts: int, seed: int = 0) -> Workload:

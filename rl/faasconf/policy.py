@@ -17,7 +17,7 @@ from autoscaler.contract import Configuration, MemoryNeed, Observation, Policy, 
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
-from rl.evaluate.named import learnt_file
+from evaluation.comparison.named import learnt_file
 from rl.faasconf.actions import configuration
 from rl.faasconf.agent import Agent, load
 from rl.faasconf.features import states

@@ -12,13 +12,13 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rl.evaluate.grid import Grid
+from evaluation.comparison.grid import Grid
 from rl.faasconf.agent import save
 from rl.faasconf.policy import WEIGHTS
 from rl.faasconf.storage import load_state, save_state
 from rl.faasconf.training import Judged, Trainer, TrainingSettings
-from rl.workload_paper import PAPER_WORKLOADS
-from traces.trace import PATTERNS
+from simulation.workloads.paper import PAPER_WORKLOADS
+from traces.model import PATTERNS
 
 
 def train(

@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from autoscaler.contract import Configuration, Observation, Proposal
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.prices import PriceSheet
-from rl.evaluate.episode import prepare
-from rl.evaluate.errors import EvaluationError
-from rl.evaluate.grid import Grid, Group
-from rl.evaluate.policies import limits_of
+from evaluation.comparison.episode import prepare
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.grid import Grid, Group
+from evaluation.comparison.policies import limits_of
+from evaluation.tuning.deployments import Deployment
+from evaluation.tuning.outcomes import MOST_VIOLATED, p95s, tail_s
+from evaluation.tuning.searches import profile
 from rl.faasconf.actions import OUTPUTS, configuration, outputs_of
 from rl.faasconf.buffer import Buffer
 from rl.faasconf.features import FEATURES
 from rl.faasconf.learner import Learner, LearnerSettings
 from rl.faasconf.policy import FaasconfPolicy, Pipeline
 from rl.faasconf.safe import REPLAY_NOISE, History, noisy
-from rl.sim.play import Step, play
-from rl.sim.simulation import Simulation
-from rl.tuning.deployments import Deployment
-from rl.tuning.outcomes import MOST_VIOLATED, p95s, tail_s
-from rl.tuning.plans import profile
+from simulation.engine.controlled import Step, play
+from simulation.engine.simulation import Simulation
 
 Floats = NDArray[np.float32]
 PRICE_WEIGHT = 0.457

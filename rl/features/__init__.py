@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from rl.features.calls import CallTimes, calls_of, calls_of_cores, mean_calls
 from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Feature
+from rl.features.configuration_index import Lattice, space_of
 from rl.features.encoder import Encoder
 from rl.features.history import History
-from rl.features.lattice import Lattice, space_of
 
 __all__ = [
     "NODE_FEATURES",

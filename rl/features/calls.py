@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import ConfigurationSpace
-from rl.latency.contract import LatencyModel, NodeCost
-from rl.workload import Workload
+from simulation.latency.contract import LatencyModel, NodeCost
+from simulation.workloads.workload import Workload
 
 Floats = NDArray[np.float64]
 

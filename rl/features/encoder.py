@@ -15,8 +15,8 @@ from autoscaler.prices import PriceSheet
 from rl.agent.contract import Space, State
 from rl.features.calls import CallTimes
 from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Scales
+from rl.features.configuration_index import CONCURRENCY, CORES, REPLICAS, Lattice, space_of, unit_prices
 from rl.features.history import History
-from rl.features.lattice import CONCURRENCY, CORES, REPLICAS, Lattice, space_of, unit_prices
 
 Floats = NDArray[np.float64]
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rl.agent.settings import ARMS
-from rl.own_options import own_options, own_pipelines, refuse_other_machines, slos_option
 from rl.reward import Meter
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
-from rl.workload_paper import PAPER_WORKLOADS
+from simulation.workloads.custom_options import own_options, own_pipelines, refuse_other_machines, slos_option
+from simulation.workloads.paper import PAPER_WORKLOADS
 
 DEFAULT = TrainingSettings()
 

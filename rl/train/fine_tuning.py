@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 from stable_baselines3.common.logger import Logger
 
+from evaluation.provenance import code_sha256
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.export import save
-from rl.provenance import code_sha256
 from rl.train import online
 from rl.train.errors import TrainingError
 from traces.options import json_option

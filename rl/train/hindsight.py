@@ -19,10 +19,10 @@ import numpy as np
 from autoscaler.contract import Configuration, ConfigurationSpace, Observation
 from autoscaler.prices import PriceSheet
 from rl.episodes import QUANTILE, Episode
-from rl.sim.requests import Requests
-from rl.sim.simulation import Simulation
 from rl.train.teacher import PLANS, TeacherSettings
-from rl.workload import Workload
+from simulation.engine.requests import Requests
+from simulation.engine.simulation import Simulation
+from simulation.workloads.workload import Workload
 
 CONCURRENCY = 8
 """Calls at once of every expert: they cost nothing."""

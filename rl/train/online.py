@@ -23,7 +23,7 @@ from rl.agent.policy import NAME, LearntPolicy, make
 from rl.agent.windows import controller_context, making_of
 from rl.experience import Experience, experiences
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
-from rl.features.lattice import REPLICAS
+from rl.features.configuration_index import REPLICAS
 from rl.train.errors import TrainingError
 
 FEWEST = 64

@@ -7,8 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rl.evaluate.arrivals import DATASETS
-from rl.provenance import code_sha256
+from evaluation.comparison.arrivals import DATASETS
+from evaluation.provenance import code_sha256
 from rl.train.settings import TrainingSettings
 from traces import catalog
 from traces.provenance import path_sha256

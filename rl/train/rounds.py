@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.policies import limits_of
 from rl.agent.contract import Batch, Floats32, Space, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import BranchStep, WindowStep
 from rl.agent.ddpg.exploration import decide as decide_by
 from rl.agent.ddpg.exploration import with_random
-from rl.agent.ddpg.moves import SCOPES, mixed, moves
+from rl.agent.ddpg.exploration_moves import SCOPES, mixed, moves
 from rl.episodes import Branch, Clip, Episode, Outcome, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS
-from rl.evaluate.errors import EvaluationError
-from rl.evaluate.policies import limits_of
 from rl.features import Encoder, calls_of
-from rl.features.lattice import REPLICAS
+from rl.features.configuration_index import REPLICAS
 from rl.reward import RewardSettings
-from rl.train.kinds import Kind, reference_of
-from rl.train.lanes import Actions, Decide, Played, Vary, play
+from rl.train.parallel_episodes import Actions, Decide, Played, Vary, play
 from rl.train.settings import TrainingSettings
+from rl.train.training_workloads import Kind, reference_of
 from rl.train.warm_start import Teachers
 
 MOVED = 0.3

@@ -27,7 +27,7 @@ from rl.agent.settings import NetworkSettings
 from rl.episodes import Episode
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.train.errors import TrainingError
-from rl.train.lanes import Actions
+from rl.train.parallel_episodes import Actions
 from rl.train.record import record
 from rl.train.rounds import Rounds, Tally
 from rl.train.settings import TrainingSettings

@@ -9,11 +9,11 @@ from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.settings import ARMS
 from rl.reward import Meter, RewardSettings
 from rl.train.errors import TrainingError
-from rl.train.kinds import KINDS, VARIANTS, Kind
 from rl.train.teacher import TeacherSettings
-from rl.workload_own import OwnPipeline, OwnPipelineError
-from rl.workload_paper import PAPER_WORKLOADS
-from traces.trace import PATTERNS
+from rl.train.training_workloads import KINDS, VARIANTS, Kind
+from simulation.workloads.custom import OwnPipeline, OwnPipelineError
+from simulation.workloads.paper import PAPER_WORKLOADS
+from traces.model import PATTERNS
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TrainingSettings:
     lanes: int = 4
     """Episodes of one pipeline side by side, so that decisions are taken in one pass."""
     variants: tuple[str, ...] = tuple(kind.name for kind in VARIANTS)
-    """Further kinds of pipelines to train on (:mod:`rl.train.kinds`); not in validation."""
+    """Further kinds of pipelines to train on (:mod:`rl.train.training_workloads`); not in validation."""
     pipelines: tuple[OwnPipeline, ...] = ()
     """One's own, beside ``workloads``, which may then be none."""
     episode_windows: int = 40

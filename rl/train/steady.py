@@ -13,9 +13,9 @@ import numpy as np
 
 from autoscaler.contract import Configuration, Observation
 from rl.episodes import QUANTILE, Episode
-from rl.sim.simulation import Simulation
 from rl.train.hindsight import bolder, every_resource
 from rl.train.teacher import PLANS
+from simulation.engine.simulation import Simulation
 
 CONCURRENCY = 4
 """Of every expert: calls at once cost nothing here, and share what the quota leaves."""

@@ -1,6 +1,6 @@
 """The teacher of the warm start: the separable optimum at which recent requests would keep the SLO.
 
-Like the last window's optimum (:mod:`rl.bound.last_window`) it splits λ over layers by the queueing model, for each
+Like the last window's optimum (:mod:`evaluation.bound.last_window`) it splits λ over layers by the queueing model, for each
 expert's busiest of the last ``look_back`` windows. That model's seconds are means, though, and an SLO on the P95 breaks
 on long requests, which are long at every layer at once. So the part of λ that means may take is bisected until the P95
 of the requests of these windows, with their own tokens at every expert, is ``keep`` · λ: the sum over layers of the
@@ -18,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeObservation, Observation
-from rl.bound.frontier import ExpertTable, frontier
-from rl.bound.loads import expert_table
-from rl.bound.oracle import configurations
-from rl.bound.physics import NodeRows, Physics
-from rl.bound.window import Enclosure, enclose_frontiers
+from evaluation.bound.frontier import ExpertTable, frontier
+from evaluation.bound.loads import expert_table
+from evaluation.bound.oracle import configurations
+from evaluation.bound.physics import NodeRows, Physics
+from evaluation.bound.window import Enclosure, enclose_frontiers
 from rl.reward import Meter
-from rl.sim.requests import Requests
 from rl.train.errors import TrainingError
-from rl.workload import Workload
+from simulation.engine.requests import Requests
+from simulation.workloads.workload import Workload
 
 Floats = NDArray[np.float64]
 TAIL = 1.5

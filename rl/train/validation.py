@@ -14,17 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluation.bound.bounds import lower_bound
+from evaluation.bound.loads import windows
+from evaluation.bound.physics import Physics
 from rl.agent.contract import State
-from rl.bound.bounds import lower_bound
-from rl.bound.loads import windows
-from rl.bound.physics import Physics
 from rl.episodes import QUANTILE, WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
-from rl.train.kinds import Kind, reference_of
-from rl.train.lanes import Decide, play
+from rl.train.parallel_episodes import Decide, play
 from rl.train.settings import TrainingSettings, ValidationSettings
-from traces.trace import PATTERNS
+from rl.train.training_workloads import Kind, reference_of
+from traces.model import PATTERNS
 
 FEWEST_JUDGED = 6
 """Windows of a clip that have requests, after the warm-up."""
@@ -161,7 +161,7 @@ class Validator:
         )  # fmt: skip
 
     def bound(self, clip: Clip) -> float:
-        """Sum of the counted windows' lower bounds (:func:`rl.bound.bounds.lower_bound`); seconds, then kept."""
+        """Sum of the counted windows' lower bounds (:func:`evaluation.bound.bounds.lower_bound`); seconds, then kept."""
         work = self.work(clip)
         warm_up, meter = self.settings.validation.warm_up, self.settings.meter
         path = self.cache / f"bound-{meter}-{warm_up}-{work_key(work)}.json"

@@ -12,10 +12,10 @@ import numpy as np
 
 from autoscaler.contract import Observation
 from rl.agent.contract import State
-from rl.agent.ddpg.moves import resources_by_price
+from rl.agent.ddpg.exploration_moves import resources_by_price
 from rl.episodes import Episode
 from rl.train.hindsight import HindsightTeacher
-from rl.train.lanes import Actions
+from rl.train.parallel_episodes import Actions
 from rl.train.steady import SteadyTeacher
 from rl.train.teacher import PLANS, Teacher, TeacherSettings
 

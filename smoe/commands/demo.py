@@ -24,23 +24,23 @@ from autoscaler.contract import ConfigurationSpace, TickReport
 from autoscaler.loop import run as run_controller
 from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ControllerSettings
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_password
 from moe.manifest import Manifest
 from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings
 from smoe.errors import SmoeError
-from smoe.gateway_client import GatewayClient
 from smoe.parity import Parity, compare_with_whole_model
 from smoe.pipelines import ensure_pipeline
 from smoe.report import ReportPaths, build, closing
-from smoe.state import read_password
 from smoe.view.build import ViewBuilder
 from smoe.view.live import View
 from traces import catalog, loading, prompts, scale
+from traces.model import Trace
 from traces.options import data_option
 from traces.replay import Progress, ReplayResult, ReplaySettings, replay
 from traces.results import CsvSink, describe
-from traces.trace import Trace
 
 SLO_FACTOR = 5.0
 """On a quiet machine of two cores this play's P95 is 13.7 times a warm single prompt's median where nothing is scaled

@@ -15,21 +15,21 @@ from rich.table import Table
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import AutoscalerError
-from rl.evaluate.episode import BOUND
-from rl.evaluate.errors import EvaluationError
-from rl.evaluate.grid import FROM_FILE, Grid
-from rl.evaluate.report import write_report
-from rl.evaluate.run import evaluate as run_all
-from rl.evaluate.tables import HEAD, cells, rows, without_interval
-from rl.own_options import own_options, own_pipelines, prices_option, slo_option
-from rl.profile.errors import ProfileError
-from rl.sim.errors import SimulationError
-from rl.workload_own import HOUR_S, OwnPipeline, OwnPipelineError
-from rl.workload_paper import PAPER_WORKLOADS
+from evaluation.comparison.episode import BOUND
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.grid import FROM_FILE, Grid
+from evaluation.comparison.report import write_report
+from evaluation.comparison.run import evaluate as run_all
+from evaluation.comparison.tables import HEAD, cells, rows, without_interval
+from simulation.engine.errors import SimulationError
+from simulation.profiles.model.errors import ProfileError
+from simulation.workloads.custom import HOUR_S, OwnPipeline, OwnPipelineError
+from simulation.workloads.custom_options import own_options, own_pipelines, prices_option, slo_option
+from simulation.workloads.paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
 from traces.errors import TraceError
+from traces.model import PATTERNS
 from traces.options import clip_options, data_option
-from traces.trace import PATTERNS
 
 DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
 DEFAULT_WORKLOADS = ("bert-4",)

@@ -11,11 +11,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from functions.memory.plan import MovePlan
+from functions.memory.move_plan import MovePlan
+from placement.moves.cluster import Places, deployed
+from placement.moves.coordinator import Coordinator, Moved
+from placement.moves.errors import MoveError
 from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
-from smoe.elastic.cluster import Places, deployed
-from smoe.elastic.coordinator import Coordinator, Moved
-from smoe.elastic.errors import MoveError
 from smoe.pipelines import ensure_pipeline
 
 

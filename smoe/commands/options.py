@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from gateway.client.client import GatewayClient
+from gateway.client.state import DEFAULT_STATE, read_gateway_address, read_password
 from smoe.deployment import DeploymentSettings
-from smoe.gateway_client import GatewayClient
-from smoe.state import DEFAULT_STATE, read_gateway_address, read_password
 
 Command = Callable[..., Any]
 

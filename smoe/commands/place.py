@@ -11,14 +11,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from autoscaler.placement.cluster import PlanArray, entropy, local_ratio
-from autoscaler.placement.janus import OBJECTIVES, Nodes, Objective, Placement, place
-from autoscaler.placement.prism import METHODS, Method
 from moe.manifest import Manifest
+from placement.cluster import PlanArray, entropy, local_ratio
+from placement.heterogeneous import NODE_NAME, Places, Profile, Seen, places_of, planned, read_profile, seen_by
+from placement.janus import OBJECTIVES, Nodes, Objective, Placement, place
+from placement.prism import METHODS, Method
 from smoe.commands.options import json_option, state_option
 from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
-from smoe.unlike import NODE_NAME, Places, Profile, Seen, places_of, planned, read_profile, seen_by
 
 Rows = dict[str, dict[str, float]]
 """Node → what a plan means for it."""

@@ -13,9 +13,9 @@ from typing import Any
 
 import requests
 
-from rl.profile.target import LogLine, ReplicaSeen, Snapshot
+from gateway.client.client import GatewayClient
+from simulation.profiles.measure.target import LogLine, ReplicaSeen, Snapshot
 from smoe.errors import GatewayUnreachableError
-from smoe.gateway_client import GatewayClient
 
 NAMESPACE = "openfaas-fn"
 FEED_TIMEOUT_S = 15.0

@@ -11,17 +11,17 @@ from typing import Any
 import click
 import requests
 
-from autoscaler.placement.errors import PlacementError
-from autoscaler.placement.prism import METHODS, Method
 from functions.memory.regions import RegionError
+from gateway.client.client import GatewayClient
 from moe.manifest import INGRESS, Manifest
+from placement.errors import PlacementError
+from placement.heterogeneous import Choice, Profile, chosen, held_now, places_of, read_profile, seen_by
+from placement.moves.cluster import deployed, places_now
+from placement.moves.coordinator import Coordinator
+from placement.prism import METHODS, Method
 from smoe.commands.options import connect, gateway_option, json_option, password_option, state_option
-from smoe.elastic.cluster import deployed, places_now
-from smoe.elastic.coordinator import Coordinator
 from smoe.errors import SmoeError
-from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
-from smoe.unlike import Choice, Profile, chosen, held_now, places_of, read_profile, seen_by
 
 STATISTICS_TIMEOUT_S = 5.0
 

@@ -12,9 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gateway.client.client import GatewayClient
 from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
+from placement.moves.managers import NodeSettings, start_nodes
 from smoe import lifecycle
 from smoe.commands.options import (
     connect,
@@ -25,9 +27,7 @@ from smoe.commands.options import (
     state_option,
 )
 from smoe.deployment import DeploymentSettings, render_stack
-from smoe.elastic.managers import NodeSettings, start_nodes
 from smoe.errors import GatewayRefusedError, SmoeError
-from smoe.gateway_client import GatewayClient
 from smoe.pipelines import ensure_pipeline
 
 _PIPELINE = click.argument("pipeline", default="minilm")

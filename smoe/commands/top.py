@@ -12,11 +12,11 @@ from autoscaler.build import build_controller
 from autoscaler.contract import TickReport
 from autoscaler.loop import run
 from autoscaler.settings import ControllerSettings
+from gateway.client.client import GatewayClient
+from placement.moves.managers import Managers, read_feed_token
 from smoe.commands.options import connect, gateway_option, password_option, state_option
-from smoe.elastic.managers import Managers, read_feed_token
 from smoe.errors import StateError
-from smoe.gateway_client import GatewayClient
-from smoe.nodes import PATIENCE_S, NodeWatch
+from smoe.machines import PATIENCE_S, NodeWatch
 from smoe.view.build import ViewBuilder
 from smoe.view.live import View
 

@@ -12,8 +12,8 @@ from typing import Any
 from smoe.errors import SmoeError
 from smoe.report import figures
 from smoe.report.log import read_log
+from smoe.report.measures import compute
 from smoe.report.model import Run
-from smoe.report.numbers import compute
 from smoe.report.page import page
 from traces.results import read_records
 

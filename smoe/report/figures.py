@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from smoe.report.measures import client_windows, replica_totals
 from smoe.report.model import NodeWindow, Run
-from smoe.report.numbers import client_windows, replica_totals
 
 FloatArray = NDArray[np.float64]
 

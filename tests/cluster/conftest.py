@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import MIB
-from autoscaler.platform.quantities import parse_quantity
+from autoscaler.platforms.quantities import parse_quantity
 from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from tests.cluster.namespaces import CLUSTER, WAIT_S, Asking, namespaces_of

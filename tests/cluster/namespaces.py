@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from autoscaler.errors import FunctionGoneError, PlatformError
-from autoscaler.platform.kubernetes import KubernetesClient
-from autoscaler.platform.kubernetes import connect as connect_controller
-from autoscaler.platform.kubernetes.client import STRATEGIC, Object
+from autoscaler.platforms.kubernetes import KubernetesClient
+from autoscaler.platforms.kubernetes import connect as connect_controller
+from autoscaler.platforms.kubernetes.client import STRATEGIC, Object
 from gateway.backends.kubernetes import KubernetesSettings, objects
 from gateway.contract import FunctionSpec
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autoscaler.lease import Elector, LeaseSettings
-from autoscaler.platform.kubernetes import KubernetesPlatform
+from autoscaler.platforms.kubernetes import KubernetesPlatform
 from gateway.contract import DEFAULT_NAMESPACE, ConflictError, NotFoundError
 from tests.cluster.conftest import Backends, Target, until
 from tests.doubles.kubernetes.functions import spec

@@ -9,8 +9,8 @@ import pytest
 
 from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Decision
-from autoscaler.platform.kubernetes import KubernetesPlatform
-from autoscaler.platform.kubernetes.client import RefusedError
+from autoscaler.platforms.kubernetes import KubernetesPlatform
+from autoscaler.platforms.kubernetes.client import RefusedError
 from tests.cluster.conftest import Target, until
 from tests.doubles.kubernetes.functions import openfaas_deployment, spec
 from tests.unit.autoscaler.builders import configuration

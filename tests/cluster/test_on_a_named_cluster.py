@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.platform.kubernetes import connect
+from autoscaler.platforms.kubernetes import connect
 from tests.cluster.namespaces import RUN, Asking
 from tests.doubles.kubernetes.kubeconfig import wait_for
 

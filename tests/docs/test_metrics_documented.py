@@ -14,17 +14,17 @@ from prometheus_client.core import Metric
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.exposition import ControllerMetrics
 from autoscaler.logger import DECISIONS, PIPELINE, WINDOWS
-from autoscaler.platform.fake import FakePlatform
-from autoscaler.platform.kubernetes.conditions import Condition
-from autoscaler.platform.kubernetes.metrics import PlatformMetrics
-from autoscaler.platform.shadow import ShadowBill, ShadowPlatform
+from autoscaler.platforms.fake import FakePlatform
+from autoscaler.platforms.kubernetes.conditions import Condition
+from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
+from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
-from functions.shared import metric_names as ingress_names
-from functions.shared.dispatch import CallRecord
-from functions.shared.instruments import IngressInstruments
-from functions.shared.messages import Request
-from functions.shared.node_host import NodeHost
-from functions.shared.traffic import Link
+from functions.dispatch.dispatcher import CallRecord
+from functions.serving import metric_names as ingress_names
+from functions.serving.instruments import IngressInstruments
+from functions.serving.node_host import NodeHost
+from functions.serving.traffic import Link
+from functions.wire.messages import Request
 from gateway import metric_names as gateway_names
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from functions.device.leases import HANDLE_BYTES, LeaseError
 from functions.memory.device_regions import DeviceFullError
-from functions.shared.leases import HANDLE_BYTES, LeaseError
 
 
 class PlayedMemory:

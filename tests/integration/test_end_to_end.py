@@ -23,10 +23,10 @@ from autoscaler.state.features import observe
 from autoscaler.state.readings import Series
 from autoscaler.topology import load_topology
 from gateway.backends.process import ProcessSettings
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_gateway, read_password
 from smoe import lifecycle
-from smoe.gateway_client import GatewayClient
 from smoe.parity import compare_with_whole_model
-from smoe.state import read_gateway, read_password
 from tests.integration import scrape_error
 from tests.unit.autoscaler.test_prometheus import prometheus
 

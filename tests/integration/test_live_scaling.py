@@ -17,17 +17,17 @@ import requests
 from click.testing import CliRunner
 
 from benchmarks.together import manager_pid
+from gateway.client.client import GatewayClient
 from moe.manifest import Manifest, load
+from placement.heterogeneous import MIB, expert_bytes
+from placement.moves.cluster import Places
+from placement.moves.coordinator import Coordinator, Moved, Options
+from placement.moves.errors import MoveError
+from placement.moves.journal import Entry, Journal
+from placement.moves.managers import Managers, NodeSettings, deploy_managers, read_feed_token, start_nodes
 from smoe import lifecycle
 from smoe.cli import cli
-from smoe.elastic.cluster import Places
-from smoe.elastic.coordinator import Coordinator, Moved, Options
-from smoe.elastic.errors import MoveError
-from smoe.elastic.journal import Entry, Journal
-from smoe.elastic.managers import Managers, NodeSettings, deploy_managers, read_feed_token, start_nodes
 from smoe.errors import GatewayRefusedError
-from smoe.gateway_client import GatewayClient
-from smoe.unlike import MIB, expert_bytes
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from autoscaler.contract import Topology
-from benchmarks import arms, motivation, one_decision
-from rl.workload_paper import paper_workload
+from benchmarks import motivation, one_decision
+from benchmarks import variants as arms
+from simulation.workloads.paper import paper_workload
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from traces.errors import TraceError, broken
+from traces.model import MAX_REQUESTS, Trace, make_trace
 from traces.rows import Table, read_header, real_number, whole_number
 from traces.sources import one
-from traces.trace import MAX_REQUESTS, Trace, make_trace
 
 COLUMNS = ("arrival_s", "context_tokens", "generated_tokens")
 MAX_TIME_S = 1e9

@@ -6,7 +6,7 @@ gap is not). The published form is one file a day, ``invocations_per_function_md
 ``.tar.xz``; that archive, a folder of the days or one of them are all read. A function that a day's file leaves out
 had no requests that day; a day between others whose file is missing is refused.
 
-The trace gives no times inside a minute; :mod:`traces.placement` draws them.
+The trace gives no times inside a minute; :mod:`traces.arrival_process` draws them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 
 from traces.columns import Block, Column, read_blocks
 from traces.errors import NoMatchError, TraceError, broken
+from traces.model import IntArray
 from traces.rows import Row, read_header, whole_number
 from traces.sources import Source, sources
-from traces.trace import IntArray
 
 FUNCTION_COLUMNS = ("HashOwner", "HashApp", "HashFunction", "Trigger")
 ROW_COLUMNS = ("RowId", "SourceBlob", "SourcePath", "Multiplicity")

@@ -17,9 +17,9 @@ import numpy as np
 from traces.batches import Batch, Names, pairs
 from traces.columns import Column, foreign, read_blocks
 from traces.errors import broken
+from traces.model import MAX_REQUESTS
 from traces.rows import read_header
 from traces.sources import one
-from traces.trace import MAX_REQUESTS
 
 MAX_TIME_S = 1e8
 """Three years: milliseconds of a two-week trace would be above, so a wrong unit is noticed."""

@@ -18,9 +18,9 @@ import numpy as np
 from traces.batches import Batch, Names, in_order, pairs
 from traces.columns import Block, Column, foreign, read_blocks
 from traces.errors import broken
+from traces.model import IntArray
 from traces.rows import read_header
 from traces.sources import one
-from traces.trace import IntArray
 
 DAY_S = 86_400
 MAX_TIME_S = 1e9

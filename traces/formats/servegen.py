@@ -26,9 +26,9 @@ import numpy as np
 
 from traces.columns import Block, Column, foreign, read_blocks
 from traces.errors import NoMatchError, TraceError
+from traces.model import MAX_REQUESTS, FloatArray, IntArray, Trace, make_trace
 from traces.rows import read_header
 from traces.sources import Source, sources
-from traces.trace import MAX_REQUESTS, FloatArray, IntArray, Trace, make_trace
 
 Law = Literal["measured-cv", "published"]
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from traces.columns import Block, Column, foreign, read_blocks
 from traces.errors import TraceError
+from traces.model import FloatArray, IntArray
 from traces.rows import Row, read_header
 from traces.sources import Source, sources
-from traces.trace import FloatArray, IntArray
 
 TableKind = Literal["durations", "memory", "lengths", "count-hours", "client-hours"]
 MAX_ROWS = 20_000_000

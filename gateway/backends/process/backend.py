@@ -12,18 +12,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gateway.backends.process import secret_mount
-from gateway.backends.process.exchanges import Exchanges
+from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.function import Context, ManagedFunction, Record
-from gateway.backends.process.gpu_shares import GpuShares
-from gateway.backends.process.launcher import Launcher
+from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.placement import NodeFolders, check_nodes, memory_root
 from gateway.backends.process.probes import probe
 from gateway.backends.process.programs import Prepared, prepare
-from gateway.backends.process.secret_files import SecretFiles
+from gateway.backends.process.secret import mount as secret_mount
+from gateway.backends.process.secret.files import SecretFiles
 from gateway.backends.process.settings import ProcessSettings
-from gateway.backends.process.usage import measure
+from gateway.backends.process.workers.exchanges import Exchanges
+from gateway.backends.process.workers.launcher import Launcher
 from gateway.contract import (
     DEFAULT_NAMESPACE,
     BackendInfo,

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.backends.process.backoff import Backoff
-from gateway.backends.process.exchanges import Exchanges
-from gateway.backends.process.gpu_shares import GpuShares
-from gateway.backends.process.gpus import Gpu
-from gateway.backends.process.launcher import Ended, Launcher, Program
+from gateway.backends.process.gpu.devices import Gpu
+from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.placement import PLACEMENT
-from gateway.backends.process.plan import Seen, plan, spread
 from gateway.backends.process.programs import Prepared
 from gateway.backends.process.settings import ProcessSettings
+from gateway.backends.process.stored_plan import Seen, plan, spread
+from gateway.backends.process.workers.exchanges import Exchanges
+from gateway.backends.process.workers.launcher import Ended, Launcher, Program
 from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.backends.process.launcher import WATCHDOG_MODULE, Program
 from gateway.backends.process.placement import placement_of
 from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, limits_of, whole_number
 from gateway.backends.process.settings import ProcessSettings
+from gateway.backends.process.workers.launcher import WATCHDOG_MODULE, Program
 from gateway.contract import FunctionSpec, InvalidSpecError
 
 WATCHDOG_ENTRY = f"{WATCHDOG_MODULE}:main"
@@ -19,7 +19,7 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _LIVE_KEYS = ("max_inflight",)
 _RESERVED = ("port",)
 PIPELINE_LABEL = "smoe.pipeline"
-NODES_LABEL = "smoe.nodes"
+NODES_LABEL = "smoe.machines"
 BACKGROUND = "smoe.background"
 """Annotation of functions that give way to others (``true``)."""
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gateway.backends.process.gpus import TENTHS
+from gateway.backends.process.gpu.devices import TENTHS
 from gateway.contract import FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
 

@@ -17,16 +17,16 @@ from stable_baselines3.common.utils import polyak_update, update_learning_rate
 from torch import Tensor, nn
 
 from rl.agent.actor import spread, there
+from rl.agent.configuration_table import features_of
 from rl.agent.contract import CONFIGURATION_FEATURES
 from rl.agent.ddpg.buffer import WindowBuffer, WindowSamples
 from rl.agent.ddpg.checkpoint import checked
+from rl.agent.ddpg.exploration_moves import SCOPES, moves
 from rl.agent.ddpg.improvement import NOTABLE, judged, pulls
-from rl.agent.ddpg.moves import SCOPES, moves
 from rl.agent.ddpg.policy import PipelineActor, PipelineCritic, PipelinePolicy
 from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.ddpg.window_critic import WindowCritic
 from rl.agent.encoder import padded
-from rl.agent.lattice import features_of
 from rl.agent.settings import NetworkSettings
 
 STORED = ("num_timesteps", "_n_updates", "_current_progress_remaining", "seed")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rl.agent.contract import Batch
-from rl.agent.ddpg.moves import Scope
+from rl.agent.ddpg.exploration_moves import Scope
 from rl.agent.ddpg.window_critic import WindowCritic
 
 EAGERNESS = 0.3

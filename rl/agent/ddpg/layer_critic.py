@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rl.agent import arms
+from rl.agent import variants as arms
+from rl.agent.configuration_table import features_of
 from rl.agent.contract import Batch
 from rl.agent.ddpg.buffer import WindowSamples
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.ddpg.targets import own_returns, penalties, returns
-from rl.agent.lattice import features_of
 from rl.agent.settings import NetworkSettings
 
 

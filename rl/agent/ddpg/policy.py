@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import Tensor, nn
 
-from rl.agent import arms
+from rl.agent import variants as arms
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
 from rl.agent.ddpg.layer_critic import LayerCritic
@@ -27,7 +27,7 @@ Space = spaces.Space[Any]
 
 
 class PipelineActor(Actor):
-    """π_θ of :mod:`rl.agent.arms` where the library expects a perceptron."""
+    """π_θ of :mod:`rl.agent.variants` where the library expects a perceptron."""
 
     network: SisoActor
     optimizer: torch.optim.Optimizer

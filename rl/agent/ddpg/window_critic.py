@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rl.agent.configuration_table import CALL_TIME, CONCURRENCY, PRICE, REPLICAS, features_of
 from rl.agent.contract import Batch
 from rl.agent.critic import PRODUCTS, with_products
 from rl.agent.ddpg.buffer import WindowSamples
-from rl.agent.ddpg.seen import NODE, PIPELINE, check_features
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.ddpg.targets import penalties
+from rl.agent.ddpg.visited import NODE, PIPELINE, check_features
 from rl.agent.encoder import Encoder
-from rl.agent.lattice import CALL_TIME, CONCURRENCY, PRICE, REPLICAS, features_of
 from rl.agent.pointer import masked_max, masked_mean
 from rl.agent.settings import NetworkSettings
 

@@ -49,7 +49,7 @@ async def fake(state: Path) -> AsyncIterator[Case]:
 
 @asynccontextmanager
 async def process(state: Path) -> AsyncIterator[Case]:
-    images = {"test/echo": "tests.unit.process_backend.entries:echo"}
+    images = {"test/echo": "tests.unit.gateway.process.entries:echo"}
     backend = create(ProcessSettings(state=state, images=images, settle_s=0.05, blanks=1, write_timeout_s=10.0))
     await backend.start()
     try:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.process import secret_mount
+from gateway.backends.process.secret import mount as secret_mount
 from gateway.contract import DEFAULT_NAMESPACE, Backend, FunctionSpec
 from tests.contract.gateway.conftest import process
-from tests.unit.process_backend.conftest import ask
+from tests.unit.gateway.process.conftest import ask
 
 allowed = pytest.mark.skipif(not secret_mount.possible(), reason="no CAP_SYS_ADMIN: no mount namespaces")
 

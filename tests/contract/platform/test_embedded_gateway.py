@@ -15,10 +15,10 @@ from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Configuration, Decision
 from autoscaler.errors import FunctionGoneError, PlatformError
 from autoscaler.monitor.scrape import ScrapeSource
-from autoscaler.platform.openfaas import OpenFaasPlatform
+from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.state.readings import Series
+from gateway.client.state import read_gateway_address, read_password
 from smoe.lifecycle import GatewaySettings, start_gateway, stop_process
-from smoe.state import read_gateway_address, read_password
 from tests.unit.autoscaler.builders import configuration
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("gateway")]

@@ -15,20 +15,20 @@ from kubernetes import client
 from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Configuration, Decision, PlacedPlatform, Platform
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
-from autoscaler.platform.fake import FakePlatform
-from autoscaler.platform.kubernetes import KubernetesClient, KubernetesPlatform
-from autoscaler.platform.kubernetes.client import api_client
-from autoscaler.platform.openfaas import OpenFaasPlatform
-from rl.sim.platform import SimulatedPlatform
-from rl.sim.requests import draw_requests
-from rl.sim.simulation import Simulation
+from autoscaler.platforms.fake import FakePlatform
+from autoscaler.platforms.kubernetes import KubernetesClient, KubernetesPlatform
+from autoscaler.platforms.kubernetes.client import api_client
+from autoscaler.platforms.openfaas import OpenFaasPlatform
+from simulation.engine.requests import draw_requests
+from simulation.engine.simulated_platform import SimulatedPlatform
+from simulation.engine.simulation import Simulation
 from tests.cluster.namespaces import CLUSTER, Namespaces
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
 from tests.unit.autoscaler.builders import configuration
 from tests.unit.autoscaler.servers import serve
-from tests.unit.rl.sim.builders import workload
+from tests.unit.simulation.engine.builders import workload
 
 NAMES = ("m", "m-expert-0-0", "m-expert-0-1")
 GPU = configuration(2, cpu_cores=0.0, gpu_share=0.3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functions.shared import metric_names as ingress
+from functions.serving import metric_names as ingress
 from gateway import metric_names as gateway
 
 EXPERT = "expert-0-0"

@@ -17,10 +17,10 @@ from click.testing import CliRunner, Result
 
 from autoscaler.commands import autoscale
 from autoscaler.contract import Cost, Decision, Observation, Proposal, TickReport
+from autoscaler.describe import line, summary
 from autoscaler.logger import read_contexts, read_pipeline
 from autoscaler.policies import Making
 from autoscaler.process import spared_collections
-from autoscaler.told import line, summary
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 from tests.unit.autoscaler.manifests import write_pipeline
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.policy.janus_plan import Bounds, Frontier, Plan, Present
+from autoscaler.policy.janus_search import Bounds, Frontier, Plan, Present
 from autoscaler.policy.performance import Load, PassModel
 
 LAYERS = (("a", "b"), ("c", "d", "e"))

@@ -15,8 +15,8 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import PlatformError
 from autoscaler.logger import FunctionLogger, read_decisions, read_pipeline
 from autoscaler.loop import Controller, describe, run, short
-from autoscaler.platform.fake import FakePlatform
-from autoscaler.platform.shadow import ShadowPlatform
+from autoscaler.platforms.fake import FakePlatform
+from autoscaler.platforms.shadow import ShadowPlatform
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.static import StaticPolicy
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology

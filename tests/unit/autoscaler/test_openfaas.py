@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration
 from autoscaler.errors import PlatformError, UnreachableError
-from autoscaler.platform.openfaas import OpenFaasPlatform, configuration_of, deployment_of
-from autoscaler.platform.placed import nodes_of
-from autoscaler.platform.quantities import QuantityError, parse_quantity
+from autoscaler.platforms.openfaas import OpenFaasPlatform, configuration_of, deployment_of
+from autoscaler.platforms.placed_replicas import nodes_of
+from autoscaler.platforms.quantities import QuantityError, parse_quantity
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.unit.autoscaler.builders import configuration
 from tests.unit.autoscaler.servers import serve

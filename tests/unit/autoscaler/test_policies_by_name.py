@@ -11,7 +11,6 @@ import pytest
 from autoscaler.build import build_controller
 from autoscaler.contract import Policy
 from autoscaler.errors import SettingsError
-from autoscaler.plan import Plan, load_plan, save_plan
 from autoscaler.policies import Making
 from autoscaler.policy.keda import KedaPolicy, Trigger
 from autoscaler.policy.kpa import KpaPolicy
@@ -19,6 +18,7 @@ from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy
 from autoscaler.policy.vertical import VerticalHpaPolicy
 from autoscaler.settings import POLICY_NAMES, ControllerSettings
+from autoscaler.stored_deployment import Plan, load_plan, save_plan
 from tests.unit.autoscaler.builders import configuration, topology
 from tests.unit.autoscaler.manifests import write_pipeline
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoscaler.contract import Configuration, Observation, Proposal
-from autoscaler.policy.beside import BesidePolicy
+from autoscaler.policy.scaled_together import BesidePolicy
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 
 A, B, C = configuration(1), configuration(2), configuration(3)

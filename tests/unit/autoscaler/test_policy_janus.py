@@ -11,9 +11,9 @@ import pytest
 
 from autoscaler.contract import Observation, Proposal
 from autoscaler.errors import SettingsError
-from autoscaler.policy.beside import BesidePolicy
 from autoscaler.policy.janus import JanusMemory, JanusPolicy, JanusSettings
 from autoscaler.policy.performance import mean_seconds
+from autoscaler.policy.scaled_together import BesidePolicy
 from autoscaler.prices import PriceSheet
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation
 from tests.unit.autoscaler.manifests import write_pipeline

@@ -13,8 +13,8 @@ from autoscaler.monitor.growth import TargetHistory, readings_of
 from autoscaler.monitor.scrape import parse_exposition
 from autoscaler.state.features import observe
 from autoscaler.state.readings import SHAPES
-from functions.shared.dispatch import CallRecord
-from functions.shared.instruments import IngressInstruments
+from functions.dispatch.dispatcher import CallRecord
+from functions.serving.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
 from tests.unit.autoscaler.builders import NOW_S, topology

@@ -8,9 +8,9 @@ import pytest
 from kubernetes import client
 
 from autoscaler.errors import UnreachableError
-from autoscaler.platform.kubernetes import KubernetesClient
-from autoscaler.platform.kubernetes.client import api_client
-from autoscaler.platform.openfaas import OpenFaasPlatform
+from autoscaler.platforms.kubernetes import KubernetesClient
+from autoscaler.platforms.kubernetes.client import api_client
+from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.retry_after import LONGEST_S, RetryAfter, seconds_of
 from tests.unit.autoscaler.servers import Reply, serve
 

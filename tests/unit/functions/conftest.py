@@ -12,8 +12,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from functions.shared.messages import Reply, Request
-from functions.shared.server import FunctionServer, ServerSettings
+from functions.serving.server import FunctionServer, ServerSettings
+from functions.wire.messages import Reply, Request
 from moe.preset import byte_tokenizer
 from moe.split import split
 from tests.unit.moe import tiny

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
+from functions.device.cuda_calls import CudaOpener
+from functions.device.lent import Lender
+from functions.device.tensors import GpuDevice, made_up_call, open_device
 from functions.memory.cuda_memory import CudaMemory
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Regions
-from functions.shared.cuda_calls import CudaOpener
-from functions.shared.device import GpuDevice, made_up_call, open_device
-from functions.shared.lent import Lender
-from functions.shared.settings import DeviceSettings
+from functions.serving.settings import DeviceSettings
 from moe.manifest import load
 from moe.runtime import load_node
 

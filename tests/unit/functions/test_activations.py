@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.activations import activations_of
-from autoscaler.placement.cluster import entropy
-from functions.shared import activations
-from functions.shared.activations import PERIODS, ActivationWindow, entropy_bits
+from benchmarks.placement.activations import activations_of
+from functions.dispatch import activations
+from functions.dispatch.activations import PERIODS, ActivationWindow, entropy_bits
+from placement.cluster import entropy
 
 EXPERTS, LAYERS, K = 5, 2, 3
 

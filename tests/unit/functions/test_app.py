@@ -17,8 +17,8 @@ import torch
 
 from functions.app import FunctionApp, create_app
 from functions.local import LocalPipeline
-from functions.shared import wire
-from functions.shared.settings import SettingsError
+from functions.serving.settings import SettingsError
+from functions.wire import format as wire
 from moe.manifest import load
 from moe.reference import WholeModel
 from moe.runtime import load_node

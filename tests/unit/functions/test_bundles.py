@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from functions.shared import arrays, bundles
-from functions.shared.bundles import Part, assemble, gather_rows, parse, split_rows, targets
-from functions.shared.wire import WireError
+from functions.wire import arrays, bundles
+from functions.wire.bundles import Part, assemble, gather_rows, parse, split_rows, targets
+from functions.wire.format import WireError
 
 
 @given(st.integers(1, 9), st.lists(st.sets(st.integers(0, 8), min_size=0), max_size=6), st.sampled_from("fuh"))

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from functions.memory.cuda_memory import CudaMemory
-from functions.memory.device_regions import DeviceFullError, LendError
-from functions.shared import cuda_calls
-from functions.shared.cuda_calls import (
+from functions.device import cuda_calls
+from functions.device.cuda_calls import (
     CudaCallError,
     CudaOpener,
     _Foreign,
@@ -24,7 +22,9 @@ from functions.shared.cuda_calls import (
     handle_of,
     runtime,
 )
-from functions.shared.leases import HANDLE_BYTES, LeaseError
+from functions.device.leases import HANDLE_BYTES, LeaseError
+from functions.memory.cuda_memory import CudaMemory
+from functions.memory.device_regions import DeviceFullError, LendError
 
 UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 FIRST, SECOND = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f"

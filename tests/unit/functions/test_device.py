@@ -23,10 +23,8 @@ import torch
 from torch import Tensor
 
 from functions import worker
-from functions.local import fork_worker
-from functions.shared import device as devices
-from functions.shared import node_host, nodes, wire
-from functions.shared.device import (
+from functions.device import tensors as devices
+from functions.device.tensors import (
     Cuda,
     DeviceLostError,
     GpuDevice,
@@ -35,9 +33,12 @@ from functions.shared.device import (
     made_up_call,
     open_device,
 )
-from functions.shared.leaving import EXIT_DEVICE_LOST, leave
-from functions.shared.node_host import NodeHost
-from functions.shared.settings import DeviceSettings, SettingsError, from_environment
+from functions.local import fork_worker
+from functions.serving import node_host, nodes
+from functions.serving.drain import EXIT_DEVICE_LOST, leave
+from functions.serving.node_host import NodeHost
+from functions.serving.settings import DeviceSettings, SettingsError, from_environment
+from functions.wire import format as wire
 from moe.manifest import Manifest, load
 from moe.runtime import HOST, NodeProgram, load_node
 from tests.unit.functions.conftest import get, post

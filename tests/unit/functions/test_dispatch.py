@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from functions.shared.dispatch import MAX_ATTEMPTS, CallRecord, Dispatcher, FunctionReplicas, ReplicaAddress, Rule
-from functions.shared.errors import (
+from functions.dispatch.dispatcher import MAX_ATTEMPTS, CallRecord, Dispatcher, FunctionReplicas, ReplicaAddress, Rule
+from functions.wire.errors import (
     CallError,
     DeadlineError,
     NodeFailedError,
@@ -19,7 +19,7 @@ from functions.shared.errors import (
     NoReplicaError,
     OverloadedError,
 )
-from functions.shared.messages import Reply, Request, error_reply
+from functions.wire.messages import Reply, Request, error_reply
 from tests.unit.functions.conftest import Held, Running, Scripted, echo
 
 

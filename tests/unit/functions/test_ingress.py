@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from functions.dispatch.dispatcher import FunctionReplicas
 from functions.ingress.handler import CLIENT_GONE, Ingress
-from functions.shared.dispatch import FunctionReplicas
-from functions.shared.messages import Reply, Request
-from functions.shared.settings import from_environment
+from functions.serving.settings import from_environment
+from functions.wire.messages import Reply, Request
 from moe.manifest import load
 
 

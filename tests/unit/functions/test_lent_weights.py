@@ -24,16 +24,18 @@ import torch
 from torch import Tensor
 
 from functions import worker
+from functions.device import leases, lent
+from functions.device.leases import LeaseError
+from functions.device.lent import Lender
+from functions.device.tensors import DeviceLostError, GpuDevice, open_device
 from functions.local import WorkerProcess, fork_worker
 from functions.memory import manager as managers
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Regions
-from functions.shared import leases, lent, node_host, nodes, wire
-from functions.shared.device import DeviceLostError, GpuDevice, open_device
-from functions.shared.leases import LeaseError
-from functions.shared.leaving import EXIT_DEVICE_LOST
-from functions.shared.lent import Lender
+from functions.serving import node_host, nodes
+from functions.serving.drain import EXIT_DEVICE_LOST
+from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node
 from tests.doubles.played_gpu import PlayedMemory, PlayedOpener

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaAddress
 from functions.ingress import links
 from functions.ingress.links import LARGE_BYTES, LinkMeter, two_phase_pays
-from functions.shared.dispatch import Dispatcher, FunctionReplicas, ReplicaAddress
-from functions.shared.relay import Relay
-from functions.shared.traffic import Link, Traffic
+from functions.serving.relay import Relay
+from functions.serving.traffic import Link, Traffic
 from tests.unit.functions.conftest import Running, echo
 
 

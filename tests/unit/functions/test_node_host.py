@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from functions.shared import node_host, wire
-from functions.shared.messages import Reply, Request
-from functions.shared.node_host import NodeHost
-from functions.shared.speed import Speed
+from functions.serving import node_host
+from functions.serving.node_host import NodeHost
+from functions.serving.speed import Speed
+from functions.wire import format as wire
+from functions.wire.messages import Reply, Request
 from moe.manifest import load
 from moe.runtime import NodeProgram, load_node
 from tests.unit.functions.conftest import get, post

@@ -16,9 +16,10 @@ from functions.ingress.calls import PassContext
 from functions.ingress.exchange import exchange
 from functions.ingress.packing import GATHER_S, MAX_PACKED_TOKENS, PassQueue
 from functions.local import LocalPipeline
-from functions.shared import arrays, wire
-from functions.shared.arrays import Arrays
-from functions.shared.errors import CallError, DeadlineError, NodeFailedError, NodeRefusedError, OverloadedError
+from functions.wire import arrays
+from functions.wire import format as wire
+from functions.wire.arrays import Arrays
+from functions.wire.errors import CallError, DeadlineError, NodeFailedError, NodeRefusedError, OverloadedError
 from moe.families.routing import dispatch
 from moe.reference import WholeModel
 from tests.unit.functions.test_pass import ask, close

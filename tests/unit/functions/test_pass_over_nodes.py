@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from autoscaler.placement.activations import activations_of
+from benchmarks.placement.activations import activations_of
 from functions.local import LocalPipeline
 from moe.reference import WholeModel
 from tests.unit.functions.test_pass import TEXTS, ask, asking, close

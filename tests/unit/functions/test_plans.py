@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from functions.ingress.plans import LayerPlans, PlanRule
-from functions.shared.dispatch import Dispatcher, FunctionReplicas, ReplicaAddress
+from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaAddress
+from functions.ingress.routes import LayerPlans, PlanRule
 
 Held = Mapping[int, Sequence[str]]
 """Expert → nodes of its replicas."""
@@ -105,7 +105,7 @@ async def test_a_rule_that_cannot_be_loaded_is_said_once(
     def missing(rule: str) -> None:
         raise ImportError("no numba here")
 
-    monkeypatch.setattr("functions.ingress.plans.maker", missing)
+    monkeypatch.setattr("functions.ingress.routes.maker", missing)
     dispatcher = Dispatcher(asyncio.get_running_loop())
     plans = LayerPlans([["e0"]], dispatcher, "aebs")
     dispatcher.update(table({0: ["a", "b"]}))

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from functions.shared import arrays, bundles, relay
-from functions.shared.bundles import Answer, gather_rows
-from functions.shared.messages import Reply, Request, error_reply
-from functions.shared.relay import Relay, relay_key
+from functions.serving import relay
+from functions.serving.relay import Relay, relay_key
+from functions.wire import arrays, bundles
+from functions.wire.bundles import Answer, gather_rows
+from functions.wire.messages import Reply, Request, error_reply
 from tests.unit.functions.conftest import Held, Running, Scripted, post
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)

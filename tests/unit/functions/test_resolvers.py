@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from functions.shared import resolvers
-from functions.shared.dispatch import FunctionReplicas, ReplicaAddress
-from functions.shared.resolvers import FeedResolver, TemplateResolver
+from functions.dispatch import resolvers
+from functions.dispatch.dispatcher import FunctionReplicas, ReplicaAddress
+from functions.dispatch.resolvers import FeedResolver, TemplateResolver
 
 
 def snapshot(version: int, **states: str) -> bytes:

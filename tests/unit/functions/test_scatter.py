@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, ReplicaAddress
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.exchange import exchange
 from functions.ingress.scatter import Scatter
-from functions.shared import arrays
-from functions.shared.dispatch import Dispatcher, FunctionReplicas, ReplicaAddress
-from functions.shared.errors import DeadlineError, NodeRefusedError
-from functions.shared.instruments import IngressInstruments
-from functions.shared.messages import Reply, Request, error_reply
-from functions.shared.relay import Relay
-from functions.shared.settings import Transfer
-from functions.shared.traffic import Link
+from functions.serving.instruments import IngressInstruments
+from functions.serving.relay import Relay
+from functions.serving.settings import Transfer
+from functions.serving.traffic import Link
+from functions.wire import arrays
+from functions.wire.errors import DeadlineError, NodeRefusedError
+from functions.wire.messages import Reply, Request, error_reply
 from moe.grouping import group
 from moe.manifest import load
 from tests.unit.functions.conftest import Held, Scripted

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from functions.shared.messages import Reply, Request, error_reply
-from functions.shared.server import Connection, FunctionServer, ServerSettings
+from functions.serving.server import Connection, FunctionServer, ServerSettings
+from functions.wire.messages import Reply, Request, error_reply
 from tests.unit.functions.conftest import Held, Scripted, echo, get, post, read_reply
 
 

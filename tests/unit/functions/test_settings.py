@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from functions.shared import metric_names as names
-from functions.shared.dispatch import CallRecord
-from functions.shared.instruments import Distribution, IngressInstruments, PeakGauge
-from functions.shared.settings import SettingsError, duration_s, from_environment, live_max_inflight
+from functions.dispatch.dispatcher import CallRecord
+from functions.serving import metric_names as names
+from functions.serving.instruments import Distribution, IngressInstruments, PeakGauge
+from functions.serving.settings import SettingsError, duration_s, from_environment, live_max_inflight
 
 
 @pytest.fixture

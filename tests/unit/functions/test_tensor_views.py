@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from functions.shared.tensor_views import DTYPES, HeaderError, places, read_places, views
+from functions.wire.tensor_views import DTYPES, HeaderError, places, read_places, views
 from moe import runtime
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

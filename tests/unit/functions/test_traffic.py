@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from functions.ingress.statistics import Statistics
-from functions.shared.instruments import IngressInstruments
-from functions.shared.traffic import MAX_MACHINES, OTHERS, Traffic
+from functions.ingress.counts import Statistics
+from functions.serving.instruments import IngressInstruments
+from functions.serving.traffic import MAX_MACHINES, OTHERS, Traffic
 
 
 def test_the_fullest_machine_is_the_one_with_most_activated_experts() -> None:

@@ -17,9 +17,9 @@ import torch
 
 from functions import applications
 from functions.app import FunctionApp
-from functions.shared import wire
-from functions.shared.settings import FunctionSettings, SettingsError, from_environment
-from functions.shared.weights import Cache, WeightsError, needs, provide
+from functions.serving.settings import FunctionSettings, SettingsError, from_environment
+from functions.serving.weights import Cache, WeightsError, needs, provide
+from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import load_node
 

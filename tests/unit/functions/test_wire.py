@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from functions.shared import wire
+from functions.wire import format as wire
 
 DTYPES = list(wire.CODE_OF_DTYPE)
 NAMES = st.text(alphabet="abcxyz_", min_size=1, max_size=12)

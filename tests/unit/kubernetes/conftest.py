@@ -10,8 +10,8 @@ import pytest
 from kubernetes import client
 
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.platform.kubernetes import KubernetesClient, KubernetesPlatform
-from autoscaler.platform.kubernetes.client import api_client
+from autoscaler.platforms.kubernetes import KubernetesClient, KubernetesPlatform
+from autoscaler.platforms.kubernetes.client import api_client
 from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.connection import Connection

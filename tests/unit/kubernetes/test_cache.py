@@ -13,12 +13,12 @@ import pytest
 from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Decision
 from autoscaler.errors import PlatformError, UnreachableError
-from autoscaler.platform.kubernetes import KubernetesPlatform, cache
-from autoscaler.platform.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
-from autoscaler.platform.kubernetes.client import Event, ExpiredError, Rate
-from autoscaler.platform.kubernetes.conditions import conditions_of
-from autoscaler.platform.kubernetes.deployments import configuration_of, live_of, resize_patch, settings_patch
-from autoscaler.platform.kubernetes.known import Known
+from autoscaler.platforms.kubernetes import KubernetesPlatform, cache
+from autoscaler.platforms.kubernetes.cache import Kept, WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platforms.kubernetes.client import Event, ExpiredError, Rate
+from autoscaler.platforms.kubernetes.conditions import conditions_of
+from autoscaler.platforms.kubernetes.deployments import configuration_of, live_of, resize_patch, settings_patch
+from autoscaler.platforms.kubernetes.store import Known
 from tests.doubles.kubernetes.functions import put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration

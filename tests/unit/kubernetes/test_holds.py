@@ -8,8 +8,8 @@ import pytest
 
 from autoscaler.contract import Bound
 from autoscaler.errors import PlatformError
-from autoscaler.platform.kubernetes.holds import Holds
-from autoscaler.platform.kubernetes.room import refused_limits
+from autoscaler.platforms.kubernetes.holds import Holds
+from autoscaler.platforms.kubernetes.room import refused_limits
 from tests.unit.autoscaler.builders import configuration
 
 F = "m-expert-0-0"

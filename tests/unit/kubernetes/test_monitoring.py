@@ -21,13 +21,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.exposition import ControllerMetrics
-from autoscaler.platform.fake import FakePlatform
-from autoscaler.platform.kubernetes.conditions import Condition
-from autoscaler.platform.kubernetes.metrics import PlatformMetrics
-from autoscaler.platform.shadow import ShadowBill, ShadowPlatform
+from autoscaler.platforms.fake import FakePlatform
+from autoscaler.platforms.kubernetes.conditions import Condition
+from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
+from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
-from functions.shared.dispatch import CallRecord
-from functions.shared.instruments import IngressInstruments
+from functions.dispatch.dispatcher import CallRecord
+from functions.serving.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
 from tests.unit.autoscaler.builders import configuration, observation

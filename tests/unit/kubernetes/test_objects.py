@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.platform.kubernetes import deployments
+from autoscaler.platforms.kubernetes import deployments
 from gateway.backends.kubernetes import KubernetesSettings, live, objects
 from gateway.backends.kubernetes.api import Object
 from gateway.contract import FunctionSpec, InvalidSpecError

@@ -11,8 +11,8 @@ from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Configuration, Decision
 from autoscaler.errors import PlatformError, UnreachableError
 from autoscaler.lease import NotLeaderError
-from autoscaler.platform.kubernetes import GpuSettings, KubernetesPlatform
-from autoscaler.platform.kubernetes.client import RefusedError
+from autoscaler.platforms.kubernetes import GpuSettings, KubernetesPlatform
+from autoscaler.platforms.kubernetes.client import RefusedError
 from tests.doubles.kubernetes.cluster import Node
 from tests.doubles.kubernetes.errors import Refusal
 from tests.doubles.kubernetes.functions import NAMESPACE, put, put_openfaas, quota, spec, writes

@@ -15,8 +15,8 @@ import yaml
 from kubernetes import client
 
 from autoscaler.lease import Elector, LeaseSettings
-from autoscaler.platform.kubernetes import KubernetesClient
-from autoscaler.platform.kubernetes.client import api_client
+from autoscaler.platforms.kubernetes import KubernetesClient
+from autoscaler.platforms.kubernetes.client import api_client
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.contract import DEFAULT_NAMESPACE
 from tests.doubles.kubernetes.functions import put, spec

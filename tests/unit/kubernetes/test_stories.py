@@ -15,7 +15,7 @@ from autoscaler.contract import MetricsSource, Observation
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.lease import NotLeaderError
 from autoscaler.loop import Controller
-from autoscaler.platform.kubernetes import KubernetesPlatform, cache
+from autoscaler.platforms.kubernetes import KubernetesPlatform, cache
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
 from tests.doubles.kubernetes.running import Running

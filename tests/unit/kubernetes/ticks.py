@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from autoscaler.contract import Configuration, Observation, Proposal, TickReport
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.loop import Controller
-from autoscaler.platform.kubernetes import KubernetesPlatform
+from autoscaler.platforms.kubernetes import KubernetesPlatform
 from tests.doubles.kubernetes.functions import writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import PRICES, configuration, observation, topology

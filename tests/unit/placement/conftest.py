@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from autoscaler.placement.activations import Activations, activations_of
+from benchmarks.placement.activations import Activations, activations_of
 
 Known = Callable[..., Activations]
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.activations import Activations
-from autoscaler.placement.eplb import balanced
-from autoscaler.placement.janus import Nodes, place
-from autoscaler.placement.layout import Held, check, coactivation_load, copies, once, token_load
+from benchmarks.placement.activations import Activations
+from benchmarks.placement.eplb import balanced
+from placement.janus import Nodes, place
+from placement.layout import Held, check, coactivation_load, copies, once, token_load
 from tests.unit.placement.conftest import Known
 
 SHAPES = st.tuples(st.integers(2, 6), st.integers(2, 5), st.integers(0, 8), st.integers(0, 10_000))

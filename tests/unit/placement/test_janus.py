@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.activations import Activations, SlidingActivations, activations_of
-from autoscaler.placement.eplb import balanced
-from autoscaler.placement.errors import InfeasibleError, PlacementError
-from autoscaler.placement.exact import least_pairs
-from autoscaler.placement.janus import OBJECTIVES, Nodes, Placement, place
-from autoscaler.placement.layout import arrivals, check, coactivation_load, copies, keep_in_place, once, token_load
+from benchmarks.placement.activations import Activations, SlidingActivations, activations_of
+from benchmarks.placement.eplb import balanced
+from placement.errors import InfeasibleError, PlacementError
+from placement.exact import least_pairs
+from placement.janus import OBJECTIVES, Nodes, Placement, place
+from placement.layout import arrivals, check, coactivation_load, copies, keep_in_place, once, token_load
 from tests.unit.placement.conftest import Known
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.integers(0, 1000))

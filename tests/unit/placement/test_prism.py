@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.cluster import (
+from benchmarks.placement.heterogeneous_compared import eplb, redundance, smartmoe, uniform
+from placement.cluster import (
     Cluster,
     check_plan,
     entropy,
@@ -18,11 +19,10 @@ from autoscaler.placement.cluster import (
     make_cluster,
     remote_calls,
 )
-from autoscaler.placement.errors import InfeasibleError, PlacementError
-from autoscaler.placement.exact import fewest_remote
-from autoscaler.placement.migration import Scale, decide, migration_s
-from autoscaler.placement.prism import METHODS, assign, layer_counts, plan
-from autoscaler.placement.unlike import eplb, redundance, smartmoe, uniform
+from placement.errors import InfeasibleError, PlacementError
+from placement.exact import fewest_remote
+from placement.migration import Scale, decide, migration_s
+from placement.prism import METHODS, assign, layer_counts, plan
 
 PEERS: dict[str, Callable[[np.ndarray, Cluster, int], np.ndarray]] = {
     "uniform": lambda f, c, b: uniform(c, f.shape[1], f.shape[2], b, 0),

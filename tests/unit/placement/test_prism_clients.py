@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 
-from benchmarks.prism_clients import Counts, Served, counted, joined
+from benchmarks.prism_real.clients import Counts, Served, counted, joined
 
 EXPOSED = b"""\
 # TYPE smoe_node_tokens counter

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from benchmarks.prism_network import SWITCH, Node, NotPermittedError, become_switch, connect, measure
+from benchmarks.prism_real.network import SWITCH, Node, NotPermittedError, become_switch, connect, measure
 
 MBIT, TRIED = 200.0, 4 << 20
 
@@ -51,7 +51,7 @@ def test_nothing_of_it_is_seen_outside(switch: ThreadPoolExecutor) -> None:
 
 def test_a_killed_run_leaves_nothing(switch: ThreadPoolExecutor) -> None:
     program = (
-        "import sys; from benchmarks.prism_network import *; become_switch(); connect(['a', 'b'], 100.0);"
+        "import sys; from benchmarks.prism_real.network import *; become_switch(); connect(['a', 'b'], 100.0);"
         "print('up', flush=True); sys.stdin.read()"
     )
     before = socket.if_nameindex(), _named()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autoscaler.placement.cluster import Cluster, make_cluster
-from autoscaler.placement.errors import PlacementError
-from autoscaler.placement.replay import Costs, PlanChange, Requests, replay
+from benchmarks.placement.replay_log import Costs, PlanChange, Requests, replay
+from placement.cluster import Cluster, make_cluster
+from placement.errors import PlacementError
 
 COSTS = Costs(dense_s=1.0, dense_token_s=0.1, expert_s=2.0, expert_token_s=0.5, token_bytes=10, message_s=0.25)
 HALVES = np.array([[[True, False]], [[False, True]]])

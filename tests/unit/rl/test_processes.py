@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl.processes import worker_processes
+from evaluation.processes import worker_processes
 
 STARTS_ONE = """
 import os, signal
-from rl.processes import worker_processes
+from evaluation.processes import worker_processes
 
 if __name__ == "__main__":
     with worker_processes(1) as pool:

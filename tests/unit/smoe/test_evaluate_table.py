@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from rl.evaluate.statistics import Interval
-from rl.evaluate.tables import Row
+from evaluation.comparison.intervals import Interval
+from evaluation.comparison.tables import Row
 from smoe.commands import evaluate
 
 

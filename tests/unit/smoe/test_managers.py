@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smoe.elastic.managers import NodeSettings, deploy_managers
+from placement.moves.managers import NodeSettings, deploy_managers
 
 
 class Gateway:

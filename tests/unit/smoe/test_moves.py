@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from functions.memory.plan import MovePlan
+from functions.memory.move_plan import MovePlan
 from moe.manifest import Manifest, load
-from smoe.elastic import coordinator as module
-from smoe.elastic.coordinator import Coordinator
-from smoe.elastic.errors import MoveError
-from smoe.elastic.journal import Entry, Journal
+from placement.moves import coordinator as module
+from placement.moves.coordinator import Coordinator
+from placement.moves.errors import MoveError
+from placement.moves.journal import Entry, Journal
 from smoe.errors import StateError
 
 HOLDER = """
 import sys
 from pathlib import Path
-from smoe.elastic.journal import Journal
+from placement.moves.journal import Journal
 with Journal(Path(sys.argv[1])).alone("m"):
     print("held", flush=True)
     sys.stdin.read()

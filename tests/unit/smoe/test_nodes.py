@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from smoe.elastic.errors import ManagerGoneError
+from placement.moves.errors import ManagerGoneError
 from smoe.errors import GatewayRefusedError, GatewayUnreachableError
-from smoe.nodes import NodeWatch
+from smoe.machines import NodeWatch
 from smoe.view.model import NodeRow
 
 MB = 1_000_000

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from functions.ingress.statistics import Statistics
-from functions.shared.instruments import IngressInstruments
+from functions.ingress.counts import Statistics
+from functions.serving.instruments import IngressInstruments
 from moe.manifest import load
 from smoe.cli import cli
 

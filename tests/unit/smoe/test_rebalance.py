@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from moe.manifest import Manifest, load
+from placement.heterogeneous import MIB, expert_bytes
+from placement.moves.errors import MoveError
 from smoe.cli import cli
 from smoe.commands import rebalance as command
-from smoe.elastic.errors import MoveError
-from smoe.unlike import MIB, expert_bytes
 
 
 class Played:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run_folder import remove_leftovers, run_folder
+from benchmarks.harness.run_folder import remove_leftovers, run_folder
 
 PREFIX = "smoe-test-run-"
 HOLD = f"""
 import sys
-from benchmarks.run_folder import run_folder
+from benchmarks.harness.run_folder import run_folder
 with run_folder({PREFIX!r}) as folder:
     (folder / "large").write_bytes(b"x" * 1000)
     print(folder, flush=True)

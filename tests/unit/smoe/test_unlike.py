@@ -11,11 +11,21 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from autoscaler.placement.errors import InfeasibleError
 from moe.manifest import Manifest, load
+from placement.errors import InfeasibleError
+from placement.heterogeneous import (
+    MIB,
+    Profile,
+    chosen,
+    expert_bytes,
+    held_now,
+    places_of,
+    planned,
+    read_profile,
+    seen_by,
+)
 from smoe.cli import cli
 from smoe.errors import SmoeError
-from smoe.unlike import MIB, Profile, chosen, expert_bytes, held_now, places_of, planned, read_profile, seen_by
 
 
 @pytest.fixture

@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traces import catalog, loading, placement
+from traces import arrival_process as placement
+from traces import catalog, loading
 from traces.catalog import SAMPLES
 from traces.clips import candidates, choose, clips
 from traces.errors import NoMatchError, TraceError
 from traces.generate import synthetic
 from traces.hours import hours, stationarity
+from traces.model import PATTERNS, classify
 from traces.splits import DAY_S, HOUR_S, SPLITS, SPLITS_BY, assign, cuts, split_of
-from traces.trace import PATTERNS, classify
 
 FUNCTIONS = SAMPLES / "made_azure_functions.csv"
 

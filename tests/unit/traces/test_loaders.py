@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from traces import loading, placement
+from traces import arrival_process as placement
+from traces import loading
 from traces.catalog import SAMPLES
 from traces.errors import NoMatchError, TraceError
 from traces.formats import arrivals, azure_functions_2019, servegen
-from traces.trace import make_trace
+from traces.model import make_trace
 
 FUNCTIONS_HEAD = "HashOwner,HashApp,HashFunction,Trigger,480,481,482\n"
 LLM_HEAD = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from traces import catalog, loading, placement, popularity
+from traces import arrival_process as placement
+from traces import catalog, loading, popularity
 from traces.catalog import SAMPLES
 from traces.formats import azure_functions_2019
 from traces.formats.tables import read_table

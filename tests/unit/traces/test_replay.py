@@ -14,9 +14,9 @@ from aiohttp import web
 
 from traces.errors import ReplayError, TraceError
 from traces.generate import synthetic
+from traces.model import make_trace
 from traces.replay import ReplaySettings, check, judge, replay
 from traces.results import CSV_COLUMNS, CsvSink, percentiles, read_records
-from traces.trace import make_trace
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

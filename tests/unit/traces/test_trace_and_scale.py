@@ -13,8 +13,8 @@ from traces import catalog, make_samples, scale
 from traces.catalog import SAMPLES
 from traces.errors import TraceError
 from traces.generate import synthetic
+from traces.model import Trace, classify, make_trace
 from traces.rows import read_lines
-from traces.trace import Trace, classify, make_trace
 
 
 def own_cv(trace: Trace) -> float:

@@ -20,7 +20,7 @@ trap finish EXIT
 cd "$here/../../../.." # the images of the table are modules of this tree
 "$python" -m gateway --state "$work/state" --port 18080 --metrics-port 18082 \
   --image docker.io/theaxer/redirector=tests.contract.gateway.entries:redirector \
-  --image test/echo=tests.unit.process_backend.entries:echo >"$work/gateway.log" 2>&1 &
+  --image test/echo=tests.unit.gateway.process.entries:echo >"$work/gateway.log" 2>&1 &
 pids+=($!)
 for _ in $(seq 300); do [ -f "$work/state/gateway.json" ] && break; sleep 0.1; done
 "$cli" login --gateway http://127.0.0.1:18080 --username admin --password-stdin \

@@ -1,0 +1,255 @@
+"""Objects of one kind as a watch of the API server keeps them: listed once, then followed, in a thread.
+
+A cache is an aid, never the only way: where its watch is not whole (not yet begun, broken off, too old), ``objects``
+answers None, and whoever asks lists for itself. So an API server that is gone is seen as before, and what is read is as
+young as the watch, which is milliseconds; a watch that hangs is cut by its own end after ``WATCH_S``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from autoscaler.errors import PlatformError
+from autoscaler.platforms.kubernetes.client import Event, ExpiredError, KubernetesClient, Object
+from autoscaler.platforms.kubernetes.deployments import FUNCTION_LABEL, PIPELINE_LABEL
+
+log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
+
+WATCH_S = 30
+"""How long one watch is asked to last: a connection that died in silence is found out after that."""
+RELIST_S = 600.0
+"""Everything is listed anew this often, whatever the watch told."""
+_WAITS_S = (0.2, 1.0, 5.0)
+LIVED_S = 5.0
+"""A watch that ends before it lived so long was none: a pause comes before the next one."""
+
+
+class Source(Protocol):
+    """Where a cache reads: the client, for one kind of objects."""
+
+    def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
+        """Objects, and what tells their version once they were all read."""
+
+    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
+        """Events after a version, until the API server ends the watch; ``opened`` gets what ends it from here.
+
+        Raises ExpiredError and PlatformError.
+        """
+
+
+class ClientSource:
+    """Objects of one kind that a selector chooses."""
+
+    def __init__(self, client: KubernetesClient, resource: str, selector: str) -> None:
+        self._client = client
+        self._resource = resource
+        self._selector = selector
+
+    def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
+        told: list[str] = []
+        return self._client.listed(self._resource, self._selector, told.append), lambda: told[-1]
+
+    def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
+        return self._client.watch(self._resource, self._selector, version, seconds, opened)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An object as it is kept: what is asked of it at every look, and the rest packed.
+
+    Thousands of unpacked documents are ten times as large, and the garbage collector walks through all of them several
+    times in a tick.
+    """
+
+    name: str
+    uid: str
+    version: str
+    function: str
+    """Label of the function that it belongs to."""
+    pipeline: str
+    """Label of the pipeline, of a Deployment that of its pods."""
+    packed: bytes
+
+    @staticmethod
+    def of(document: Object) -> Kept:
+        meta = document["metadata"]
+        labels = meta.get("labels") or {}
+        pods = document.get("spec", {}).get("template", {}).get("metadata", meta).get("labels") or {}
+        return Kept(
+            meta["name"],
+            meta.get("uid", ""),
+            meta.get("resourceVersion", ""),
+            labels.get(FUNCTION_LABEL, ""),
+            pods.get(PIPELINE_LABEL, ""),
+            orjson.dumps(document),
+        )
+
+    def document(self) -> Object:
+        """A copy of one's own."""
+        found: dict[str, Any] = orjson.loads(self.packed)
+        return found
+
+
+class WatchCache:
+    """``trimmed`` keeps of an object what is needed. ``clock``: seconds that only grow."""
+
+    def __init__(self, source: Source, trimmed: Callable[[Object], Object], clock: Callable[[], float]) -> None:
+        self._source = source
+        self._trimmed = trimmed
+        self._clock = clock
+        self._objects: dict[str, Kept] = {}
+        self._version = ""
+        self._listed_s = 0.0
+        self._whole = False
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._cut: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to list and to follow."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        with suppress(OSError, ValueError):  # the connection may be gone already
+            self._cut()
+        self._thread.join(timeout=5.0)
+
+    def objects(self) -> list[Kept] | None:
+        """All objects, None where the watch is not whole now."""
+        with self._lock:
+            return list(self._objects.values()) if self._whole else None
+
+    def put(self, kept: Kept) -> None:
+        """Take over what a write was answered, ahead of the watch."""
+        with self._lock:
+            known = self._objects.get(kept.name)
+            if known is not None and _newer(kept.uid, kept.version, known):
+                self._objects[kept.name] = kept
+
+    def _run(self) -> None:
+        failed = short = 0
+        while not self._stop.is_set():
+            begun_s = self._clock()
+            try:
+                if not self._version or self._clock() - self._listed_s > RELIST_S:
+                    self._load()
+                for event in self._source.watch(self._version, WATCH_S, self._opened):
+                    self._take(event)
+                    failed = 0
+            except ExpiredError:
+                self._whole, self._version = False, ""
+            except PlatformError as error:
+                self._whole = False
+                if not self._stop.is_set():
+                    (log.info if failed else log.warning)("%s; lists are read until the watch is back", error)
+                self._pause(failed)
+                failed += 1
+                continue
+            except Exception:
+                self._whole, self._version = False, ""
+                log.exception("the watch failed; everything is listed anew")
+                self._stop.wait(_WAITS_S[-1])
+                continue
+            short = 0 if self._clock() - begun_s >= LIVED_S else short + 1
+            if short > 1:  # one may be cut by chance: the next one goes on at once
+                self._whole = False
+                self._pause(short - 2)
+        self._whole = False
+
+    def _pause(self, before: int) -> None:
+        """Wait, the longer the more pauses there were ``before``; no pause is longer than the last of ``_WAITS_S``."""
+        self._stop.wait(_WAITS_S[min(before, len(_WAITS_S) - 1)])
+
+    def _opened(self, cut: Callable[[], None]) -> None:
+        self._cut, self._whole = cut, True
+        if self._stop.is_set():
+            cut()
+
+    def _load(self) -> None:
+        found, version = self._source.list()
+        objects = {one["metadata"]["name"]: Kept.of(self._trimmed(one)) for one in found}
+        with self._lock:
+            self._objects, self._version, self._listed_s = objects, version(), self._clock()
+
+    def _take(self, event: Event) -> None:
+        kind, document = event
+        with self._lock:
+            self._version = document["metadata"]["resourceVersion"]
+            if kind == "BOOKMARK":
+                return
+            name = document["metadata"]["name"]
+            known = self._objects.get(name)
+            if kind == "DELETED":
+                if known is not None and known.uid == document["metadata"].get("uid", ""):
+                    del self._objects[name]
+            elif known is None or _newer(document["metadata"].get("uid", ""), self._version, known):
+                self._objects[name] = Kept.of(self._trimmed(document))
+
+
+def trimmed_deployment(document: Object) -> Object:
+    """What the controller reads of a Deployment; of the gateway's note of what was deployed, that it is there."""
+    meta, spec = document["metadata"], document["spec"]
+    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith("smoe.")}
+    if "smoe.function" in annotations:
+        annotations["smoe.function"] = ""
+    template = spec["template"]
+    containers = [_picked(one, ("name", "resources", "env")) for one in template["spec"].get("containers") or ()]
+    return {
+        "metadata": {
+            **_picked(meta, ("name", "uid", "resourceVersion", "labels", "ownerReferences")),
+            "annotations": annotations,
+        },
+        "spec": {
+            "replicas": spec.get("replicas", 1),
+            "template": {
+                "metadata": _picked(template["metadata"], ("labels", "annotations")),
+                "spec": {"containers": containers},
+            },
+        },
+        "status": _picked(document.get("status") or {}, ("replicas", "updatedReplicas", "conditions")),
+    }
+
+
+def trimmed_pod(document: Object) -> Object:
+    """What the controller reads of a pod."""
+    meta, spec, status = document["metadata"], document["spec"], document.get("status") or {}
+    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith("smoe.")}
+    kept = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
+    told = status.get("conditions") or ()
+    unready = any(one["type"] == "Ready" and one["status"] != "True" for one in told)
+    types = (*_CONDITIONS, "Ready", "ContainersReady") if unready else _CONDITIONS
+    conditions = [one for one in told if one["type"] in types]
+    return {
+        "metadata": {**_picked(meta, kept), "annotations": annotations},
+        "spec": {
+            **_picked(spec, ("nodeName",)),
+            "containers": [_picked(one, ("name", "resources")) for one in spec.get("containers") or ()],
+        },
+        "status": {**_picked(status, ("phase",)), "conditions": conditions},
+    }
+
+
+_CONDITIONS = ("PodResizePending", "PodResizeInProgress", "PodScheduled", "DisruptionTarget")
+
+
+def _picked(document: Object, keys: tuple[str, ...]) -> Object:
+    return {key: document[key] for key in keys if key in document}
+
+
+def _newer(uid: str, version: str, known: Kept) -> bool:
+    """Whether it is of a later form; versions of one kind are numbers that grow. Another object of the name is."""
+    if uid != known.uid:
+        return True
+    if not (version.isdigit() and known.version.isdigit()):
+        return True
+    return int(version) > int(known.version)

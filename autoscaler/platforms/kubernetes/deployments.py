@@ -1,0 +1,263 @@
+"""Between configurations and Deployments; computes only.
+
+What a function's pods should have now stands in the Deployment's annotation ``smoe.live`` (written by the gateway at a
+deployment, by the controller at a change); without it, the template says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from autoscaler.contract import MIB, Configuration
+from autoscaler.errors import ConfigurationError
+from autoscaler.platforms.kubernetes.client import Object
+from autoscaler.platforms.quantities import QuantityError, parse_quantity
+
+FUNCTION_LABEL = "faas_function"
+PIPELINE_LABEL = "smoe.pipeline"
+SCALE_TYPE = "com.openfaas.scale.type"
+SCALE_MIN = "com.openfaas.scale.min"
+SET_ASIDE = "smoe"
+"""A scaling type that OpenFaaS's autoscaler has no rule for, so it leaves the function alone."""
+OWN = "smoe.function"
+"""Annotation of Deployments that this project's gateway made; nobody else scales those."""
+LIVE = "smoe.live"
+POD_SETTINGS = "smoe.settings"
+MOVED = "smoe.moved"
+"""Annotation of the template: the last configuration for which replicas were placed anew."""
+GPU = "nvidia.com/gpu"
+GPU_TENTHS = 10
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+RESIZED = ("cpu", "memory")
+
+
+@dataclass(frozen=True)
+class Live:
+    """Limits, requests and calls at once of a function's replicas, as Kubernetes writes them."""
+
+    limits: Mapping[str, str]
+    requests: Mapping[str, str]
+    max_inflight: int
+
+    def text(self) -> str:
+        fields = {"limits": dict(self.limits), "requests": dict(self.requests), "max_inflight": self.max_inflight}
+        return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode()
+
+    def settings(self) -> str:
+        """Content of a replica's live settings file."""
+        return orjson.dumps({"max_inflight": self.max_inflight}).decode()
+
+    def full_requests(self) -> dict[str, str]:
+        """Requests as the API server fills them in."""
+        return {**{k: v for k, v in self.limits.items() if k in RESIZED}, **self.requests}
+
+
+@dataclass(frozen=True)
+class GpuSettings:
+    """How functions share GPUs here: ``memory_mb`` MiB of a GPU, None sets no memory limits; ``host_ipc``: a function
+    with a GPU gets its node's IPC namespace, as GKE's MPS wants."""
+
+    memory_mb: int | None = None
+    host_ipc: bool = False
+
+
+def container_of(document: Object, name: str) -> Object | None:
+    """The function's container: the one of its name, else the first."""
+    spec = document["spec"]["template"]["spec"] if "template" in document["spec"] else document["spec"]
+    containers = spec.get("containers") or [None]
+    found: Object | None = next((one for one in containers if one and one["name"] == name), containers[0])
+    return found
+
+
+def live_of(deployment: Object) -> Live | None:
+    """What the function's replicas should have now, None where that cannot be read."""
+    name = deployment["metadata"]["name"]
+    container = container_of(deployment, name)
+    if container is None:
+        return None
+    annotation = (deployment["metadata"].get("annotations") or {}).get(LIVE)
+    try:
+        if annotation is not None:
+            found = orjson.loads(annotation)
+            return Live(dict(found["limits"]), dict(found["requests"]), int(found["max_inflight"]))
+        resources = container.get("resources") or {}
+        environment = {entry["name"]: entry.get("value") for entry in container.get("env") or ()}
+        inflight = int(environment.get("max_inflight") or 0)
+        return Live(dict(resources.get("limits") or {}), dict(resources.get("requests") or {}), inflight)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def configuration_of(deployment: Object) -> Configuration | None:
+    """The configuration, or None without a memory limit, or without a CPU or GPU limit."""
+    live = live_of(deployment)
+    if live is None:
+        return None
+    try:
+        memory_mb = round(parse_quantity(live.limits["memory"]) / MIB)
+        share = round(parse_quantity(live.limits[GPU]) / GPU_TENTHS, 6) if GPU in live.limits else 0.0
+        cores = 0.0 if share else parse_quantity(live.limits["cpu"])
+        replicas = int(deployment["spec"].get("replicas", 1))
+        return Configuration(memory_mb, cores, share, replicas, live.max_inflight)
+    except (KeyError, QuantityError, ConfigurationError):
+        return None
+
+
+def wanted(present: Live, target: Configuration) -> Live:
+    """``present`` with the numbers of ``target``.
+
+    Requests follow: those that equal their limit go on doing so (a live pod keeps its class of service), memory's too
+    where there is one; CPU's stays unless it would be above the limit.
+    """
+    limits = dict(present.limits) | {"memory": f"{target.memory_mb}Mi"}
+    requests = dict(present.requests)
+    for resource in ("cpu", GPU):
+        limits.pop(resource, None)
+    if target.gpu_share:
+        limits[GPU] = str(round(target.gpu_share * GPU_TENTHS))
+        requests.pop(GPU, None)
+    else:
+        requests.pop(GPU, None)
+        limits["cpu"] = f"{round(target.cpu_cores * 1000)}m"
+        before = requests.get("cpu")
+        if before is not None and (
+            parse_quantity(before) > target.cpu_cores
+            or ("cpu" in present.limits and same(before, present.limits["cpu"]))
+        ):
+            requests["cpu"] = limits["cpu"]
+    if "memory" in requests:
+        requests["memory"] = limits["memory"]
+    return Live(limits, requests, target.concurrency)
+
+
+def takes_live_settings(deployment: Object) -> bool:
+    """Whether replicas read their concurrency from a file that an annotation fills."""
+    return POD_SETTINGS in (deployment["spec"]["template"]["metadata"].get("annotations") or {})
+
+
+def only_resizes(before: Live, after: Live) -> bool:
+    """Whether live pods can take the change: CPU and memory that are there change, nothing comes or goes."""
+    return all(
+        old.keys() == new.keys() and all(same(old[key], new[key]) for key in old if key not in RESIZED)
+        for old, new in ((before.limits, after.limits), (before.requests, after.requests))
+    )
+
+
+def resize_patch(pod: Object, name: str, live: Live) -> Object | None:
+    """Strategic merge patch for ``pods/resize``; None where nothing differs or the pod is of another template."""
+    container = container_of(pod, name)
+    if container is None:
+        return None
+    present = container.get("resources") or {}
+    changes: dict[str, dict[str, str]] = {}
+    for kind, amounts in (("limits", live.limits), ("requests", live.full_requests())):
+        have = {k: v for k, v in (present.get(kind) or {}).items() if k in RESIZED}
+        want = {k: v for k, v in amounts.items() if k in RESIZED}
+        if have.keys() != want.keys():
+            return None
+        if any(not same(have[k], want[k]) for k in want):
+            changes[kind] = want
+    return {"spec": {"containers": [{"name": container["name"], "resources": changes}]}} if changes else None
+
+
+def settings_patch(pod: Object, live: Live) -> Object | None:
+    """Merge patch with the pod's live settings; None where it has them or does not read them."""
+    present = (pod["metadata"].get("annotations") or {}).get(POD_SETTINGS)
+    if present in (None, live.settings()):
+        return None
+    return {"metadata": {"annotations": {POD_SETTINGS: live.settings()}}}
+
+
+def live_patch(live: Live) -> Object:
+    """The Deployment's note of what its replicas should have; restarts nothing."""
+    return {"metadata": {"annotations": {LIVE: live.text()}}}
+
+
+def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bool = False) -> Object:
+    """Strategic merge patch that makes ``live`` the template: a roll-out, new replicas before old ones go.
+
+    ``move``: also where the template says ``live`` already, so that replicas are placed anew; once for each ``live``.
+    """
+    name = deployment["metadata"]["name"]
+    present = container_of(deployment, name)
+    assert present is not None
+    resources = present.get("resources") or {}
+    changes: dict[str, dict[str, str | None]] = {}
+    for kind, amounts in (("limits", live.limits), ("requests", live.requests)):
+        gone = dict.fromkeys((resources.get(kind) or {}).keys() - amounts.keys())
+        if kind == "requests":  # the API server fills requests in from limits: what stays limited may stay requested
+            gone = {k: v for k, v in gone.items() if k not in live.limits}
+        changes[kind] = {**gone, **amounts}
+    environment = {entry["name"] for entry in present.get("env") or ()}
+    env = _gpu_environment(live, environment, gpu.memory_mb)
+    template: Object = {"spec": {"containers": [{"name": present["name"], "resources": changes}]}}
+    if gpu.host_ipc:
+        template["spec"]["hostIPC"] = True if GPU in live.limits else None
+    annotations = {MOVED: live.text()} if move else {}
+    if takes_live_settings(deployment):
+        annotations[POD_SETTINGS] = live.settings()
+    else:
+        env.append({"name": "max_inflight", "value": str(live.max_inflight)})
+    if annotations:
+        template["metadata"] = {"annotations": annotations}
+    if env:
+        template["spec"]["containers"][0]["env"] = env
+    return {**live_patch(live), "spec": {"template": template}}
+
+
+def least_replicas(deployment: Object) -> int:
+    """Fewest replicas of the function by its own label; 0 without one."""
+    text = (deployment["metadata"].get("labels") or {}).get(SCALE_MIN, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def moved(deployment: Object, live: Live) -> bool:
+    """Whether replicas were placed anew for this already."""
+    return (deployment["spec"]["template"]["metadata"].get("annotations") or {}).get(MOVED) == live.text()
+
+
+def take_back_patch(deployment: Object, live: Live, gpu: GpuSettings) -> Object:
+    """Strategic merge patch back to the template of ``live``; where replicas of it still run, they are kept."""
+    patch = template_patch(deployment, live, gpu)
+    patch["spec"]["template"].setdefault("metadata", {}).setdefault("annotations", {})[MOVED] = None
+    return patch
+
+
+def has_limits(document: Object, name: str, live: Live) -> bool:
+    """Whether the limits of a pod, or of a Deployment's template, are these."""
+    container = container_of(document, name)
+    limits = ((container or {}).get("resources") or {}).get("limits") or {}
+    return limits.keys() == live.limits.keys() and all(same(limits[key], live.limits[key]) for key in limits)
+
+
+def set_aside_patch(deployment: Object) -> Object | None:
+    """Takes a function out of the hands of OpenFaaS's own autoscaler; None where that is done or nobody else scales."""
+    meta = deployment["metadata"]
+    labels = deployment["spec"]["template"]["metadata"].get("labels") or {}
+    if OWN in (meta.get("annotations") or {}) or labels.get(SCALE_TYPE) == SET_ASIDE:
+        return None
+    change = {SCALE_TYPE: SET_ASIDE}
+    note = {"smoe.scale-type-before": labels.get(SCALE_TYPE, "")}
+    return {
+        "metadata": {"labels": change, "annotations": note},
+        "spec": {"template": {"metadata": {"labels": change}}},
+    }
+
+
+def same(one: str, other: str) -> bool:
+    return one == other or parse_quantity(one) == parse_quantity(other)
+
+
+def _gpu_environment(live: Live, present: set[str], gpu_memory_mb: int | None) -> list[dict[str, Any]]:
+    """The two variables that bind a process to its share of a GPU under MPS, or their removal."""
+    tenths = round(parse_quantity(live.limits[GPU])) if GPU in live.limits else 0
+    values = {MPS_PERCENTAGE: str(100 * tenths // GPU_TENTHS) if tenths else None, MPS_MEMORY: None}
+    if tenths and gpu_memory_mb is not None:
+        values[MPS_MEMORY] = f"0={gpu_memory_mb * tenths // GPU_TENTHS}M"
+    env: list[dict[str, Any]] = [{"name": k, "value": v} for k, v in values.items() if v is not None]
+    return env + [{"name": k, "$patch": "delete"} for k, v in values.items() if v is None and k in present]

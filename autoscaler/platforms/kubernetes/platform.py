@@ -1,0 +1,414 @@
+"""The platform itself: reads all functions of a pipeline, applies configurations, keeps replicas in line with them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from autoscaler.contract import Bound, Configuration
+from autoscaler.errors import FunctionGoneError
+from autoscaler.platforms.kubernetes import deployments as d
+from autoscaler.platforms.kubernetes.cache import ClientSource, Kept, WatchCache, trimmed_deployment, trimmed_pod
+from autoscaler.platforms.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
+from autoscaler.platforms.kubernetes.conditions import Condition, conditions_of, kind_of, leaving
+from autoscaler.platforms.kubernetes.holds import Holds
+from autoscaler.platforms.kubernetes.refusals import Refusals
+from autoscaler.platforms.kubernetes.room import (
+    Order,
+    complete,
+    gives_back,
+    in_the_way,
+    placed_anew,
+    refused_limits,
+    short_of,
+    stuck,
+)
+from autoscaler.platforms.kubernetes.store import Known, own
+
+log = logging.getLogger("smoe.autoscaler.kubernetes")
+
+RESIZE_SINCE = (1, 33)
+UNSCHEDULABLE_S = 60.0
+"""A new replica that no node has room for is waited for this long; then the plan goes without it."""
+COMMUNITY = (
+    "OpenFaaS Community Edition: its own controller holds replicas between 1 and 5 and allows 15 functions; GPU shares "
+    "and limits set here last until the next deployment of the function, and are set again then"
+)
+
+
+class KubernetesPlatform:
+    """:class:`autoscaler.contract.Platform` for the functions of ``pipeline`` (label ``smoe.pipeline``).
+
+    ``configurations`` only reads; with :meth:`follow` from caches that watches keep, where they are whole. ``keep``,
+    once a tick, is the level-triggered part: it brings every replica in line with its function, also new ones, and
+    answers what it finds in the way. ``bounds`` tells what the cluster has no room or quota for. A new replica waits
+    ``unschedulable_s`` for a node before the plan goes without it. ``clock`` gives Unix time.
+    """
+
+    def __init__(
+        self,
+        client: KubernetesClient,
+        pipeline: str,
+        *,
+        gpu: d.GpuSettings | None = None,
+        unschedulable_s: float = UNSCHEDULABLE_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._pipeline = pipeline
+        self._gpu = gpu or d.GpuSettings()
+        self._clock = clock
+        self._version: tuple[int, int] | None = None
+        self._known = Known(pipeline)
+        self._read = False
+        self._wished: dict[str, d.Live] = {}
+        """What this controller asked for on Deployments whose owner may forget it."""
+        self._unschedulable_s = unschedulable_s
+        self._not_live: dict[str, tuple[str, ...]] = {}
+        """Function → versions of its Deployment and pods, of which live pods cannot have its limits: new ones will."""
+        self._ordered: dict[str, Order] = {}
+        """This controller's last order of limits that has not come about yet, by function."""
+        self.holds = Holds(clock)
+        """What was refused, and is not asked for again yet."""
+        self._refusals = Refusals(clock)
+        self._caches: tuple[WatchCache, WatchCache] | None = None
+
+    def follow(self) -> None:
+        """Keep Deployments and pods by watches from now on, instead of listing them at each look."""
+        kinds = (
+            ("deployments", d.FUNCTION_LABEL, trimmed_deployment),
+            ("pods", f"{d.PIPELINE_LABEL}={self._pipeline}", trimmed_pod),
+        )
+        first, second = (
+            WatchCache(ClientSource(self._client, resource, selector), trimmed, time.monotonic)
+            for resource, selector, trimmed in kinds
+        )
+        self._caches = first, second
+        for cache in self._caches:
+            cache.start()
+
+    def behind(self) -> bool:
+        """Whether the next look would list, because a watch is not whole now."""
+        return any(cache.objects() is None for cache in self._caches or ())
+
+    def close(self) -> None:
+        """End the watches."""
+        for cache in self._caches or ():
+            cache.close()
+        self._caches = None
+
+    def configurations(self) -> Mapping[str, Configuration]:
+        """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
+        self._read_all()
+        return self._known.configurations()
+
+    def apply(self, function: str, present: Configuration, target: Configuration) -> None:
+        """Raises FunctionGoneError, UnreachableError, and PlatformError for what the API server refuses."""
+        if not self._read:
+            self._read_all()
+        deployment = self._known.deployment(function)
+        before = None if deployment is None else d.live_of(deployment)
+        if deployment is None or before is None:
+            raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
+        known = d.configuration_of(deployment)
+        runs = self.holds.check(function, known, target)
+        refused: RefusedError | None = None
+        try:
+            if known != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
+                after = d.wanted(before, target)
+                self._change(function, before, after)
+                self._ordered[function] = Order(before, after, known, target)
+        except RefusedError as error:
+            refused = error
+            if error.over_quota or error.no_right:
+                self._hold_limits(function, error, known, target)
+        try:
+            self._scale_where_allowed(function, target.replicas, refused)
+        except RefusedError as error:
+            refused = refused or error
+            now = int(deployment["spec"].get("replicas", 1))
+            if error.no_right and target.replicas > now:
+                self.holds.replicas(function, "forbidden", now, error.said)
+        if refused is not None:
+            self._refuse(function, refused)
+            raise refused
+        self._refusals.over(function)
+        if runs is not None and gives_back(runs, target):
+            self.holds.given_back()
+
+    def bounds(self) -> Mapping[str, Bound]:
+        """What the cluster cannot give functions now: more of what they wait for, and what was refused and is not asked
+        for again yet. Found out from what was read last."""
+        told_s = self._clock() - self._unschedulable_s
+        self.holds.forget({name for name in self.holds.bounded() if self._known.deployment(name) is None})
+        found: dict[str, Bound] = {}
+        for function in self._known.unsettled():
+            obstacles = list(self._obstacles(function))
+            if not obstacles:
+                continue
+            deployment = self._deployment(function)
+            short = short_of(deployment, self._known.pods(function), obstacles, told_s)
+            if short is not None:
+                self.holds.replicas(function, short.kind, short.most, short.said)
+            bound = in_the_way(deployment, obstacles)
+            if bound is not None:
+                found[function] = bound
+        for function in self.holds.bounded():
+            held = self.holds.bound(function)
+            if held is not None:
+                found[function] = held.and_also(found[function]) if function in found else held
+        return found
+
+    def floors(self) -> Mapping[str, int]:
+        """Of functions with a placement on several nodes, as read last: one replica for each."""
+        return self._known.floors()
+
+    def keep(self) -> None:
+        """Bring replicas in line, and answer what stands in the way. One function's trouble is not another's.
+
+        Raises UnreachableError.
+        """
+        for function in self._known.unsettled():
+            try:
+                self._keep(function)
+            except FunctionGoneError:
+                continue
+            except RefusedError as error:
+                self._refuse(function, error)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """What stood in the way of which function when it was last read, and what was refused since."""
+        seen = [condition for function in self._known.unsettled() for condition in self._obstacles(function)]
+        told = {(one.function, one.kind) for one in seen}
+        held = (one for one in self.holds.conditions() if (one.function, one.kind) not in told)
+        return (*seen, *held, *self._refusals.conditions())
+
+    def notes(self) -> tuple[str, ...]:
+        """What this platform cannot do here, in sentences."""
+        notes = []
+        if not self._knows_resizes:
+            notes.append("this Kubernetes cannot resize pods (1.33 can): changed limits are rolled out")
+        if self._known.any_of_the_community_edition():
+            notes.append(COMMUNITY)
+        return tuple(notes)
+
+    # inside
+
+    def _deployment(self, function: str) -> Object:
+        found = self._known.deployment(function)
+        if found is None:
+            raise FunctionGoneError(f"function {function} was deleted meanwhile")
+        return found
+
+    def _obstacles(self, function: str) -> Iterator[Condition]:
+        deployment = self._known.deployment(function)
+        return iter(()) if deployment is None else conditions_of(deployment, self._known.pods(function))
+
+    @property
+    def _knows_resizes(self) -> bool:
+        if self._version is None:
+            self._version = self._client.version()
+        return self._version >= RESIZE_SINCE
+
+    @property
+    def _resizes(self) -> bool:
+        return self._knows_resizes and not self.holds.lacks_right(self._pipeline)
+
+    def _read_all(self) -> None:
+        deployments, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
+        if deployments is None:
+            listed = self._client.deployments(d.FUNCTION_LABEL)
+            deployments = [Kept.of(trimmed_deployment(document)) for document in listed]
+        if pods is None:
+            listed = self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}")
+            pods = [Kept.of(trimmed_pod(document)) for document in listed]
+        self._known.look(deployments, pods)
+        self._read = True
+
+    def _change(self, function: str, before: d.Live, after: d.Live) -> None:
+        deployment = self._deployment(function)
+        if not own(deployment):
+            self._wished[function] = after
+        resized = (before.limits, before.requests) != (after.limits, after.requests)
+        settled = before.max_inflight == after.max_inflight or d.takes_live_settings(deployment)
+        if settled and (not resized or (self._resizes and d.only_resizes(before, after))):
+            self._change_live(function, before, after)
+        else:
+            self._roll_out(function, after)
+
+    def _change_live(self, function: str, before: d.Live, after: d.Live) -> None:
+        """Note it at the Deployment first, so that replicas that come meanwhile are brought in line too."""
+        self._patch(function, d.live_patch(after), MERGE)
+        try:
+            self._bring_in_line(function, after)
+        except RefusedError as error:
+            if not self._answered_by_a_roll_out(function, error):
+                self._patch(function, d.live_patch(before), MERGE)
+                raise
+            self._roll_out(function, after)
+
+    def _answered_by_a_roll_out(self, function: str, error: RefusedError) -> bool:
+        """Whether new replicas can have what this live one was refused."""
+        if error.no_right_to_resize:
+            self.holds.right(self._pipeline, f"{error.said}; changed limits are rolled out")
+        elif error.beyond_node or error.not_on_a_live_pod:
+            log.info("function %s is rolled out instead: %s", function, error.said)
+        else:
+            return False
+        return True
+
+    def _roll_out(self, function: str, live: d.Live, *, move: bool = False) -> None:
+        patch = d.template_patch(self._deployment(function), live, self._gpu, move=move)
+        self._patch(function, patch)
+
+    def _scale_where_allowed(self, function: str, replicas: int, refused: RefusedError | None) -> None:
+        """Another number of replicas; where another part of the order was ``refused``, more of them only."""
+        now = int(self._deployment(function)["spec"].get("replicas", 1))
+        if replicas > now or (replicas < now and refused is None):
+            self._scale(function, replicas)
+
+    def _scale(self, function: str, replicas: int) -> None:
+        version = self._client.scale(function, replicas)
+        known = self._deployment(function)
+        meta = known["metadata"] if version is None else {**known["metadata"], "resourceVersion": version}
+        self._took_over({**known, "metadata": meta, "spec": {**known["spec"], "replicas": replicas}})
+
+    def _patch(self, function: str, patch: Object, content_type: str | None = None) -> None:
+        """Patch the Deployment and take over what came of it."""
+        more = () if content_type is None else (content_type,)
+        self._took_over(self._client.patch_deployment(function, patch, *more))
+
+    def _took_over(self, document: Object) -> None:
+        kept = Kept.of(trimmed_deployment(document))
+        self._known.put(kept)
+        if self._caches is not None:
+            self._caches[0].put(kept)
+
+    def _pod_took_over(self, document: Object) -> None:
+        kept = Kept.of(trimmed_pod(document))
+        self._known.put_pod(kept)
+        if self._caches is not None:
+            self._caches[1].put(kept)
+
+    def _keep(self, function: str) -> None:
+        seen = self._known.versions(function)
+        deployment = self._deployment(function)
+        aside = d.set_aside_patch(deployment)
+        if aside is not None:
+            log.info("function %s: OpenFaaS's own autoscaler is set aside (label %s)", function, d.SCALE_TYPE)
+            self._patch(function, aside)
+        live = d.live_of(deployment)
+        if live is None:
+            return
+        wish = self._wished.get(function)
+        if wish is not None and wish != live and not _noted(deployment):
+            log.info("function %s was deployed anew without what was set here; it is set again", function)
+            self._change(function, live, wish)
+            return
+        obstacles = list(self._obstacles(function))
+        moving = None if d.moved(deployment, live) else self._placed_anew(function, live, obstacles)
+        if moving is not None:
+            log.warning("function %s: its replicas are placed anew: %s", function, moving)
+            self._roll_out(function, live, move=True)
+            return
+        if self._took_back(function, live, obstacles):
+            return
+        if not self._limits_in_line(function, deployment, live):
+            return
+        self._settings_in_line(function, live)
+        if not obstacles and self._known.versions(function) == seen:
+            self._known.settle(function, seen)
+            known = d.configuration_of(deployment)
+            if known is not None and complete(deployment, self._known.pods(function), live):
+                self._ordered.pop(function, None)
+                self.holds.came_about(function, known)
+
+    def _placed_anew(self, function: str, live: d.Live, obstacles: list[Condition]) -> Condition | None:
+        """What only other nodes can help with: a resize to these limits, and not to others before them."""
+        if not obstacles:
+            return None
+        differing = {
+            pod["metadata"]["name"] for pod in self._known.pods(function) if d.resize_patch(pod, function, live)
+        }
+        found = (one for one in obstacles if one.pod not in differing)
+        return next((one for one in found if placed_anew(one, self._clock())), None)
+
+    def _took_back(self, function: str, live: d.Live, obstacles: list[Condition]) -> bool:
+        """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
+        order, told_s = self._ordered.get(function), self._clock() - self._unschedulable_s
+        why = stuck(obstacles, told_s)
+        if order is None or order.after != live or why is None:
+            return False
+        if short_of(self._deployment(function), self._known.pods(function), obstacles, told_s) is not None:
+            return False  # fewer replicas first: the rest may find room then
+        bound = refused_limits(why.kind, order.known, order.target, why.message)
+        self.holds.limits(function, why.kind, bound, why.message)
+        del self._ordered[function]
+        if function in self._wished:
+            self._wished[function] = order.before
+        self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
+        return True
+
+    def _limits_in_line(self, function: str, deployment: Object, live: d.Live) -> bool:
+        """Whether all replicas have their limits, or get them by a roll-out that is under way."""
+        differing = any(d.resize_patch(pod, function, live) for pod in self._known.pods(function) if not leaving(pod))
+        if not differing:
+            return True
+        if self._resizes and self._not_live.get(function) != self._known.versions(function):
+            known = d.configuration_of(deployment)
+            if known is not None and self.holds.refuses(function, known):
+                self._settings_in_line(function, live)
+                return False  # over quota: another try comes when the hold ends
+            try:
+                self._bring_in_line(function, live)
+                return True
+            except RefusedError as error:
+                if error.over_quota and known is not None:
+                    bound = refused_limits("quota", None, known, error.said)
+                    self.holds.limits(function, "quota", bound, error.said)
+                if not self._answered_by_a_roll_out(function, error):
+                    raise
+                self._not_live[function] = self._known.versions(function)
+        if not d.has_limits(deployment, function, live):
+            self._roll_out(function, live)
+        return True
+
+    def _bring_in_line(self, function: str, live: d.Live) -> None:
+        self._settings_in_line(function, live)
+        for pod in self._known.pods(function):
+            patch = None if leaving(pod) else d.resize_patch(pod, function, live)
+            if patch is not None:
+                try:
+                    self._pod_took_over(self._client.resize(pod["metadata"]["name"], patch))
+                except FunctionGoneError:
+                    continue  # the pod went meanwhile; the next one is brought in line when it is seen
+
+    def _settings_in_line(self, function: str, live: d.Live) -> None:
+        for pod in self._known.pods(function):
+            patch = None if leaving(pod) else d.settings_patch(pod, live)
+            if patch is not None:
+                try:
+                    self._pod_took_over(self._client.patch_pod(pod["metadata"]["name"], patch))
+                except FunctionGoneError:
+                    continue
+
+    def _hold_limits(
+        self, function: str, error: RefusedError, known: Configuration | None, target: Configuration
+    ) -> None:
+        """What grew is not asked for again yet; where nothing did, there is nothing to plan without."""
+        kind = kind_of(error)
+        bound = refused_limits(kind, known, target, error.said)
+        if bound != Bound(kind) or error.over_quota:
+            self.holds.limits(function, kind, bound, error.said)
+
+    def _refuse(self, function: str, error: RefusedError) -> None:
+        if (error.over_quota or error.no_right) and self.holds.bound(function) is not None:
+            self._refusals.over(function)  # its hold tells it
+        else:
+            self._refusals.met(function, error)
+
+
+def _noted(deployment: Object) -> bool:
+    return d.LIVE in (deployment["metadata"].get("annotations") or {})

@@ -1,0 +1,154 @@
+"""What is known of a pipeline's functions: Deployments and pods as they were read last, and what follows from them.
+
+Objects that are kept in the same form are recognised by being the same, so a look costs what has changed since the last
+one, and not what there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autoscaler.contract import Configuration
+from autoscaler.platforms.kubernetes import deployments as d
+from autoscaler.platforms.kubernetes.cache import Kept
+from autoscaler.platforms.kubernetes.client import Object
+from autoscaler.platforms.placed_replicas import floors_of, nodes_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What was read from one form of a Deployment."""
+
+    version: str
+    configuration: Configuration | None
+    community: bool
+    """It is OpenFaaS's, and no operator owns it."""
+    nodes: int
+    """That a placement gives it; 0 without one."""
+
+
+class Known:
+    """Functions of ``pipeline``. What asks may be another thread than what changes."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._pipeline = pipeline
+        self._deployments: dict[str, Kept] = {}
+        self._pods: dict[str, Kept] = {}
+        self._pods_of: dict[str, dict[str, Kept]] = {}
+        """Function → its pods by name."""
+        self._read: dict[str, _Read] = {}
+        self._configurations: dict[str, Configuration] = {}
+        self._settled: dict[str, tuple[str, ...]] = {}
+        """Function → versions of its Deployment and pods, of which nothing had to be done."""
+        self._changed: set[str] = set()
+        """Functions that were not settled, or have changed since."""
+        self._unpacked: dict[int, tuple[Kept, Object]] = {}
+        """Documents that were asked for since the last look: a function that is not settled is asked for often."""
+
+    def look(self, deployments: Iterable[Kept], pods: Iterable[Kept]) -> None:
+        """Take over what there is now, all of it."""
+        self._changed = set(self.unsettled())
+        self._unpacked = {}
+        found = [kept for kept in deployments if kept.pipeline == self._pipeline]
+        for kept in found:
+            if self._deployments.get(kept.name) is not kept:
+                self.put(kept)
+        for name in _gone(self._deployments, found):
+            for kept_of in (self._deployments, self._read, self._configurations, self._settled):
+                kept_of.pop(name, None)
+        found = list(pods)
+        for kept in found:
+            if self._pods.get(kept.name) is not kept:
+                self.put_pod(kept)
+        for name in _gone(self._pods, found):
+            self._forget_pod(name)
+
+    def put(self, kept: Kept) -> None:
+        """Take over another form of a Deployment."""
+        name, read = kept.name, self._read.get(kept.name)
+        if read is None or read.version != kept.version:
+            document = kept.document()
+            community = not own(document) and not _of_operator(document["metadata"])
+            nodes = nodes_of(document["metadata"].get("annotations")) if own(document) else 0
+            read = self._read[name] = _Read(kept.version, d.configuration_of(document), community, nodes)
+        self._deployments[name] = kept
+        if read.configuration is None:
+            self._configurations.pop(name, None)
+        else:
+            self._configurations[name] = read.configuration
+        self._changed.add(name)
+
+    def put_pod(self, kept: Kept) -> None:
+        """Take over another form of a pod."""
+        if kept.name in self._pods and self._pods[kept.name].function != kept.function:
+            self._forget_pod(kept.name)
+        self._pods[kept.name] = kept
+        self._pods_of.setdefault(kept.function, {})[kept.name] = kept
+        self._changed.add(kept.function)
+
+    def _forget_pod(self, name: str) -> None:
+        gone = self._pods.pop(name)
+        del self._pods_of[gone.function][name]
+        self._changed.add(gone.function)
+
+    def deployment(self, function: str) -> Object | None:
+        """The document of a function's Deployment, not to be changed; None where there is no such function."""
+        kept = self._deployments.get(function)
+        return None if kept is None else self._document(kept)
+
+    def pods(self, function: str) -> list[Object]:
+        """Documents of a function's pods, not to be changed."""
+        return [self._document(pod) for pod in self._kept_pods(function)]
+
+    def _document(self, kept: Kept) -> Object:
+        known = self._unpacked.get(id(kept))
+        if known is None:
+            known = self._unpacked[id(kept)] = kept, kept.document()  # what is held here keeps its id
+        return known[1]
+
+    def configurations(self) -> dict[str, Configuration]:
+        """Of functions that have one."""
+        return dict(self._configurations)
+
+    def floors(self) -> dict[str, int]:
+        """Fewest replicas of functions that a placement puts on several nodes; OpenFaaS itself heeds none."""
+        return floors_of({name: read.nodes for name, read in self._read.copy().items()})
+
+    def any_of_the_community_edition(self) -> bool:
+        return any(read.community for read in self._read.values())
+
+    def versions(self, function: str) -> tuple[str, ...]:
+        """Of a function's Deployment and pods."""
+        kept = self._deployments.get(function)
+        return ("" if kept is None else kept.version, *[pod.version for pod in self._kept_pods(function)])
+
+    def settle(self, function: str, versions: tuple[str, ...]) -> None:
+        """In these versions nothing has to be done of the function."""
+        self._settled[function] = versions
+
+    def unsettled(self) -> list[str]:
+        """Functions of which something may have to be done, in order."""
+        settled = self._settled
+        changed = [name for name in self._changed.copy() if name in self._deployments]
+        return sorted(name for name in changed if self.versions(name) != settled.get(name))
+
+    def _kept_pods(self, function: str) -> list[Kept]:
+        return list(self._pods_of.get(function, _NOTHING).values())
+
+
+_NOTHING: Mapping[str, Kept] = {}
+
+
+def _gone(known: Mapping[str, Kept], found: Sequence[Kept]) -> set[str]:
+    """Names that are known and not found; all that is found is known."""
+    return set() if len(known) == len(found) else known.keys() - {kept.name for kept in found}
+
+
+def own(deployment: Object) -> bool:
+    """Whether this project's gateway made it."""
+    return d.OWN in (deployment["metadata"].get("annotations") or {})
+
+
+def _of_operator(meta: Object) -> bool:
+    return any(owner.get("kind") == "Function" for owner in meta.get("ownerReferences") or ())

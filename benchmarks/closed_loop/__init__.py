@@ -1,0 +1,1 @@
+"""The closed loop: policies on a live pipeline, turn by turn."""

@@ -1,0 +1,393 @@
+"""The learnt policy on the running pipeline beside HPA, KPA, last-window optimum and static: ``python -m
+benchmarks.closed_loop``.
+
+The default pipeline on the embedded gateway under real limits, the same real prompts at the same arrivals of a bursty
+hour, each policy in turns, several repeats; another policy begins each repeat. Policies scale experts and are billed
+for them; segments have what keeps them from being the bottleneck. Every play is also simulated on the profile of this
+machine, and the prediction stands beside what was measured. ``learnt_first``: among policies whose P95 is within the
+SLO in the median of the repeats, the learnt one costs least provisioned. Where every expert at its cheapest would keep
+the SLO in the simulation there is nothing to tell policies apart by, and the benchmark says so instead of playing. The
+last line is one JSON object: ``cells`` (policy × repeat), ``failed``, ``learnt_first``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from autoscaler.build import build_controller
+from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport
+from autoscaler.decision.limits import LimitSettings
+from autoscaler.loop import run as run_loop
+from autoscaler.platforms.openfaas import OpenFaasPlatform
+from autoscaler.policies import Making, make_policy
+from autoscaler.settings import ControllerSettings
+from benchmarks.fidelity.runs import Player, routing_of, settle
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_password
+from moe.reference import WholeModel
+from simulation.engine.controlled import play
+from simulation.engine.regions import measured_part
+from simulation.engine.requests import Requests
+from simulation.engine.simulation import Simulation
+from simulation.profiles.measure.machine import this_machine
+from simulation.profiles.model.bundled import fitting, open_profile
+from simulation.profiles.model.pipeline import measured_workload
+from simulation.workloads.custom import SEGMENT
+from simulation.workloads.workload import Workload
+from smoe import lifecycle as service
+from smoe.deployment import DeploymentSettings
+from smoe.parity import compare_with_whole_model
+from smoe.pipelines import ensure_pipeline
+from traces import catalog, prompts, scale
+from traces.model import Trace
+
+LEARNT = "smoe"
+POLICIES = (LEARNT, "hpa", "kpa", "last-window", "static")
+WITH_PROFILE = (LEARNT, "last-window")
+SPACE = ConfigurationSpace(gpu_shares=())
+START = Configuration(memory_mb=256, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)
+"""Of every expert; ``static`` keeps it."""
+CHEAPEST = Configuration(memory_mb=128, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=1)
+"""The least of Φ; where it keeps the SLO there is nothing to decide."""
+MAX_WORDS = 24
+INGRESS_CONCURRENCY = 512
+
+
+@dataclass(frozen=True)
+class Play:
+    """What all policies meet. Seconds are of the clock; ``window_s`` between decisions."""
+
+    trace: Trace
+    texts: tuple[str, ...]
+    slo_s: float
+    window_s: float
+    cpu_scale: float
+    profile: Path
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One play; costs are the experts' in an hour, in the price sheet's currency."""
+
+    p50_ms: float
+    p95_ms: float
+    p95_over_slo: float
+    violations: float
+    """Share of windows with answers whose P95 was over the SLO."""
+    provisioned: float
+    busy: float
+    answered: int
+    failed: int
+    changes: int
+    measured_part: float | None = None
+    """Of a simulated play: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
+
+
+def settings_of(policy: str, play_: Play, directory: Path, folder: Path) -> ControllerSettings:
+    """The controller of one policy; its own settings lie in ``folder``."""
+    own = None
+    if policy in WITH_PROFILE:
+        own = folder / f"{policy}.toml"
+        own.write_text(f"profile = {json.dumps(str(play_.profile))}\ncpu_scale = {play_.cpu_scale}\n")
+    return ControllerSettings(
+        gateway_url="http://127.0.0.1:1",
+        manifest_dir=directory,
+        policy=policy,
+        policy_settings=own,
+        interval_s=play_.window_s,
+        slo_s=play_.slo_s,
+        max_replicas=SPACE.replicas_max,
+        scale_segments=False,
+        space=SPACE,
+        cpu_target=0.5,
+        down_stabilisation_s=10 * play_.window_s,
+        period_s=3 * play_.window_s,
+    )
+
+
+def measured(play_: Play, settings: ControllerSettings, client: GatewayClient) -> Outcome:
+    """The policy on the running pipeline, from ``START`` on."""
+    controller, window_s = build_controller(replace(settings, gateway_url=client.url))
+    topology = controller.topology
+    start = {node.function: START if node.kind == "expert" else SEGMENT for node in topology.nodes[1:]}
+    settle(client, OpenFaasPlatform(client.url, topology.pipeline, (settings.user, settings.password or "")), start)
+    reports: list[TickReport] = []
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=run_loop,
+        args=(controller, play_.window_s, stop.wait, reports.append),
+        kwargs={"window_s": window_s},
+        daemon=True,
+    )
+    with Player(f"{client.url}/function/{topology.pipeline}") as player:
+        thread.start()
+        try:
+            _, result = player.play(play_.trace, play_.texts)
+        finally:
+            stop.set()
+            thread.join(30)
+    answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
+    ends = np.array([(one.sent_s or one.scheduled_s) + (one.latency_s or 0.0) for one in answered])
+    latencies = np.array([one.latency_s for one in answered], dtype=np.float64)
+    return outcome(play_, ends, latencies, reports, len(result.records) - len(answered))
+
+
+def simulated(
+    play_: Play,
+    settings: ControllerSettings,
+    workload: Workload,
+    sent_s: np.ndarray,
+    counts: np.ndarray,
+    start: Configuration = START,
+) -> Outcome:
+    """The same policy on the simulated pipeline."""
+    limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
+    policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
+    simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(start), seed=play_.seed)
+    until_s = float(np.ceil(play_.trace.duration_s / play_.window_s) * play_.window_s)
+    steps = play(simulation, policy, limits, window_s=play_.window_s, until_s=until_s)
+    windows = [step.window for step in steps]
+    if simulation.requests.arrival_s.size > sum(window.latency_s.size for window in windows):
+        windows.append(simulation.advance(simulation.now_s + 60.0))
+    ends = np.concatenate([sent_s[window.finished] + window.latency_s for window in windows])
+    latencies = np.concatenate([window.latency_s for window in windows])
+    found = outcome(play_, ends, latencies, [step.report for step in steps], 0)
+    return replace(found, measured_part=measured_part(workload, simulation.requests, steps))
+
+
+def outcome(
+    play_: Play, ends_s: np.ndarray, latencies_s: np.ndarray, reports: Sequence[TickReport], failed: int
+) -> Outcome:
+    """Quantiles of all answers; windows are those of the clock in which answers came."""
+    p50_s, p95_s = np.quantile(latencies_s, (0.5, 0.95))
+    numbers = (ends_s // play_.window_s).astype(np.int64)
+    judged = [np.quantile(latencies_s[numbers == number], 0.95) > play_.slo_s for number in np.unique(numbers)]
+    hours, provisioned, busy = 0.0, 0.0, 0.0
+    for report in reports:
+        experts = [node.node for node in report.observation.nodes if node.kind == "expert"]
+        costs = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
+        if all(cost.provisioned is not None and cost.busy is not None for cost in costs):
+            hours += report.observation.window_s / 3600
+            provisioned += sum(cost.provisioned or 0.0 for cost in costs)
+            busy += sum(cost.busy or 0.0 for cost in costs)
+    return Outcome(
+        1000 * float(p50_s),
+        1000 * float(p95_s),
+        float(p95_s / play_.slo_s),
+        float(np.mean(judged)),
+        provisioned / hours,
+        busy / hours,
+        int(latencies_s.size),
+        failed,
+        sum(len(report.applied) for report in reports),
+    )
+
+
+def run_all(
+    policies: Sequence[str],
+    repeats: int,
+    options: Mapping[str, Any],
+    progress: Callable[[str, int], object],
+) -> tuple[list[dict[str, Any]], float]:
+    """(cells, SLO in seconds). Policies take turns within each repeat, in an order that :func:`turns` gives."""
+    cells: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="smoe-closed-loop-") as name:
+        folder = Path(name)
+        gateway = service.GatewaySettings(folder / "state", port=0, metrics_port=0, cpu_scale=options["cpu_scale"])
+        directory, manifest = ensure_pipeline("minilm", gateway.pipelines)
+        process = service.start_gateway(gateway, detach=False)
+        try:
+            client = GatewayClient.from_state(gateway.state)
+            cores = max(1, round(1 / options["cpu_scale"]))
+            service.deploy_pipeline(
+                client,
+                manifest,
+                DeploymentSettings(
+                    cpu_cores=SEGMENT.cpu_cores, ingress_cpu_cores=cores, ingress_concurrency=INGRESS_CONCURRENCY
+                ),
+            )
+            play_ = prepare(client, directory, manifest.name, options)
+            password = read_password(gateway.state)
+            workload, sent_s, counts = simulation_of(play_, directory)
+            static = settings_of("static", play_, directory, folder)
+            refuse_slack(simulated(play_, static, workload, sent_s, counts, CHEAPEST), play_)
+            for repeat in range(repeats):
+                for number, policy in enumerate(turns(policies, repeat)):
+                    progress(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
+                    settings = replace(settings_of(policy, play_, directory, folder), password=password)
+                    real = measured(play_, settings, client)
+                    model = simulated(play_, settings, workload, sent_s, counts) if repeat == 0 else None
+                    cells.append(
+                        {
+                            "policy": policy,
+                            "repeat": repeat,
+                            "measured": asdict(real),
+                            "simulated": None if model is None else asdict(model),
+                        }
+                    )
+        finally:
+            service.stop_process(process)
+    progress("done", repeats * len(policies))
+    return cells, play_.slo_s
+
+
+def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:
+    """Whoever plays first meets a pipeline that has just been started or whatever the repeat before left: each policy
+    does so in its turn."""
+    first = repeat % len(policies)
+    return (*policies[first:], *policies[:first])
+
+
+def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapping[str, Any]) -> Play:
+    """The trace, its texts, and the SLO: a stated factor of a prompt's time through the functions as they start."""
+    folder = catalog.data_folder(options["data"])
+    chosen = prompts.load_prompts(catalog.text_folder(folder), MAX_WORDS)
+    seed = options["seed"]
+    trace = scale.fit(catalog.bursty_hour(folder, "uniform", seed), options["seconds"], options["mean_rps"], seed)
+    texts = tuple(chosen.choose(trace.requests, seed))
+    parity = compare_with_whole_model(client, pipeline, directory, texts[:8])
+    return Play(
+        trace,
+        texts,
+        options["slo_factor"] * parity.unloaded_p50_s,
+        options["window_s"],
+        options["cpu_scale"],
+        options["profile"] or fitting(directory, this_machine()),
+        seed,
+    )
+
+
+def refuse_slack(cheapest: Outcome, play_: Play) -> None:
+    """Raises ClickException where every expert at its cheapest keeps the SLO."""
+    if cheapest.p95_over_slo <= 1:
+        raise click.ClickException(
+            f"the SLO of {1000 * play_.slo_s:.0f} ms does not bind: with every expert at its cheapest P95 is "
+            f"{cheapest.p95_over_slo:.2f} of it, simulated, so no policy can be told from never scaling at all; take a "
+            f"smaller --cpu-scale or --slo-factor, or a higher --mean-rps"
+        )
+
+
+def simulation_of(play_: Play, directory: Path) -> tuple[Workload, np.ndarray, np.ndarray]:
+    """The pipeline on the profile of this machine, and the same requests with the routing that the model gives them."""
+    profile = open_profile(play_.profile, directory, this_machine())
+    counts = routing_of(WholeModel(directory), play_.texts)
+    workload = measured_workload(
+        directory,
+        profile,
+        counts[0],
+        slo_s=play_.slo_s,
+        cpu_scale=play_.cpu_scale,
+        space=SPACE,
+        shared=True,
+        segment_configuration=SEGMENT,
+    )
+    return workload, np.array(play_.trace.arrival_s, dtype=np.float64), counts
+
+
+def first_on_cost(cells: Sequence[Mapping[str, Any]]) -> bool:
+    """The learnt policy keeps the SLO in the median of its repeats and no other that does is cheaper."""
+    costs = {}
+    for policy in dict.fromkeys(cell["policy"] for cell in cells):
+        plays = [cell["measured"] for cell in cells if cell["policy"] == policy]
+        if statistics.median(one["p95_over_slo"] for one in plays) <= 1:
+            costs[policy] = statistics.median(one["provisioned"] for one in plays)
+    return LEARNT in costs and costs[LEARNT] == min(costs.values())
+
+
+def table_of(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
+    """A row a play, measured and simulated."""
+    table = Table(title=f"policies on the running pipeline; SLO: P95 within {1000 * slo_s:.0f} ms")
+    for name in ("policy", "repeat", "P50 ms", "P95/SLO", "windows over", "cost/h", "busy/h", "failed", "simulated"):
+        table.add_column(name, justify="left" if name == "policy" else "right")
+    for cell in cells:
+        real, model = cell["measured"], cell["simulated"]
+        beside = "" if model is None else f"P95/SLO {model['p95_over_slo']:.2f}, {model['provisioned']:.2f}/h"
+        if model is not None and model["measured_part"] is not None:
+            beside += f", {model['measured_part']:.0%} as profiled"
+        table.add_row(
+            cell["policy"],
+            str(cell["repeat"] + 1),
+            f"{real['p50_ms']:.0f}",
+            f"{real['p95_over_slo']:.2f}",
+            f"{real['violations']:.0%}",
+            f"{real['provisioned']:.3f}",
+            f"{real['busy']:.3f}",
+            str(real["failed"]),
+            beside,
+        )
+    return table
+
+
+@click.command()
+@click.option("--policies", default=",".join(POLICIES), show_default=True, help="Comma list (docs/policies.md).")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Plays of each policy.")
+@click.option(
+    "--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Length of a play in seconds."
+)
+@click.option(
+    "--mean-rps", default=3.0, show_default=True, type=click.FloatRange(0.1), help="Requests per second on average."
+)
+@click.option(
+    "--cpu-scale",
+    default=0.015,
+    show_default=True,
+    type=click.FloatRange(0.001, 10),
+    help="Real cores per configured core.",
+)
+@click.option(
+    "--interval",
+    "window_s",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0.5),
+    help="Seconds between decisions.",
+)
+@click.option("--slo-factor", default=3.0, show_default=True, help="SLO over a prompt's time through idle functions.")
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, exists=True),
+    default=None,
+    help="Measured profile. [default: this machine's in simulation/profiles/data]",
+)
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
+@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+def main(policies: str, repeats: int, **options: Any) -> None:
+    """Play the same clip under each policy on the running pipeline, and simulate it beside."""
+    names = tuple(policies.split(","))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("plays", total=repeats * len(names))
+        cells, slo_s = run_all(
+            names, repeats, options, lambda what, done: bar.update(task, description=what, completed=done)
+        )
+    Console(stderr=True).print(table_of(cells, slo_s))
+    failed = sum(cell["measured"]["failed"] for cell in cells)
+    print(
+        json.dumps(
+            {
+                "learnt_first": first_on_cost(cells),
+                "failed": failed,
+                "slo_ms": 1000 * slo_s,
+                "cores": os.cpu_count(),
+                "cells": cells,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

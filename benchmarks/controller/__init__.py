@@ -1,0 +1,1 @@
+"""The controller's time per tick, on doubles and on a cluster."""

@@ -1,0 +1,269 @@
+"""A tick of the controller on a cluster of thousands of functions: time, calls to the API server, memory.
+
+The controller is the one of ``smoe autoscale --platform kubernetes --prometheus`` with its default settings: sources,
+HPA policy, limits, actuator, watch caches, rate limit, ``keep``, the function logger, the lines of decisions and ticks,
+and one scrape of its own metrics a tick, in this process; API server and Prometheus are another process
+(``benchmarks.controller.cluster``). Ticks are 5 s apart on the clock that they and the rate limit are told, and follow
+each other at once.
+Every tick sees one function in fifty busy, others each time, so that there is something to decide, and applies it. The
+first tick lists; it is shown apart. P99 is the slowest tick where there are fewer than 100: it writes the log's files.
+
+    python -m benchmarks.controller            # 100, 500, 1,000 and 5,000 functions
+    python -m benchmarks.controller --functions 100 --functions 1000 --ticks 20
+
+The last line is one JSON object: ``functions``, ``tick_ms_p50``, ``tick_ms_p99``, ``cpu_ms_p50`` (CPU time of
+this process), ``api_calls`` (a tick, mean), ``changed`` (functions a tick, mean), ``rss_mb``, ``curve`` (the same for
+every size).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import requests
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+
+from autoscaler.build import build_controller
+from autoscaler.cluster import ClusterSide
+from autoscaler.describe import line
+from autoscaler.exposition import ControllerMetrics
+from autoscaler.loop import Controller
+from autoscaler.platforms.kubernetes import BURST, RATE_PER_S, Rate
+from autoscaler.process import spared_collections
+from autoscaler.settings import ControllerSettings
+from gateway.backends.process.kernel import die_with_parent
+from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
+
+SIZES = (100, 500, 1000, 5000)
+LIMIT_S = 300.0
+BEGIN_S = 1_763_750_000.0
+"""Unix time of the first tick."""
+INTERVAL_S = 5.0
+EXPERTS_A_LAYER = 64
+ARCHITECTURE = {
+    "activation": "gelu",
+    "eps": 1e-12,
+    "ffn_size": 1536,
+    "heads": 12,
+    "hidden_size": 384,
+    "max_positions": 512,
+    "normalise_embedding": True,
+    "pooling": "mean",
+    "token_types": 2,
+    "vocab_size": 30522,
+}
+
+
+def pipeline(folder: Path, functions: int) -> Manifest:
+    """A manifest of about ``functions`` functions: ingress, segments, and up to 64 experts a layer."""
+    layers = max(1, round((functions - 2) / (EXPERTS_A_LAYER + 1)))
+    experts = [(functions - 2 - layers) // layers] * layers
+    for i in range(functions - 2 - layers - sum(experts)):
+        experts[i] += 1
+    first, last = ("token_ids", "lengths"), ("embedding", "states")
+    middle, routed = ("hidden", "lengths"), ("residual", "x", "expert_ids", "gates")
+    nodes = [
+        _node(segment_id(i), "segment", i, None, middle if i else first, routed if i < layers else last)
+        for i in range(layers + 1)
+    ]
+    nodes += [_node(expert_id(i, j), "expert", i, j, ("x",), ("y",)) for i in range(layers) for j in range(experts[i])]
+    edges = tuple(expected_edges(layers + 1, experts))
+    files = {node.weights.file: FileRef("0" * 64, 1) for node in nodes}
+    numbers = {**ARCHITECTURE, "layers": layers}
+    router = Router(top_k=1)
+    manifest = Manifest("large", "bert", "embedding", "float32", numbers, router, None, tuple(nodes), edges, files)
+    folder.mkdir(parents=True)
+    save(manifest, folder)
+    return manifest
+
+
+def _node(
+    name: str, kind: Any, layer: int, expert: int | None, inputs: tuple[str, ...], outputs: tuple[str, ...]
+) -> Node:
+    weights = WeightsRef(f"weights/{name}.safetensors")
+    return Node(name, kind, layer, expert, weights, 1_200_000, 300_000, 600_000, 1536, 1536, inputs, outputs)
+
+
+def measure(functions: int, ticks: int, folder: Path) -> dict[str, Any]:
+    """One size, in a process of its own (this one)."""
+    directory = folder / "large"
+    found = pipeline(directory, functions)
+    port = _free_port()
+    kubeconfig = _kubeconfig(folder / "kubeconfig", f"http://127.0.0.1:{port}")
+    cluster = subprocess.Popen([sys.executable, "-m", "benchmarks.controller.cluster", str(directory), str(port)])
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/version")
+        return _run(functions, ticks, found, directory, kubeconfig, f"http://127.0.0.1:{port}")
+    finally:
+        cluster.kill()
+        cluster.wait(20)
+
+
+@dataclass
+class Passed:
+    """A clock for the rate limit: the time that passes, and what is skipped of it between ticks."""
+
+    skipped_s: float = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.skipped_s
+
+
+@dataclass
+class Ticks:
+    """What was measured of each tick, in order."""
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    """Processor time of this process, watches included."""
+    calls: list[int] = field(default_factory=list)
+    changed: list[int] = field(default_factory=list)
+
+
+def _run(functions: int, ticks: int, found: Manifest, directory: Path, kubeconfig: Path, url: str) -> dict[str, Any]:
+    settings = ControllerSettings(
+        gateway_url=url,
+        manifest_dir=directory,
+        prometheus_url=url,
+        platform="kubernetes",
+        kubeconfig=kubeconfig,
+        slo_s=0.5,
+        log_dir=directory.parent / "log",
+    )
+    passed = Passed()
+    side = ClusterSide(settings, found.name, Rate(RATE_PER_S, BURST, passed))
+    controller, _ = build_controller(settings, side.platform)
+    stop = threading.Event()
+    side.start(stop)
+    try:
+        measured = _play(controller, side, ControllerMetrics(found.name, settings.slo_s), ticks + 2, url, passed)
+    finally:
+        stop.set()
+        side.close()
+        controller.close()
+    steady = sorted(measured.seconds[2:])  # the first lists, the second begins with caches that are whole
+    return {
+        "functions": functions,
+        "tick_ms_p50": round(1000 * _quantile(steady, 0.5), 1),
+        "tick_ms_p99": round(1000 * _quantile(steady, 0.99), 1),
+        "cpu_ms_p50": round(1000 * _quantile(sorted(measured.cpu_s[2:]), 0.5), 1),
+        "first_tick_ms": round(1000 * measured.seconds[0], 1),
+        "api_calls": round(sum(measured.calls[2:]) / ticks, 1),
+        "changed": round(sum(measured.changed[2:]) / ticks, 1),
+        "rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+
+
+def _play(
+    controller: Controller, side: ClusterSide, metrics: ControllerMetrics, ticks: int, url: str, passed: Passed
+) -> Ticks:
+    """What ``smoe autoscale`` does in a tick, and a scrape of its metrics after each."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    side.register(registry)
+    session = requests.Session()
+    found = Ticks()
+    with spared_collections() as settle:
+        for number in range(ticks):
+            before = int(session.get(f"{url}/calls", timeout=5).json()["calls"])
+            begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
+            report = controller.tick(BEGIN_S + number * INTERVAL_S)
+            if not number:
+                settle()
+            metrics.add(report)
+            line(report, None, side.conditions())
+            side.keep()
+            generate_latest(registry)
+            found.seconds.append(time.perf_counter() - begun_s)
+            found.cpu_s.append(time.process_time() - begun_cpu_s)
+            found.calls.append(int(session.get(f"{url}/calls", timeout=5).json()["calls"]) - before)
+            found.changed.append(len(report.applied))
+            if report.failures or report.observation.stale:
+                raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
+            while side.platform.behind():
+                time.sleep(0.01)
+            passed.skipped_s += max(0.0, INTERVAL_S - (time.perf_counter() - begun_s))
+    return found
+
+
+def _quantile(values: list[float], q: float) -> float:
+    return values[min(len(values) - 1, math.ceil(q * len(values)) - 1)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _kubeconfig(path: Path, url: str) -> Path:
+    named = {"current-context": "c", "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]}
+    named |= {"clusters": [{"name": "c", "cluster": {"server": url}}], "users": [{"name": "u", "user": {}}]}
+    path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **named}))
+    return path
+
+
+def _wait_for(url: str) -> None:
+    end_s = time.monotonic() + LIMIT_S
+    while time.monotonic() < end_s:
+        try:
+            requests.get(url, timeout=5)
+            return
+        except requests.RequestException:
+            time.sleep(0.1)
+    raise click.ClickException("the cluster did not answer")
+
+
+@click.command()
+@click.option(
+    "--functions",
+    "sizes",
+    type=click.IntRange(8, 20000),
+    multiple=True,
+    default=SIZES,
+    show_default=True,
+    help="Size of the pipeline; repeatable.",
+)
+@click.option("--ticks", type=click.IntRange(1), default=25, show_default=True, help="Measured ticks of each size.")
+@click.option("--one", is_flag=True, hidden=True, help="Measure in this process and print JSON alone.")
+def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:
+    """Measure ticks of the controller for each number of functions."""
+    if one:
+        die_with_parent(os.getppid())
+        logging.basicConfig(level=logging.INFO, filename=os.devnull)
+        with tempfile.TemporaryDirectory() as folder:
+            click.echo(json.dumps(measure(sizes[0], ticks, Path(folder))))
+        return
+    curve = []
+    for size in sizes:  # a process each, so that memory is its own
+        arguments = ["-m", "benchmarks.controller", "--one", "--functions", str(size), "--ticks", str(ticks)]
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, check=False, env={**os.environ}
+        )
+        if done.returncode:
+            raise click.ClickException(done.stderr[-2000:])
+        curve.append(json.loads(done.stdout.splitlines()[-1]))
+    columns = list(curve[0])
+    click.echo("".join(f"{name:>15}" for name in columns))
+    for row in curve:
+        click.echo("".join(f"{row[name]:>15}" for name in columns))
+    click.echo(json.dumps({**curve[-1], "curve": curve}))
+
+
+if __name__ == "__main__":
+    main()

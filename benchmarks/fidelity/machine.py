@@ -1,0 +1,126 @@
+"""The machine that ``benchmarks.fidelity`` plays on: how fast it was around a play, and who used it meanwhile.
+
+Virtual cores are not equally fast all day. So before each play, and after the last, some requests are sent, alone and
+with every function at a full core, and the simulation is told how many times as long they took as the profile says
+(``simulation.workloads.workload.Host.pace``). No play has a part in it, but they are as far apart as a play's, and of as many texts: one
+text again and again, sent twice as fast, finds warmer caches and says that the machine is faster than plays find it.
+What lone requests take changes by a tenth from one minute to the next, so all of those count that were sent within
+``NEAR_S`` of a play.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+import numpy as np
+import psutil
+
+from autoscaler.contract import Configuration
+from simulation.engine.requests import Requests
+from simulation.engine.simulation import Simulation
+from simulation.latency.contract import Floats
+from simulation.profiles.measure.machine import busy_s
+from simulation.workloads.workload import Workload
+
+SINGLES, SINGLES_PER_S = 60, 2.5
+"""Single requests, and how many a second: none meets another."""
+WARM = 10
+"""Sent before them and not counted: what is left over from a play or a change is gone then."""
+NEAR_S = 300.0
+SIMULATED = 10
+"""Times each of them is sent in the simulator."""
+MOST_PACE = 2.0
+"""A machine that takes longer is not one that is slower now, but one that is in use."""
+SEED = 5
+
+
+@dataclass(frozen=True)
+class Singles:
+    """What single requests took."""
+
+    latency_s: list[float]
+    """At the client."""
+    counts: list[list[int]]
+    """[1 + experts, texts], see ``simulation.engine.requests``; requests take the texts in turn."""
+    front_s: float
+    """Mean seconds of them that the ingress does not see: client and gateway, there and back."""
+    others_cores: float = 0.0
+    """That processes outside the benchmark used meanwhile."""
+    front_cpu_s: float = 0.0
+    """CPU seconds of client and gateway for one of them, without what both use when there is nothing to do; 0 in older
+    records, which do not know it."""
+    at_s: float = 0.0
+    """Unix time; 0 in older records, which do not know it."""
+
+
+def pace_of(sets: Sequence[Singles], workload: Workload, asked_for: Configuration) -> float:
+    """Median over all requests of ``sets`` of their seconds over those of the same in the simulator, both without what
+    the ingress does not see. ``asked_for``: what every function ran with. Raises ClickException where the machine was
+    in use."""
+    pace = float(np.median(np.concatenate([ratios(singles, workload, asked_for) for singles in sets])))
+    if pace > MOST_PACE:
+        raise click.ClickException(
+            f"single requests took {pace:.1f} times as long as the profile says, at most {MOST_PACE:g} times can be "
+            f"compared; somebody else uses the machine"
+        )
+    return pace
+
+
+def ratios(singles: Singles, workload: Workload, asked_for: Configuration) -> Floats:
+    """[requests] seconds measured over the same text's median in the simulator at pace 1."""
+    assert workload.host is not None
+    alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0, front_s=0.0))
+    texts = np.array(singles.counts, dtype=np.uint16).reshape(len(singles.counts), -1)
+    many = texts.shape[1] * SIMULATED
+    start = {node.function: asked_for for node in workload.topology.nodes}
+    requests = Requests(np.arange(many) / SINGLES_PER_S, np.tile(texts, SIMULATED), "single requests")
+    window = Simulation(alone, requests, start, seed=SEED).advance(many / SINGLES_PER_S + 60.0)
+    seconds = np.full(many, np.nan)
+    seconds[window.finished] = window.latency_s
+    expected_s = np.nanmedian(seconds.reshape(SIMULATED, -1), axis=0)
+    measured_s: Floats = np.array(singles.latency_s) - singles.front_s
+    return measured_s / np.resize(expected_s, measured_s.size)
+
+
+def near(sets: Sequence[Singles], begun_s: float, ended_s: float) -> list[Singles]:
+    """Those that were sent within ``NEAR_S`` of what began and ended then (Unix time)."""
+    return [one for one in sets if begun_s - NEAR_S <= one.at_s <= ended_s + NEAR_S]
+
+
+class Usage:
+    """Cores in use since it was made: of the whole machine, and of others than this process and its descendants."""
+
+    def __init__(self) -> None:
+        self._begun_s, self._machine_s, self._own_s = time.time(), busy_s(), own_cpu_s()
+
+    def cores(self) -> tuple[float, float]:
+        """(of the machine, of others), on average so far."""
+        seconds, machine_s = time.time() - self._begun_s, busy_s() - self._machine_s
+        return machine_s / seconds, max(0.0, machine_s - (own_cpu_s() - self._own_s)) / seconds
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """CPU seconds so far of these processes' threads, to the nanosecond (``/proc/PID/task/TID/schedstat``): psutil
+    counts hundredths, which is much for a few requests."""
+    total = 0
+    for task in [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]:
+        with suppress(OSError):  # a thread that has ended meanwhile
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def own_cpu_s() -> float:
+    """CPU seconds of this process and all its descendants, ended ones included."""
+    total_s, own = 0.0, psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total_s += times.user + times.system + times.children_user + times.children_system
+    return total_s

@@ -1,0 +1,1 @@
+"""What benchmarks share: run folders, steady load, a trivial function, watches."""

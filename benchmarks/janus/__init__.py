@@ -1,0 +1,1 @@
+"""Janus next to whole-model scaling."""

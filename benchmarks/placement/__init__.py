@@ -1,0 +1,1 @@
+"""Placement of experts by Janus and Prism next to EPLB and optima."""

@@ -1,0 +1,1 @@
+"""Prism's placement, simulated."""

@@ -1,0 +1,1 @@
+"""Prism on a real pipeline over emulated machines."""

@@ -1,0 +1,387 @@
+"""Prism's set-up run for real on one machine: ``python -m benchmarks.prism_real --texts FOLDER [--out FOLDER]`` (root).
+
+Three nodes, each a network namespace with an ingress, all segments and a part of the experts, 500 Mbit/s between
+them by traffic control (``benchmarks.prism_real.network``); places for 1.3 times the experts there are, shared 1 : 1 : 2.
+MiniLM's real weights split into more experts than the default pipeline has, so that there is something to place. Each
+node's own clients send real texts of one task (arithmetic, code, articles) to their node's ingress, with Poisson
+arrivals; ``smoe_dispatch=local-first``. Every change of plan is a move of the running pipeline (``placement.moves``).
+
+* ``table``: the plans of Table II's methods in turn, several rounds, the same requests for each in a round: mean
+  latency by node and in all, part of expert calls that stayed on their node (counted by the ingresses).
+* ``shift``: tasks change nodes in mid-run (Figs. 6, 7), without and with migration: every interval a plan from the
+  ingresses' own counts since the last move, taken when Eq. (4) says so for the paper's five minutes. Local ratio over
+  time; a picture with ``--out``.
+
+Times are measured and hold what else this machine does: two cores compute for three nodes. The last line is one JSON
+object.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness.run_folder import run_folder
+from benchmarks.prism.__main__ import METHODS, planners
+from benchmarks.prism_real.clients import Counts, Served, counted, joined, play
+from benchmarks.prism_real.network import SWITCH, Node, become_switch, connect, measure
+from gateway.client.client import GatewayClient
+from moe.manifest import INGRESS, Manifest
+from moe.preset import minilm_folder
+from moe.split import split
+from placement.cluster import Cluster, PlanArray, make_cluster
+from placement.layout import Floats
+from placement.migration import Scale, decide
+from placement.moves.cluster import Places
+from placement.moves.coordinator import Coordinator, Options
+from placement.moves.managers import NodeSettings, start_nodes
+from smoe import lifecycle
+from smoe.deployment import DeploymentSettings
+from traces.prompts import load_prompts
+
+NODES = ("a", "b", "c")
+GPUS = [1, 1, 2]
+TASKS = ("gsm8k", "humaneval", "wikitext")
+PLACES_PER_EXPERT = 1.3
+START_TIMEOUT_S = 300.0
+FLOAT_BYTES = 4
+BIN_S, WARM_S = 3.0, 2.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the runs are made."""
+
+    rate: float
+    """Requests a second at each node."""
+    seconds: float
+    rounds: int
+    shift_s: float
+    """Of each half of a run in which tasks change nodes."""
+    interval_s: float
+    horizon_s: float
+    """For how long a new plan is expected to hold (Eq. (4))."""
+
+
+class Stage:
+    """The pipeline on its three nodes, the plan it has, and requests on it."""
+
+    def __init__(self, nodes: tuple[Node, ...], state: Path, manifest: Manifest, mbit: float) -> None:
+        self._nodes = nodes
+        self._manifest = manifest
+        self._coordinator = Coordinator(
+            lambda: GatewayClient.from_state(state), manifest, state, Options(True, START_TIMEOUT_S)
+        )
+        self.shape = (manifest.layers, len(manifest.experts(0)))
+        self.expert_bytes = max(one.parameter_bytes for one in manifest.experts(0))
+        places = int(PLACES_PER_EXPERT * self.shape[0] * self.shape[1] / sum(GPUS))
+        self.bytes_per_s = mbit * 1e6 / 8
+        self.cluster: Cluster = make_cluster(
+            GPUS, places * self.expert_bytes, load_bytes_per_s=self.bytes_per_s, bytes_per_s=self.bytes_per_s
+        )
+        self.plan: PlanArray | None = None
+        feed = GatewayClient.from_state(state)
+        self._move({manifest.function_name(INGRESS): dict.fromkeys(NODES, 1)})
+        ingresses = feed.replicas()[manifest.function_name(INGRESS)]
+        by_node = {str(one["node"]): str(one["address"]) for one in ingresses if one["state"] == "ready"}
+        self._addresses = [by_node[node.name] for node in nodes]
+
+    @property
+    def pair_s(self) -> float:
+        """Seconds on the line of one token's way to an expert on another node and back."""
+        return 2 * FLOAT_BYTES * int(self._manifest.architecture["hidden_size"]) / self.bytes_per_s
+
+    def counts(self) -> Counts:
+        """What the ingresses have counted since they were started."""
+        return counted(self._addresses, self.shape)
+
+    def take(self, plan: PlanArray) -> float:
+        """Move to a plan while requests are served; seconds until it had come about."""
+        held = self.cluster.by_node(plan)
+        target: dict[str, dict[str, int]] = {}
+        for layer in range(self.shape[0]):
+            for expert in self._manifest.experts(layer):
+                at = np.flatnonzero(held[:, layer, expert.expert])
+                target[self._manifest.function_name(expert.id)] = {NODES[node]: 1 for node in at}
+        for segment in self._manifest.segments:
+            target[self._manifest.function_name(segment.id)] = dict.fromkeys(NODES, 1)
+        took_s = self._move(target)
+        self.plan = plan
+        return took_s
+
+    def _move(self, target: Places) -> float:
+        return self._coordinator.move(target).settled_s
+
+    def serve(self, texts: list[list[str]], arrivals: list[Floats]) -> Served:
+        """Node n's requests ``texts[n]`` at ``arrivals[n]`` seconds from now, from inside the node."""
+        return play(self._nodes, self._addresses, texts, arrivals)
+
+
+def drawn(
+    tasks: list[tuple[str, ...]], setting: Setting, seconds: float, seed: int
+) -> tuple[list[list[str]], list[Floats]]:
+    """Poisson arrivals of ``seconds`` at each node, and a text of the node's task for each."""
+    rng = np.random.default_rng(seed)
+    texts, arrivals = [], []
+    for own in tasks:
+        count = int(3 * setting.rate * seconds) + 20
+        times = rng.exponential(1 / setting.rate, size=count).cumsum()
+        times = times[times < seconds]
+        arrivals.append(times)
+        texts.append([own[i] for i in rng.integers(len(own), size=len(times))])
+    return texts, arrivals
+
+
+def table(stage: Stage, tasks: list[tuple[str, ...]], known: Floats, setting: Setting) -> dict[str, Any]:
+    """Each method's plan in turn, the order turned on from round to round."""
+    found: dict[str, list[tuple[Served, Counts]]] = {name: [] for name in METHODS}
+    moved: dict[str, list[float]] = {name: [] for name in METHODS}
+    plans = {name: make(known, stage.cluster, stage.expert_bytes, None) for name, make in planners(0).items()}
+    for turn in range(setting.rounds):
+        for name in np.roll(np.array(METHODS), -2 * turn).tolist():
+            moved[name].append(stage.take(plans[name]))
+            stage.serve(*drawn(tasks, setting, WARM_S, 1000 + turn))  # nothing cold
+            before = stage.counts()
+            served = stage.serve(*drawn(tasks, setting, setting.seconds, turn))
+            found[name].append((served, stage.counts() - before))
+    rows = {}
+    for name, runs in found.items():
+        every, count = joined([served for served, _ in runs]), sum((one for _, one in runs[1:]), runs[0][1])
+        rows[name] = {
+            "mean_ms": round(every.mean_ms(), 2),
+            "by_node_ms": [round(every.of(node).mean_ms(), 2) for node in range(len(NODES))],
+            "rounds_ms": [round(served.mean_ms(), 2) for served, _ in runs],
+            "p95_ms": round(every.p95_ms(), 2),
+            "local_calls": round(count.local_ratio, 4),
+            "remote_mb": round(count.remote_bytes / 1e6, 1),
+            "requests": len(every.node),
+            "failed": every.failed,
+            "move_s": round(float(np.mean(moved[name])), 2),
+        }
+    return rows
+
+
+def shift(
+    stage: Stage, tasks: list[tuple[str, ...]], mixed: Floats, setting: Setting, migrating: bool
+) -> dict[str, Any]:
+    """Two halves; the second has every task on the next node. Plans by Eq. (4) where ``migrating``."""
+    make = planners(0)["Prism, improved"]
+    stage.take(make(mixed, stage.cluster, stage.expert_bytes, None))
+    turned = tasks[1:] + tasks[:1]
+    texts, arrivals = drawn(tasks, setting, setting.shift_s, 77)
+    later, afterwards = drawn(turned, setting, setting.shift_s, 78)
+    texts = [one + two for one, two in zip(texts, later, strict=True)]
+    arrivals = [np.concatenate((one, two + setting.shift_s)) for one, two in zip(arrivals, afterwards, strict=True)]
+    since = before = stage.counts()
+    began_s = decided_s = since_s = time.monotonic()
+    over_time, decisions = [], []
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(stage.serve, texts, arrivals)
+        while not running.done():
+            time.sleep(BIN_S)
+            now, now_s = stage.counts(), time.monotonic()
+            over_time.append((round(now_s - began_s, 2), (now - before).local_ratio))
+            before = now
+            if migrating and now_s - decided_s >= setting.interval_s and not running.done():
+                decided_s = now_s
+                decisions.append(_decide(stage, (now - since).tokens, now_s - since_s, setting, now_s - began_s))
+                if decisions[-1]["taken"]:
+                    since, since_s = stage.counts(), time.monotonic()
+        served = running.result()
+    halves = [served.between(0.0, setting.shift_s), served.between(setting.shift_s, np.inf)]
+    return {
+        "mean_ms": round(served.mean_ms(), 2),
+        "halves_ms": [round(half.mean_ms(), 2) for half in halves],
+        "failed": served.failed,
+        "requests": len(served.node),
+        "decisions": decisions,
+        "local_over_time": [(at_s, None if np.isnan(part) else round(part, 4)) for at_s, part in over_time],
+    }
+
+
+def _decide(stage: Stage, seen: Floats, window_s: float, setting: Setting, at_s: float) -> dict[str, Any]:
+    """Eq. (4) on what was seen since the last move, ``window_s`` ago; the move, where it is worth it."""
+    assert stage.plan is not None
+    candidate = planners(0)["Prism, improved"](seen, stage.cluster, stage.expert_bytes, stage.plan)
+    scale = Scale(stage.pair_s, window_s, setting.horizon_s)
+    verdict = decide(stage.plan, candidate, stage.cluster, seen, stage.expert_bytes, scale)
+    found = {
+        "at_s": round(at_s, 2),
+        "taken": verdict.worth,
+        "now_s": round(verdict.now_s, 4),
+        "then_s": round(verdict.then_s, 4),
+        "predicted_move_s": round(verdict.move_s, 4),
+        "copied": verdict.copied,
+    }
+    if verdict.worth:
+        found["moved_s"] = round(stage.take(candidate), 2)
+    return found
+
+
+@contextmanager
+def running(nodes: tuple[Node, ...], folder: Path, experts: int, top_k: int, mbit: float) -> Iterator[Stage]:
+    """A gateway on the switch, a weights manager on every node, the pipeline deployed. Ends with the block."""
+    pipelines = folder / "pipelines"
+    with Console(stderr=True).status("splitting MiniLM and starting"):
+        manifest = split(minilm_folder(), pipelines / "minilm", "minilm", experts, top_k)
+        settings = lifecycle.GatewaySettings(
+            folder / "state",
+            host=SWITCH,
+            port=0,
+            metrics_port=0,
+            nodes=NODES,
+            networks=tuple(f"{node.name}={node.address}@{node.namespace}" for node in nodes),
+            pipelines_dir=pipelines,
+        )
+        process = lifecycle.start_gateway(settings, detach=False)
+    try:
+        client = GatewayClient.from_state(settings.state)
+        start_nodes(client, settings.state, manifest, dict.fromkeys(NODES, NodeSettings()))
+        deployment = DeploymentSettings(extra_environment={"smoe_dispatch": "local-first"})
+        lifecycle.deploy_pipeline(client, manifest, deployment, timeout_s=START_TIMEOUT_S)
+        yield Stage(nodes, settings.state, manifest, mbit)
+    finally:
+        lifecycle.stop_process(process)
+
+
+def show(rows: dict[str, Any]) -> None:
+    shown = Table("plan", *(f"node {name}" for name in NODES), "all, ms", "P95", "local calls", "remote MB", "move s")
+    for name, row in rows.items():
+        by_node = [f"{value:.1f}" for value in row["by_node_ms"]]
+        cells = [f"{row['mean_ms']:.1f}", f"{row['p95_ms']:.1f}", f"{row['local_calls']:.1%}"]
+        shown.add_row(name, *by_node, *cells, f"{row['remote_mb']:.1f}", f"{row['move_s']:.1f}")
+    Console(stderr=True, width=120).print(shown)
+
+
+def draw(rows: dict[str, Any], shifted: dict[str, Any], seconds: float, file: Path) -> None:
+    """Mean latency by plan, and local ratio over time with and without migration."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
+    names = list(rows)
+    left.barh(names, [rows[name]["mean_ms"] for name in names], color="tab:blue")
+    for place, name in enumerate(names):
+        left.plot(rows[name]["rounds_ms"], [place] * len(rows[name]["rounds_ms"]), "k.", markersize=4)
+    left.invert_yaxis()
+    left.set(xlabel="mean latency, ms (points: rounds)")
+    for name, part in shifted.items():
+        times = [at_s for at_s, _ in part["local_over_time"]]
+        ratio = [np.nan if value is None else value for _, value in part["local_over_time"]]
+        right.plot(times, ratio, label=f"{name}: {part['mean_ms']:.1f} ms")
+        for decision in part["decisions"]:
+            if decision["taken"]:
+                right.axvline(decision["at_s"], color="tab:orange", linestyle=":", linewidth=1)
+    right.axvline(seconds, color="grey", linewidth=1)
+    right.set(
+        xlabel="seconds (grey: tasks change nodes; dotted: moves)", ylabel="local part of expert calls", ylim=(0, 1)
+    )
+    right.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
+@click.command()
+@click.option("--texts", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of text sets.")
+@click.option("--experts", type=click.IntRange(2, 64), default=8, show_default=True, help="Experts a layer.")
+@click.option("--top-k", type=click.IntRange(1, 64), default=2, show_default=True, help="Experts a token.")
+@click.option(
+    "--mbit", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Mbit/s of each node's way out."
+)
+@click.option(
+    "--delay-ms",
+    type=click.FloatRange(0, 1000),
+    default=0.0,
+    show_default=True,
+    help="Delay of each node's way out; needs netem.",
+)
+@click.option("--rate", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Requests/s a node.")
+@click.option("--seconds", type=click.FloatRange(3, 3600), default=20.0, show_default=True, help="Length of a run.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each plan.")
+@click.option(
+    "--shift-s",
+    type=click.FloatRange(3, 3600),
+    default=30.0,
+    show_default=True,
+    help="Seconds before and after tasks change nodes.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(1, 3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds between decisions to migrate.",
+)
+@click.option(
+    "--horizon",
+    "horizon_s",
+    type=click.FloatRange(1),
+    default=300.0,
+    show_default=True,
+    help="Seconds within which a move must pay.",
+)
+@click.option("--words", type=click.IntRange(1, 400), default=48, show_default=True, help="Longest text in words.")
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the picture.")
+def main(
+    texts: Path, experts: int, top_k: int, mbit: float, delay_ms: float, out: Path | None, words: int, **options: Any
+) -> None:
+    """Latency and local ratio of placements on three real nodes of one machine."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    torch.set_num_threads(1)
+    become_switch()
+    nodes = connect(NODES, mbit, delay_ms)
+    way = measure(nodes[0], nodes[1])
+    setting = Setting(**options)
+    tasks = [load_prompts(texts, words, (task,)).texts for task in TASKS]
+    with (
+        run_folder("smoe-prism-") as folder,
+        running(nodes, folder, experts, top_k, way.mbit) as stage,
+    ):
+        alike = np.ones((len(NODES), *stage.shape))
+        stage.take(planners(0)["Uniform"](alike, stage.cluster, stage.expert_bytes, None))
+        before = stage.counts()
+        stage.serve(*drawn(tasks, setting, setting.seconds, 500))
+        seen = stage.counts() - before
+        rows = table(stage, tasks, seen.tokens, setting)
+        show(rows)
+        mixed = seen.mixed()
+        shifted = {
+            name: shift(stage, tasks, mixed, setting, migrating)
+            for name, migrating in (("without migration", False), ("with migration", True))
+        }
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        draw(rows, shifted, setting.shift_s, out / "prism-real.png")
+    below = 1 - rows["Prism, improved"]["mean_ms"] / rows["EPLB"]["mean_ms"]
+    result = {
+        "below_eplb": round(below, 4),
+        "migration_gain": round(1 - shifted["with migration"]["mean_ms"] / shifted["without migration"]["mean_ms"], 4),
+        "failed": sum(row["failed"] for row in rows.values()) + sum(part["failed"] for part in shifted.values()),
+        "link": {"mbit": round(way.mbit, 1), "round_trip_ms": round(way.round_trip_ms, 4), "delay_ms": delay_ms},
+        "table": rows,
+        "shift": shifted,
+        "settings": {"experts": experts, "top_k": top_k, "words": words, **options},
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The simulator's speed, and its answers next to an oracle's."""

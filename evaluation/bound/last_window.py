@@ -1,0 +1,198 @@
+"""The policy *last-window optimum*: the separable optimum for the previous window's load, applied to the next one.
+
+What a learnt policy has to beat: it knows the latency model and searches the whole of Φ, but nothing of what comes. In
+the controller ``--policy evaluation.bound.last_window:make``, in a simulation :class:`LastWindowPolicy` with its workload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from autoscaler.contract import Configuration, NodeObservation, Observation, Policy, Proposal
+from autoscaler.errors import SettingsError
+from autoscaler.policies import Making, from_table
+from autoscaler.policy.rows import refuse_broken
+from evaluation.bound.frontier import Floats, Frontier, frontier
+from evaluation.bound.loads import Meter, expert_table
+from evaluation.bound.physics import NodeRows, Physics
+from evaluation.bound.queueing import serve
+from evaluation.bound.window import enclose_frontiers
+from simulation.profiles.model.bundled import named
+from simulation.profiles.model.errors import ProfileError
+from simulation.profiles.model.pipeline import clustered_workload, measured_workload
+from simulation.workloads.paper import LIFECYCLE, PAPER_WORKLOADS, paper_workload
+from simulation.workloads.workload import TokenLengths, Workload
+
+MEAN_TOKENS, CV_TOKENS, MOST_TOKENS = 64, 0.6, 512
+
+
+@dataclass(frozen=True)
+class LastWindowSettings:
+    """Defaults are ours; ``headroom`` is part of the tuning sweep."""
+
+    meter: Meter = "provisioned"
+    """Cost to keep low: ``provisioned`` or ``busy``."""
+    headroom: float = 0.4
+    """Part of what λ leaves the experts that their mean seconds may take; the rest is for the tail."""
+    load_factor: float = 1.0
+    """How many times the last window's calls are planned for."""
+
+    def __post_init__(self) -> None:
+        refuse_broken(
+            "last-window",
+            (
+                ("meter", self.meter, self.meter in ("busy", "provisioned"), "busy or provisioned"),
+                ("headroom", self.headroom, 0 < self.headroom <= 1, "above 0, at most 1"),
+                ("load_factor", self.load_factor, 0 < self.load_factor < 1e3, "above 0, below 1000"),
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class MakingSettings:
+    """Of the settings file beside those of the policy: which latency model it plans with."""
+
+    workload: str = ""
+    """One of the paper's workloads; by default the pipeline's name, where it is one."""
+    profile: str = ""
+    """Or a measured profile of the pipeline (parquet)."""
+    cpu_scale: float = 0.0
+    """Real cores per configured core where it plans with a profile; 0: where that was measured."""
+    other_machine: bool = False
+    """The profile's machine is meant: it is not refused where this one is another."""
+    cluster: bool = False
+    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` tells their seconds, and a replica's
+    cores are its own."""
+    mean_tokens: int = MEAN_TOKENS
+    """Tokens of a mean request."""
+    meter: str = LastWindowSettings.meter
+    headroom: float = LastWindowSettings.headroom
+    load_factor: float = LastWindowSettings.load_factor
+
+
+class LastWindowPolicy:
+    """Configures all experts at once, or none where an expert's load is not known; the rest is none of its business."""
+
+    name = "last-window"
+
+    def __init__(self, workload: Workload, settings: LastWindowSettings | None = None) -> None:
+        self.settings = settings or LastWindowSettings()
+        self._physics = Physics(workload, workload.tokens.most)
+
+    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+        physics = self._physics
+        functions = [node.function for layer in physics.layers for node in layer]
+        frontiers: list[list[Frontier]] = []
+        for layer, nodes in zip(physics.experts, physics.layers, strict=True):
+            frontiers.append([])
+            for rows, node in zip(layer, nodes, strict=True):
+                seen = observation.node(node.id)
+                load = None if seen is None else _load(seen)
+                if seen is None or load is None:
+                    reason = f"no data: the load of {node.id} is not known, and all experts are planned together"
+                    return Proposal({}, dict.fromkeys(functions, reason), memory)
+                least = physics.least_memory(node, seen.peak_tokens or 0.0)
+                calls, alone_s = load[0] * self.settings.load_factor, _alone_s(rows, load[1])
+                window_s, meter = observation.window_s, self.settings.meter
+                table = expert_table(physics, rows, calls, alone_s, least, window_s, meter)
+                frontiers[-1].append(frontier(table, physics.lattice))
+        return self._planned(frontiers, self._outside_s(observation), functions, memory)
+
+    def _planned(
+        self, frontiers: list[list[Frontier]], outside_s: float, functions: list[str], memory: object
+    ) -> Proposal:
+        """Wishes of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves, none."""
+        slo_s = self._physics.workload.slo_s
+        budget_s = self.settings.headroom * max(0.0, slo_s - outside_s)
+        found = enclose_frontiers(frontiers, budget_s)
+        reason = f"optimum of the last window: {1000 * budget_s:.1f} ms for the experts"
+        if not found.feasible:
+            found = enclose_frontiers(frontiers, found.fastest_s * (1 + 1e-9))
+            reason = f"{1000 * budget_s:.1f} ms for the experts cannot be met: the fastest choice"
+        if not found.feasible:
+            return Proposal({}, dict.fromkeys(functions, "no configuration serves the last window's load"), memory)
+        numbers = np.concatenate(found.numbers) if found.numbers else np.zeros(0, np.int64)
+        space = self._physics.workload.space
+        wishes: Mapping[str, Configuration] = {
+            function: space[int(number)] for function, number in zip(functions, numbers, strict=True)
+        }
+        return Proposal(wishes, dict.fromkeys(functions, reason), memory)
+
+    def _outside_s(self, observation: Observation) -> float:
+        """Mean seconds outside of experts: measured at the segments, by the queueing model where they were not."""
+        physics, total_s = self._physics, self._physics.constant_s
+        for node, rows in zip(physics.workload.segments, physics.segments, strict=True):
+            seen = observation.node(node.id)
+            if seen is not None and seen.latency_mean_s is not None:
+                total_s += seen.latency_mean_s
+                continue
+            fixed = physics.workload.segment_configuration
+            calls, tokens = (None if seen is None else _load(seen)) or (0.0, physics.workload.tokens.mean)
+            one = np.array([fixed.replicas]), np.array([fixed.concurrency])
+            seconds = float(serve(calls, _alone_s(rows, tokens), rows.speedup, *one).latency_s[0, 0, 0])
+            total_s += seconds if np.isfinite(seconds) else 0.0
+        return total_s
+
+
+def _load(seen: NodeObservation) -> tuple[float, float] | None:
+    """(calls per second, tokens of a mean call) of a node; None where one is not known."""
+    if seen.requests_per_s is None or seen.tokens_per_s is None:
+        return None
+    return seen.requests_per_s, seen.tokens_per_s / seen.requests_per_s if seen.requests_per_s else 0.0
+
+
+def _alone_s(rows: NodeRows, tokens: float) -> Floats:
+    """[rows] seconds of a call with so many tokens, linear between whole numbers; the tables end at the longest."""
+    at = min(max(tokens, 0.0), rows.seconds.shape[1] - 1.0)
+    low = min(int(at), rows.seconds.shape[1] - 2)
+    return np.asarray(rows.seconds[:, low] + (at - low) * (rows.seconds[:, low + 1] - rows.seconds[:, low]))
+
+
+def make(making: Making) -> Policy:
+    """For ``--policy evaluation.bound.last_window:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
+    own = from_table(MakingSettings, making.table(), str(making.settings.policy_settings), {})
+    workload = _workload(making, own)
+    if making.settings.slo_s is not None:
+        workload = replace(workload, slo_s=making.settings.slo_s)
+    space = making.limits.space
+    if own.profile and not own.cluster:
+        space = replace(space, gpu_shares=())
+    workload = replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
+    meter: Meter = "busy" if own.meter == "busy" else "provisioned"
+    refuse_broken("last-window", (("meter", own.meter, own.meter == meter, "busy or provisioned"),))
+    return LastWindowPolicy(workload, LastWindowSettings(meter, own.headroom, own.load_factor))
+
+
+def _workload(making: Making, own: MakingSettings) -> Workload:
+    if own.profile:
+        try:
+            return _measured(making, own)
+        except ProfileError as error:
+            raise SettingsError(f"last-window: {error}") from error
+    name = own.workload or making.topology.pipeline
+    if name not in PAPER_WORKLOADS:
+        raise SettingsError(
+            f"last-window: there is no latency model of {name!r}; name a profile of it, or one of "
+            f"{', '.join(PAPER_WORKLOADS)} as workload"
+        )
+    return paper_workload(name, mean_tokens=own.mean_tokens)
+
+
+def _measured(making: Making, own: MakingSettings) -> Workload:
+    """The pipeline on the machine of a profile, or with ``cluster`` on one with GPU shares."""
+    slo_s = making.settings.slo_s
+    if slo_s is None:
+        raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
+    profile = named(Path(own.profile), making.topology, own.other_machine or own.cluster)
+    tokens = TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS)
+    scale, folder = own.cpu_scale or None, making.settings.manifest_dir
+    if own.cluster:
+        prices = making.prices
+        return clustered_workload(
+            folder, profile, tokens, slo_s=slo_s, changes=LIFECYCLE, prices=prices, cpu_scale=scale
+        )
+    return measured_workload(folder, profile, tokens, slo_s=slo_s, cpu_scale=scale)

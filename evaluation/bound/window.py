@@ -1,0 +1,69 @@
+"""One window: the least cost of all experts within the SLO, enclosed from both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from evaluation.bound.frontier import ExpertTable, Frontier, Ints, Lattice, frontier
+from evaluation.bound.knapsack import BUCKETS, split
+from evaluation.bound.layers import Steps, choose, steps
+
+
+@dataclass(frozen=True)
+class Enclosure:
+    """Least cost of one window, for latencies that depend on each expert's own configuration only."""
+
+    budget_s: float
+    lower: float
+    """Valid lower bound; infinite where no choice of configurations meets the budget."""
+    upper: float
+    """Cost of the choice below."""
+    numbers: tuple[Ints, ...]
+    """Per layer [experts]: configuration numbers of that choice; empty where there is none."""
+    fastest_s: float
+    """Least sum of latencies that any choice has."""
+    cheapest: float
+    """Least cost where latency does not matter."""
+    cheapest_s: float
+    """Sum of latencies of that choice; where it is within the budget, the SLO does not bind."""
+
+    @property
+    def feasible(self) -> bool:
+        return bool(np.isfinite(self.upper))
+
+    @property
+    def binds(self) -> bool:
+        """Whether the budget can be met, but not by the cheapest choice: else a calibration measures nothing."""
+        return self.fastest_s <= self.budget_s < self.cheapest_s
+
+    @property
+    def gap(self) -> float:
+        return 0.0 if self.upper == self.lower else (self.upper - self.lower) / self.lower
+
+
+def enclose(
+    layers: Sequence[Sequence[ExpertTable]], lattice: Lattice, budget_s: float, buckets: int = BUCKETS
+) -> Enclosure:
+    """The least cost at which the layers' slowest experts add up to at most ``budget_s``, over the whole of Φ."""
+    return enclose_frontiers([[frontier(table, lattice) for table in layer] for layer in layers], budget_s, buckets)
+
+
+def enclose_frontiers(layers: Sequence[Sequence[Frontier]], budget_s: float, buckets: int = BUCKETS) -> Enclosure:
+    """:func:`enclose` where the frontiers are already known: they do not depend on the budget."""
+    functions: list[Steps] = [steps(layer) for layer in layers]
+    found = split(functions, budget_s, buckets)
+    possible = all(len(function) for function in functions)
+    return Enclosure(
+        budget_s,
+        found.lower,
+        found.upper,
+        tuple(choose(layer, float(part)) for layer, part in zip(layers, found.latency_s, strict=True))
+        if np.isfinite(found.upper)
+        else (),
+        sum(float(function.latency_s[0]) for function in functions) if possible else np.inf,
+        sum(float(function.cost[-1]) for function in functions) if possible else np.inf,
+        sum(float(function.latency_s[-1]) for function in functions) if possible else np.inf,
+    )

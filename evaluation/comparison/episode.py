@@ -1,0 +1,276 @@
+"""One group: the same requests under every policy, and the bound beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from autoscaler.contract import Configuration, Cost, NodeInfo, NodeObservation
+from evaluation.bound.bounds import deterministic, lower_bound
+from evaluation.bound.errors import BoundError
+from evaluation.bound.loads import Meter, WindowLoad, windows
+from evaluation.bound.oracle import cheapest_feasible, configurations
+from evaluation.bound.physics import Physics
+from evaluation.comparison.arrivals import Arrivals, arrivals
+from evaluation.comparison.calibration import all_alike, check_shared, start_alike
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.grid import Grid, Group
+from evaluation.comparison.policies import limits_of, policy_of
+from evaluation.tuning.outcomes import Played
+from simulation.engine.controlled import Step, play
+from simulation.engine.regions import measured_part
+from simulation.engine.requests import Requests, draw_requests
+from simulation.engine.simulation import Simulation
+from simulation.workloads.paper import PAPER_CLUSTER
+from simulation.workloads.workload import Workload
+
+QUANTILE = 0.95
+BOUND = "bound"
+"""Name under which the bound stands among the policies."""
+METERS: tuple[Meter, ...] = ("busy", "provisioned")
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What all policies of a group meet; tables and start are made when first asked for."""
+
+    group: Group
+    workload: Workload
+    requests: Requests
+    arrivals: Arrivals
+    given: Configuration | None
+    """What every expert begins with; None: :func:`profiled_start`."""
+    profiling_s: float
+    """Length of the warm-up."""
+    window_s: float
+
+    @cached_property
+    def physics(self) -> Physics:
+        return Physics(self.workload, self.requests.most_tokens)
+
+    @cached_property
+    def start(self) -> Mapping[str, Configuration]:
+        """Function → what it begins with. Raises EvaluationError."""
+        return profiled_start(self) if self.given is None else self.workload.initial(self.given)
+
+    @cached_property
+    def binds(self) -> dict[Meter, bool]:
+        """:func:`check_binding` of the windows after the warm-up, on a shared machine
+        :func:`evaluation.comparison.calibration.check_shared`. Raises EvaluationError."""
+        busy = [load for load in self.loads() if load.count]
+        if self.workload.host is None or not busy:
+            return check_binding(busy, self)
+        warm_up, seed = round(self.profiling_s / self.window_s), self.group.seed
+        played = Played(self.workload, self.requests, self.window_s, self.arrivals.seconds, warm_up, seed=seed)
+        return check_shared(all_alike(played), self.workload.slo_s, self.group.key)
+
+    def loads(self) -> list[WindowLoad]:
+        """The windows after the warm-up."""
+        found = list(windows(self.physics, self.requests, self.window_s, self.arrivals.seconds))
+        return found[round(self.profiling_s / self.window_s) :]
+
+
+def prepare(grid: Grid, group: Group) -> Work:
+    """Workload, arrivals, lengths and routing, kept for grids that differ in policies and their settings only.
+
+    Raises EvaluationError, TraceError, SimulationError.
+    """
+    return _prepared(replace(grid, policies=("static",), plans=None, settings=None, bound=False), group)
+
+
+@lru_cache(maxsize=32)
+def _prepared(grid: Grid, group: Group) -> Work:
+    found = arrivals(grid, group)
+    mean_rps = grid.mean_rps or found.arrival_s.size / found.seconds
+    workload = grid.workload_of(group, mean_rps)
+    requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)
+    return Work(group, workload, requests, found, grid.start, grid.warm_up_windows * grid.window_s, grid.window_s)
+
+
+def profiled_start(work: Work) -> dict[str, Configuration]:
+    """The cheapest configurations found that keep the SLO in the warm-up windows, or where these are empty in the first
+    stretch as long that is not; on a shared machine as :func:`evaluation.comparison.calibration.start_alike` finds them.
+
+    Raises EvaluationError.
+    """
+    physics, requests, workload = work.physics, work.requests, work.workload
+    last_s = float(requests.arrival_s[-1]) if requests.arrival_s.size else 0.0
+    stretches = windows(physics, requests, work.profiling_s, last_s + work.profiling_s)
+    load = next((stretch for stretch in stretches if stretch.count), None)
+    if load is None:
+        raise EvaluationError(f"{requests.source}: no request to profile with; say what to start with")
+    if workload.host is not None:
+        chosen = start_alike(load, work.group.seed)
+        return workload.initial(next(iter(chosen.values()))) | chosen
+    found = cheapest_feasible(load, "provisioned", work.group.seed)
+    if found is None:
+        raise EvaluationError(
+            f"{workload.name}: no configuration was found that keeps the SLO of {1000 * workload.slo_s:g} ms in the "
+            f"{work.profiling_s:g} s of warm-up; lower the load or the input size, or say what to start with"
+        )
+    chosen = configurations(physics, found.numbers)
+    return workload.initial(next(iter(chosen.values()))) | chosen
+
+
+def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Table]:
+    """(summary, one row a counted window) of one policy. Raises SettingsError, and EvaluationError where nothing can be
+    measured with these requests.
+    """
+    workload, group, binds = work.workload, work.group, work.binds
+    policy = policy_of(name, workload, grid, group)
+    simulation = Simulation(workload, work.requests, work.start, seed=group.seed)
+    begun_s = time.perf_counter()
+    steps = play(simulation, policy, limits_of(workload), window_s=grid.window_s, until_s=work.arrivals.seconds)
+    spent_s = time.perf_counter() - begun_s
+    counted = steps[grid.warm_up_windows :]
+    experts = {node.id: node for node in workload.experts}
+    table = pa.Table.from_pylist([_row(step, workload, experts) for step in counted])
+    summary = {
+        **_names(group, name),
+        "simulated": True,
+        "binds": binds,
+        "slo_s": workload.slo_s,
+        "windows": len(counted),
+        **(totals := _totals(table, counted, workload.slo_s)),
+        "beyond_cluster": None if workload.host is not None else beyond_cluster(totals),
+        "latency": workload.latency.name,
+        "measured_part": measured_part(workload, work.requests, counted),
+        "coupled": workload.memory_mb_per_core is not None,
+        "requests_sha256": work.requests.sha256,
+        "source": work.arrivals.source,
+        "cv": work.arrivals.cv,
+        "trace_measured": work.arrivals.measured,
+        "currency": workload.prices.currency,
+        "prices": workload.prices.name,
+        "play_s": spent_s,
+    }
+    return summary, table
+
+
+def run_bound(work: Work) -> dict[str, Any]:
+    """Sum of the counted windows' lower bounds on both meters (an empty window still has one replica of each expert),
+    and on which of them the SLO binds.
+
+    Raises EvaluationError where it binds on none, or cannot be met; BoundError where there is none.
+    """
+    loads = work.loads()
+    if work.workload.host is not None:
+        raise BoundError(
+            f"in windows of {work.window_s:g} s requests of one are served in the next (SLO {work.workload.slo_s:g} s) "
+            f"and by replicas of the last (for {work.workload.lifecycle.drain_s:.2g} s), so bounds of single windows "
+            f"do not add up to one of a run; `smoe bound` takes each by itself"
+        )
+    found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
+    found["binds"] = work.binds
+    unreachable = 0
+    for meter in METERS:
+        bounds = [lower_bound(load, meter, work.group.seed) for load in loads]
+        found[f"{meter}_experts"] = float(sum(bound.cost for bound in bounds))
+        unreachable = sum(not bound.reachable for bound in bounds)
+    return found | {"windows": len(loads), "unreachable_windows": unreachable}
+
+
+def check_binding(loads: list[WindowLoad], work: Work) -> dict[Meter, bool]:
+    """On which meter the SLO binds in the busiest window, by the queueing model: the cheapest configurations miss it.
+
+    Costs on a meter where it does not bind say nothing about keeping it. Raises EvaluationError where it binds on
+    neither, or where no configuration meets it.
+    """
+    if not loads:
+        raise EvaluationError(f"{work.requests.source}: no window after the warm-up has a request")
+    busiest = max(loads, key=lambda load: load.count)
+    found = {meter: deterministic(busiest, meter) for meter in METERS}
+    slo_ms, name, one = 1000 * work.workload.slo_s, work.group.key, found["provisioned"]
+    budget_ms = 1000 * one.budget_s
+    if one.fastest_s > one.budget_s:
+        raise EvaluationError(
+            f"{name}: no configuration meets the SLO of {slo_ms:g} ms in the busiest window: the experts of the "
+            f"fastest choice take {1000 * one.fastest_s:.1f} ms of {budget_ms:.1f}; lower the load or the input size"
+        )
+    if not any(enclosure.binds for enclosure in found.values()):
+        raise EvaluationError(
+            f"{name}: the SLO of {slo_ms:g} ms does not bind: already the cheapest configurations take "
+            f"{1000 * one.cheapest_s:.1f} ms of {budget_ms:.1f} in the busiest window, so costs would say nothing "
+            f"about keeping it; use longer inputs, more load or other prices"
+        )
+    return {meter: enclosure.binds for meter, enclosure in found.items()}
+
+
+def _names(group: Group, policy: str) -> dict[str, Any]:
+    return {
+        "workload": group.workload,
+        "pattern": group.pattern,
+        "tokens": group.tokens,
+        "seed": group.seed,
+        "policy": policy,
+    }
+
+
+def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[str, Any]:
+    window, report = step.window, step.report
+    own = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
+    p95_s = window.quantile_s(QUANTILE)
+    return {
+        "start_s": window.start_s,
+        "end_s": window.end_s,
+        "arrived": window.arrived,
+        "answered": int(window.finished.size),
+        "in_flight": window.in_flight,
+        "p50_s": window.quantile_s(0.5),
+        "p95_s": p95_s,
+        "violated": None if p95_s is None else p95_s > workload.slo_s,
+        "busy": report.cost.busy,
+        "provisioned": report.cost.provisioned,
+        "busy_experts": _sum([cost.busy for cost in own]),
+        "provisioned_experts": _sum([cost.provisioned for cost in own]),
+        "replicas": int(sum(window.replicas["ready"])),
+        **_ordered(report.observation.nodes),
+        "changes": len(report.applied),
+        "decision_s": report.decision_s,
+    }
+
+
+def _ordered(nodes: Sequence[NodeObservation]) -> dict[str, float]:
+    """Cores, GPUs and MiB of all ready replicas at a window's end, the segments' included."""
+    ready = [(one.configuration, one.ready_replicas or 0) for one in nodes if one.configuration is not None]
+    return {
+        "cores": float(sum(count * one.cpu_cores for one, count in ready)),
+        "gpus": float(sum(count * one.gpu_share for one, count in ready)),
+        "memory_mb": float(sum(count * one.memory_mb for one, count in ready)),
+    }
+
+
+def beyond_cluster(totals: Mapping[str, Any]) -> list[str]:
+    """Of which resources a run wants more at its peak than the paper's cluster has."""
+    return [name for name, most in PAPER_CLUSTER.items() if totals[f"peak_{name}"] > most + 1e-9]
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known and len(known) == len(values) else None
+
+
+def _totals(table: pa.Table, steps: list[Step], slo_s: float) -> dict[str, Any]:
+    """Sums and quantiles over the counted windows; a window without an answer is not judged."""
+    columns = {name: table.column(name).to_pylist() for name in table.column_names}
+    p95 = np.array([value for value in columns["p95_s"] if value is not None])
+    latency = np.concatenate([step.window.latency_s for step in steps]) if steps else np.zeros(0)
+    return {
+        **{name: _sum(columns[name]) for name in ("busy", "provisioned", "busy_experts", "provisioned_experts")},
+        "requests": int(sum(columns["arrived"])),
+        "answered": int(latency.size),
+        "judged_windows": int(p95.size),
+        "violated_windows": int((p95 > slo_s).sum()),
+        "mean_excess": float(np.maximum(p95 / slo_s - 1, 0).mean()) if p95.size else None,
+        "p95_over_slo": float(np.quantile(latency, QUANTILE) / slo_s) if latency.size else None,
+        "changes": int(sum(columns["changes"])),
+        **{f"peak_{name}": max(columns[name]) for name in ("cores", "gpus", "memory_mb")},
+        "decision_ms_p50": 1000 * float(np.median(columns["decision_s"])),
+        "decision_ms_p99": 1000 * float(np.quantile(columns["decision_s"], 0.99)),
+    }

@@ -1,0 +1,203 @@
+"""What is evaluated: workloads × patterns × input sizes × seeds, each under every policy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autoscaler.contract import Configuration
+from autoscaler.prices import PriceSheet, load_prices
+from autoscaler.settings import is_policy
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.named import NAMES, learnt_file
+from evaluation.provenance import code_sha256
+from simulation.workloads.custom import MOST_TOKENS, OwnPipeline
+from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
+from simulation.workloads.workload import Workload
+from traces.model import PATTERNS
+from traces.splits import Split
+
+VERSION = 1
+"""Of the stored results; older ones are made anew."""
+FROM_FILE = "file"
+"""Pattern of a trace that was given."""
+
+
+@dataclass(frozen=True, order=True)
+class Group:
+    """Runs that share arrivals, lengths and routing, so that policies can be compared in pairs."""
+
+    workload: str
+    pattern: str
+    tokens: int
+    """Mean tokens of a request; 0: the workload's own."""
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.workload}.{self.pattern}.{self.tokens}.{self.seed}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Everything an evaluation is made from. Raises EvaluationError."""
+
+    workloads: tuple[str, ...]
+    patterns: tuple[str, ...]
+    tokens: tuple[int, ...]
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+    start: Configuration | None = None
+    """Of every expert when an episode begins, whatever the policy. None: for each expert its own, the cheapest found
+    that keep the SLO in the warm-up windows (:mod:`evaluation.bound.oracle`): what an operator finds by profiling.
+    """
+    window_s: float = 30.0
+    seconds: float = 3600.0
+    mean_rps: float = 20.0
+    """Requests per second on average over an episode (:mod:`evaluation.comparison.arrivals`); 0: as many as the trace has."""
+    warm_up_windows: int = 4
+    """Windows at the start that are played but not counted."""
+    trace: Path | None = None
+    """Instead of clips by pattern: a file, or a data set's name (:func:`traces.catalog.resolve`)."""
+    row: str | None = None
+    """Of the trace (:func:`traces.loading.load`), as are the next two."""
+    start_s: float | None = None
+    """What is played begins just there; None: with the minute of the first request."""
+    duration_s: float | None = None
+    data: Path | None = None
+    """Folder of the public traces; without them the made samples are played."""
+    plans: Path | None = None
+    """Folder of stored plans, ``POLICY.WORKLOAD.PATTERN.SEED.json`` or the same with fewer of these parts."""
+    settings: Path | None = None
+    """Folder of the policies' own settings, ``POLICY.WORKLOAD.PATTERN.toml`` or the same with fewer of these parts."""
+    bound: bool = True
+    split: Split = "test"
+    """Set that hours are taken from; settings are tuned on ``validation``."""
+    speed: float = 1.0
+    """The trace's time is divided by it; windows, seconds and rate are of what is played."""
+    own: OwnPipeline | None = None
+    """A pipeline of one's own, which ``workloads`` may name beside the paper's."""
+    prices: PriceSheet | None = None
+    """Of all workloads; None: each workload's own."""
+
+    def __post_init__(self) -> None:
+        for name, found, known in (
+            ("workloads", self.workloads, (*PAPER_WORKLOADS, *([self.own.pipeline] if self.own else []))),
+            ("patterns", self.patterns, (FROM_FILE,) if self.trace else PATTERNS),
+        ):
+            unknown = [value for value in found if value not in known]
+            if unknown or not found or len(set(found)) < len(found):
+                wrong = unknown[0] if unknown else f"{', '.join(found)}, each once"
+                raise EvaluationError(f"{name} are {', '.join(known)}; got {wrong!r}")
+        bad = [policy for policy in self.policies if not is_policy(policy)]
+        if bad or not self.policies or len(set(self.policies)) < len(self.policies):
+            raise EvaluationError(
+                f"policies are {', '.join(NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
+            )
+        if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
+            raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
+        most = 512 if self.own is None else MOST_TOKENS
+        if not self.tokens or min(self.tokens) < 0 or max(self.tokens) > most:
+            raise EvaluationError(
+                f"input sizes are 1 to {most} mean tokens, or 0 for the workload's own; got {self.tokens}"
+            )
+        if self.own is not None and not self.own.cluster and self.start is not None and self.start.gpu_share:
+            raise EvaluationError(
+                f"experts cannot start with a GPU share of {self.start.gpu_share:g}: {self.own.pipeline} was profiled "
+                f"on cores, so its configurations have no GPU shares"
+            )
+        if self.trace is None and any(part is not None for part in (self.row, self.start_s, self.duration_s)):
+            raise EvaluationError("row, start and duration are parts of a trace, and none is given (--trace)")
+        if not self.speed > 0:
+            raise EvaluationError(f"the speed at which a trace is replayed is {self.speed:g}; it must be above 0")
+        counted = self.seconds / self.window_s - self.warm_up_windows
+        if self.start is None and not self.warm_up_windows:
+            raise EvaluationError("without warm-up windows there is nothing to profile: say what experts start with")
+        if not 0 < self.window_s <= self.seconds or not 0 <= self.mean_rps <= 1e5 or counted < 1:
+            raise EvaluationError(
+                f"windows of {self.window_s:g} s in {self.seconds:g} s at {self.mean_rps:g} requests/s leave "
+                f"{counted:.1f} windows after {self.warm_up_windows} of warm-up; at least one is needed"
+            )
+
+    def groups(self) -> Iterator[Group]:
+        for workload in self.workloads:
+            for pattern in self.patterns:
+                for tokens in self.tokens:
+                    for seed in self.seeds:
+                        yield Group(workload, pattern, tokens, seed)
+
+    def fingerprint(self, group: Group, policy: str, requests_sha256: str) -> str:
+        """Hash of all that a run's result depends on; a stored result with another one is not this run's."""
+        own: dict[str, Any] = {
+            "version": VERSION,
+            "group": asdict(group),
+            "policy": policy,
+            "requests": requests_sha256,
+            "start": None if self.start is None else asdict(self.start),
+            "window_s": self.window_s,
+            "seconds": self.seconds,
+            "warm_up_windows": self.warm_up_windows,
+            "split": self.split,
+            "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
+            "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
+            **self.made_by(group.workload),
+        }
+        if (pipeline := self.own_of(group.workload)) is not None:
+            numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens, pipeline.cluster)
+            own["own"] = [*numbers, pipeline.sha256]
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+    def made_by(self, workload: str) -> dict[str, str]:
+        """Hashes of what no option names: ``code_sha256`` of the rooms that are run through, ``prices_sha256`` of the
+        price sheet."""
+        pipeline = self.own_of(workload)
+        own = load_prices(PAPER_PRICES) if pipeline is None else pipeline.prices
+        sheet = json.dumps(asdict(self.prices or own), sort_keys=True)
+        return {"code_sha256": code_sha256(), "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest()}
+
+    def own_of(self, workload: str) -> OwnPipeline | None:
+        """The pipeline of one's own, if that is the workload."""
+        return self.own if self.own is not None and self.own.pipeline == workload else None
+
+    def workload_of(self, group: Group, mean_rps: float) -> Workload:
+        """What is played, with the routing of the group's seed and, on the modelled cluster, segments for a load of
+        ``mean_rps``. Raises ProfileError and ``moe.errors.ManifestError``."""
+        own, tokens = self.own_of(group.workload), group.tokens or None
+        if own is not None:
+            found = own.served(group.seed, group.tokens, mean_rps)
+        else:
+            found = paper_workload(group.workload, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed)
+        return found if self.prices is None else replace(found, prices=self.prices)
+
+    def plan_of(self, policy: str, group: Group) -> Path | None:
+        """The stored plan of a policy, where there is one."""
+        return _nearest(self.plans, policy, group, "json")
+
+    def settings_of(self, policy: str, group: Group) -> Path | None:
+        return _nearest(self.settings, policy, group, "toml")
+
+
+def file_name(policy: str) -> str:
+    """A policy's name as part of a file's name."""
+    return re.sub(r"[^a-z0-9_-]+", "-", policy.lower())
+
+
+def stem(policy: str, workload: str, pattern: str) -> str:
+    """Name, without its ending, of a policy's file for a workload under a pattern."""
+    return f"{file_name(policy)}.{workload}.{pattern}"
+
+
+def _nearest(folder: Path | None, policy: str, group: Group, ending: str) -> Path | None:
+    """The policy's file that is made most closely for the group, where there is one."""
+    parts = (file_name(policy), group.workload, group.pattern, str(group.seed))
+    tried = [".".join((*parts[:count], ending)) for count in range(len(parts), 0, -1)]
+    return next((folder / name for name in tried if folder is not None and (folder / name).is_file()), None)
+
+
+def _digest(path: Path | None) -> str | None:
+    return None if path is None else hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,99 @@
+"""Policies by name for a simulated workload: the controller's own makers, with files from the evaluation's folders."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autoscaler.contract import Policy
+from autoscaler.decision.limits import LimitSettings
+from autoscaler.errors import SettingsError
+from autoscaler.policies import Making, make_policy
+from autoscaler.policy.demand import Metric
+from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
+from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
+from evaluation.comparison.grid import Grid, Group
+from simulation.workloads.custom import CLUSTER_CORE, OwnPipeline
+from simulation.workloads.workload import Workload
+
+PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
+"""Policies that know the seconds of a call, which a profile tells."""
+HPA_KEYS = ("cpu_target", "concurrency_target", "tolerance", "up_stabilisation_s", "down_stabilisation_s", "period_s")
+
+
+def limits_of(workload: Workload) -> LimitSettings:
+    """Decision limits with the workload's space and memory numbers."""
+    return LimitSettings(space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb)
+
+
+def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:
+    """The policy as the controller would make it. Segments are left alone, as in the paper. Raises SettingsError."""
+    own, pipeline = grid.settings_of(name, group), grid.own_of(group.workload)
+    settings = ControllerSettings(
+        gateway_url="http://127.0.0.1:8080",
+        manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
+        policy=name,
+        policy_settings=None if name in HPA_NAMES else own,
+        plan=grid.plan_of(name, group),
+        policy_seed=group.seed,
+        interval_s=grid.window_s,
+        slo_s=workload.slo_s,
+        min_replicas=workload.space.replicas_min,
+        max_replicas=workload.space.replicas_max,
+        scale_segments=False,
+        space=workload.space,
+        alpha=workload.alpha,
+        runtime_mb=workload.runtime_mb,
+    )
+    if grid.speed > 1:
+        settings = replace(settings, **hpa_of_windows(grid.window_s))
+    if name in HPA_NAMES and own is not None:
+        settings = replace(settings, **hpa_table(own))
+    validate(settings)
+    parts = (settings, workload.topology, limits_of(workload), workload.prices)
+    if pipeline is None or name not in PLANNING:
+        return make_policy(Making(*parts))
+    return make_policy(MakingByProfile(*parts, pipeline, group.tokens))
+
+
+@dataclass(frozen=True)
+class MakingByProfile(Making):
+    """Where the policy's settings name neither profile nor workload, it plans with the profile that is played."""
+
+    played: OwnPipeline
+    tokens: int
+    """Mean tokens of a request; 0: the pipeline's own."""
+
+    def table(self) -> Mapping[str, Any]:
+        stored = super().table()
+        if stored.get("profile") or stored.get("workload"):
+            return stored
+        own = self.played
+        known = {"profile": str(own.profile_file), "cpu_scale": own.cpu_scale, "other_machine": True}
+        if own.cluster:
+            known |= {"cluster": True, "cpu_scale": own.cpu_scale or CLUSTER_CORE}
+        return {**known, "mean_tokens": self.tokens or round(own.mean_tokens), **stored}
+
+
+def quick(hpa: HpaSettings, window_s: float) -> HpaSettings:
+    """``hpa`` with the numbers of :func:`hpa_of_windows`."""
+    numbers = hpa_of_windows(window_s)
+    targets: dict[Metric, float] = {**hpa.targets, "cpu": numbers.pop("cpu_target")}
+    return replace(hpa, targets=targets, **numbers)
+
+
+def hpa_table(path: Path) -> dict[str, Any]:
+    """HPA's settings from a TOML file; elsewhere they are among the controller's. Raises SettingsError."""
+    try:
+        found = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"policy settings {path} cannot be read: {error}") from error
+    for key, value in found.items():
+        if key not in HPA_KEYS:
+            raise SettingsError(f"policy settings {path}: {key!r} is not known; the keys are {', '.join(HPA_KEYS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is a number")
+    return found

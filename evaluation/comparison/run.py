@@ -1,0 +1,123 @@
+"""All groups of a grid over the cores, each in a process of its own; what is stored already is not run again."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from autoscaler.errors import SettingsError
+from evaluation.bound.errors import BoundError
+from evaluation.comparison.episode import BOUND, prepare, run_bound, run_policy
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.grid import Grid, Group
+from evaluation.comparison.store import load_run, otherwise, path_of, save_run
+from evaluation.processes import worker_processes
+
+log = logging.getLogger("smoe.evaluate")
+
+Summary = dict[str, Any]
+
+
+class GroupRuns(NamedTuple):
+    """Of one group: its runs in order, and why a policy (its name) cannot serve it, or there is no bound."""
+
+    summaries: list[Summary]
+    refused: dict[str, str]
+    otherwise: set[str]
+    """How stored runs were made that were played anew for it."""
+
+
+def evaluate(
+    grid: Grid,
+    out: Path,
+    workers: int = 0,
+    progress: Callable[[str, int], object] = lambda key, runs: None,
+    refused: dict[str, str] | None = None,
+) -> list[Summary]:
+    """Summaries of every run of ``grid``, in its order; ``progress`` gets a group's key and how many runs it had.
+
+    ``workers`` 0: one a core. A group that nothing can be measured with, or a policy that cannot serve it, ends the
+    evaluation, once the groups under way have ended; what they stored stays. With ``refused`` given it is left out
+    instead, its key (``GROUP`` or ``GROUP.POLICY``) and the reason put there; so is the bound where there is none.
+    Stored runs that were made by other code or with other prices are played anew, which is logged once.
+    Raises what else a group raises.
+    """
+    groups = list(grid.groups())
+    workers = min(workers or os.cpu_count() or 1, len(groups))
+    results: dict[Group, list[Summary]] = {}
+    told: set[str] = set()
+
+    def take(group: Group, run: Callable[[], GroupRuns]) -> None:
+        try:
+            found = run()
+            for how in found.otherwise - told:
+                log.warning("%s: stored runs were made %s; they are played anew", out, how)
+            told.update(found.otherwise)
+            if refused is None and found.refused:
+                raise EvaluationError(next(iter(found.refused.values())))
+            if refused is not None:
+                refused.update({f"{group.key}.{policy}": why for policy, why in found.refused.items()})
+            results[group] = found.summaries
+        except EvaluationError as error:
+            if refused is None:
+                raise
+            refused[group.key] = str(error)
+        progress(group.key, len(results.get(group, ())))
+
+    if workers <= 1:
+        for group in groups:
+            take(group, partial(run_group, grid, group, out))
+    else:
+        _spread(grid, groups, out, workers, take)
+    return [summary for group in groups for summary in results.get(group, ())]
+
+
+def _spread(
+    grid: Grid,
+    groups: list[Group],
+    out: Path,
+    workers: int,
+    take: Callable[[Group, Callable[[], GroupRuns]], None],
+) -> None:
+    """Groups over processes."""
+    with worker_processes(workers) as pool:
+        waiting: dict[Future[GroupRuns], Group] = {pool.submit(run_group, grid, group, out): group for group in groups}
+        try:
+            while waiting:
+                done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    take(waiting.pop(future), future.result)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
+    """The group's runs, from disk where they are there already. Raises EvaluationError and what its parts raise."""
+    work = prepare(grid, group)
+    found = GroupRuns([], {}, set())
+    made_by = grid.made_by(group.workload)
+    names = ([BOUND] if grid.bound else []) + list(grid.policies)
+    for name in names:
+        path = path_of(out, group, name)
+        fingerprint = grid.fingerprint(group, name, work.requests.sha256)
+        stored = load_run(path, fingerprint)
+        if stored is None:
+            found.otherwise.update(filter(None, [otherwise(path, made_by)]))
+            try:
+                summary, windows = (run_bound(work), None) if name == BOUND else run_policy(grid, work, name)
+            except BoundError as error:
+                found.refused[name] = str(error)
+                continue
+            except SettingsError as error:
+                found.refused[name] = f"{group.workload}: {error}"
+                continue
+            stored = {**summary, **made_by, "fingerprint": fingerprint}
+            save_run(path, stored, windows)
+        found.summaries.append(stored)
+    return found

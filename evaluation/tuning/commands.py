@@ -1,0 +1,128 @@
+"""``smoe tune``: the deployment that a baseline starts from, found on a profiling window and stored as a plan."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import optuna
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from autoscaler.policy.hpa import HpaSettings
+from autoscaler.stored_deployment import Plan, save_plan
+from evaluation.bound.inputs import asked_for, input_options, trace_requests
+from evaluation.bound.loads import Meter, WindowLoad
+from evaluation.bound.physics import Physics
+from evaluation.comparison.policies import quick
+from evaluation.tuning.deployments import Deployments, Parameters
+from evaluation.tuning.outcomes import Played, tail_s
+from evaluation.tuning.search import SearchSettings, Trial, search, write_trials
+from evaluation.tuning.searches import METHOD, PLANNED
+from simulation.engine.regions import measured_part_of
+
+WINDOW_S = 15.0
+"""Of the windows that the profile is judged in; one's own pipeline's are its own."""
+WARM_UP_WINDOWS = 2
+
+
+@click.command()
+@click.option("--policy", type=click.Choice(tuple(PLANNED)), required=True, help="Baseline that the plan is for.")
+@input_options
+@click.option(
+    "--profile-s",
+    type=click.FloatRange(4 * WINDOW_S, 86400),
+    default=120.0,
+    show_default=True,
+    help="Length of the profile in seconds.",
+)
+@click.option(
+    "--meter", type=click.Choice(get_args(Meter)), default="provisioned", show_default=True, help="Cost to keep low."
+)
+@click.option(
+    "--trials",
+    type=click.IntRange(3, 100_000),
+    default=SearchSettings.trials,
+    show_default=True,
+    help="Most deployments judged.",
+)
+@click.option(
+    "--groups", type=click.IntRange(1, 1000), default=4, show_default=True, help="Groups of experts by popularity."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("out/plans"),
+    show_default=True,
+    help="Folder of the plan and its trials.",
+)
+def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) -> None:
+    """Search the deployment of a baseline on the first seconds of a clip, and store it for `--plan`.
+
+    Take a clip that the policy is not tested on. Writes POLICY.WORKLOAD.json and every trial to POLICY.WORKLOAD.csv.
+    Everything is simulated: a workload of the paper's on the modelled cluster, one's own pipeline on the machine of its
+    profile.
+    """
+    asked = asked_for(options)
+    workload, window_s = asked.workload, WINDOW_S if asked.own is None else asked.own.window_s
+    clip = {key: options[key] for key in ("row", "start_s", "duration_s", "seed")}
+    profile_s, meter, seed = options["profile_s"], options["meter"], options["seed"]
+    requests = trace_requests(
+        workload, trace, data, **clip, mean_rps=asked.mean_rps, speed=asked.speed, until_s=profile_s
+    )
+    if not (requests.arrival_s >= WARM_UP_WINDOWS * window_s).any():
+        raise click.UsageError(
+            f"{requests.source} has no request between {WARM_UP_WINDOWS * window_s:g} and {profile_s:g} s, where "
+            "deployments are judged: take a longer --profile-s, another --start-s, or a longer --duration-s"
+        )
+    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, profile_s)
+    deployments = Deployments((load,), meter, options["groups"], PLANNED[policy].axes)
+    played = Played(workload, requests, window_s, profile_s // window_s * window_s, WARM_UP_WINDOWS, meter, seed)
+    hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
+    if asked.speed > 1:
+        hpa = quick(hpa, window_s)
+
+    def outcome(parameters: Parameters) -> tuple[float, float]:
+        deployment = deployments.build(parameters)
+        alone = policy == "serverlessmoe"
+        cost, values = played.static(deployment) if alone else played.with_hpa(deployment, hpa)
+        return cost, tail_s(values)
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    settings = SearchSettings(trials=options["trials"], seed=seed)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("trials", total=settings.trials)
+
+        def on_trial(trial: Trial) -> None:
+            progress.update(task, advance=1)
+
+        found = search(deployments.spans, outcome, workload.slo_s, settings, deployments.words, on_trial)
+    stem = f"{policy}.{workload.name}"
+    about: dict[str, object] = {
+        "method": METHOD,
+        "policy": policy,
+        "workload": workload.name,
+        "trace": requests.source,
+        "requests_sha256": requests.sha256,
+        "latency": workload.latency.name,
+    }
+    chosen = deployments.build(found.parameters)
+    measured = measured_part_of(workload, requests, chosen, WARM_UP_WINDOWS * window_s) or 0.0
+    about |= {"measured_part": measured, "prices": workload.prices.name}
+    if asked.own is not None:
+        about["sha256"] = asked.own.sha256
+    best = found.best
+    about |= {"profile_s": profile_s, "slo_s": workload.slo_s, "meter": meter, "seed": seed, **asdict(best)}
+    write_trials(found.trials, out / f"{stem}.csv")
+    save_plan(Plan(workload.topology.pipeline, chosen, about), out / f"{stem}.json")
+    click.echo(
+        f"{out / stem}.json: {best.words}; {best.cost:.4g} {workload.prices.currency} ({meter}), 95 % of windows keep "
+        f"{1000 * best.tail_s:.1f} ms of {1000 * workload.slo_s:g}; trial {best.number} of {len(found.trials)}, "
+        f"{'converged' if found.converged else 'not converged: more trials may help'}; seconds of calls "
+        f"{workload.latency.name}, {measured:.0%} of the calls lie where it was measured"
+    )
+    if not best.meets:
+        click.echo("no trial met the SLO: more trials, more groups or less load may help", err=True)

@@ -1,0 +1,143 @@
+"""Plans of the baselines that hold one: parameters searched on validation hours, built for each seed's own profile.
+
+A seed has its own popularity of experts, in every set of hours. What is searched, for each workload and pattern, are
+the parameters of a deployment on the validation hours of the first seeds; then every seed gets the deployment that
+these parameters make of its own validation hour's profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import optuna
+
+from autoscaler.policy.hpa import HpaSettings
+from autoscaler.stored_deployment import Plan, save_plan
+from evaluation.bound.loads import WindowLoad, windows
+from evaluation.comparison.episode import Work, prepare
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.grid import Grid, Group, stem
+from evaluation.comparison.policies import quick
+from evaluation.tuning.deployments import AXES, Deployments, Parameters
+from evaluation.tuning.outcomes import Played, tail_s
+from evaluation.tuning.search import Found, SearchSettings, Trial, search, write_trials
+
+
+class Planned(NamedTuple):
+    """How the plan of a policy is searched."""
+
+    axes: tuple[str, ...]
+    seeds: int
+    """So many of the first seeds' validation hours are searched on."""
+
+
+PLANNED = {"serverlessmoe": Planned(AXES, 2), "tuned-hpa": Planned(("compute", "concurrency"), 1)}
+"""Policies that hold a plan. The tuned HPA's replicas are its own; playing it costs ten times as much."""
+METHOD = "optuna TPE with random and local trials around separable optima"
+PROFILING_WINDOWS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """An hour: what deployments are made for, and what they are judged on."""
+
+    deployments: Deployments
+    played: Played
+
+    def outcome(self, parameters: Parameters, hpa: HpaSettings | None) -> tuple[float, list[float]]:
+        """(cost, P95 of each judged window)."""
+        deployment = self.deployments.build(parameters)
+        return self.played.static(deployment) if hpa is None else self.played.with_hpa(deployment, hpa)
+
+
+def make_plans(
+    grid: Grid,
+    out: Path,
+    settings: SearchSettings,
+    progress: Callable[[str, Trial], object] = lambda what, trial: None,
+) -> dict[str, Found]:
+    """``POLICY.WORKLOAD.PATTERN.SEED.json`` in ``out`` for the policies of ``grid`` that hold a plan, and the trials of
+    each search beside them as ``POLICY.WORKLOAD.PATTERN.csv``.
+
+    Provisioned meter; input size the first of ``grid``. Searches whose plans are all there are not done again. Returns
+    the new ones. Raises what an evaluation raises.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    found: dict[str, Found] = {}
+    for workload in grid.workloads:
+        for pattern in grid.patterns:
+            for policy in PLANNED:
+                name = stem(policy, workload, pattern)
+                missing = [seed for seed in grid.seeds if not _path(out, name, seed).is_file()]
+                if policy not in grid.policies or not missing:
+                    continue
+                found[name] = _search(grid, policy, Group(workload, pattern, grid.tokens[0], 0), settings, progress)
+                write_trials(found[name].trials, out / f"{name}.csv")
+                for seed in missing:
+                    _store(grid, policy, Group(workload, pattern, grid.tokens[0], seed), found[name], out)
+    return found
+
+
+def _search(
+    grid: Grid, policy: str, cell: Group, settings: SearchSettings, progress: Callable[[str, Trial], object]
+) -> Found:
+    """``cell``: a group of the wanted workload and pattern."""
+    axes, seeds = PLANNED[policy]
+    validation = replace(grid, split="validation")
+    profiles = [profile(validation, replace(cell, seed=seed), axes) for seed in grid.seeds[:seeds]]
+    workload = profiles[0].played.workload
+    hpa = None
+    if policy == "tuned-hpa":
+        hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
+        hpa = quick(hpa, grid.window_s) if grid.speed > 1 else hpa
+
+    def outcome(parameters: Parameters) -> tuple[float, float]:
+        parts = [one.outcome(parameters, hpa) for one in profiles]
+        return sum(cost for cost, _ in parts), tail_s([value for _, values in parts for value in values])
+
+    first, name = profiles[0].deployments, stem(policy, cell.workload, cell.pattern)
+    return search(first.spans, outcome, workload.slo_s, settings, first.words, lambda trial: progress(name, trial))
+
+
+def profile(grid: Grid, group: Group, axes: tuple[str, ...] = AXES) -> Profile:
+    """Of the group's hour: its median and its busiest stretch of ``PROFILING_WINDOWS`` windows."""
+    work = prepare(grid, group)
+    seconds = work.arrivals.seconds
+    played = Played(
+        work.workload, work.requests, grid.window_s, seconds, grid.warm_up_windows, "provisioned", group.seed
+    )
+    return Profile(Deployments(_stretches(work, PROFILING_WINDOWS * grid.window_s), axes=axes), played)
+
+
+def _stretches(work: Work, stretch_s: float) -> tuple[WindowLoad, ...]:
+    """The median and the busiest stretch with requests, which may be the same."""
+    seconds = work.arrivals.seconds
+    every = windows(work.physics, work.requests, min(stretch_s, seconds), seconds)
+    loads = sorted((load for load in every if load.count), key=lambda load: load.count)
+    if not loads:
+        raise EvaluationError(f"{work.requests.source}: no request to profile with")
+    return loads[(len(loads) - 1) // 2], loads[-1]
+
+
+def _store(grid: Grid, policy: str, group: Group, found: Found, out: Path) -> None:
+    one = profile(replace(grid, split="validation"), group, PLANNED[policy].axes)
+    about: dict[str, object] = {
+        "method": METHOD,
+        "policy": policy,
+        "workload": group.workload,
+        "pattern": group.pattern,
+        "seed": group.seed,
+        "profile": one.played.requests.source,
+        "words": one.deployments.words(found.parameters),
+        "trials": len(found.trials),
+        "converged": found.converged,
+    }
+    plan = Plan(group.workload, one.deployments.build(found.parameters), about)
+    save_plan(plan, _path(out, stem(policy, group.workload, group.pattern), group.seed))
+
+
+def _path(out: Path, name: str, seed: int) -> Path:
+    return out / f"{name}.{seed}.json"

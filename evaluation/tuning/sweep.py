@@ -1,0 +1,208 @@
+"""Every baseline's own settings, tried on validation hours: the cheapest that keeps the SLO often enough is kept.
+
+For each workload by itself over all patterns, as whoever runs one pipeline would, and once for all of them, for
+workloads that were not swept. A sweep looks at validation hours only (:attr:`evaluation.comparison.grid.Grid.split`); every trial
+is recorded. Candidates are Knative's, KEDA's and Kubernetes' defaults first, then ever stronger reactions: where a call
+takes milliseconds, a replica that is loaded as it should be uses a hundredth of its slots.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from evaluation.comparison.grid import Grid, file_name
+from evaluation.comparison.run import evaluate
+from evaluation.comparison.tables import runs_of
+from evaluation.processes import worker_processes
+from evaluation.tuning.outcomes import MOST_VIOLATED
+
+SWEEP_SEEDS = 2
+"""So many of the first seeds' validation hours of each pattern are swept on."""
+
+ALL = "all"
+Setting = Mapping[str, Any]
+
+
+def _grid(**axes: Sequence[Any]) -> list[Setting]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+_USED = (0.7, 0.3, 0.1, 0.03, 0.01, 0.003)
+"""Shares of a replica's slots that calls use, from the usual default down."""
+_HPA = _grid(concurrency_target=_USED, down_stabilisation_s=(300.0, 60.0), period_s=(15.0,))
+CANDIDATES: Mapping[str, Sequence[Setting]] = {
+    "hpa": _HPA,
+    "tuned-hpa": _HPA,
+    "openfaas": _HPA,
+    "kpa": _grid(target_utilisation=_USED, scale_down_delay_s=(0.0, 300.0)),
+    "keda": [
+        {"triggers": [{"metric": "in_flight", "threshold": threshold}], "down_stabilisation_s": down_s}
+        for threshold in (2.8, 1.0, 0.3, 0.1, 0.03, 0.01)
+        for down_s in (300.0, 60.0)
+    ],
+    "elasticmoe": [
+        {"utilisation": utilisation, "class_windows": windows, "classes": [{kind: size} for size in sizes]}
+        for utilisation, windows in ((0.7, 3), (0.2, 3), (0.7, 1))
+        for kind, sizes in (
+            ("cpu_cores", (1.0, 2.0, 4.0)),
+            ("cpu_cores", (4.0, 5.0, 6.0)),
+            ("gpu_share", (0.1, 0.1, 0.2)),
+            ("gpu_share", (0.1, 0.2, 0.3)),
+            ("gpu_share", (0.2, 0.2, 0.3)),
+            ("gpu_share", (0.2, 0.3, 0.4)),
+        )
+    ],
+    "last-window": _grid(headroom=(0.6, 0.4, 0.3, 0.27, 0.25, 0.23, 0.21, 0.19, 0.17, 0.15), load_factor=(1.0, 2.0)),
+    "janus": _grid(headroom=(0.9, 0.7, 0.5), load_factor=(1.1, 1.6)),
+}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One setting of one policy on the validation hours of one workload, or of all."""
+
+    policy: str
+    workload: str
+    """``ALL``: of all together."""
+    setting: Setting
+    cost: float
+    """Provisioned, experts, summed over the hours."""
+    violated: int
+    judged: int
+    """Windows over the SLO, and windows that could be judged."""
+
+    @property
+    def share(self) -> float:
+        return self.violated / self.judged if self.judged else 1.0
+
+
+def best(trials: Sequence[Swept]) -> Swept:
+    """The cheapest of those that keep the SLO; where none does, of those that break it in hardly more windows than the
+    one that does so in the fewest (by the same share that keeping it may miss): a last window is not bought at any
+    price."""
+    fewest = min(trial.share for trial in trials)
+    most = MOST_VIOLATED if fewest <= MOST_VIOLATED else fewest + MOST_VIOLATED
+    return min((trial for trial in trials if trial.share <= most), key=lambda trial: trial.cost)
+
+
+def sweep(
+    grid: Grid,
+    out: Path,
+    progress: Callable[[str, int], object] = lambda what, trials: None,
+    workers: int = 1,
+) -> list[Swept]:
+    """The best setting of each policy of ``grid`` that has candidates, for each workload and for all.
+
+    A workload's trials are played in one process, as all of them meet the same work; ``workers``: workloads at once.
+    ``progress`` gets what was tried last and how many trials are done. ``POLICY.WORKLOAD.toml``, ``POLICY.toml`` and
+    ``sweep.csv`` go to ``out``, which is then a folder of policies' settings. Runs that are stored there are not played
+    again; hours that nothing can be measured with are left out. Raises what else an evaluation raises.
+    """
+    validation = replace(grid, split="validation", bound=False, seeds=grid.seeds[:SWEEP_SEEDS])
+    policies = [policy for policy in grid.policies if policy in CANDIDATES]
+    for policy in policies:
+        for number, setting in enumerate(CANDIDATES[policy]):
+            write_setting(_trial(out, policy, number), file_name(policy), setting)
+    swept: dict[str, list[list[Swept]]] = {policy: [] for policy in policies}
+    done = 0
+
+    def take(workload: str, policy: str, own: list[Swept]) -> None:
+        nonlocal done
+        swept[policy].append(own)
+        done += len(own)
+        progress(f"{policy} on {workload}", done)
+
+    own_grids = [replace(validation, workloads=(workload,)) for workload in grid.workloads]
+    workers = min(workers, len(own_grids))
+    if workers <= 1:
+        for own_grid in own_grids:
+            for policy in policies:
+                take(own_grid.workloads[0], policy, _tried(own_grid, policy, out))
+    else:
+        with worker_processes(workers) as pool:
+            parts = pool.map(_all_tried, own_grids, itertools.repeat(policies), itertools.repeat(out))
+            for workload, by_policy in zip(grid.workloads, parts, strict=True):
+                for policy, own in by_policy.items():
+                    take(workload, policy, own)
+    trials: list[Swept] = []
+    chosen: list[Swept] = []
+    for policy, found in swept.items():
+        for own in [*found, _together(found)]:
+            trials += own
+            chosen.append(best(own))
+            name = file_name(policy) if chosen[-1].workload == ALL else f"{file_name(policy)}.{chosen[-1].workload}"
+            write_setting(out, name, chosen[-1].setting)
+    _record(out / "sweep.csv", trials, chosen)
+    return chosen
+
+
+def _trial(out: Path, policy: str, number: int) -> Path:
+    """Folder of a candidate: its setting, and its runs."""
+    return out / "trials" / f"{file_name(policy)}-{number}"
+
+
+def _tried(validation: Grid, policy: str, out: Path) -> list[Swept]:
+    """Every candidate of a policy on the validation hours of the one workload of ``validation``."""
+    found = []
+    for number, setting in enumerate(CANDIDATES[policy]):
+        folder = _trial(out, policy, number)
+        summaries = evaluate(replace(validation, policies=(policy,), settings=folder), folder, workers=1, refused={})
+        found.append(_judge(policy, validation.workloads[0], setting, summaries))
+    return found
+
+
+def _all_tried(validation: Grid, policies: Sequence[str], out: Path) -> dict[str, list[Swept]]:
+    """By policy, in a process of its own."""
+    return {policy: _tried(validation, policy, out) for policy in policies}
+
+
+def _together(found: Sequence[Sequence[Swept]]) -> list[Swept]:
+    """Each setting over all workloads."""
+    return [
+        Swept(
+            same[0].policy,
+            ALL,
+            same[0].setting,
+            sum(one.cost for one in same),
+            sum(one.violated for one in same),
+            sum(one.judged for one in same),
+        )
+        for same in zip(*found, strict=True)
+    ]
+
+
+def write_setting(folder: Path, name: str, setting: Setting) -> None:
+    """As the TOML file ``name`` that an evaluation and ``smoe autoscale --policy-settings`` read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{key} = {_toml(value)}" for key, value in setting.items() if not isinstance(value, list)]
+    for key, rows in setting.items():
+        for row in rows if isinstance(rows, list) else ():
+            lines += ["", f"[[{key}]]", *(f"{name} = {_toml(value)}" for name, value in row.items())]
+    (folder / f"{name}.toml").write_text("\n".join(lines) + "\n")
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _judge(policy: str, workload: str, setting: Setting, summaries: Sequence[Mapping[str, Any]]) -> Swept:
+    runs = runs_of(summaries)
+    cost = sum(run["provisioned_experts"] for run in runs)
+    judged, violated = (sum(run[name] for run in runs) for name in ("judged_windows", "violated_windows"))
+    return Swept(policy, workload, setting, float(cost), violated, judged)
+
+
+def _record(path: Path, trials: Sequence[Swept], chosen: Sequence[Swept]) -> None:
+    kept = {id(trial) for trial in chosen}
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("policy", "workload", "setting", "provisioned_experts", "violated", "judged", "chosen"))
+        for trial in trials:
+            setting = ", ".join(f"{key}={value}" for key, value in trial.setting.items())
+            figures = f"{trial.cost:.6g}", trial.violated, trial.judged, "yes" if id(trial) in kept else ""
+            writer.writerow((trial.policy, trial.workload, setting, *figures))

@@ -1,0 +1,1 @@
+"""Weights on a device: CUDA calls, lent regions, leases."""

@@ -1,0 +1,404 @@
+"""Which replica serves a call: by a rule, among ready replicas with a free slot.
+
+Rules decide call by call: least calls in flight (``least-loaded``), the same among replicas on the ingress's own node
+first (``local-first``; Prism), the one not used for longest (``round-robin``), any (``random``). A caller that decides
+a layer as a whole names a node for its call, which then goes before the rule. No rule makes a call wait while any
+replica has a free slot.
+
+A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded
+in number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply, 5xx marked
+by the platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 says
+that the work was not begun; the call waits for its turn again. Other 4xx are final.
+
+A replica that could not be reached is set aside, each time for twice as long, until the feed names it anew or one call
+that tries it comes through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from functions.dispatch.client import ConnectionPool, RawReply, ReplyTimeoutError, TransportError
+from functions.wire.errors import (
+    DeadlineError,
+    NodeFailedError,
+    NodeRefusedError,
+    NoReplicaError,
+    OverloadedError,
+)
+from functions.wire.format import CONTENT_TYPE
+from functions.wire.messages import PLATFORM_FAILED, REQUEST_ID, TIMEOUT_MS, Body
+
+Rule = Literal["least-loaded", "local-first", "round-robin", "random"]
+
+MAX_ATTEMPTS = 5
+SUSPEND_S = 0.5
+"""How long a replica that could not be reached is set aside the first time."""
+MAX_SUSPEND_S = 8.0
+BUSY_WAIT_S = 0.005
+"""How long a replica that answered 429 is left alone."""
+
+
+@dataclass(frozen=True)
+class ReplicaAddress:
+    """A ready replica: ``id`` is unique, ``address`` is host:port.
+
+    ``balanced``: a service's address with any number of replicas behind it; one failure says little of the next call.
+    ``node``: the machine it runs on, empty where that is not known.
+    """
+
+    id: str
+    address: str
+    balanced: bool = False
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class FunctionReplicas:
+    """Ready replicas of a function and how many calls each takes at once (0 = no limit)."""
+
+    max_inflight: int
+    replicas: tuple[ReplicaAddress, ...]
+
+
+@dataclass(slots=True)
+class Slot:
+    """A replica as the dispatcher sees it."""
+
+    replica: ReplicaAddress
+    pool: ConnectionPool
+    in_flight: int = 0
+    turn: int = 0
+    """When it was last chosen, in choices of this dispatcher."""
+    suspended_until_s: float = 0.0
+    failures: int = 0
+    """Calls in a row that could not reach it."""
+    heads: dict[str, str] = field(default_factory=dict)
+    """Path → the part of a request's head that is the same in each."""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A call that waits for a slot; ``avoid`` are replicas that failed it, ``node`` is where it would rather go."""
+
+    turn: asyncio.Future[Slot]
+    avoid: set[str]
+    node: str
+
+
+@dataclass(slots=True)
+class _Function:
+    name: str
+    max_inflight: int = 0
+    slots: dict[str, Slot] = field(default_factory=dict)
+    waiting: deque[_Waiter] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """What a finished call cost: seconds waited for a slot, seconds at replicas, repeats by reason; and the node of the
+    replica that was asked last."""
+
+    wait_s: float = 0.0
+    busy_s: float = 0.0
+    status: str = "error"
+    repeats: list[str] = field(default_factory=list)
+    node: str = ""
+
+
+class Dispatcher:
+    """Calls functions by name through whatever replicas :meth:`update` has named."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        queue_limit: int = 1000,
+        rule: Rule = "least-loaded",
+        own_node: str = "",
+    ) -> None:
+        """``own_node``: the machine of this ingress, where ``local-first`` looks first."""
+        self._loop = loop
+        self._queue_limit = queue_limit
+        self._functions: dict[str, _Function] = {}
+        self._rule = rule
+        self._node = own_node if rule == "local-first" else ""
+        self._turn = 0
+        self.version = 0
+        """Counts tables of replicas, so that what is derived from one is made once."""
+
+    def update(self, functions: Mapping[str, FunctionReplicas]) -> None:
+        """The full table of ready replicas; replicas no longer named get no new calls."""
+        self.version += 1
+        for name, function in self._functions.items():
+            if name not in functions:
+                self._set_replicas(function, ())
+        for name, found in functions.items():
+            function = self._functions.setdefault(name, _Function(name))
+            function.max_inflight = found.max_inflight
+            self._set_replicas(function, found.replicas)
+            self._grant(function)
+
+    def in_flight(self, name: str) -> int:
+        """Calls at replicas of a function now."""
+        function = self._functions.get(name)
+        return sum(slot.in_flight for slot in function.slots.values()) if function else 0
+
+    def replicas(self, name: str) -> list[ReplicaAddress]:
+        """A function's ready replicas."""
+        function = self._functions.get(name)
+        return [slot.replica for slot in function.slots.values()] if function else []
+
+    def close(self) -> None:
+        """Close every connection."""
+        for function in self._functions.values():
+            self._set_replicas(function, ())
+
+    async def call(
+        self,
+        name: str,
+        path: str,
+        chunks: Sequence[Body],
+        *,
+        deadline_s: float,
+        request_id: str,
+        record: CallRecord,
+        headers: Sequence[tuple[str, str]] = (),
+        node: str = "",
+    ) -> RawReply:
+        """One call of ``POST path`` to a replica of ``name``, repeated where that is right; the reply has status 200.
+
+        ``deadline_s`` is on the loop's clock; ``node`` is where it goes if a replica there has a free slot. Raises the
+        errors of ``functions.wire.errors``.
+        """
+        function = self._functions.setdefault(name, _Function(name))
+        avoid: set[str] = set()
+        last = "it had no ready replica"
+        failures = 0
+        while failures < MAX_ATTEMPTS:
+            begun_s = self._loop.time()
+            slot = None if function.waiting else self._choose(function, avoid, node, begun_s)
+            if slot is None:
+                waited_from_s = begun_s
+                slot = await self._acquire(function, deadline_s, avoid, last, node)
+                begun_s = self._loop.time()
+                record.wait_s += begun_s - waited_from_s
+            record.node = slot.replica.node
+            try:
+                reply = await _post(slot, path, chunks, deadline_s - begun_s, request_id, headers)
+                slot.failures = 0
+                if reply.status == 429:
+                    self._suspend(function, slot, BUSY_WAIT_S)
+            except ReplyTimeoutError:
+                raise DeadlineError(f"{name} did not answer within the request's time") from None
+            except TransportError as error:
+                failures += 1
+                last = str(error)
+                record.repeats.append(error.reason)
+                self._failed(function, slot, avoid)
+                continue
+            finally:
+                record.busy_s += self._loop.time() - begun_s
+                self._release(function, slot)
+            record.status = str(reply.status)
+            if reply.status == 200:
+                return reply
+            if reply.status == 429:  # not begun, so it counts as no attempt
+                record.repeats.append("busy")
+                last = "its replicas were busy"
+                continue
+            if reply.status == 504:
+                raise DeadlineError(f"{name}: {_sentence(reply)}")
+            if reply.status >= 500 and PLATFORM_FAILED in reply.headers:
+                failures += 1
+                last = f"it answered {reply.status}: {_sentence(reply)}"
+                record.repeats.append("status")
+                if not slot.replica.balanced:
+                    avoid.add(slot.replica.id)
+                continue
+            if reply.status < 500:
+                raise NodeRefusedError(f"{name} answered {reply.status}: {_sentence(reply)}", reply.status)
+            raise NodeFailedError(f"{name} answered {reply.status}: {_sentence(reply)}")
+        raise NodeFailedError(f"{name} failed {failures} times; the last time {last}")
+
+    def take(self, name: str, node: str = "") -> Slot | None:
+        """A slot as a call would get it now, for :meth:`send`; to be given back with :meth:`release`. None: all are
+        taken, or others wait for one."""
+        function = self._functions.setdefault(name, _Function(name))
+        return None if function.waiting else self._choose(function, set(), node, self._loop.time())
+
+    def release(self, name: str, slot: Slot) -> None:
+        """Give a slot back that :meth:`take` gave."""
+        self._release(self._functions[name], slot)
+
+    async def send(
+        self,
+        name: str,
+        slot: Slot,
+        path: str,
+        chunks: Sequence[Body],
+        *,
+        deadline_s: float,
+        request_id: str,
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> RawReply:
+        """One message to a taken slot of ``name``; the reply has whatever status. A replica that cannot be reached is
+        set aside. Raises TransportError, DeadlineError."""
+        try:
+            reply = await _post(slot, path, chunks, deadline_s - self._loop.time(), request_id, headers)
+        except ReplyTimeoutError:
+            raise DeadlineError(f"{name} did not answer within the request's time") from None
+        except TransportError:
+            self._failed(self._functions[name], slot, set())
+            raise
+        slot.failures = 0
+        return reply
+
+    # slots
+
+    def _set_replicas(self, function: _Function, replicas: Sequence[ReplicaAddress]) -> None:
+        wanted = {replica.id: replica for replica in replicas}
+        for replica_id in [key for key in function.slots if key not in wanted]:
+            slot = function.slots.pop(replica_id)
+            slot.pool.close()
+        for replica_id, replica in wanted.items():
+            slot_or_none = function.slots.get(replica_id)
+            if slot_or_none is None or slot_or_none.replica.address != replica.address:
+                if slot_or_none is not None:
+                    slot_or_none.pool.close()
+                function.slots[replica_id] = Slot(replica, ConnectionPool(replica.address))
+            else:
+                slot_or_none.replica = replica
+
+    def _failed(self, function: _Function, slot: Slot, avoid: set[str]) -> None:
+        """Set a replica aside that could not be reached or broke off."""
+        if slot.suspended_until_s <= self._loop.time():  # calls that fail together count once
+            slot.failures += 1
+        if slot.replica.balanced:
+            self._suspend(function, slot, BUSY_WAIT_S * slot.failures)
+        else:
+            avoid.add(slot.replica.id)
+            self._suspend(function, slot, min(MAX_SUSPEND_S, SUSPEND_S * 2 ** (slot.failures - 1)))
+
+    def _suspend(self, function: _Function, slot: Slot, pause_s: float) -> None:
+        until_s = self._loop.time() + pause_s
+        if until_s > slot.suspended_until_s:
+            slot.suspended_until_s = until_s
+            self._loop.call_at(until_s + 0.001, self._grant, function)
+
+    def _choose(self, function: _Function, avoid: set[str], node: str, now_s: float) -> Slot | None:
+        """Take a free slot: on ``node`` where it can be, then by the rule, then in the feed's order.
+
+        Replicas that failed this call only where there is no other.
+        """
+        limit = function.max_inflight
+        if len(function.slots) == 1:  # nothing to choose
+            (slot,) = function.slots.values()
+            if (limit and slot.in_flight >= limit) or slot.suspended_until_s > now_s:
+                return None
+            if slot.failures and slot.in_flight and not slot.replica.balanced:
+                return None
+            slot.in_flight += 1
+            return slot
+        rule = self._rule
+        node = node or self._node
+        best: Slot | None = None
+        best_rank: tuple[bool, bool, float] = (True, True, 0)
+        others = False
+        for slot in function.slots.values():
+            avoided = slot.replica.id in avoid
+            others |= not avoided
+            if (limit and slot.in_flight >= limit) or slot.suspended_until_s > now_s:
+                continue
+            if (
+                slot.failures and slot.in_flight and not slot.replica.balanced
+            ):  # one call at a time finds out whether it is back
+                continue
+            if rule == "round-robin":
+                order: float = slot.turn
+            else:
+                order = random.random() if rule == "random" else slot.in_flight
+            rank = (avoided, node != "" and slot.replica.node != node, order)
+            if best is None or rank < best_rank:
+                best, best_rank = slot, rank
+        if best is None or (best_rank[0] and others):
+            return None
+        best.in_flight += 1
+        self._turn += 1
+        best.turn = self._turn
+        return best
+
+    async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str, node: str) -> Slot:
+        """Wait in order of arrival for a slot, counted as in flight. Raises OverloadedError and as ``_too_late``."""
+        if len(function.waiting) >= self._queue_limit:
+            raise OverloadedError(f"{function.name} has {self._queue_limit} calls waiting; try again later")
+        if deadline_s <= self._loop.time():
+            raise self._too_late(function, last)
+        waiter = _Waiter(self._loop.create_future(), avoid, node)
+        function.waiting.append(waiter)
+        timer = self._loop.call_at(deadline_s, self._expire, function, waiter, last)
+        self._grant(function)
+        try:
+            return await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
+                self._release(function, waiter.turn.result())
+            raise
+        finally:
+            timer.cancel()
+
+    def _grant(self, function: _Function) -> None:
+        """Hand free slots to those who wait, first come first served."""
+        waiting, kept = function.waiting, []
+        while waiting:
+            waiter = waiting.popleft()
+            if waiter.turn.done():
+                continue
+            slot = self._choose(function, waiter.avoid, waiter.node, self._loop.time())
+            if slot is not None:
+                waiter.turn.set_result(slot)
+                continue
+            kept.append(waiter)
+            if not waiter.avoid:  # no slot is free at all
+                break
+        waiting.extendleft(reversed(kept))
+
+    def _expire(self, function: _Function, waiter: _Waiter, last: str) -> None:
+        if not waiter.turn.done():
+            waiter.turn.set_exception(self._too_late(function, last))
+            function.waiting.remove(waiter)
+
+    def _release(self, function: _Function, slot: Slot) -> None:
+        slot.in_flight -= 1
+        if function.waiting:
+            self._grant(function)
+
+    def _too_late(self, function: _Function, last: str) -> Exception:
+        if not function.slots:
+            return NoReplicaError(f"{function.name} has no ready replica; {last}")
+        return DeadlineError(f"the request's time was spent waiting for {function.name}; {last}")
+
+
+def _post(
+    slot: Slot, path: str, chunks: Sequence[Body], left_s: float, request_id: str, headers: Sequence[tuple[str, str]]
+) -> Coroutine[Any, Any, RawReply]:
+    """One request with ``left_s`` seconds of time. Raises TransportError when awaited."""
+    start = slot.heads.get(path)
+    if start is None:
+        start = slot.heads[path] = (
+            f"POST {path} HTTP/1.1\r\nhost: {slot.replica.address}\r\ncontent-type: {CONTENT_TYPE}\r\n"
+        )
+    more = "".join([f"{name}: {value}\r\n" for name, value in headers]) if headers else ""
+    head = (
+        f"{start}content-length: {sum(map(len, chunks))}\r\n{REQUEST_ID}: {request_id}\r\n{more}"
+        f"{TIMEOUT_MS}: {left_s * 1000:.1f}\r\n\r\n"
+    )
+    return slot.pool.call(head.encode("latin-1", "replace"), chunks, left_s)
+
+
+def _sentence(reply: RawReply) -> str:
+    return bytes(reply.body[:300]).decode("utf-8", "replace")

@@ -1,0 +1,94 @@
+"""What an ingress knows about routing and nodes, over a sliding window, as JSON: ``GET /statistics``.
+
+``tokens`` and ``together`` are what ``smoe place --statistics`` takes. Counters by machine are taken every tenth of the
+window and subtracted, so that they cover the same time as the activations, a tenth more or less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import orjson
+
+from functions.dispatch.activations import PERIODS, entropy_bits
+from functions.serving.instruments import IngressInstruments
+from functions.serving.traffic import MachineTraffic, Traffic
+
+
+@dataclass(frozen=True)
+class _Past:
+    """Counters at a moment."""
+
+    machines: dict[str, MachineTraffic]
+    fullest: list[int]
+    scatters: list[int]
+
+
+class Statistics:
+    """The statistics of one ingress."""
+
+    def __init__(self, instruments: IngressInstruments, loop: asyncio.AbstractEventLoop) -> None:
+        self._instruments = instruments
+        self._loop = loop
+        self._window_s = instruments.activations.window_s
+        self._past: deque[_Past] = deque(maxlen=PERIODS)
+        self._timer: asyncio.TimerHandle | None = None
+        self._remember()
+
+    def close(self) -> None:
+        """Remember no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def document(self) -> bytes:
+        """The JSON object; docs/placement.md says what it holds."""
+        traffic, past = self._instruments.traffic, self._past[0]
+        tokens, together = self._instruments.activations.totals(self._loop.time())
+        found = {
+            "pipeline": self._instruments.pipeline,
+            "node": traffic.own,
+            "window_s": self._window_s,
+            "tokens": tokens.tolist(),
+            "together": together.tolist(),
+            "entropy_bits": entropy_bits(tokens).tolist(),
+            "machines": _machines(traffic, past),
+            "local_share": _local_share(traffic, past),
+            "fullest_experts": [
+                (now - then) / (count - counted) if count > counted else None
+                for now, then, count, counted in zip(
+                    traffic.fullest, past.fullest, traffic.scatters, past.scatters, strict=True
+                )
+            ],
+            "links": {machine: asdict(link) for machine, link in traffic.links.items()},
+        }
+        return orjson.dumps(found)
+
+    def _remember(self) -> None:
+        traffic = self._instruments.traffic
+        machines = {machine: found.copy() for machine, found in traffic.machines.items()}
+        self._past.append(_Past(machines, list(traffic.fullest), list(traffic.scatters)))
+        self._timer = self._loop.call_later(self._window_s / PERIODS, self._remember)
+
+
+def _machines(traffic: Traffic, past: _Past) -> dict[str, dict[str, Any]]:
+    """By machine: what came within the window."""
+    return {
+        machine: {
+            "place": traffic.place(machine),
+            **asdict(found.minus(past.machines.get(machine, MachineTraffic()))),
+        }
+        for machine, found in traffic.machines.items()
+    }
+
+
+def _local_share(traffic: Traffic, past: _Past) -> float | None:
+    """Part of the experts' tokens that stayed on the ingress's machine; None where no machine is known."""
+    tokens = {
+        machine: found.expert_tokens - past.machines.get(machine, MachineTraffic()).expert_tokens
+        for machine, found in traffic.machines.items()
+    }
+    total = sum(tokens.values())
+    return tokens.get(traffic.own, 0) / total if total and traffic.own else None

@@ -1,0 +1,303 @@
+"""The application of segments and experts: programs behind paths, calls in flight coalesced into one product.
+
+Small batches are computed on the event loop: while one computes, further calls wait in their sockets, and afterwards
+the loop reads all of them and they become the next batch, so coalescing needs no timer and adds no wait. A hand-over to
+a thread costs about 0.1 ms, as much as a small expert's whole computation. Batches expected to take longer than
+``INLINE_S``, by the node's own recent speed, go to the one computing thread, so health checks are answered meanwhile.
+
+Batches for a GPU always go to that thread, under the device's deadline: a GPU can hang. Once it is lost, everything is
+answered 503 at once and ``on_lost`` is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from torch import Tensor
+
+from functions.device.tensors import CHECK_S, Device, DeviceLostError, HostDevice
+from functions.serving.speed import Speed
+from functions.wire import format as wire
+from functions.wire.messages import ALL_LOGITS, Reply, Request, error_reply
+from moe.errors import ProgramInputError
+from moe.runtime import NodeProgram
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH_TOKENS = 8192
+"""A batch is closed once it holds this many tokens, so that one product does not hold back small calls for long."""
+BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+INLINE_S = 0.05
+"""Longest computation on the event loop."""
+
+
+@dataclass(slots=True)
+class _Call:
+    request: Request
+    answer: Callable[[Reply], None]
+    tensors: dict[str, Tensor]
+    tokens: int
+    all_logits: bool
+
+
+@dataclass(slots=True)
+class _Node:
+    """A hosted program, the calls that wait for it, and how fast it has been."""
+
+    program: NodeProgram
+    waiting: deque[_Call] = field(default_factory=deque)
+    speed: Speed = field(default_factory=Speed)
+
+
+class NodeHost:
+    """Serves one node at ``/``, or several at ``/stage/NODEID``. One computation at a time."""
+
+    def __init__(
+        self,
+        programs: Mapping[str, NodeProgram],
+        loop: asyncio.AbstractEventLoop,
+        device: Device | None = None,
+        on_lost: Callable[[str], object] = log.critical,
+    ) -> None:
+        """``device``: where the programs' weights are, by default the host; ``on_lost``: told once, with the reason."""
+        self._loop = loop
+        self._device = device or HostDevice()
+        self._on_lost = on_lost
+        self._lost = ""
+        self._idle_check: asyncio.TimerHandle | None = None
+        self._nodes = {node_id: _Node(program) for node_id, program in programs.items()}
+        self._only = next(iter(programs)) if len(programs) == 1 else None
+        self._turns: deque[str] = deque(programs)
+        self._scheduled = False
+        self._thread: ThreadPoolExecutor | None = None
+        self._calls: dict[tuple[str, int], int] = {}
+        self._batches = [0] * (len(BATCH_BUCKETS) + 1)
+        self._batched_calls = 0
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        if self._device.in_thread:
+            self._idle_check = loop.call_later(CHECK_S, self._check_when_idle)
+
+    def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        """Check the call and queue it for the next batch of its node."""
+        if self._lost:
+            answer(_unavailable(self._lost))
+            return
+        node_id = self._node_of(request.path)
+        if node_id is None:
+            known = ", ".join(f"/stage/{name}" for name in list(self._nodes)[:6])
+            message = f"there is no {request.path}; this function serves {known}"
+            answer(error_reply(404, "not_found", message, platform=False))
+            return
+        if request.method != "POST":
+            answer(error_reply(405, "method", f"{node_id} takes POST", platform=False))
+            return
+        node = self._nodes[node_id]
+        try:
+            tensors = wire.decode(request.body)
+            node.program.check(tensors)
+        except (wire.WireError, ProgramInputError) as error:
+            self._count(node_id, 400)
+            answer(error_reply(400, "bad_tensors", str(error), platform=False))
+            return
+        tokens = next((tensors[name].shape[0] for name in ("token_ids", "hidden", "x") if name in tensors), 0)
+        all_logits = request.headers.get(ALL_LOGITS) == "1"
+        node.waiting.append(_Call(request, answer, tensors, tokens, all_logits))
+        self._schedule()
+
+    def metrics(self) -> bytes:
+        return bytes(generate_latest(self._registry))
+
+    def collect(self) -> Iterator[Metric]:
+        """Called at every scrape; counting itself is plain additions, a tenth of the client library's cost."""
+        calls = CounterMetricFamily("smoe_worker_calls", "Calls answered", labels=["node", "code"])
+        for (node_id, status), count in self._calls.items():
+            calls.add_metric([node_id, str(status)], count)
+        yield calls
+        counts = list(accumulate(self._batches))
+        bounds = [*(repr(float(bound)) for bound in BATCH_BUCKETS), "+Inf"]
+        batches = HistogramMetricFamily("smoe_worker_batch_calls", "Calls in one product")
+        batches.add_metric([], list(zip(bounds, counts, strict=True)), self._batched_calls)
+        yield batches
+
+    def _count(self, node_id: str, status: int) -> None:
+        key = (node_id, status)
+        self._calls[key] = self._calls.get(key, 0) + 1
+
+    def close(self) -> None:
+        """End the computing thread, if there is one."""
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _node_of(self, path: str) -> str | None:
+        if path.startswith("/stage/"):
+            node_id = path[len("/stage/") :].rstrip("/")
+            return node_id if node_id in self._nodes else None
+        return self._only if path in ("", "/") else None
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run_next)
+
+    def _run_next(self) -> None:
+        """One batch of the node whose turn it is; what is left or arrives meanwhile gets the next turn."""
+        for _ in range(len(self._turns)):
+            node_id = self._turns[0]
+            self._turns.rotate(-1)
+            node = self._nodes[node_id]
+            batch = self._next_batch(node.waiting) if node.waiting else []
+            if batch:
+                self._run_batch(node, batch)
+                return
+        self._scheduled = False
+
+    def _next_batch(self, calls: deque[_Call]) -> list[_Call]:
+        """Calls to compute together. Those nobody waits for are dropped, those whose time is spent get 504."""
+        batch: list[_Call] = []
+        tokens = 0
+        now_s = self._loop.time()
+        while calls and (not batch or (tokens < MAX_BATCH_TOKENS and calls[0].all_logits == batch[0].all_logits)):
+            call = calls.popleft()
+            deadline_s = call.request.deadline_s
+            if call.request.abandoned:
+                call.answer(error_reply(504, "abandoned", "the caller is gone", platform=True))
+            elif deadline_s is not None and deadline_s <= now_s:
+                message = "the request's time was spent while it waited at the function"
+                call.answer(error_reply(504, "deadline_exceeded", message, platform=True))
+            else:
+                batch.append(call)
+                tokens += call.tokens
+        return batch
+
+    def _run_batch(self, node: _Node, batch: list[_Call]) -> None:
+        """Compute on the loop or in the thread, answer, and go on to the next batch."""
+        self._batches[bisect_left(BATCH_BUCKETS, len(batch))] += 1
+        self._batched_calls += len(batch)
+        tokens = sum(call.tokens for call in batch)
+        if not self._device.in_thread and node.speed.expected_s(tokens) <= INLINE_S:
+            self._finish(node, batch, tokens, _compute(self._device, node.program, batch))
+            return
+        self._in_thread(
+            partial(_compute, self._device, node.program, batch),
+            partial(self._finish, node, batch, tokens),
+            lambda reason: [_unavailable(reason)] * len(batch),
+        )
+
+    def _in_thread(
+        self,
+        work: Callable[[], _Computed],
+        then: Callable[[_Computed], None],
+        given_up: Callable[[str], list[Reply]],
+    ) -> None:
+        """``work`` in the computing thread, ``then`` on the loop. A device that does not come back counts as lost:
+        ``given_up`` makes replies of the reason, and what ``work`` finds later goes nowhere.
+        """
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        limit_s = self._device.deadline_s
+        reason = f"the device did not finish within {limit_s:g} s"
+        watch: asyncio.TimerHandle | None = None
+        if math.isfinite(limit_s):
+            watch = self._loop.call_later(limit_s, lambda: then(_Computed(given_up(reason), limit_s, reason)))
+
+        def on_loop(found: _Computed) -> None:
+            if watch is not None:
+                watch.cancel()
+            if not self._lost:
+                then(found)
+
+        def done(future: Future[_Computed]) -> None:
+            if not future.cancelled():
+                self._loop.call_soon_threadsafe(on_loop, future.result())
+
+        self._thread.submit(work).add_done_callback(done)
+
+    def _finish(self, node: _Node, batch: list[_Call], tokens: int, found: _Computed) -> None:
+        node.speed.observe(tokens, found.spent_s)
+        for call, reply in zip(batch, found.replies, strict=True):
+            self._count(node.program.id, reply.status)
+            call.answer(reply)
+        self._go_on(found.lost)
+
+    def _go_on(self, lost: str) -> None:
+        """The device is free again, or ``lost`` says why it never will be."""
+        if lost:
+            self._lose(lost)
+            return
+        self._scheduled = False
+        if any(node.waiting for node in self._nodes.values()):
+            self._schedule()
+
+    def _lose(self, reason: str) -> None:
+        """The device is gone: nobody waits any longer, and whoever runs this process is told."""
+        self._lost = reason
+        for node_id, node in self._nodes.items():
+            while node.waiting:
+                self._count(node_id, 503)
+                node.waiting.popleft().answer(_unavailable(reason))
+        self._on_lost(reason)
+
+    def _check_when_idle(self) -> None:
+        """Look after the device now and then while nothing is computed on it."""
+        self._idle_check = self._loop.call_later(CHECK_S, self._check_when_idle)
+        if not self._scheduled:
+            self._scheduled = True
+            self._in_thread(partial(_check, self._device), lambda found: self._go_on(found.lost), lambda _reason: [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """What came of a batch: one reply for each call, the seconds it took, and why the device is lost, if it is."""
+
+    replies: list[Reply]
+    spent_s: float
+    lost: str = ""
+
+
+def _compute(device: Device, program: NodeProgram, batch: Sequence[_Call]) -> _Computed:
+    """Never raises: a call that fails gets its own 500; a lost device is everybody's 503."""
+    begun_s = time.perf_counter()
+    lost = ""
+    try:
+        parts = device.run(program, [call.tensors for call in batch], batch[0].all_logits)
+        replies = [Reply(200, wire.encode(part), wire.CONTENT_TYPE) for part in parts]
+    except DeviceLostError as error:
+        lost = str(error)
+        replies = [_unavailable(lost)] * len(batch)
+    except Exception:
+        log.exception("%s failed on a batch of %d calls", program.id, len(batch))
+        if len(batch) > 1:
+            alone = [_compute(device, program, [call]) for call in batch]
+            replies = [found.replies[0] for found in alone]
+            lost = next((found.lost for found in alone if found.lost), "")
+        else:
+            message = f"{program.id} failed; its log says why"
+            replies = [error_reply(500, "internal", message, platform=True)]
+    return _Computed(replies, time.perf_counter() - begun_s, lost)
+
+
+def _check(device: Device) -> _Computed:
+    try:
+        device.check()
+    except DeviceLostError as error:
+        return _Computed([], 0.0, str(error))
+    return _Computed([], 0.0)
+
+
+def _unavailable(reason: str) -> Reply:
+    return error_reply(503, "device_lost", reason, platform=True)

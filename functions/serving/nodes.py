@@ -1,0 +1,55 @@
+"""From settings to the application of a segment, an expert, or a group of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from functions.device.cuda_calls import CudaOpener
+from functions.device.lent import Lender
+from functions.device.tensors import DeviceLostError, GpuDevice, open_device
+from functions.serving.drain import leave
+from functions.serving.node_host import NodeHost
+from functions.serving.settings import FunctionSettings, SettingsError
+from moe.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_S = 0.25
+"""Between a device's loss and the worker's end: the replies that say so go out."""
+
+
+def node_application(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> NodeHost:
+    """Map the weights of ``settings.nodes``, put them on the GPU or map them there, and host their programs.
+
+    Raises SettingsError, ManifestError. A worker whose GPU cannot be used ends, then or later, with a line in its log.
+    """
+    known = {node.id for node in manifest.nodes}
+    for node_id in settings.nodes:
+        if node_id not in known:
+            raise SettingsError(f"smoe_nodes names {node_id!r}, which pipeline {manifest.name} does not have")
+    try:
+        device = open_device(settings.device)
+        if isinstance(device, GpuDevice) and settings.weights_dir is not None:
+            device.borrow(Lender(settings.weights_dir, CudaOpener()))
+        programs = {
+            node_id: device.load(weights_folder(settings, manifest, node_id), manifest, node_id)
+            for node_id in settings.nodes
+        }
+    except DeviceLostError as error:
+        leave(str(error))
+    return NodeHost(programs, loop, device, lambda reason: loop.call_later(LAST_WORDS_S, leave, reason))
+
+
+def weights_folder(settings: FunctionSettings, manifest: Manifest, node_id: str) -> Path:
+    """Where a node's weights are mapped from: the memory of this replica's node, or the pipeline's folder.
+
+    The folder serves as well where the node's manager does not hold the weights (yet): slower, never wrong.
+    """
+    if settings.weights_dir is not None:
+        held = settings.weights_dir / manifest.name
+        if (held / manifest.node(node_id).weights.file).is_file():
+            return held
+        log.warning("%s is not in the memory of this node; it is mapped from the pipeline's folder", node_id)
+    return settings.pipeline_dir

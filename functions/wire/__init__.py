@@ -1,0 +1,1 @@
+"""What travels between functions: tensors, bundles of them, messages, and the errors of reading them."""

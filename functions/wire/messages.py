@@ -1,0 +1,89 @@
+"""Requests and replies between the HTTP edges (our own server, Flask) and the applications behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from functions.wire.errors import CallError
+
+REQUEST_ID = "x-request-id"
+CALL_ID = "x-call-id"
+TIMEOUT_MS = "x-timeout-ms"
+PLATFORM_FAILED = "x-openfaas-internal"
+ALL_LOGITS = "x-smoe-all-logits"
+
+Body = bytes | bytearray | memoryview
+
+_USUAL_NAMES = (
+    *("host", "content-type", "content-length", "connection", "accept", "user-agent", "retry-after"),
+    *(REQUEST_ID, CALL_ID, TIMEOUT_MS, PLATFORM_FAILED, ALL_LOGITS),
+)
+_NAME_OF: Mapping[bytes, str] = {name.encode(): name for name in _USUAL_NAMES}
+
+
+def header_name(raw: bytes) -> str:
+    """A header's name in lower case; the usual ones without decoding."""
+    return _NAME_OF.get(raw) or raw.decode("latin-1").lower()
+
+
+@dataclass(slots=True)
+class Request:
+    """One HTTP request, read in full. Header names are lower case; ``deadline_s`` is on the event loop's clock."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytearray
+    arrived_s: float
+    deadline_s: float | None = None
+    request_id: str = ""
+    abandoned: bool = False
+    """The client's connection is gone: nobody waits for the answer."""
+    on_abandoned: Callable[[], object] | None = None
+    """Called once when that happens."""
+
+    def abandon(self) -> None:
+        """Nobody waits any more."""
+        self.abandoned = True
+        if self.on_abandoned is not None:
+            self.on_abandoned()
+
+
+@dataclass(slots=True)
+class Reply:
+    """One HTTP reply; ``chunks`` are written one after the other as the body."""
+
+    status: int
+    chunks: Sequence[Body] = ()
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Application(Protocol):
+    """What a server serves. ``submit`` is called on the event loop and must call ``answer`` once, then or later."""
+
+    def submit(self, request: Request, answer: Callable[[Reply], None]) -> None: ...
+
+    def metrics(self) -> bytes:
+        """Prometheus text format."""
+
+    def close(self) -> None:
+        """Let go of what it holds; called once, on the event loop, after the last answer."""
+
+
+def error_reply(status: int, code: str, message: str, *, platform: bool, retry_after_s: int | None = None) -> Reply:
+    """The JSON error of the function contract; ``platform`` adds the header that calls repeating safe."""
+    headers = {PLATFORM_FAILED: "smoe"} if platform else {}
+    if retry_after_s is not None:
+        headers["retry-after"] = str(retry_after_s)
+    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    return Reply(status, (body,), headers=headers)
+
+
+def reply_of(error: CallError) -> Reply:
+    """A call's failure as a reply."""
+    retry_after_s = 1 if error.status in (429, 503) else None
+    return error_reply(error.status, error.code, str(error), platform=error.platform, retry_after_s=retry_after_s)

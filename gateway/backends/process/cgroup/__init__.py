@@ -1,0 +1,1 @@
+"""CPU and memory limits and use, by cgroups."""

@@ -1,0 +1,1 @@
+"""Secrets as files that only a function's workers read."""

@@ -1,0 +1,1 @@
+"""Worker processes: parent, child, channel between them, standbys, launcher, guardian."""

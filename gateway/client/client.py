@@ -1,0 +1,149 @@
+"""A small client of OpenFaaS's REST API for the command line: list, deploy, remove, scale, invoke, wait.
+
+Source of paths and statuses: the OpenFaaS gateway's API. Works against any OpenFaaS gateway.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from smoe.errors import GatewayRefusedError, GatewayUnreachableError, NotReadyError
+
+_CONNECT_TRIES = 3
+
+
+class GatewayClient:
+    """Calls ``url`` with basic auth; every call has a timeout, connection failures are tried three times."""
+
+    def __init__(self, url: str, user: str = "admin", password: str | None = None, timeout_s: float = 15.0) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._session = requests.Session()
+        self._session.trust_env = False
+        self._auth = (user, password) if password is not None else None
+
+    def close(self) -> None:
+        """Close connections that are kept open."""
+        self._session.close()
+
+    @classmethod
+    def from_state(cls, state: Path, url: str | None = None) -> GatewayClient:
+        """Address and credentials from a state folder; raises StateError when nothing runs there."""
+        from gateway.client.state import read_gateway_address, read_password
+
+        return cls(url or read_gateway_address(state), password=read_password(state))
+
+    def functions(self) -> list[dict[str, Any]]:
+        """FunctionStatus objects."""
+        found: list[dict[str, Any]] = self._call("GET", "/system/functions").json()
+        return found
+
+    def replicas(self) -> dict[str, list[dict[str, Any]]]:
+        """The replica feed as it is now: function → replicas with ``id``, ``address``, ``state``, maybe ``node``."""
+        return _by_name(self._call("GET", "/system/replicas").json())
+
+    def follow_replicas(self) -> Generator[dict[str, list[dict[str, Any]]]]:
+        """As :meth:`replicas`, now and at every change, at least every 5 s, until the gateway ends the stream."""
+        with self._call("GET", "/system/replicas?follow=true", stream=True) as reply:
+            for line in reply.iter_lines(chunk_size=None):
+                yield _by_name(json.loads(line))
+
+    def info(self) -> dict[str, Any]:
+        """GatewayInfo."""
+        found: dict[str, Any] = self._call("GET", "/system/info").json()
+        return found
+
+    def deploy(self, deployment: dict[str, Any]) -> str:
+        """Update the function, or create it where it is unknown. Returns ``updated`` or ``created``."""
+        try:
+            self._call("PUT", "/system/functions", json=deployment)
+        except GatewayRefusedError as error:
+            if error.status != 404:
+                raise
+            self._call("POST", "/system/functions", json=deployment)
+            return "created"
+        return "updated"
+
+    def remove(self, name: str) -> None:
+        self._call("DELETE", "/system/functions", json={"functionName": name})
+
+    def scale(self, name: str, replicas: int) -> None:
+        self._call("POST", f"/system/scale-function/{name}", json={"serviceName": name, "replicas": replicas})
+
+    def scale_all(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replicas of many functions at once, and annotations beside those they have:
+        ``{"NAME": {"replicas": 2, "annotations": {…}}}``. This project's gateway only."""
+        self._call("POST", "/system/scale-functions", json={"functions": functions})
+
+    def invoke(self, name: str, body: bytes, content_type: str, timeout_s: float) -> requests.Response:
+        """The function's own reply, whatever its status; raises GatewayUnreachableError."""
+        return self._send(
+            "POST", f"/function/{name}", data=body, headers={"Content-Type": content_type}, timeout=timeout_s
+        )
+
+    def wait_ready(
+        self,
+        names: list[str],
+        timeout_s: float,
+        on_progress: Callable[[int], None] = lambda ready: None,
+    ) -> None:
+        """Until each named function has an available replica; raises NotReadyError that names the missing ones."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            available = {f["name"] for f in self.functions() if f.get("availableReplicas", 0) > 0}
+            missing = [name for name in names if name not in available]
+            on_progress(len(names) - len(missing))
+            if not missing:
+                return
+            if time.monotonic() > end_s:
+                shown = ", ".join(missing[:5]) + (" …" if len(missing) > 5 else "")
+                raise NotReadyError(
+                    f"{len(missing)} of {len(names)} functions are not ready after {timeout_s:.0f} s: {shown}; "
+                    "their logs say why (smoe logs NAME)"
+                )
+            time.sleep(0.1)
+
+    def logs(self, name: str, tail: int, follow: bool) -> requests.Response:
+        """NDJSON stream of log lines."""
+        path = f"/system/logs?name={name}&tail={tail}&follow={'true' if follow else 'false'}"
+        timeout = (self._timeout_s, None) if follow else self._timeout_s
+        return self._call("GET", path, stream=True, timeout=timeout)
+
+    def _call(self, method: str, path: str, **options: Any) -> requests.Response:
+        response = self._send(method, path, auth=self._auth, **options)
+        if response.status_code >= 400:
+            text = response.text.strip()[:300]
+            hint = " (wrong or missing password)" if response.status_code == 401 else ""
+            where = path.split("?", maxsplit=1)[0]
+            raise GatewayRefusedError(
+                f"the gateway answered {response.status_code} to {method} {where}{hint}: {text}",
+                response.status_code,
+            )
+        return response
+
+    def _send(self, method: str, path: str, **options: Any) -> requests.Response:
+        options.setdefault("timeout", self._timeout_s)
+        for attempt in range(_CONNECT_TRIES):
+            try:
+                return self._session.request(method, self.url + path, **options)
+            except requests.ConnectionError as error:
+                if attempt == _CONNECT_TRIES - 1:
+                    raise GatewayUnreachableError(
+                        f"no gateway answers at {self.url}; start one with `smoe up`"
+                    ) from error
+                time.sleep(0.1 * 2**attempt)
+            except requests.Timeout as error:
+                raise GatewayUnreachableError(
+                    f"the gateway at {self.url} did not answer {method} {path.split('?', maxsplit=1)[0]} in time"
+                ) from error
+        raise AssertionError("unreachable")
+
+
+def _by_name(snapshot: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return {key.rsplit(".", 1)[0]: function["replicas"] for key, function in snapshot["functions"].items()}

@@ -1,0 +1,177 @@
+"""Where the search on co-activation begins: EPLB's flat mode for one layer, without second copies on a node. Compiled.
+
+Second copies of an expert on a node help nobody and are given up; its tokens are shared by the nodes that hold it. Then
+exchanges bring the nodes back within EPLB's fullest, or as near to it as they can.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.search import compiled
+
+RELATIVE = 1e-7
+"""Improvements smaller than this part of the load count as none (rounding)."""
+
+
+class Layout(NamedTuple):
+    """One layer's replicas while they are searched."""
+
+    held: NDArray[np.int32]
+    """[nodes, slots]: expert in each slot, -1 free."""
+    counts: NDArray[np.int32]
+    """[experts]: replicas."""
+    share: NDArray[np.float64]
+    """[experts]: tokens of one replica."""
+    load: NDArray[np.float64]
+    """[nodes]: tokens."""
+    bears: NDArray[np.float64]
+    """[nodes, slots]: co-activation of the replica in the slot with all others on its node."""
+    pairs: NDArray[np.float64]
+    """[nodes]: Eq. (1), co-activation over pairs on the node."""
+
+
+@compiled
+def sort_falling(order, share, falling):  # type: ignore[no-untyped-def]
+    """``falling``: experts by falling share, equal ones as in ``order``, which is nearly that already."""
+    falling[:] = order
+    for at in range(1, len(order)):
+        expert, to = falling[at], at
+        while to > 0 and share[falling[to - 1]] < share[expert]:
+            falling[to] = falling[to - 1]
+            to -= 1
+        falling[to] = expert
+
+
+@compiled
+def spread(falling, counts, share, held, load):  # type: ignore[no-untyped-def]
+    """EPLB's layout: each replica to the node with fewest tokens and a free slot. Tokens of the fullest node."""
+    nodes, slots = held.shape
+    heap, size = np.arange(nodes), nodes  # by load, then number
+    used = np.zeros(nodes, dtype=np.int64)
+    load[:] = 0.0
+    for expert in falling:
+        for _ in range(counts[expert]):
+            node = heap[0]
+            held[node, used[node]] = expert
+            used[node] += 1
+            load[node] += share[expert]
+            if used[node] == slots:
+                size -= 1
+                node = heap[size]
+            at = 0
+            while True:
+                child = 2 * at + 1
+                if child >= size:
+                    break
+                lower, upper = heap[child], heap[min(child + 1, size - 1)]
+                if load[upper] < load[lower] or (load[upper] == load[lower] and upper < lower):
+                    child, lower = child + 1, upper
+                if load[node] < load[lower] or (load[node] == load[lower] and node < lower):
+                    break
+                heap[at] = lower
+                at = child
+            heap[at] = node
+    return load.max()
+
+
+@compiled
+def give_up_doubles(layout, tokens):  # type: ignore[no-untyped-def]
+    """Every copy of an expert on a node but the first becomes a free slot. Tokens of the fullest node then."""
+    nodes, slots = layout.held.shape
+    found = False
+    for node in range(nodes):
+        for slot in range(slots - 1, 0, -1):
+            expert = layout.held[node, slot]
+            if expert == layout.held[node, slot - 1]:  # copies of an expert stand side by side
+                layout.held[node, slot] = -1
+                layout.counts[expert] -= 1
+                found = True
+    if found:
+        weigh(layout, tokens)
+    return layout.load.max()
+
+
+@compiled
+def _shift(layout, node, slot, below):  # type: ignore[no-untyped-def]
+    """The exchange of a slot that leaves the fuller of both nodes least tokens, if they are fewer than ``below``."""
+    held, share, load = layout.held, layout.share, layout.load
+    nodes, slots = held.shape
+    leaving, to_node, to_slot = held[node, slot], -1, -1
+    for other in range(nodes):
+        twice = other == node
+        for at in range(slots):
+            twice = twice or held[other, at] == leaving
+        if twice:
+            continue
+        for at in range(slots):
+            coming = held[other, at]
+            given = share[leaving] - (share[coming] if coming >= 0 else 0.0)
+            larger = max(load[node] - given, load[other] + given)
+            if larger < below:
+                twice = False
+                for mine in range(slots):
+                    twice = twice or (coming >= 0 and held[node, mine] == coming)
+                if not twice:
+                    below, to_node, to_slot = larger, other, at
+    if to_node < 0:
+        return False
+    coming = held[to_node, to_slot]
+    given = share[leaving] - (share[coming] if coming >= 0 else 0.0)
+    held[node, slot], held[to_node, to_slot] = coming, leaving
+    load[node] -= given
+    load[to_node] += given
+    return True
+
+
+@compiled
+def even_out(layout, limit):  # type: ignore[no-untyped-def]
+    """Exchanges of the fullest node until it has no more than ``limit`` or none helps. Its tokens then."""
+    for _ in range(layout.held.size):
+        full, changed = fullest(layout.load), False
+        if layout.load[full] <= limit:
+            break
+        for slot in range(layout.held.shape[1]):
+            if layout.held[full, slot] >= 0 and _shift(layout, full, slot, layout.load[full] * (1 - RELATIVE)):
+                changed = True
+                break
+        if not changed:
+            break
+    return layout.load.max()
+
+
+@compiled
+def weigh(layout, tokens):  # type: ignore[no-untyped-def]
+    """Shares and loads anew from ``held`` and ``counts``."""
+    nodes, slots = layout.held.shape
+    for expert in range(len(tokens)):
+        layout.share[expert] = tokens[expert] / layout.counts[expert]
+    for node in range(nodes):
+        layout.load[node] = 0.0
+        for slot in range(slots):
+            if layout.held[node, slot] >= 0:
+                layout.load[node] += layout.share[layout.held[node, slot]]
+
+
+@compiled
+def recount(layout, expert, count, tokens):  # type: ignore[no-untyped-def]
+    """Another number of replicas of an expert: its share and the load of all nodes that hold it."""
+    after = tokens[expert] / count
+    for node in range(layout.held.shape[0]):
+        for slot in range(layout.held.shape[1]):
+            if layout.held[node, slot] == expert:
+                layout.load[node] += after - layout.share[expert]
+    layout.share[expert] = after
+    layout.counts[expert] = count
+
+
+@compiled
+def fullest(values):  # type: ignore[no-untyped-def]
+    best = 0
+    for at in range(1, len(values)):
+        if values[at] > values[best]:
+            best = at
+    return best

@@ -1,0 +1,349 @@
+"""From where a pipeline's replicas are to where they are to be: weights first, then the switchover, then release.
+
+Nothing is taken away before its successor serves: until the gateway has every new replica ready, old replicas keep
+their weights and their traffic. A move is journalled; :meth:`Coordinator.resume` finishes one that was broken off, and
+one that cannot be finished is taken back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from functions.memory.move_plan import MovePlan, Step, plan_move
+from functions.memory.regions import Region, RegionError
+from gateway.backends.process.stored_plan import spread
+from gateway.client.client import GatewayClient
+from moe.manifest import Manifest
+from placement.moves.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
+from placement.moves.errors import ManagerGoneError, MoveError, SourceLostError
+from placement.moves.journal import Entry, Journal
+from placement.moves.managers import PLACEMENT, Managers, read_feed_token
+from smoe.errors import SmoeError
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.2
+LOOK_S = 2.0
+"""Between looks at how many replicas functions are to have, while some have not what the move asked for."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a move took. Seconds from its beginning."""
+
+    plan: MovePlan
+    copied_s: float
+    """All weights were there."""
+    ready_s: float
+    """Every function had its replicas where they were to be."""
+    settled_s: float
+    """The last old worker was gone."""
+    released_bytes: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """How moves are made; the benchmark's ablations switch parts off."""
+
+    peers: bool = True
+    """Copy from other nodes before reading from disk."""
+    switch_timeout_s: float = 120.0
+
+
+class Coordinator:
+    """Moves one pipeline. Not for use from several threads at once. A context manager that closes its connections."""
+
+    def __init__(
+        self, connect: Callable[[], GatewayClient], manifest: Manifest, state: Path, options: Options | None = None
+    ) -> None:
+        """``connect`` makes a client; each thread that copies has one of its own."""
+        self._connect = connect
+        self._local = threading.local()
+        self._manifest = manifest
+        self._state = state
+        self._options = options or Options()
+        self._journal = Journal(state)
+        self._token = read_feed_token(state)
+        self._opened: list[GatewayClient | Managers] = []
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._opened:
+            one.close()
+
+    def plan(self, target: Places) -> MovePlan:
+        """What reaching ``target`` would move; functions it does not name stay. Raises MoveError, RegionError."""
+        found = deployed(self._client, self._manifest.name)
+        return self._plan(found, _whole(self._manifest.name, self._known_places(found), target))
+
+    def move(self, target: Places) -> Moved:
+        """Reach ``target`` and return when the last old worker is gone. Raises MoveError once it was taken back."""
+        found = deployed(self._client, self._manifest.name)
+        before = self._known_places(found)
+        return self._move(found, before, _whole(self._manifest.name, before, target))
+
+    def resume(self) -> Moved | None:
+        """Finish a move that was broken off; None where there is none. Raises MoveError as :meth:`move` does."""
+        entry = self._journal.read(self._manifest.name)
+        if entry is None:
+            return None
+        log.info("a move of %s was broken off while %s; it goes on", entry.pipeline, entry.phase)
+        return self._move(deployed(self._client, self._manifest.name), entry.before, entry.target)
+
+    def roll_back(self) -> Moved | None:
+        """Take back a move that was broken off; None where there is none."""
+        entry = self._journal.read(self._manifest.name)
+        if entry is None:
+            return None
+        return self._move(deployed(self._client, self._manifest.name), entry.before, entry.before)
+
+    def _move(self, found: Deployed, before: Places, target: Places) -> Moved:
+        with self._journal.alone(self._manifest.name):
+            return self._move_alone(found, before, target)
+
+    def _move_alone(self, found: Deployed, before: Places, target: Places) -> Moved:
+        began_s = time.monotonic()
+        plan = self._plan(found, target)
+        self._journal.write(Entry(self._manifest.name, "copying", before, target))
+        try:
+            self._copy(plan, found)
+            copied_s = time.monotonic() - began_s
+            self._journal.write(Entry(self._manifest.name, "switching", before, target))
+            self._order(found, target)
+            reached_s = self._reached(target)
+            ready_s, settled_s = next(reached_s) - began_s, next(reached_s) - began_s
+        except (SmoeError, RegionError) as error:
+            self._take_back(found, before, plan, error)
+        self._journal.write(Entry(self._manifest.name, "releasing", before, target))
+        released = self._release(plan.release)
+        self._journal.clear(self._manifest.name)
+        return Moved(plan, copied_s, ready_s, settled_s, released)
+
+    # weights
+
+    def _plan(self, found: Deployed, target: Places) -> MovePlan:
+        managers = self._managers
+        sizes = {region.name: region.nbytes for region in self._regions(found).values()}
+        managed = managers.nodes()
+        if not managed:  # each new replica gets its weights as it starts
+            return MovePlan((), {})
+        nodes = {}
+        for node in managed:
+            try:
+                memory = managers.memory(node)
+            except ManagerGoneError as error:
+                log.warning("%s; the plan does without it", error)
+                continue
+            # Regions of other pipelines are none of this move's business.
+            unfinished = {name: there for name, there in memory.unfinished.items() if name in sizes}
+            nodes[node] = replace(memory, held=memory.held & sizes.keys(), unfinished=unfinished)
+        wanted = regions_by_node(self._manifest, found, target)
+        return plan_move(nodes, wanted, sizes, peers=self._options.peers)
+
+    def _copy(self, plan: MovePlan, deployment: Deployed) -> None:
+        """Take the plan's steps, each node its own one after the other. The first failure ends the move."""
+        found = self._regions(deployment)
+        there = {(step.node, step.region): threading.Event() for step in plan.steps}
+        by_node: dict[str, list[Step]] = {}
+        for step in plan.steps:
+            if step.source == "reuse":
+                there[step.node, step.region].set()
+            else:
+                by_node.setdefault(step.node, []).append(step)
+        broken = threading.Event()
+
+        def bring(steps: list[Step]) -> None:
+            try:
+                while steps:
+                    steps = self._bring(steps, found, there, broken)
+            except BaseException:
+                broken.set()
+                raise
+
+        if len(by_node) < 2:
+            for steps in by_node.values():
+                bring(steps)
+            return
+        with ThreadPoolExecutor(len(by_node)) as pool:
+            for done in [pool.submit(bring, steps) for steps in by_node.values()]:
+                done.result()
+
+    def _bring(
+        self,
+        steps: list[Step],
+        found: Mapping[str, Region],
+        there: Mapping[tuple[str, str], threading.Event],
+        broken: threading.Event,
+    ) -> list[Step]:
+        """Take the first steps of a node, as many as need not wait for another node; returns the rest.
+
+        A peer that is lost is replaced by the disk; a manager that starts again goes on where it stopped.
+        """
+        first = _before(steps[0], there)
+        while first is not None and not first.wait(WAIT_S):
+            if broken.is_set():
+                raise MoveError(f"{steps[0].region} was to come from node {steps[0].peer}, which did not get it")
+        count = 1
+        while count < len(steps) and ((before := _before(steps[count], there)) is None or before.is_set()):
+            count += 1
+        node, taken = steps[0].node, steps[:count]
+        try:
+            self._managers.hold(node, [(found[step.region], step.peer or None) for step in taken])
+        except SourceLostError as error:
+            if not any(step.peer for step in taken):
+                raise
+            log.warning("%s; what is left is read from disk instead", error)
+            self._managers.hold(node, [(found[step.region], None) for step in taken])
+        for step in taken:
+            there[node, step.region].set()
+        return steps[count:]
+
+    def _release(self, release: Mapping[str, Iterable[str]]) -> int:
+        """Give back what is no longer wanted; a node that is gone has given everything back already."""
+        freed = 0
+        for node, names in release.items():
+            try:
+                freed += self._managers.release(node, list(names))
+            except ManagerGoneError as error:
+                log.warning("%s: nothing to be released there", error)
+        return freed
+
+    # replicas
+
+    def _order(self, found: Deployed, target: Places) -> None:
+        """Tell the gateway in one order; functions that are as wished already are left alone."""
+        now = self._known_places(found)
+        orders: dict[str, dict[str, Any]] = {}
+        for name in target:
+            wished = {node: count for node, count in target[name].items() if count}
+            if wished == now[name]:
+                continue
+            orders[name] = {"replicas": sum(wished.values())}
+            annotation = found.deployments[name].get("annotations", {}).get(PLACEMENT, "")
+            if wished and not _in_proportion(annotation, wished):
+                text = ",".join(f"{node}={count}" for node, count in sorted(wished.items()))
+                orders[name]["annotations"] = {PLACEMENT: text}
+        if orders:
+            self._client.scale_all(orders)
+
+    def _reached(self, target: Places) -> Iterator[float]:
+        """Monotonic times: all replicas are ready where wished; and no others are left. Raises MoveError.
+
+        Where a controller has changed a function's number of replicas since, that many count, on the same nodes.
+        """
+        looked_s = time.monotonic()
+        end_s = looked_s + self._options.switch_timeout_s
+        settled, late, wished = False, list(target), dict(target)
+        with closing(self._client.follow_replicas()) as feed:
+            for replicas in feed:
+                now_s = time.monotonic()
+                if late and now_s - looked_s >= LOOK_S:
+                    wished |= self._resized(late, target)
+                    looked_s = now_s
+                late = [name for name in wished if not _is_reached(replicas.get(name, []), wished[name], settled)]
+                if not late and not settled:
+                    yield time.monotonic()
+                    settled = True
+                    late = [name for name in wished if not _is_reached(replicas.get(name, []), wished[name], settled)]
+                if not late:
+                    yield time.monotonic()
+                    return
+                if time.monotonic() > end_s:
+                    break
+        raise MoveError(
+            f"{len(late)} functions did not get their replicas within {self._options.switch_timeout_s:.0f} s: "
+            f"{', '.join(sorted(late)[:5])}"
+        )
+
+    def _resized(self, names: Iterable[str], target: Places) -> dict[str, dict[str, int]]:
+        """Replicas by node as the gateway spreads the number that it has for each function now."""
+        now = deployed(self._client, self._manifest.name).replicas
+        nodes = {name: {node: count for node, count in sorted(target[name].items()) if count} for name in names}
+        return {name: spread(places, now[name]) for name, places in nodes.items() if places and name in now}
+
+    def _take_back(self, found: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
+        """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""
+        log.warning("the move is taken back: %s", error)
+        self._order(deployed(self._client, self._manifest.name), before)
+        brought: dict[str, list[str]] = {}
+        for step in plan.steps:
+            if step.source != "reuse":
+                brought.setdefault(step.node, []).append(step.region)
+        needed = regions_by_node(self._manifest, found, before)
+        for _ in self._reached(before):
+            pass
+        self._release({node: [n for n in names if n not in needed.get(node, ())] for node, names in brought.items()})
+        self._journal.clear(self._manifest.name)
+        raise MoveError(f"the move was taken back: {error}") from error
+
+    # what there is
+
+    @property
+    def _client(self) -> GatewayClient:
+        if not hasattr(self._local, "client"):
+            self._local.client = self._connect()
+            self._opened.append(self._local.client)
+        client: GatewayClient = self._local.client
+        return client
+
+    @property
+    def _managers(self) -> Managers:
+        if not hasattr(self._local, "managers"):
+            self._local.managers = Managers(self._client, self._token)
+            self._opened.append(self._local.managers)
+        managers: Managers = self._local.managers
+        return managers
+
+    def _regions(self, found: Deployed) -> dict[str, Region]:
+        return {
+            region.name: region
+            for deployment in found.deployments.values()
+            for region in regions_of(self._manifest, deployment)
+        }
+
+    def _known_places(self, found: Deployed) -> dict[str, dict[str, int]]:
+        return places_now(self._client, found.deployments)
+
+
+def _whole(pipeline: str, now: Places, target: Places) -> dict[str, dict[str, int]]:
+    """``target`` with the functions that it leaves out as they are ``now``. Raises MoveError for others than those."""
+    unknown = sorted(set(target) - set(now))
+    if unknown:
+        raise MoveError(f"{unknown[0]} is no function of pipeline {pipeline}")
+    return {name: dict(target.get(name, places)) for name, places in now.items()}
+
+
+def _before(step: Step, there: Mapping[tuple[str, str], threading.Event]) -> threading.Event | None:
+    """What a step waits for: the region on the node it is copied from, where that has to get it first."""
+    return there.get((step.peer, step.region))
+
+
+def _in_proportion(annotation: str, wished: Mapping[str, int]) -> bool:
+    """Whether scaling alone reaches what is wished: the same nodes in the same proportions are ordered already."""
+    ordered = {node: int(count or 0) for node, _, count in (part.partition("=") for part in annotation.split(","))}
+    total, wanted = sum(ordered.values()), sum(wished.values())
+    return ordered.keys() == wished.keys() and all(
+        ordered[node] * wanted == count * total for node, count in wished.items()
+    )
+
+
+def _is_reached(replicas: list[dict[str, Any]], wished: Mapping[str, int], settled: bool) -> bool:
+    ready: dict[str, int] = {}
+    for one in replicas:
+        if one["state"] == "ready":
+            ready[one["node"]] = ready.get(one["node"], 0) + 1
+        elif settled:
+            return False
+    return all(ready.get(node, 0) >= count for node, count in wished.items()) and (
+        not settled or sum(ready.values()) == sum(wished.values())
+    )

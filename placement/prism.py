@@ -1,0 +1,126 @@
+"""Prism, Section III-C: experts on unlike nodes so that as few calls as possible leave the node they arise on.
+
+Algorithm 1 shares a node's places among layers by the entropy of its activations and sees to it that every layer has
+places for all its experts; Algorithm 2 fills them by frequency and swaps duplicates for what nobody holds. As published
+they get stuck on tight instances, so they are made total here:
+
+* places are whole experts on single GPUs, not memory summed over a node;
+* a layer gets at most as many places on a node as it has experts, and what rounding down leaves over is handed out
+  by the largest rest, so that every place is used;
+* a layer borrows only from a layer with more than it needs; Algorithm 2 passes over nodes without a duplicate.
+
+Then every feasible instance ends with a plan: all places are used, so while a layer is short another has more than it
+needs, and some node holds places of it; and while an expert is nowhere, some node holds one that another holds too.
+An *improvement* by exchanges follows (:mod:`placement.exchange`), up to the optimum of Eq. (2).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from placement.cluster import Cluster, PlanArray, Whole, check_fits, entropy
+from placement.errors import PlacementError
+from placement.exact import fewest_remote
+from placement.exchange import MOST_CYCLES, improve, to_gpus
+from placement.layout import Floats
+
+Method = Literal["improved", "published", "exact"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+def plan(
+    frequency: Floats,
+    cluster: Cluster,
+    expert_bytes: int,
+    *,
+    method: Method = "improved",
+    most_cycles: int = MOST_CYCLES,
+    previous: PlanArray | None = None,
+) -> PlanArray:
+    """[gpus, layers, experts] bool for ``frequency`` [nodes, layers, experts]: calls of each expert by node.
+
+    ``published`` is Algorithms 1 and 2 made total, ``improved`` goes on from there, ``exact`` is the linear program.
+    ``previous``: an expert that stays on a node stays on its GPU. Raises PlacementError, InfeasibleError.
+    """
+    if method not in METHODS:
+        raise PlacementError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    frequency = _checked(frequency, cluster)
+    nodes, layers, experts = frequency.shape
+    check_fits(cluster, layers, experts, expert_bytes)
+    slots = np.minimum(cluster.node_slots(expert_bytes), layers * experts)
+    flat = frequency.reshape(nodes, -1)
+    if method == "exact":
+        held = fewest_remote(flat, slots)
+    else:
+        held = assign(frequency, layer_counts(frequency, slots)).reshape(nodes, -1)
+        if method == "improved":
+            held = improve(flat, held, most_cycles)
+    before = None if previous is None else previous.reshape(cluster.gpus, -1)
+    on_gpus = to_gpus(flat, held, cluster.node, cluster.slots(expert_bytes), cluster.speed, before)
+    return on_gpus.reshape(cluster.gpus, layers, experts)
+
+
+def layer_counts(frequency: Floats, slots: Whole) -> Whole:
+    """Algorithm 1: places [nodes, layers] of each layer on nodes with ``slots`` [nodes] (≤ layers × experts)."""
+    nodes, layers, experts = frequency.shape
+    diversity = entropy(frequency)
+    diversity[diversity.sum(axis=1) == 0] = 1.0  # nothing known: all layers alike
+    ideal = slots[:, None] * diversity / diversity.sum(axis=1, keepdims=True)
+    counts: Whole = np.minimum(np.floor(ideal), experts).astype(np.int64)
+    for node in range(nodes):
+        while (left := int(slots[node] - counts[node].sum())) > 0:
+            room = counts[node] < experts
+            order = np.argsort(np.where(room, counts[node] - ideal[node], np.inf), kind="stable")
+            counts[node, order[: min(left, int(room.sum()))]] += 1
+    totals = counts.sum(axis=0)
+    largest_first = np.argsort(-slots, kind="stable")
+    for layer in range(layers):
+        while totals[layer] < experts:
+            for node in largest_first:
+                donor = int(totals.argmax())
+                if counts[node, donor] > 0:
+                    counts[node, donor] -= 1
+                    counts[node, layer] += 1
+                    totals[donor] -= 1
+                    totals[layer] += 1
+                    if totals[layer] == experts:
+                        break
+    return counts
+
+
+def assign(frequency: Floats, counts: Whole) -> PlanArray:
+    """Algorithm 2: experts [nodes, layers, experts] bool that fill ``counts`` [nodes, layers] and cover all experts."""
+    order = np.argsort(-frequency, axis=2, kind="stable")
+    rank = np.argsort(order, axis=2, kind="stable")
+    held: PlanArray = rank < counts[:, :, None]
+    for layer in range(frequency.shape[1]):
+        _cover(held[:, layer], frequency[:, layer])
+    return held
+
+
+def _cover(held: PlanArray, frequency: Floats) -> None:
+    """Lines 9 to 20 for one layer, [nodes, experts] both: duplicates give way to experts that nobody holds."""
+    holders = held.sum(axis=0)
+    while not holders.all():
+        duplicates = (held & (holders > 1)).sum(axis=1)
+        for node in np.argsort(duplicates, kind="stable"):
+            twice = np.flatnonzero(held[node] & (holders > 1))
+            nowhere = np.flatnonzero(holders == 0)
+            if not nowhere.size:
+                break
+            if twice.size:
+                given_up = twice[frequency[node, twice].argmin()]
+                taken = nowhere[frequency[node, nowhere].argmax()]
+                held[node, given_up], held[node, taken] = False, True
+                holders[given_up] -= 1
+                holders[taken] += 1
+
+
+def _checked(frequency: Floats, cluster: Cluster) -> Floats:
+    if frequency.ndim != 3 or frequency.shape[0] != cluster.nodes or not frequency.size:
+        raise PlacementError(f"frequency must be [{cluster.nodes} nodes, layers, experts], got shape {frequency.shape}")
+    if not np.isfinite(frequency).all() or frequency.min() < 0:
+        raise PlacementError("frequency must be finite and not negative")
+    return np.ascontiguousarray(frequency, dtype=np.float64)

@@ -1,0 +1,86 @@
+"""The controller's own loop on a simulated clock: what runs in production, without a pipeline and without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autoscaler.contract import Policy, TickReport
+from autoscaler.decision.limits import LimitSettings
+from autoscaler.logger import FunctionLogger
+from autoscaler.loop import Controller, run
+from simulation.engine.metrics import SimulatedMetrics
+from simulation.engine.simulated_platform import SimulatedPlatform
+from simulation.engine.simulation import Simulation, Window
+
+
+class SimulatedClock:
+    """Time of a simulation: whoever waits, simulates. ``windows`` are those that went by."""
+
+    def __init__(self, simulation: Simulation, metrics: SimulatedMetrics, until_s: float, epoch_s: float = 0.0) -> None:
+        self.windows: list[Window] = []
+        self._simulation = simulation
+        self._metrics = metrics
+        self._until_s = until_s
+        self._epoch_s = epoch_s
+
+    def now_s(self) -> float:
+        """Unix time."""
+        return self._epoch_s + self._simulation.now_s
+
+    def wait(self, wait_s: float) -> bool:
+        """Simulate ``wait_s`` seconds; True when that would go beyond the end of the episode."""
+        if self._simulation.now_s + wait_s > self._until_s + 1e-9:
+            return True
+        if wait_s > 0:
+            window = self._simulation.advance(self._simulation.now_s + wait_s)
+            self.windows.append(window)
+            self._metrics.add(window)
+        return False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One window and what the controller made of it."""
+
+    window: Window
+    report: TickReport
+
+
+def play(
+    simulation: Simulation,
+    policy: Policy,
+    limits: LimitSettings,
+    *,
+    window_s: float,
+    until_s: float,
+    look_back_s: float | None = None,
+    epoch_s: float = 0.0,
+    logger: FunctionLogger | None = None,
+    on_step: Callable[[Step], None] = lambda step: None,
+) -> list[Step]:
+    """Run the real loop over the simulation, a tick every ``window_s`` until ``until_s``; returns all steps.
+
+    The decision of a window's end is in force from the next window's beginning, with the workload's delays.
+    ``look_back_s``: how far a tick looks back, ``window_s`` by default.
+    """
+    metrics, steps = SimulatedMetrics(simulation, epoch_s), list[Step]()
+    clock = SimulatedClock(simulation, metrics, until_s, epoch_s)
+    controller = Controller(
+        simulation.workload.topology,
+        metrics,
+        policy,
+        SimulatedPlatform(simulation),
+        limits,
+        simulation.workload.prices,
+        logger=logger,
+        window_s=look_back_s or window_s,
+        wait=lambda pause_s: None,
+    )
+
+    def on_tick(report: TickReport) -> None:
+        steps.append(Step(clock.windows[-1], report))
+        on_step(steps[-1])
+
+    run(controller, window_s, clock.wait, on_tick, clock.now_s)
+    return steps

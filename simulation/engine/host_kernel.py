@@ -1,0 +1,307 @@
+"""One machine that everything shares, compiled: its cores, and the ingress as a server of its own, event by event.
+
+Layers meet at the ingress and on the cores, so nothing here can be simulated stage by stage: at each event the cores
+are dealt out anew among the ingress and the replicas that have calls, and everything moves on to the next event.
+
+Ties in time: control, then the ingress, then the front, then completions and empty buckets, then arrivals.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulation.engine.compiled import compiled, inner
+from simulation.engine.draws import ATOM_SHIFT, draw_bits
+from simulation.engine.host_queue import come_in, count_waiting, finish_front, finish_item, to_front, to_ingress
+from simulation.engine.host_state import COME, HEAD_OF, INSIDE, SIZE_OF, WAITING, Meters, Passes, Rules
+from simulation.engine.node import BUSY_S, CPU_S, SERVED_S, control
+from simulation.engine.replicas import (
+    ACTIVE,
+    BURST,
+    CHANGE_AT,
+    COUNT,
+    DRAIN,
+    FAR,
+    HEAD,
+    LAST,
+    LEVEL,
+    LIMIT,
+    NEXT,
+    READY,
+    REFILL,
+    ROW,
+    VIRTUAL,
+    Calls,
+    Floats,
+    Ints,
+    Replicas,
+    choose,
+    insert,
+    level_after,
+    open_up,
+)
+
+END, CONTROL, INGRESS, ARRIVAL, FRONT = -1, -2, -3, -4, -5
+"""What comes next, where it is not a replica."""
+
+
+@inner
+def fair_share(wanted: Floats, count: int, cores: float) -> float:
+    """The most that each of the ``count`` first of ``wanted`` (cores, at most 1 each) gets, so that together they use
+    ``cores``: who wants less gets all it wants, the others the same."""
+    share = cores / count
+    while True:
+        given, more = 0.0, 0
+        for k in range(count):
+            if wanted[k] <= share:
+                given += wanted[k]
+            else:
+                more += 1
+        if more == 0:
+            return 1.0
+        risen = (cores - given) / more
+        if risen <= share * (1 + 1e-12):
+            return share
+        share = risen
+
+
+@inner
+def dispatch(
+    node: int, rules: Rules, replicas: Replicas, passes: Passes, meters: Meters, running: Ints, active: int,
+    now_s: float,
+) -> int:  # fmt: skip
+    """Put the node's waiting calls into service as far as there is room; returns how many replicas have calls now.
+
+    ``running [2, …]``: node and replica of all that have calls, and of those that start; they are up to date, others
+    are brought so.
+    """
+    queue, clock, slot = passes.queues[node], replicas.clock[node], replicas.slot[node]
+    ends, calls, slots = replicas.end[node].reshape(-1), replicas.call[node].reshape(-1), replicas.end.shape[2]
+    tokens = rules.counts[rules.source[node]]
+    while queue[SIZE_OF] > 0:
+        r = choose(slot[ACTIVE], replicas.room[node], replicas.order[node, COUNT])
+        if r < 0:
+            break
+        request, size, row = queue[HEAD_OF], slot[ACTIVE, r], slot[ROW, r]
+        queue[HEAD_OF] = passes.behind[node, request]
+        queue[SIZE_OF] -= 1
+        if size == 0:
+            idle_s = max(0.0, now_s - clock[LAST, r])
+            clock[LEVEL, r] = level_after(
+                idle_s, clock[LEVEL, r], 0.0, rules.rows.bucket[row, REFILL], rules.rows.bucket[row, 0]
+            )
+            clock[VIRTUAL, r] = 0.0
+            running[0, active], running[1, active] = node, r
+            active += 1
+        factor = rules.rows.noise[row, draw_bits(rules.keys[node], request) >> ATOM_SHIFT]
+        factor *= rules.slow[request] * passes.cold[request]
+        value = clock[VIRTUAL, r] + rules.rows.work[row, tokens[request]] * factor
+        insert(ends, calls, r * slots, slots - 1, slot[HEAD, r], size, value, request)
+        slot[ACTIVE, r] = size + 1
+    return active
+
+
+@inner
+def deal_out(rules: Rules, replicas: Replicas, busy: int, running: Ints, active: int, given: Floats) -> float:
+    """``given [active]``: cores that each of ``running`` gets; returns what each of the ``busy`` servers (ingress,
+    front) gets.
+
+    A replica that starts wants a core; with an empty bucket a replica wants no more than its refill.
+    """
+    whole = 0.0
+    for k in range(active):
+        node, r = running[0, k], running[1, k]
+        row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
+        wish = rules.rows.use[row, size] if size else 1.0
+        if size and replicas.clock[node, LEVEL, r] <= 0:
+            wish = min(wish, rules.rows.bucket[row, REFILL])
+        given[k] = wish
+        whole += wish
+    for k in range(busy):
+        given[active + k] = 1.0
+        whole += 1.0
+    if whole <= rules.cores:
+        return 1.0
+    share = fair_share(given, active + busy, rules.cores)
+    for k in range(active):
+        given[k] = min(given[k], share)
+    return share
+
+
+@inner
+def following(
+    rules: Rules, replicas: Replicas, running: Ints, active: int, given: Floats, speed: Floats, slow: float,
+    next_s: float, what: int, now_s: float,
+) -> tuple[float, int, bool]:  # fmt: skip
+    """When what comes next, if that is before ``next_s``: a replica's number in ``running``, and whether it is its
+    bucket that runs empty rather than a call that ends. Fills ``speed [active]``: virtual seconds in a second, where
+    everything takes ``slow`` times its CPU seconds."""
+    empty = False
+    for k in range(active):
+        node, r = running[0, k], running[1, k]
+        row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
+        clock = replicas.clock[node]
+        if size == 0:
+            if now_s + clock[NEXT, r] / given[k] < next_s:
+                next_s, what, empty = now_s + clock[NEXT, r] / given[k], k, False
+            continue
+        speed[k] = rules.rows.pace[row, size] * (given[k] / rules.rows.use[row, size]) / slow
+        left_s = max(0.0, replicas.end[node, r, replicas.slot[node, HEAD, r]] - clock[VIRTUAL, r])
+        if now_s + left_s / speed[k] < next_s:
+            next_s, what, empty = now_s + left_s / speed[k], k, False
+        drain = given[k] - rules.rows.bucket[row, REFILL]
+        if drain > 0 and now_s + clock[LEVEL, r] / drain < next_s:
+            next_s, what, empty = now_s + clock[LEVEL, r] / drain, k, True
+    return next_s, what, empty
+
+
+@inner
+def move_on(
+    rules: Rules, replicas: Replicas, meters: Meters, running: Ints, active: int, given: Floats, speed: Floats,
+    spent_s: float,
+) -> None:  # fmt: skip
+    """All of ``running`` work for ``spent_s`` seconds."""
+    for k in range(active):
+        node, r = running[0, k], running[1, k]
+        row, clock, meter = replicas.slot[node, ROW, r], replicas.clock[node], meters.meter[node]
+        if replicas.slot[node, ACTIVE, r] == 0:
+            clock[NEXT, r] = max(0.0, clock[NEXT, r] - spent_s * given[k])
+            continue
+        clock[VIRTUAL, r] += spent_s * speed[k]
+        refill = rules.rows.bucket[row, REFILL]
+        if refill < 1:
+            clock[LEVEL, r] = level_after(spent_s, clock[LEVEL, r], given[k], refill, rules.rows.bucket[row, BURST])
+        meter[SERVED_S] += spent_s * replicas.slot[node, ACTIVE, r]
+        meter[BUSY_S] += spent_s
+        meter[CPU_S] += spent_s * given[k]
+
+
+@inner
+def change(node: int, rules: Rules, replicas: Replicas, now_s: float) -> float:
+    """What holds from now on at a node; returns when there is something to bring about next."""
+    clock, slot, order = replicas.clock[node], replicas.slot[node], replicas.order[node]
+    for r in range(order[COUNT]):
+        if slot[ACTIVE, r] > 0:
+            clock[LAST, r] = now_s
+    next_s, _, _ = control(
+        clock, slot, replicas.end[node].reshape(-1), replicas.call[node].reshape(-1), replicas.end.shape[2], order,
+        replicas.order_s[node], rules.rows.work, rules.rows.pace, rules.rows.stretch, rules.rows.use, rules.rows.bucket,
+        rules.counts[rules.source[node]], replicas.room[node], now_s,
+    )  # fmt: skip
+    return next_s
+
+
+@inner
+def finish_call(k: int, replicas: Replicas, running: Ints, active: int, now_s: float) -> tuple[int, int]:
+    """The first call of replica ``k`` of ``running`` ends; returns its request and how many replicas have calls now."""
+    node, r = running[0, k], running[1, k]
+    clock, slot = replicas.clock[node], replicas.slot[node]
+    head = slot[HEAD, r]
+    clock[VIRTUAL, r] = replicas.end[node, r, head]
+    slot[HEAD, r] = (head + 1) & (replicas.end.shape[2] - 1)
+    slot[ACTIVE, r] -= 1
+    if slot[ACTIVE, r] == 0:
+        clock[LAST, r] = now_s
+        active -= 1
+        running[0, k], running[1, k] = running[0, active], running[1, active]
+    return int(replicas.call[node, r, head]), active
+
+
+@inner
+def resume(begin_s: float, replicas: Replicas, running: Ints, control_at: Floats) -> int:
+    """Who has calls at the beginning of a window or is starting, in ``running``, and when each node changes next;
+    returns how many."""
+    active = 0
+    for node in range(control_at.size):
+        count = replicas.order[node, COUNT]
+        control_at[node] = open_up(
+            replicas.clock[node, READY], replicas.clock[node, DRAIN], replicas.room[node], count,
+            replicas.order[node, LIMIT], replicas.order_s[node, CHANGE_AT], begin_s,
+        )  # fmt: skip
+        for r in range(count):
+            starting = replicas.clock[node, READY, r] >= FAR and replicas.clock[node, DRAIN, r] > begin_s
+            if starting or replicas.slot[node, ACTIVE, r] > 0:
+                running[0, active], running[1, active] = node, r
+                active += 1
+    return active
+
+
+@compiled
+def run_host(
+    begin_s: float, end_s: float, last: int, rules: Rules, replicas: Replicas, passes: Passes, meters: Meters
+) -> Calls:
+    """Everything from ``begin_s`` to ``end_s``; requests below ``last`` have arrived or will. Returns who was answered,
+    in order of the answers."""
+    nodes, line, front = rules.keys.size, passes.line_state, passes.front_state
+    running = np.empty((2, replicas.room.size + 2), dtype=np.int64)
+    given, speed, control_at = np.empty(running.shape[1]), np.empty(running.shape[1]), np.empty(nodes)
+    answered, done, now_s = np.empty(last, dtype=np.uint32), 0, begin_s
+    active = resume(begin_s, replicas, running, control_at)
+    for node in range(nodes):
+        active = dispatch(node, rules, replicas, passes, meters, running, active, begin_s)
+    control_s = control_at.min()
+    while True:
+        share = deal_out(rules, replicas, (line[WAITING] > 0) + (front[WAITING] > 0), running, active, given)
+        slow = rules.overlap[min(max(line[INSIDE], 1), rules.overlap.size) - 1]
+        next_s, what = end_s, END
+        if control_s < next_s:
+            next_s, what = control_s, CONTROL
+        if line[WAITING] > 0 and now_s + passes.line_left[0] * slow / share < next_s:
+            next_s, what = now_s + passes.line_left[0] * slow / share, INGRESS
+        if front[WAITING] > 0 and now_s + passes.front_left[0] / share < next_s:
+            next_s, what = now_s + passes.front_left[0] / share, FRONT
+        next_s, what, empty = following(rules, replicas, running, active, given, speed, slow, next_s, what, now_s)
+        if line[COME] < last and rules.reached[line[COME]] < next_s:
+            next_s, what = max(now_s, rules.reached[line[COME]]), ARRIVAL
+        move_on(rules, replicas, meters, running, active, given, speed, next_s - now_s)
+        if line[WAITING] > 0:
+            passes.line_left[0] = max(0.0, passes.line_left[0] - (next_s - now_s) * share / slow)
+        if front[WAITING] > 0:
+            passes.front_left[0] = max(0.0, passes.front_left[0] - (next_s - now_s) * share)
+        now_s, served = next_s, -1
+        if what == END:
+            break
+        if what == CONTROL:
+            for node in range(nodes):
+                if control_at[node] <= now_s:
+                    control_at[node] = change(node, rules, replicas, now_s)
+                    count_waiting(node, passes.queues[node, SIZE_OF], meters, now_s)
+                    active = dispatch(node, rules, replicas, passes, meters, running, active, now_s)
+            control_s = control_at.min()
+        elif what == ARRIVAL:
+            if rules.front_s > 0:
+                to_front(2 * line[COME], rules, passes)
+            else:
+                come_in(line[COME], rules, passes, meters, now_s)
+            line[COME] += 1
+        elif what == INGRESS:
+            served, request = finish_item(rules, passes, meters, now_s)
+            if request >= 0:
+                answered[done] = request
+                done += 1
+        elif what == FRONT:
+            request = finish_front(rules, passes, meters, now_s)
+            if request >= 0:
+                answered[done] = request
+                done += 1
+        elif what >= 0 and replicas.slot[running[0, what], ACTIVE, running[1, what]] == 0:
+            served = running[0, what]
+            replicas.clock[served, READY, running[1, what]] = replicas.clock[served, LAST, running[1, what]] = now_s
+            active -= 1
+            running[0, what], running[1, what] = running[0, active], running[1, active]
+            control_at[served] = change(served, rules, replicas, now_s)
+            count_waiting(served, passes.queues[served, SIZE_OF], meters, now_s)
+        elif empty:
+            replicas.clock[running[0, what], LEVEL, running[1, what]] = 0.0
+        else:
+            served = running[0, what]
+            request, active = finish_call(what, replicas, running, active, now_s)
+            to_ingress(2 * (request * (nodes + 1) + served) + 1, rules, passes, meters, now_s)
+            count_waiting(served, passes.queues[served, SIZE_OF], meters, now_s)
+        if served >= 0:
+            active = dispatch(served, rules, replicas, passes, meters, running, active, now_s)
+    for k in range(active):
+        replicas.clock[running[0, k], LAST, running[1, k]] = end_s
+    for node in range(nodes):
+        count_waiting(node, passes.queues[node, SIZE_OF], meters, end_s)
+    return answered[:done].copy()

@@ -1,0 +1,183 @@
+"""The simulator as a metrics source: the same readings that the monitor makes, through the controller's own state code.
+
+Latencies go through the ingress's histogram buckets, as in production, so a policy sees what it will see there; exact
+ones are in ``Window``. What only the simulator knows is filled in: replica-seconds in use, and the use of GPU shares.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoscaler.contract import MIB, NAMESPACE, Configuration, NodeObservation, Observation, Topology
+from autoscaler.state.features import observe
+from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
+from functions.serving.metric_names import PEAK_WINDOW_S
+from simulation.engine import kernel
+from simulation.engine.simulation import BOUNDS, Simulation, Window
+from simulation.latency.contract import LimitedLatencyModel
+
+Values = dict[Series, dict[Key, float]]
+Ints = NDArray[np.int64]
+_BOUNDS = (*BOUNDS[:-1].tolist(), math.inf)
+_SLACK_S = 1e-6
+
+
+class SimulatedMetrics:
+    """Observations of a simulation whose windows are handed in by :meth:`add`; ``epoch_s`` is Unix time of its zero."""
+
+    def __init__(self, simulation: Simulation, epoch_s: float = 0.0, keep_s: float = 600.0) -> None:
+        self._simulation = simulation
+        self._epoch_s = epoch_s
+        self._keep_s = max(keep_s, PEAK_WINDOW_S)
+        self._windows: deque[Window] = deque()
+
+    def add(self, window: Window) -> None:
+        """A window that has been simulated; windows follow each other without gaps."""
+        self._windows.append(window)
+        while self._windows[0].end_s < window.end_s - self._keep_s:
+            self._windows.popleft()
+
+    def observe(self, now_s: float, window_s: float) -> Observation:
+        """The windows that lie in the last ``window_s`` before ``now_s``, together. Says so when there are none."""
+        topology: Topology = self._simulation.workload.topology
+        end_s = now_s - self._epoch_s
+        found = [
+            window
+            for window in self._windows
+            if window.start_s >= end_s - window_s - _SLACK_S and window.end_s <= end_s + _SLACK_S
+        ]
+        if not found or found[-1].end_s < end_s - _SLACK_S:
+            why = f"nothing was simulated in the {window_s:g} s before {now_s:g}"
+            return observe(topology, Readings(now_s - window_s, now_s, problems=(why,), stale=True))
+        observation = observe(topology, self._readings(found))
+        return replace(observation, nodes=tuple(self._known(found, node) for node in observation.nodes))
+
+    def _readings(self, windows: Sequence[Window]) -> Readings:
+        last, simulation = windows[-1], self._simulation
+        pipeline = simulation.workload.topology.pipeline
+        values: Values = {series: {} for series in Series}
+        for node in simulation.workload.topology.nodes:
+            if node.kind == "ingress":
+                values[Series.REPLICAS_BY_STATE][f"{node.function}.{NAMESPACE}", "ready"] = 1.0
+        latency = simulation.workload.latency
+        if isinstance(latency, LimitedLatencyModel):  # its CPU seconds are real ones
+            node_cost = next(iter(simulation.workload.costs.values()))
+            values[Series.CPU_SCALE][()] = float(latency.throttle(node_cost, 1.0, 0.0).refill)
+        finished = np.concatenate([window.finished for window in windows])
+        answered = float(finished.size)
+        values[Series.REQUESTS][pipeline, "200"] = answered
+        values[Series.REQUEST_SECONDS_SUM][pipeline,] = float(sum(window.latency_s.sum() for window in windows))
+        values[Series.REQUEST_TOKENS][pipeline,] = float(simulation.requests.tokens[finished].sum(dtype=np.int64))
+        values[Series.REQUESTS_IN_FLIGHT][pipeline,] = float(last.in_flight)
+        histograms: dict[Series, dict[Key, Buckets]] = {
+            Series.REQUEST_SECONDS: {(pipeline,): _buckets(sum_of([w.request_histogram[None] for w in windows]))[0]},
+            Series.NODE_CALL_SECONDS: {},
+            Series.LAYER_BARRIER_SECONDS: {
+                (pipeline, str(layer)): buckets
+                for layer, buckets in enumerate(_buckets(sum_of([window.barrier for window in windows])))
+            },
+        }
+        counts: Values = {Series.REPLICA_CPU_SECONDS: {}, Series.REPLICA_MEMORY_BYTES: {}}
+        measured: Values = {Series.REPLICA_CPU_SECONDS: {}}
+        self._add_nodes(windows, values, histograms[Series.NODE_CALL_SECONDS], counts, measured)
+        start_s, end_s = (self._epoch_s + moment for moment in (windows[0].start_s, last.end_s))
+        ages_s: dict[Job, float] = {"ingress": 0.0, "gateway": 0.0}
+        return Readings(start_s, end_s, values, histograms, counts, measured, ages_s)
+
+    def _add_nodes(
+        self,
+        windows: Sequence[Window],
+        values: Values,
+        seconds: dict[Key, Buckets],
+        counts: Values,
+        measured: Values,
+    ) -> None:
+        simulation, last = self._simulation, windows[-1]
+        pipeline = simulation.workload.topology.pipeline
+        meter = np.sum([window.meter for window in windows], axis=0)
+        histogram = _buckets(sum_of([window.histogram for window in windows]))
+        ready_s = np.sum([window.ready_s for window in windows], axis=0)
+        recent = [w for w in self._windows if w.end_s > last.end_s - PEAK_WINDOW_S + _SLACK_S and w.end_s <= last.end_s]
+        peak = np.max([window.meter[:, kernel.PEAK] for window in recent], axis=0)
+        length_s = last.end_s - windows[0].start_s
+        for place, node in enumerate(simulation.nodes):
+            name = f"{node.function}.{NAMESPACE}"
+            key, row = (pipeline, node.id), meter[place]
+            configuration = simulation.configuration(node.function)
+            ready = int(last.replicas["ready"][place])
+            values[Series.NODE_CALLS][pipeline, node.id, "200"] = float(row[kernel.CALLS])
+            values[Series.NODE_TOKENS][key] = float(row[kernel.TOKENS])
+            values[Series.NODE_BUSY_SECONDS][key] = float(row[kernel.SERVED_S])
+            values[Series.NODE_WAIT_SECONDS][key] = float(row[kernel.WAITED_S])
+            values[Series.NODE_TOKENS_PEAK][key] = float(peak[place])
+            seconds[key] = histogram[place]
+            values[Series.REPLICAS_WANTED][name,] = float(configuration.replicas)
+            values[Series.REPLICAS_BY_STATE].update(
+                {(name, state): float(found[place]) for state, found in last.replicas.items()}
+            )
+            values[Series.MAX_INFLIGHT][name,] = float(configuration.concurrency)
+            values[Series.MEMORY_LIMIT_BYTES][name,] = float(configuration.memory_mb * MIB)
+            values[Series.REPLICA_MEMORY_BYTES][name,] = self._memory_bytes(place, ready, last)
+            counts[Series.REPLICA_MEMORY_BYTES][name,] = ready
+            if not configuration.cpu_cores:
+                continue
+            cores = simulation.workload.cores(configuration)
+            cpu_s = float(row[kernel.BUSY_S]) * cores * simulation.fleet.used(place)
+            if simulation.fleet.limited(place) or simulation.workload.host is not None:
+                cpu_s = float(row[kernel.CPU_S])
+            values[Series.CPU_LIMIT_CORES][name,] = configuration.cpu_cores
+            values[Series.REPLICA_CPU_SECONDS][name,] = cpu_s
+            counts[Series.REPLICA_CPU_SECONDS][name,] = ready
+            share = cpu_s / ready_s[place] if ready_s[place] > 0 else 0.0
+            measured[Series.REPLICA_CPU_SECONDS][name,] = share * ready * length_s
+
+    def _memory_bytes(self, place: int, ready: int, window: Window) -> float:
+        """All replicas: their own and their weights, and tokens on the way as Eq. (2) counts them."""
+        workload, node = self._simulation.workload, self._simulation.nodes[place]
+        own = workload.runtime_mb * MIB + workload.costs[node.id].weights_bytes
+        return ready * own + 2 * node.bytes_per_token * float(window.meter[place, kernel.FLIGHT])
+
+    def _known(self, windows: Sequence[Window], node: NodeObservation) -> NodeObservation:
+        place = self._simulation.index.get(node.function)
+        if place is None:
+            return node
+        configuration = self._simulation.configuration(node.function)
+        busy_s = float(sum(window.meter[place, kernel.BUSY_S] for window in windows))
+        gpu = self._gpu_use(windows, place, configuration, node, busy_s) if configuration.gpu_share else {}
+        return node._replace(configuration=configuration, busy_replica_s=busy_s, **gpu)
+
+    def _gpu_use(
+        self,
+        windows: Sequence[Window],
+        place: int,
+        configuration: Configuration,
+        node: NodeObservation,
+        busy_s: float,
+    ) -> dict[str, Any]:
+        """Utilisations of a function with a GPU share, which no metric of the gateway tells."""
+        ready, ready_s = node.ready_replicas or 0, float(sum(window.ready_s[place] for window in windows))
+        memory = self._memory_bytes(place, ready, windows[-1])
+        slots = ready * configuration.concurrency
+        return {
+            "gpu_utilisation": busy_s * self._simulation.fleet.used(place) / ready_s if ready_s > 0 else None,
+            "memory_utilisation": memory / (ready * configuration.memory_mb * MIB) if ready else None,
+            "concurrency_utilisation": node.in_flight / slots if slots and node.in_flight is not None else None,
+        }
+
+
+def sum_of(arrays: Sequence[Ints]) -> Ints:
+    """Sum of equal arrays."""
+    return np.asarray(np.sum(arrays, axis=0), dtype=np.int64)
+
+
+def _buckets(counts: Ints) -> list[Buckets]:
+    """Of ``counts [rows, bounds]``, one a row."""
+    rows = np.cumsum(counts, axis=1).astype(np.float64).tolist()
+    return [tuple(zip(_BOUNDS, row, strict=True)) for row in rows]

@@ -1,0 +1,1 @@
+"""A latency model fitted to a measured profile, its errors, and its pictures."""

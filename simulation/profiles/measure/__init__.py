@@ -1,0 +1,1 @@
+"""Measuring a pipeline's functions under real limits, through the protocol in ``target``."""

@@ -1,0 +1,158 @@
+"""A profile on disk: one parquet file of rows, with everything they depend on in the file's metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from simulation.profiles.fit.rows import COLUMNS, LATER, SCHEMA, Row
+from simulation.profiles.measure.machine import Machine
+from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
+
+VERSION = 1
+_KEY = b"smoe.profile"
+MEMORY_TOLERANCE = 0.1
+"""Machines whose memory differs by less than this part count as the same."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a profile was measured on, with and when."""
+
+    pipeline: str
+    manifest_sha256: str
+    classes: Mapping[str, tuple[str, ...]]
+    """Measured node → the nodes it stands for."""
+    machine: Machine
+    cpu_scale: float
+    versions: Mapping[str, str]
+    settings: Mapping[str, Any]
+    begun: str
+    """ISO 8601, UTC."""
+    ended: str
+    load_average: tuple[float, float, float]
+    """Of the machine just before it began: what else was running."""
+    left_out: int = 0
+    """Points that would have taken too long."""
+    fit: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of the fitted model: tick, errors out of sample."""
+    findings: tuple[str, ...] = ()
+    """What the data show, in sentences."""
+    notes: tuple[str, ...] = ()
+    """What the platform could not do here."""
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Rows and what they depend on."""
+
+    metadata: Metadata
+    rows: tuple[Row, ...] = field(repr=False)
+
+    def of(self, *families: str) -> list[Row]:
+        """Feasible rows of some families."""
+        return [row for row in self.rows if row.family in families and row.feasible]
+
+    def class_of(self, node: str) -> str:
+        """The measured node that stands for ``node``. Raises ProfileError."""
+        for measured, members in self.metadata.classes.items():
+            if node in members:
+                return measured
+        raise ProfileError(f"the profile of {self.metadata.pipeline} has no node {node!r}")
+
+
+def save(profile: Profile, path: Path) -> None:
+    """Write the profile; an existing file is replaced whole."""
+    columns = {name: [getattr(row, name) for row in profile.rows] for name in COLUMNS}
+    document = json.dumps(asdict(profile.metadata)).encode()
+    table = pa.table(columns, schema=SCHEMA.with_metadata({_KEY: document}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    pq.write_table(table, part, compression="zstd")
+    part.replace(path)
+
+
+def load(path: Path) -> Profile:
+    """Read a profile. Raises ProfileError with a sentence for anything that is none."""
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError:
+        raise ProfileError(f"{path} does not exist; `smoe profile PIPELINE --out {path}` makes it") from None
+    except (OSError, pa.ArrowException) as error:
+        raise ProfileError(f"{path} is not a parquet file: {error}") from error
+    document = (table.schema.metadata or {}).get(_KEY)
+    if document is None:
+        raise ProfileError(f"{path} is a parquet file without the metadata of a profile ({_KEY.decode()})")
+    try:
+        metadata = _metadata(json.loads(document), path)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ProfileError(f"{path}: the profile's metadata cannot be read: {error}") from error
+    missing = sorted(set(COLUMNS) - LATER - set(table.column_names))
+    if missing:
+        raise ProfileError(f"{path} has no column {missing[0]!r}; it is not a profile of version {VERSION}")
+    for name in COLUMNS:
+        if name in table.column_names and table.schema.field(name).type != SCHEMA.field(name).type:
+            found, wanted = table.schema.field(name).type, SCHEMA.field(name).type
+            raise ProfileError(f"{path}: column {name!r} holds {found}; a profile's holds {wanted}")
+    rows = table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
+    for row in rows:
+        row["quantiles_s"] = None if row["quantiles_s"] is None else tuple(row["quantiles_s"])
+    return Profile(metadata, tuple(Row(**row) for row in rows))
+
+
+def _metadata(document: dict[str, Any], path: Path) -> Metadata:
+    if document.get("version") != VERSION:
+        raise ProfileError(f"{path} is a profile of version {document.get('version')}; this tree reads {VERSION}")
+    unknown = sorted(set(document) ^ {entry.name for entry in fields(Metadata)})
+    if unknown:
+        raise ProfileError(f"{path}: metadata key {unknown[0]!r} is missing or not known")
+    document["machine"] = Machine(**document["machine"])
+    document["classes"] = {node: tuple(members) for node, members in document["classes"].items()}
+    for key in ("load_average", "findings", "notes"):
+        document[key] = tuple(document[key])
+    return Metadata(**document)
+
+
+def check_pipeline(metadata: Metadata, pipeline: str, manifest_sha256: str) -> None:
+    """Raises ProfileMismatchError where the profile is of another pipeline."""
+    if metadata.pipeline != pipeline:
+        raise ProfileMismatchError(f"the profile is of pipeline {metadata.pipeline!r}, not of {pipeline!r}")
+    if metadata.manifest_sha256 != manifest_sha256:
+        raise ProfileMismatchError(
+            f"the profile is of another split of {pipeline}: its manifest has sha256 {metadata.manifest_sha256[:12]}…, "
+            f"this one {manifest_sha256[:12]}…; measure it again with `smoe profile {pipeline}`"
+        )
+
+
+def differences(metadata: Metadata, machine: Machine) -> str:
+    """Every fact in which the profile's machine is another than ``machine``; empty where none is.
+
+    Another machine is one with another processor, number of cores for this process, version of control groups, timer
+    tick or GPU (none, too), or a tenth more or less memory. Kernel releases may differ.
+    """
+    was = metadata.machine
+    found = [
+        f"{name} was {getattr(was, name)!r} and is {getattr(machine, name)!r}"
+        for name in ("cpu_model", "cpu_cores", "cgroup_version", "tick_s", "gpu")
+        if getattr(was, name) != getattr(machine, name)
+    ]
+    if abs(was.memory_mib - machine.memory_mib) > MEMORY_TOLERANCE * was.memory_mib:
+        found.append(f"memory_mib was {was.memory_mib} and is {machine.memory_mib}")
+    return "; ".join(found)
+
+
+def check_machine(metadata: Metadata, machine: Machine) -> None:
+    """Raises ProfileMismatchError with :func:`differences`."""
+    found = differences(metadata, machine)
+    if found:
+        raise ProfileMismatchError(
+            f"the profile was measured on another machine: {found}. Measure this one with "
+            f"`smoe profile {metadata.pipeline}`, or say that the other machine is meant"
+        )

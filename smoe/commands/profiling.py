@@ -1,0 +1,259 @@
+"""``smoe profile``: measure a pipeline's functions on this machine, fit the latency model, draw its surface."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_password
+from simulation.profiles.fit.report import closing_rows, conclude
+from simulation.profiles.measure.gpu import GpuSettings, check_shares
+from simulation.profiles.measure.machine import gpu_name, require_gpu, this_machine
+from simulation.profiles.measure.measurement_plan import QUICK, ProfileSettings
+from simulation.profiles.measure.session import measure_profile, measure_requests
+from simulation.profiles.model.bundled import open_profile
+from simulation.profiles.model.errors import ProfileError
+from simulation.profiles.model.storage import Profile, save
+from smoe import lifecycle
+from smoe.commands.options import state_option
+from smoe.commands.profile_gateway import ProfileGateway
+from smoe.deployment import DeploymentSettings, function_deployments
+from smoe.pipelines import ensure_pipeline
+
+INGRESS_CONCURRENCY = 64
+
+
+class _Numbers(click.ParamType[tuple[float, ...]]):
+    """Comma-separated numbers above 0."""
+
+    name = "numbers"
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple((int if self._whole else float)(part) for part in str(value).split(","))
+        except ValueError:
+            found = ()
+        if not found or any(not 0 < number < 1e9 for number in found):
+            kind = "whole numbers" if self._whole else "numbers"
+            self.fail(f"{value!r} is not a comma list of {kind} above 0, such as 1,8,32", param, ctx)
+        return tuple(sorted(set(found)))
+
+
+@click.command()
+@click.argument("pipeline", default="minilm")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Parquet file to write; the picture goes beside it as .png.",
+)
+@click.option(
+    "--requests-again",
+    is_flag=True,
+    help="Measure only requests that meet or come after pauses, in minutes, and put them into the profile that OUT is.",
+)
+@click.option("--quick", is_flag=True, help="Few points and short ones: shows that it works, too coarse to plan with.")
+@click.option("--tokens", type=_Numbers(whole=True), default=None, help="Tokens per call. [default: 1,8,32,128,512]")
+@click.option(
+    "--shares",
+    type=_Numbers(whole=False),
+    default=None,
+    help="CPU shares in real cores. [default: 0.03,0.06,0.12,0.25,0.5,1]",
+)
+@click.option(
+    "--memory",
+    "memory_mib",
+    type=_Numbers(whole=True),
+    default=None,
+    help="Memory limits in MiB. [default: 8,12,16,24,32,48,64,128]",
+)
+@click.option("--concurrency", type=_Numbers(whole=True), default=None, help="Calls at once. [default: 2,4,8]")
+@click.option("--repeats", type=click.IntRange(1, 100), default=None, help="Repeats of every point. [default: 3]")
+@click.option(
+    "--seconds", type=click.FloatRange(0.05, 60), default=None, help="Seconds of load on a point. [default: 0.8]"
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=1),
+    default=None,
+    help="Stop repeating after about so many minutes; every point is measured once. [default: no limit]",
+)
+@click.option(
+    "--cpu-scale",
+    type=click.FloatRange(0.001, 10),
+    default=1.0,
+    show_default=True,
+    help="Real cores per configured core of the gateway that is started.",
+)
+@click.option(
+    "--gpu-shares",
+    type=_Numbers(whole=False),
+    default=None,
+    help="Shares of a GPU under MPS, such as 0.1,0.5,1; needs a GPU. [default: none]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
+@state_option
+def profile(
+    pipeline: str,
+    out: Path,
+    requests_again: bool,
+    quick: bool,
+    state: Path,
+    gpu_shares: tuple[float, ...] | None,
+    **options: Any,
+) -> None:
+    """Measure the functions of PIPELINE in real workers under real limits, and write the profile to OUT.
+
+    A gateway of its own is started for it, on a temporary state folder; pipelines are those of --state.
+    """
+    gpu = None
+    if requests_again and (quick or gpu_shares):
+        raise click.UsageError("--requests-again measures whole requests alone, without --quick and --gpu-shares")
+    if gpu_shares:
+        require_gpu(gpu_name())
+        check_shares(gpu_shares)
+        gpu = GpuSettings(shares=gpu_shares, seed=options["seed"])
+    settings = _settings(quick, options)
+    _make_room(out)
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
+        known = _known(pipeline, state, out) if requests_again else None
+        found = _measure(pipeline, state, Path(work), settings, gpu, console, known)
+    save(found, out)  # what was measured is safe whatever the fit makes of it
+    concluded = conclude(found, out.with_suffix(".png"))
+    save(concluded, out)
+    _close(console, concluded, out)
+
+
+def _known(pipeline: str, state: Path, out: Path) -> Profile:
+    """The profile that is there. Raises ProfileError where it is of another pipeline or machine."""
+    folder, _ = ensure_pipeline(pipeline, state / "pipelines")
+    return open_profile(out, folder, this_machine())
+
+
+def _make_room(out: Path) -> None:
+    """Half an hour of measuring is not to end at a folder that cannot be written. Raises ProfileError."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ProfileError(f"the profile cannot be written to {out}: {error.strerror or error}") from error
+
+
+def _settings(quick: bool, options: dict[str, Any]) -> ProfileSettings:
+    base = QUICK if quick else ProfileSettings()
+    names = {
+        "tokens": "tokens",
+        "shares": "shares",
+        "memory_mib": "memory_mib",
+        "concurrency": "concurrencies",
+        "repeats": "repeats",
+        "seconds": "seconds_per_point",
+        "minutes": "most_minutes",
+    }
+    given = {names[key]: value for key, value in options.items() if key in names and value is not None}
+    return replace(base, cpu_scale=options["cpu_scale"], seed=options["seed"], **given)
+
+
+def _measure(
+    pipeline: str,
+    state: Path,
+    work: Path,
+    settings: ProfileSettings,
+    gpu: GpuSettings | None,
+    console: Console,
+    known: Profile | None,
+) -> Profile:
+    """The whole profile, or ``known`` with whole requests measured again."""
+    gateway = lifecycle.GatewaySettings(
+        work, port=0, metrics_port=0, cpu_scale=settings.cpu_scale, pipelines_dir=state / "pipelines"
+    )
+    folder, manifest = ensure_pipeline(pipeline, gateway.pipelines)
+    with console.status("starting the gateway"):
+        process = lifecycle.start_gateway(gateway, detach=False)
+    try:
+        client = GatewayClient.from_state(work)
+        notes = client.info().get("notes", [])
+        _require_limits(notes)
+        deployment = DeploymentSettings(ingress_concurrency=INGRESS_CONCURRENCY)
+        deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest, deployment)}
+        with _Bar(console) as bar:
+            gateway_ = ProfileGateway(client, read_password(work))
+            if known is not None:
+                return measure_requests(known, gateway_, manifest, deployments, settings, bar)
+            return measure_profile(gateway_, folder, manifest, deployments, settings, notes, bar, gpu)
+    finally:
+        lifecycle.stop_process(process)
+
+
+def _require_limits(notes: list[str]) -> None:
+    """A profile without limits would be of something else."""
+    for note in notes:
+        if "not enforced" in note:
+            raise ProfileError(f"a profile needs limits that hold, and this machine does not let us set them: {note}")
+
+
+class _Bar:
+    """A progress bar in expected seconds, with the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.percentage:>3.0f} %"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.description}"),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+        self._current_s = 0.0
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def plan(self, what: str, seconds: float) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(what, total=seconds)
+        self._current_s = 0.0
+
+    def step(self, what: str, seconds: float) -> None:
+        if self._task is not None:
+            self._progress.update(self._task, advance=self._current_s, description=what)
+        self._current_s = seconds
+
+
+def _close(console: Console, found: Profile, out: Path) -> None:
+    table = Table("node", "measured", "value", title=f"Profile of {found.metadata.pipeline}")
+    for row in closing_rows(found):
+        table.add_row(*row)
+    console.print(table)
+    for sentence in found.metadata.findings:
+        console.print(sentence)
+    click.echo(f"{out} ({len(found.rows)} rows) and {out.with_suffix('.png')}")
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt

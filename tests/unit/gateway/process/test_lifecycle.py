@@ -1,0 +1,273 @@
+"""Replicas as real processes: start, scale, update, crash, drain, health."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from gateway.backends.process import BackoffSettings, ProcessSettings, create
+from gateway.backends.process.backend import ProcessBackend
+from gateway.contract import BackendError, ConflictError, InvalidSpecError, NotFoundError
+from tests.unit.gateway.process.conftest import (
+    NAMESPACE,
+    Starter,
+    alive,
+    ask,
+    ask_json,
+    eventually,
+    log_texts,
+    ready,
+    spec,
+    until,
+)
+
+
+async def test_replicas_start_serve_and_are_gone_after_close(running: Starter) -> None:
+    async with running() as backend:
+        await backend.create(spec("f", env_vars={"colour": "red"}), 2)
+        state = await until(backend, "f", ready(2))
+        answers = [await ask_json(replica.address) for replica in state.ready]
+        assert {answer["pid"] for answer in answers} == {replica.pid for replica in state.ready}
+        environ = answers[0]["environ"]
+        assert (environ["colour"], environ["OMP_NUM_THREADS"]) == ("red", "1")
+        assert state.ready[0].address.endswith(":" + answers[0]["environ"]["port"])
+        assert len(backend.start_seconds()) == 2
+        assert backend.start_seconds() == []
+        pids = [replica.pid for replica in state.replicas if replica.pid]
+        parent = backend._launcher.parent_pid
+        assert parent
+    assert not any(alive(pid) for pid in [*pids, parent])
+
+
+async def test_replicas_do_not_see_the_environment_of_the_gateway(
+    running: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET_OF_THE_GATEWAY", "x")
+    async with running(inject_env=lambda one: {"injected": one.name, "both": "injected"}) as backend:
+        await backend.create(spec("f", env_vars={"both": "own"}), 1)
+        state = await until(backend, "f", ready(1))
+        environ = (await ask_json(state.ready[0].address))["environ"]
+    assert "A_SECRET_OF_THE_GATEWAY" not in environ
+    assert (environ["injected"], environ["both"]) == ("f", "own")
+
+
+async def test_scaling_to_zero_and_back(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 1)
+    await until(backend, "f", ready(1))
+    await backend.scale("f", NAMESPACE, 0)
+    await until(backend, "f", ready(0))
+    await backend.scale("f", NAMESPACE, 2)
+    state = await until(backend, "f", ready(2))
+    assert state.restarts == 0
+
+
+async def test_draining_loses_no_call_in_flight(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", env_vars={"slow_s": "0.5"}), 2)
+    state = await until(backend, "f", ready(2))
+    calls = [asyncio.create_task(ask_json(replica.address, "/slow")) for replica in state.ready for _ in range(4)]
+
+    async def all_arrived() -> None:
+        while sum("asked for /slow" in text for text in await log_texts(backend, "f")) < 8:
+            await asyncio.sleep(0.005)
+
+    await asyncio.wait_for(all_arrived(), 10)
+    await backend.scale("f", NAMESPACE, 0)
+    during = backend.get("f", NAMESPACE)
+    assert [replica.state for replica in during.replicas] == ["draining", "draining"]
+    answers = await asyncio.gather(*calls)
+    assert {answer["pid"] for answer in answers} == {replica.pid for replica in state.ready}
+    await until(backend, "f", ready(0))
+
+
+async def test_a_replica_that_does_not_drain_in_time_is_killed(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", env_vars={"slow_s": "60", "write_timeout": "100ms"}), 1)
+    state = await until(backend, "f", ready(1))
+    call = asyncio.create_task(ask(state.ready[0].address, "/slow"))
+    await asyncio.sleep(0.05)
+    await backend.scale("f", NAMESPACE, 0)
+    await until(backend, "f", ready(0))
+    assert any("write_timeout" in text for text in await log_texts(backend, "f"))
+    await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_a_killed_replica_is_replaced_and_the_log_says_why(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 1)
+    before = (await until(backend, "f", ready(1))).ready[0]
+    assert before.pid
+    os.kill(before.pid, signal.SIGKILL)
+    after = await until(backend, "f", lambda s: bool(s.ready) and s.ready[0].id != before.id)
+    assert after.restarts == 1
+    assert any("SIGKILL" in text and "at once" in text for text in await log_texts(backend, "f"))
+
+
+async def test_a_crash_loop_backs_off_and_says_the_exit_code(running: Starter) -> None:
+    async with running(backoff=BackoffSettings(first_s=0.01, factor=2.0, limit_s=3600.0)) as backend:
+        await backend.create(spec("f", "crash"), 1)
+        await until(backend, "f", lambda s: s.restarts >= 3)
+        texts = await log_texts(backend, "f")
+    assert "about to fail" in texts
+    reasons = [text for text in texts if "exited with code 3" in text]
+    assert "at once" in reasons[0]
+    assert "in 0.01 s" in reasons[1]
+    assert "in 0.02 s" in reasons[2]
+
+
+async def test_a_program_that_raises_leaves_its_traceback_in_the_log(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", "broken"), 1)
+    await until(backend, "f", lambda s: s.restarts >= 1)
+    assert "ValueError: the weights are not there" in await log_texts(backend, "f")
+
+
+async def test_a_replica_that_never_becomes_ready_is_replaced(running: Starter) -> None:
+    async with running(ready_timeout_s=0.3) as backend:
+        await backend.create(spec("f", "never_ready"), 1)
+        await until(backend, "f", lambda s: s.restarts >= 1)
+        assert any("did not become ready" in text for text in await log_texts(backend, "f"))
+
+
+async def test_a_new_environment_rolls_with_one_more_replica_and_never_fewer(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", env_vars={"v": "1"}), 2)
+    old = {replica.id for replica in (await until(backend, "f", ready(2))).ready}
+    await backend.update(spec("f", env_vars={"v": "2"}))
+    counts = []
+    while True:
+        version = backend.version()
+        state = backend.get("f", NAMESPACE)
+        counts.append((len(state.ready), sum(replica.state != "draining" for replica in state.replicas)))
+        if ready(2)(state) and not old & {replica.id for replica in state.ready}:
+            break
+        await backend.wait_change(version, 5.0)
+    assert min(count for count, _ in counts) == 2
+    assert max(all_of_them for _, all_of_them in counts) == 3
+    assert [(await ask_json(replica.address))["environ"]["v"] for replica in state.ready] == ["2", "2"]
+
+
+async def test_an_update_that_cannot_start_keeps_the_old_replicas(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 1)
+    old = (await until(backend, "f", ready(1))).ready[0]
+    await backend.update(spec("f", "crash"))
+    state = await until(backend, "f", lambda s: s.restarts >= 2)
+    assert old.id in {replica.id for replica in state.ready}
+    assert (await ask_json(old.address))["pid"] == old.pid
+
+
+async def test_max_inflight_labels_and_annotations_change_without_a_restart(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", env_vars={"max_inflight": "2"}), 1)
+    before = (await until(backend, "f", ready(1))).ready[0]
+    await backend.update(spec("f", env_vars={"max_inflight": "5"}, labels={"a": "b"}, annotations={"c": "d"}))
+
+    async def limit() -> int:
+        return int((await ask_json(before.address))["limit"])
+
+    async with asyncio.timeout(10):
+        while await limit() != 5:
+            await asyncio.sleep(0.01)
+    state = backend.get("f", NAMESPACE)
+    assert (state.max_inflight, state.spec.labels) == (5, {"a": "b"})
+    assert [replica.pid for replica in state.ready] == [before.pid]
+
+
+async def test_a_dead_warm_parent_is_started_again_and_replicas_come_back(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 2)
+    before = await until(backend, "f", ready(2))
+    parent = backend._launcher.parent_pid
+    assert parent
+    os.kill(parent, signal.SIGKILL)
+    old = {replica.id for replica in before.replicas}
+    after = await until(backend, "f", lambda s: ready(2)(s) and not old & {replica.id for replica in s.ready})
+    assert not any(alive(replica.pid) for replica in before.replicas if replica.pid)
+    assert (await ask_json(after.ready[0].address))["pid"] == after.ready[0].pid
+    assert any("warm parent died" in text for text in await log_texts(backend, "f"))
+
+
+async def test_a_replica_that_refuses_connections_is_replaced_when_reported(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 1)
+    before = (await until(backend, "f", ready(1))).ready[0]
+    record = backend._functions[f"f.{NAMESPACE}"].replicas[before.id]
+    record.address = "127.0.0.1:1"
+    backend.report_failure("f", NAMESPACE, before.id)
+    await until(backend, "f", lambda s: bool(s.ready) and s.ready[0].id != before.id)
+    assert any("refused connections" in text for text in await log_texts(backend, "f"))
+
+
+async def test_a_healthy_replica_survives_a_false_report(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 1)
+    before = (await until(backend, "f", ready(1))).ready[0]
+    backend.report_failure("f", NAMESPACE, before.id)
+    backend.report_failure("f", NAMESPACE, "no-such-replica")
+
+    async def probed() -> bool:
+        return "asked for /_/health" in await log_texts(backend, "f")
+
+    async with asyncio.timeout(10):
+        while not await probed():
+            await asyncio.sleep(0.01)
+    assert (await ask_json(before.address))["pid"] == before.pid
+
+
+async def test_a_silent_replica_is_killed_after_several_probes(running: Starter) -> None:
+    async with running(probe_interval_s=0.05, probe_timeout_s=0.05, probe_failures=2) as backend:
+        await backend.create(spec("f"), 1)
+        before = (await until(backend, "f", ready(1))).ready[0]
+        assert before.pid
+        os.kill(before.pid, signal.SIGSTOP)
+        await until(backend, "f", lambda s: bool(s.ready) and s.ready[0].id != before.id)
+        assert any("health probes" in text for text in await log_texts(backend, "f"))
+
+
+async def test_deleting_ends_the_processes_and_the_name_is_free_at_once(backend: ProcessBackend) -> None:
+    await backend.create(spec("f", env_vars={"slow_s": "0.3"}), 1)
+    first = (await until(backend, "f", ready(1))).ready[0]
+    call = asyncio.create_task(ask_json(first.address, "/slow"))
+    await asyncio.sleep(0.05)
+    await backend.delete("f", NAMESPACE)
+    with pytest.raises(NotFoundError):
+        backend.get("f", NAMESPACE)
+    await backend.create(spec("f"), 1)
+    second = (await until(backend, "f", ready(1))).ready[0]
+    assert second.pid != first.pid
+    assert (await call)["pid"] == first.pid
+    await eventually(lambda: first.pid is not None and not alive(first.pid))
+
+
+async def test_wrong_requests_are_refused_with_their_kind_of_error(backend: ProcessBackend) -> None:
+    await backend.create(spec("f"), 0)
+    with pytest.raises(ConflictError):
+        await backend.create(spec("f"), 1)
+    with pytest.raises(NotFoundError):
+        await backend.update(spec("g"))
+    with pytest.raises(NotFoundError):
+        await backend.scale("g", NAMESPACE, 1)
+    with pytest.raises(InvalidSpecError, match=r"known: test/broken, .*envProcess"):
+        await backend.create(dataclasses.replace(spec("g"), image="who/knows"), 1)
+    with pytest.raises(InvalidSpecError, match="secret"):
+        await backend.create(spec("g", secrets=("absent",)), 1)
+    with pytest.raises(InvalidSpecError, match="max_inflight"):
+        await backend.create(spec("g", env_vars={"max_inflight": "many"}), 1)
+    with pytest.raises(InvalidSpecError, match="bytes"):
+        await backend.create(spec("g", env_vars={"big": "x" * 200_000}), 1)
+    with pytest.raises(InvalidSpecError, match="replicas"):
+        await backend.scale("f", NAMESPACE, -1)
+    assert [state.spec.name for state in backend.list()] == ["f"]
+
+
+async def test_a_module_that_cannot_be_imported_is_said_at_the_start(tmp_path: Path) -> None:
+    backend = create(ProcessSettings(state=tmp_path, images={"x": "no_such_module_here:main"}))
+    with pytest.raises(BackendError, match="cannot import no_such_module_here"):
+        await backend.start()
+    await backend.close()
+
+
+async def test_waiting_for_a_change_ends_at_once_or_after_its_time(backend: ProcessBackend) -> None:
+    version = backend.version()
+    assert await backend.wait_change(version - 1, 60.0) == version
+    assert await backend.wait_change(version, 0.01) == version
+    waiting = asyncio.create_task(backend.wait_change(version, 60.0))
+    await asyncio.sleep(0)
+    await backend.create(spec("f"), 0)
+    assert await waiting > version

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.backends.process.backoff import Backoff
+from gateway.backends.process.settings import BackoffSettings
+from gateway.backends.process.stored_plan import Seen, plan
+from gateway.contract import ReplicaState
+
+STATES: list[ReplicaState] = ["starting", "ready", "draining"]
+replicas = st.lists(st.tuples(st.sampled_from(STATES), st.integers(0, 2)), max_size=8).map(
+    lambda rows: [Seen(f"r{index}", state, generation, index) for index, (state, generation) in enumerate(rows)]
+)
+
+
+def test_starts_what_is_missing() -> None:
+    assert plan([], 3, 0).start == 3
+
+
+def test_the_newest_ready_replica_goes_first_but_starting_ones_before_it() -> None:
+    seen = [Seen("a", "ready", 0, 0), Seen("b", "ready", 0, 1), Seen("c", "starting", 0, 2)]
+    assert plan(seen, 1, 0).stop == ("c", "b")
+
+
+def test_a_new_replica_is_ready_before_an_old_one_drains() -> None:
+    old = [Seen("a", "ready", 0, 0), Seen("b", "ready", 0, 1)]
+    first = plan(old, 2, 1)
+    assert (first.start, first.stop) == (1, ())
+    waiting = plan([*old, Seen("c", "starting", 1, 2)], 2, 1)
+    assert (waiting.start, waiting.stop) == (0, ())
+    assert plan([*old, Seen("c", "ready", 1, 2)], 2, 1).stop == ("a",)
+
+
+@given(replicas, st.integers(0, 5))
+def test_a_step_never_leaves_fewer_ready_than_wished_or_than_there_were(seen: list[Seen], desired: int) -> None:
+    step = plan(seen, desired, 2)
+    before = sum(one.state == "ready" for one in seen)
+    after = sum(one.state == "ready" and one.id not in step.stop for one in seen)
+    assert after >= min(before, desired)
+    assert not {one.id for one in seen if one.state == "draining"} & set(step.stop)
+    assert len(set(step.stop)) == len(step.stop)
+
+
+@given(replicas, st.integers(0, 5))
+def test_repeated_steps_end_with_exactly_the_wished_replicas(seen: list[Seen], desired: int) -> None:
+    order = 100
+    for _ in range(60):
+        step = plan(seen, desired, 2)
+        if step.start:
+            alive = sum(one.state != "draining" for one in seen)
+            assert alive + step.start <= desired + 1
+        # Everything stopped is gone and everything started is ready by the next step.
+        seen = [
+            Seen(one.id, "ready", one.generation, one.order)
+            for one in seen
+            if one.id not in step.stop and one.state != "draining"
+        ]
+        for _ in range(step.start):
+            order += 1
+            seen.append(Seen(f"n{order}", "starting", 2, order))
+    assert [one.generation for one in seen] == [2] * desired
+    assert plan(seen, desired, 2) == plan([], 0, 2)
+
+
+def test_delays_grow_by_a_scripted_clock_and_a_stable_run_resets_them() -> None:
+    backoff = Backoff(BackoffSettings(first_s=1.0, factor=2.0, limit_s=5.0, stable_after_s=10.0))
+    assert [backoff.crashed(100.0, None) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert backoff.wait_s(103.0) == 2.0
+    assert backoff.wait_s(105.0) == 0.0
+    assert backoff.crashed(200.0, ready_for_s=9.9) == 5.0
+    assert backoff.crashed(300.0, ready_for_s=10.0) == 0.0
+    assert backoff.crashed(300.5, ready_for_s=0.1) == 1.0
+
+
+def test_a_change_of_the_function_ends_the_waiting() -> None:
+    backoff = Backoff(BackoffSettings())
+    for _ in range(9):
+        backoff.crashed(0.0, None)
+    assert backoff.wait_s(0.0) > 0
+    backoff.reset()
+    assert backoff.wait_s(0.0) == 0
+    assert backoff.crashed(0.0, None) == 0
+
+
+def test_a_thousand_crashes_stay_at_the_limit() -> None:
+    backoff = Backoff(BackoffSettings(limit_s=30.0))
+    assert [backoff.crashed(0.0, None) for _ in range(1000)][-1] == 30.0

@@ -1,0 +1,120 @@
+"""``smoe explain``: reasons agree with the decision, for a fresh window and for one of a controller's log."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from autoscaler.build import shown
+from autoscaler.decision.limits import memory_need
+from autoscaler.logger import FunctionLogger
+from autoscaler.policies import Making
+from autoscaler.settings import ControllerSettings
+from evaluation.comparison.policies import limits_of
+from rl.agent.actor import SisoActor
+from rl.agent.contract import Batch
+from rl.agent.errors import NetworkError
+from rl.agent.explain import explain
+from rl.agent.export import save
+from rl.agent.policy import make
+from rl.agent.settings import NetworkSettings
+from rl.agent.variants import actor
+from rl.agent.windows import logged
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from simulation.engine.controlled import play
+from simulation.engine.simulation import Simulation
+from smoe.cli import cli
+from tests.unit.rl.env.builders import START, episode, requests, workload
+
+
+@pytest.fixture(scope="module")
+def network() -> SisoActor:
+    torch.manual_seed(2)
+    return actor(NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES)))
+
+
+@pytest.fixture
+def stored(tmp_path: Path, network: SisoActor) -> Path:
+    path = tmp_path / "actor.safetensors"
+    save(path, network, {})
+    return path
+
+
+def test_reasons_are_those_of_the_decision(network: SisoActor) -> None:
+    one = episode(seconds=60.0)
+    found = explain(network, one.encoder, one.state(), top=4)
+    chosen = network.decide(Batch.of(one.encoder.space, [one.state()]))[0].numpy()
+    wishes = one.encoder.lattice.configurations(chosen)
+    assert {row.function: row.chosen.configuration for row in found} == wishes
+    weights: dict[int, float] = defaultdict(float)
+    for row in found:
+        weights[row.layer] += row.pointer
+        assert row.best[0].configuration == row.chosen.configuration
+        assert row.best[0].score == pytest.approx(row.chosen.score, abs=1e-5)
+        assert [choice.score for choice in row.best] == sorted((choice.score for choice in row.best), reverse=True)
+        assert 0 < row.best[0].probability <= 1 and row.entropy > 0
+        assert len({choice.configuration for choice in row.best}) == len(row.best) == 4
+        assert row.present == one.present[row.function]
+    assert list(weights.values()) == pytest.approx([1.0] * one.encoder.topology.layers, abs=1e-5)
+
+
+def test_every_configuration_shown_is_allowed_and_their_number_is_that_of_eq_2(network: SisoActor) -> None:
+    one = episode(seconds=60.0)
+    encoder, nodes = one.encoder, {node.function: node for node in one.encoder.topology.nodes}
+    for row in explain(network, encoder, one.state(), top=2)[:6]:
+        seen = one.observation.node(nodes[row.function].id)
+        assert seen is not None
+        need, space = memory_need([nodes[row.function]], [seen], one.limits), encoder.lattice.space
+        assert need is not None and all(need.holds(choice.configuration) for choice in row.best)
+        sizes = [sum(mb >= least for mb in space.memory_sizes_mb) for least in space.mask(need).values() if least]
+        assert row.allowed == sum(sizes) * len(space.resources) * len(space.concurrencies)
+
+
+def test_the_command_prints_a_fresh_window_as_json(stored: Path) -> None:
+    command = ["explain", "--workload", "bert-4", "--window", "1", "--mean-rps", "2", "--actor", str(stored)]
+    result = CliRunner().invoke(cli, [*command, "--layer", "3", "--json"])
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.output)
+    assert printed["simulated"] is True and printed["workload"] == "bert-4" and printed["arm"] == "full"
+    assert [(row["layer"], row["expert"]) for row in printed["experts"]] == [(3, expert) for expert in range(4)]
+    assert all(row["stored"] is None and len(row["best"]) == 3 for row in printed["experts"])
+    shown_table = CliRunner().invoke(cli, [*command, "--layer", "3"])
+    assert "layer 3" in shown_table.output and "pointer" in shown_table.output
+    other = CliRunner().invoke(cli, [*command, "--layer", "12"])
+    assert other.exit_code == 2 and "it has 0 to 11" in other.output
+
+
+def test_a_stored_decision_is_explained_from_the_log(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, folder = workload(), tmp_path / "log"
+    chosen = tmp_path / "policy.toml"
+    chosen.write_text(f'actor = "{stored}"\nworkload = "bert-4"\n')
+    settings = ControllerSettings("http://127.0.0.1:1", tmp_path, "smoe", chosen, slo_s=one.slo_s, log_dir=folder)
+    policy = make(Making(settings, one.topology, limits_of(one), one.prices))
+    context = {"settings": shown(settings), "prices": asdict(one.prices)}
+    simulation = Simulation(one, requests(), one.initial(START))
+    with FunctionLogger(folder, context, one.slo_s) as logger:
+        steps = play(simulation, policy, limits_of(one), window_s=30.0, until_s=90.0, epoch_s=1e9, logger=logger)
+    monkeypatch.setattr("rl.agent.windows.load_topology", lambda *_: one.topology)
+    seen = steps[1].report
+    window = logged(folder, seen.observation.end_s, None)
+    reasons = explain(window.actor, window.encoder, window.state)
+    assert {row.function: row.chosen.configuration for row in reasons} == dict(window.stored)
+    assert window.stored == {decision.function: decision.wish for decision in seen.decisions}
+    result = CliRunner().invoke(cli, ["explain", "--log", str(folder), "--layer", "0"])
+    assert result.exit_code == 0, result.output
+    assert "4 of 4 wishes are those that were stored" in result.output
+    with pytest.raises(NetworkError, match="has no window that ended at 5"):
+        logged(folder, 5.0, None)
+
+
+def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NetworkError, match="holds no log of a controller"):
+        logged(tmp_path, None, None)

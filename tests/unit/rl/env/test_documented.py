@@ -1,0 +1,77 @@
+"""``docs/environment.md`` against the code: every number of state and action, every argument and setting."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from autoscaler.contract import ConfigurationSpace
+from rl.agent.contract import CONFIGURATION_FEATURES
+from rl.agent.policy import MakingSettings
+from rl.env import PipelineEnv
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Feature
+from rl.reward import RewardSettings
+
+PAGE = (Path(__file__).parents[4] / "docs" / "environment.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Cells of the first table below a line that begins with ``heading``."""
+    lines = PAGE.split(f"\n{heading}", 1)[1].splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("|"))
+    table = []
+    for line in lines[first:]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table[2:]
+
+
+@pytest.mark.parametrize(
+    ("heading", "features"),
+    [("### Numbers of a node", NODE_FEATURES), ("### Numbers of the pipeline", PIPELINE_FEATURES)],
+)
+def test_every_number_of_a_state_is_in_its_table_by_index(heading: str, features: tuple[Feature, ...]) -> None:
+    expected = []
+    for index, feature in enumerate(features):
+        scale, (low, high) = "log" if feature.log else "linear", feature.bounds
+        flag = f"`{feature.flag}`" if feature.flag else "–"
+        ranges = f"{feature.low:g} … {feature.high:g}", f"{scale}, {low:g} … {high:g}"
+        expected.append([str(index), f"`{feature.name}`", feature.meaning, feature.unit, *ranges, flag])
+    assert rows(heading) == expected
+
+
+def test_sizes_and_features_of_a_configuration_are_those_of_the_code() -> None:
+    sizes = f"F = {len(NODE_FEATURES)} numbers of a node, G = {len(PIPELINE_FEATURES)} of the pipeline, "
+    assert sizes + f"C = {len(CONFIGURATION_FEATURES)} of a configuration" in PAGE
+    found = rows("Numbers of a configuration")
+    assert [row[:2] for row in found] == [[str(i), f"`{name}`"] for i, name in enumerate(CONFIGURATION_FEATURES)]
+
+
+def test_the_action_s_ranges_are_the_space_s() -> None:
+    space = ConfigurationSpace()
+    lengths = [
+        len(axis) for axis in (space.memory_sizes_mb, space.resources, space.replica_counts, space.concurrencies)
+    ]
+    assert [row[3] for row in rows("## Action")] == [f"0 … {length - 1}" for length in lengths]
+
+
+def test_the_observation_s_keys_are_those_of_the_space() -> None:
+    assert {row[0].strip("`") for row in rows("## Observation")} == set(PipelineEnv("bert-4").observation_space)
+
+
+def test_every_argument_of_the_environment_is_listed_with_its_default() -> None:
+    known = list(inspect.signature(PipelineEnv).parameters.values())
+    expected = [(f"`{one.name}`", f"`{one.default!r}`".replace("'", '"')) for one in known]
+    assert [(row[0], row[1]) for row in rows("`rl.env:` imports")] == expected
+
+
+@pytest.mark.parametrize(
+    ("heading", "settings"), [("## Reward", RewardSettings), ("## In the controller", MakingSettings)]
+)
+def test_every_setting_is_listed_with_its_default(heading: str, settings: type) -> None:
+    expected = [(f"`{entry.name}`", f"`{entry.default!r}`".replace("'", '"')) for entry in fields(settings)]
+    assert [(row[0], row[1]) for row in rows(heading)] == expected

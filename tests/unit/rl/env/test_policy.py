@@ -1,0 +1,254 @@
+"""The learnt policy in the controller: the environment's numbers, wishes for every expert, held without data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from autoscaler.contract import Configuration, Observation, TickReport
+from autoscaler.errors import SettingsError
+from autoscaler.logger import FunctionLogger
+from autoscaler.policies import Making, make_policy
+from autoscaler.settings import ControllerSettings, validate
+from evaluation.comparison.policies import limits_of
+from rl.agent.contract import Batch
+from rl.agent.export import save
+from rl.agent.policy import LearntPolicy, published, settled
+from rl.agent.settings import NetworkSettings
+from rl.agent.variants import actor
+from rl.experience import Experience, experiences, ticks
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
+from simulation.engine.controlled import Step, play
+from simulation.engine.simulation import Simulation
+from simulation.workloads.paper import paper_workload
+from tests.unit.rl.env.builders import START, requests, workload
+
+NAMES = ("segments", "experts", "pipeline", "present", "least_memory")
+
+
+class Scripted:
+    """An actor that draws valid actions, and keeps the batches it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self._rng = np.random.default_rng(0)
+        self.encoder = made_encoder()
+
+    def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
+        self.batches.append(batch)
+        lattice = self.encoder.lattice
+        drawn = np.stack([self._rng.integers(0, size, lattice.mask.shape) for size in lattice.sizes], axis=-1)
+        within = lattice.within(drawn, batch.least_memory[0].numpy().astype(np.int16))
+        return torch.from_numpy(within.astype(np.int64))[None]
+
+    def relaxed(self, batch: Batch, executed: Tensor) -> Tensor:
+        raise AssertionError("nothing is learnt in the controller")
+
+    def explain(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
+        shape = executed.shape[:-1]
+        return torch.full(shape, 0.25), torch.full(shape, 2.0)
+
+
+def made_encoder() -> Encoder:
+    one = workload()
+    return Encoder(one.topology, limits_of(one), one.prices, one.slo_s, calls_of(one))
+
+
+def episode_of(policy: LearntPolicy, folder: Path | None = None) -> list[Step]:
+    """Five windows under the policy, through the controller's loop, logged into ``folder``."""
+    one = workload()
+    simulation = Simulation(one, requests(), one.initial(START))
+    logger = None if folder is None else FunctionLogger(folder, {}, one.slo_s, windows_per_file=2)
+    return play(simulation, policy, limits_of(one), window_s=30.0, until_s=150.0, epoch_s=1e9, logger=logger)
+
+
+def test_a_stored_tick_gives_the_environment_s_encoder_every_number_that_the_policy_saw(tmp_path: Path) -> None:
+    scripted = Scripted()
+    steps = episode_of(LearntPolicy(scripted, made_encoder()), tmp_path)
+    stored, memory = list(ticks(tmp_path)), None
+    assert len(stored) == len(steps) == len(scripted.batches) == 5
+    for tick, step, batch in zip(stored, steps, scripted.batches, strict=True):
+        assert tick.observation == step.report.observation
+        state, memory = made_encoder().encode(tick.observation, memory)
+        for name in NAMES:
+            np.testing.assert_array_equal(getattr(state, name), getattr(batch, name)[0].numpy())
+
+
+def test_experiences_are_the_windows_between_stored_ticks(tmp_path: Path) -> None:
+    scripted = Scripted()
+    steps = episode_of(LearntPolicy(scripted, made_encoder()), tmp_path)
+    found = list(experiences(tmp_path, made_encoder()))
+    assert len(found) == 4
+    for one, before, step in zip(found, steps, steps[1:], strict=False):
+        check_experience(one, before, step)
+
+
+def check_experience(one: Experience, before: Step, step: Step) -> None:
+    decided = {decision.function: decision.target for decision in before.report.decisions}
+    assert one.actions.tolist() == made_encoder().lattice.actions(decided).tolist()
+    experts = {node.id for node in workload().experts}
+    costs = [cost for node, cost in step.report.cost_by_node.items() if node in experts]
+    assert one.busy.sum() == pytest.approx(sum(cost.busy or 0.0 for cost in costs))
+    assert one.provisioned.sum() == pytest.approx(sum(cost.provisioned or 0.0 for cost in costs))
+    assert one.p95_s == step.report.observation.latency_p95_s
+
+
+def test_experiences_stop_at_gaps_and_stale_windows(tmp_path: Path) -> None:
+    steps = episode_of(LearntPolicy(Scripted(), made_encoder()))
+    reports = [step.report for step in steps]
+    late = replace(
+        reports[2].observation, start_s=reports[2].observation.start_s + 40, end_s=reports[2].observation.end_s + 40
+    )
+    with FunctionLogger(tmp_path, {}, 0.08) as logger:
+        for report in (*reports[:2], replace(reports[2], observation=late)):
+            logger.add(report)
+        logger.add(moved(reports[3], 100, stale=True))
+        logger.add(moved(reports[4], 130))
+    assert len(list(experiences(tmp_path, made_encoder()))) == 1
+
+
+def moved(report: TickReport, by_s: float, **more: Any) -> TickReport:
+    seen = report.observation
+    return replace(report, observation=replace(seen, start_s=seen.start_s + by_s, end_s=seen.end_s + by_s, **more))
+
+
+def test_every_expert_gets_a_wish_with_the_pointer_s_weight_and_score_and_nothing_else_does() -> None:
+    steps = episode_of(LearntPolicy(Scripted(), made_encoder()))
+    decisions = steps[0].report.decisions
+    assert {decision.function for decision in decisions} == {node.function for node in workload().experts}
+    assert all(decision.reason == "pointer 0.250, score 2.000" and decision.valid for decision in decisions)
+    assert all(decision.target == decision.wish for decision in decisions)
+
+
+def observed(**more: Any) -> Observation:
+    seen = episode_of(LearntPolicy(Scripted(), made_encoder()))[0].report.observation
+    return replace(seen, **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"stale": True, "problems": ("the scrape failed",)}, "no data: the scrape failed"),
+        ({"requests": None}, "no data: the window's requests are not known"),
+    ],
+)
+def test_without_data_all_experts_are_held_and_the_memory_is_kept(more: dict[str, Any], sentence: str) -> None:
+    found = LearntPolicy(Scripted(), made_encoder()).propose(observed(**more), 0.0, "memory")
+    assert not found.wishes and found.memory == "memory"
+    assert len(found.reasons) == 48 and set(found.reasons.values()) == {sentence}
+
+
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [("configuration", "configuration"), ("requests_per_s", "load"), ("peak_tokens", "peak of tokens")],
+)
+def test_an_expert_without_data_is_held_alone(field: str, what: str) -> None:
+    seen = observed()
+    nodes = tuple(node._replace(**{field: None}) if node.node == "expert-3-1" else node for node in seen.nodes)
+    found = LearntPolicy(Scripted(), made_encoder()).propose(replace(seen, nodes=nodes), 0.0, None)
+    assert found.reasons["bert-4-expert-3-1"] == f"no data: the {what} of bert-4-expert-3-1 is not known"
+    assert len(found.wishes) == 47 and "bert-4-expert-3-1" not in found.wishes
+
+
+@pytest.mark.parametrize(
+    ("changed", "slots", "kept"),
+    [
+        ({"concurrency": 4}, 0.2, True),
+        ({"concurrency": 4}, 0.3, False),
+        ({"concurrency": 4}, None, False),
+        ({"concurrency": 10}, 0.0, False),
+        ({"concurrency": 4, "replicas": 3}, 0.0, False),
+    ],
+    ids=["far-more-than-come", "it-may-limit", "not-known", "more", "another-axis-too"],
+)
+def test_an_order_for_fewer_calls_at_once_is_left_out_where_fewer_still_come(
+    changed: dict[str, Any], slots: float | None, kept: bool
+) -> None:
+    now = Configuration(256, 1.0, 0.0, 2, 8)
+    seen = observed()
+    nodes = {node.node: node for node in seen.nodes}
+    nodes["expert-3-1"] = one = nodes["expert-3-1"]._replace(configuration=now, concurrency_utilisation=slots)
+    wishes = {one.function: replace(now, **changed)}
+    found = settled(replace(seen, nodes=tuple(nodes.values())), wishes)
+    assert found == ({one.function: now} if kept else wishes)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path / "actor.safetensors"
+    save(path, actor(NetworkSettings(node_features=len(NODE_FEATURES), pipeline_features=len(PIPELINE_FEATURES))), {})
+    return path
+
+
+def making(folder: Path, text: str, **more: Any) -> Making:
+    own = folder / "smoe.toml"
+    own.write_text(text)
+    values: dict[str, Any] = {"policy": "smoe", "slo_s": 0.08, "policy_settings": own, "scale_segments": False, **more}
+    one, settings = workload(), ControllerSettings("http://127.0.0.1:9", folder, **values)
+    validate(settings)
+    return Making(settings, one.topology, limits_of(one), one.prices)
+
+
+def test_an_exported_actor_decides_in_the_controller_s_loop_within_eq_2(exported: Path, tmp_path: Path) -> None:
+    policy = make_policy(making(tmp_path, f'actor = "{exported}"\n'))
+    assert isinstance(policy, LearntPolicy) and policy.name == "smoe"
+    for step in episode_of(policy):
+        assert len(step.report.decisions) == 48
+        assert not [decision for decision in step.report.decisions if decision.limits_hit or not decision.valid]
+        assert not step.report.failures
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "sentence"),
+    [
+        ('meter = "cheap"', {}, "meter is 'cheap'; allowed is busy or provisioned"),
+        ("tokens = 3", {}, "'tokens' is not known"),
+        ('workload = "bert-5"', {}, "workload is 'bert-5'"),
+        ('workload = "bert-4"\nprofile = "x.parquet"', {}, "left out where workload is given"),
+        ('actor = "nowhere.safetensors"', {}, "nowhere.safetensors"),
+        ("", {"slo_s": None}, "slo_s is None"),
+    ],
+)
+def test_bad_settings_are_refused_with_a_sentence(
+    tmp_path: Path, text: str, more: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        make_policy(making(tmp_path, text, **more))
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("mean_tokens = 256", 256), ('workload = "gpt2-4"', None)])
+def test_call_times_are_those_of_the_workload_and_its_lengths(
+    exported: Path, tmp_path: Path, text: str, tokens: int | None
+) -> None:
+    policy = make_policy(making(tmp_path, f'actor = "{exported}"\n{text}\n'))
+    assert isinstance(policy, LearntPolicy)
+    expected = calls_of(paper_workload("gpt2-4" if tokens is None else "bert-4", mean_tokens=tokens or None))
+    np.testing.assert_allclose(policy.encoder.calls.seconds, expected.seconds)
+
+
+def test_a_pipeline_s_own_published_actor_goes_before_the_one_for_all(tmp_path: Path) -> None:
+    assert published("minilm", "busy", tmp_path).name == "smoe-busy.safetensors"
+    (tmp_path / "minilm-busy.safetensors").touch()
+    assert published("minilm", "busy", tmp_path).name == "minilm-busy.safetensors"
+
+
+def test_states_of_the_policy_have_the_features_that_networks_are_made_for() -> None:
+    scripted = Scripted()
+    LearntPolicy(scripted, made_encoder()).propose(observed(), 0.0, None)
+    batch = scripted.batches[0]
+    assert batch.experts.shape == (1, 12, 4, len(NODE_FEATURES)) and batch.pipeline.shape == (1, len(PIPELINE_FEATURES))
+
+
+def test_segments_are_hpa_s_where_the_controller_scales_them(exported: Path, tmp_path: Path) -> None:
+    policy = make_policy(making(tmp_path, f'actor = "{exported}"\n', scale_segments=True))
+    found = policy.propose(observed(), 0.0, None)
+    kinds = {node.function: node.kind for node in workload().topology.nodes}
+    assert {kinds[function] for function in found.wishes} == {"segment", "expert"}
+    assert all("pointer" in reason for function, reason in found.reasons.items() if kinds[function] == "expert")

@@ -1,0 +1,34 @@
+"""Kinds of pipelines that are trained on."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from rl.episodes import training_clips, work_of
+from rl.train.training_workloads import KINDS, QUICK
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_quick_kind_starts_replicas_in_the_same_part_of_its_window(gpu: bool) -> None:
+    for kind in QUICK:
+        quick, plain = kind.workload(0).lifecycle, KINDS[kind.paper].workload(0).lifecycle
+        part = KINDS[kind.paper].window_s / kind.window_s
+        assert part == kind.speed
+        assert quick.cold_s(19e6, gpu) == pytest.approx(plain.cold_s(19e6, gpu) / part)
+        assert (quick.resize_s, quick.drain_s) == pytest.approx((plain.resize_s / part, plain.drain_s / part))
+
+
+def test_a_quick_window_has_the_load_of_a_long_one_and_a_fifth_of_its_requests() -> None:
+    quick, sizes = KINDS["bert-4-quick"], []
+    for seconds, speed in ((600.0, 1.0), (120.0, quick.speed)):
+        clips = training_clips(
+            ("bert-4",), ("slow",), seed=3, split="validation", seconds=seconds, mean_rps=(100.0, 100.0), speed=speed,
+            window_s=30.0 / speed,
+        )  # fmt: skip
+        work = work_of(next(islice(clips, 0, None)), None, KINDS["bert-4"].workload(0))
+        sizes.append(np.bincount((work.requests.arrival_s // (30.0 / speed)).astype(int), minlength=20))
+    assert sizes[0].sum() / sizes[1].sum() == pytest.approx(5.0, rel=0.1)
+    assert np.corrcoef(sizes[0], sizes[1])[0, 1] > 0.8

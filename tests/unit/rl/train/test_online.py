@@ -1,0 +1,156 @@
+"""Fine-tuning from a controller's log, written here by the real loop on the simulator."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from stable_baselines3.common.logger import Logger
+
+from autoscaler.build import shown
+from autoscaler.logger import FunctionLogger
+from autoscaler.policy.static import StaticPolicy
+from autoscaler.settings import ControllerSettings
+from evaluation.comparison.policies import limits_of
+from rl.agent.contract import Batch
+from rl.agent.ddpg.algorithm import PipelineDDPG
+from rl.agent.ddpg.settings import LearnerSettings
+from rl.agent.export import load, made
+from rl.agent.policy import LearntPolicy
+from rl.agent.settings import NetworkSettings
+from rl.episodes import Clip, work_of
+from rl.experience import ticks
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
+from rl.train import online
+from rl.train.errors import TrainingError
+from simulation.engine.controlled import play
+from simulation.engine.simulation import Simulation
+from simulation.workloads.custom import GPU_STARTS
+from simulation.workloads.paper import paper_workload
+from smoe.cli import cli
+from traces.provenance import path_sha256
+
+WINDOWS = 6
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encoder]:
+    """A log of ``WINDOWS`` windows, and the encoder of its pipeline."""
+    folder = tmp_path_factory.mktemp("log")
+    work = work_of(Clip("bert-4", "slow", 3, mean_rps=2.0, seconds=30.0 * WINDOWS))
+    workload = work.workload
+    simulation = Simulation(workload, work.requests, workload.initial(GPU_STARTS[0]), seed=1)
+    given = ControllerSettings("http://127.0.0.1:1", folder, "static", slo_s=workload.slo_s, interval_s=30.0)
+    context = {"settings": shown(given), "prices": asdict(workload.prices)}
+    with FunctionLogger(folder, context, workload.slo_s, windows_per_file=2) as logger:
+        play(simulation, StaticPolicy(), limits_of(workload), window_s=30.0, until_s=30.0 * WINDOWS, logger=logger)
+    return folder, Encoder(workload.topology, limits_of(workload), workload.prices, workload.slo_s, calls_of(workload))
+
+
+def agent() -> PipelineDDPG:
+    sizes = {"width": 8, "hidden": 8, "rank": 4}
+    networks = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), **sizes)  # type: ignore[arg-type]
+    found = PipelineDDPG(networks, LearnerSettings(batch_windows=2, actor_from=0), seed=0)
+    found.set_logger(Logger(None, []))
+    return found
+
+
+def test_it_learns_from_decisions_that_were_taken_and_from_no_others(
+    logged: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    folder, encoder = logged
+    tuned, before = agent(), agent()
+    logged_windows = online.Logged("bert-4", online.windows_of(folder, encoder), encoder, 30.0)
+    online.fine_tune(tuned, logged_windows, updates=2)
+    ring = tuned.replay_buffer.rings["bert-4"]
+    assert len(logged_windows.windows) == len(ring) == WINDOWS - 1
+    assert all((step.executed == ring[0].executed).all() for step in ring)
+    assert np.mean([step.rewards.sum() for step in ring]) == pytest.approx(-1, rel=1e-5)
+    pairs = zip(tuned.actor.parameters(), before.actor.parameters(), strict=True)
+    assert not all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_a_short_log_is_refused(logged: tuple[Path, Encoder]) -> None:
+    folder, encoder = logged
+    with pytest.raises(TrainingError, match="holds 5 windows"):
+        online.windows_of(folder, encoder)
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A folder as ``smoe train`` leaves it, with an agent that has learnt nothing yet."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    agent().save(folder / "checkpoint.zip")
+    (folder / "run.json").write_text(json.dumps({"settings": {"seed": 7}}))
+    return folder
+
+
+@pytest.fixture
+def topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log's pipeline has no folder: the paper's workloads are made."""
+    monkeypatch.setattr("rl.agent.windows.load_topology", lambda *_: paper_workload("bert-4").topology)
+
+
+@pytest.mark.usefixtures("topology")
+def test_the_command_leaves_the_run_as_it_is_and_writes_an_actor_that_says_what_made_it(
+    logged: tuple[Path, Encoder], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    out, before = tmp_path / "new" / "actor.safetensors", path_sha256(trained)
+    command = ["fine-tune", "--run", str(trained), "--log", str(logged[0]), "--updates", "2", "--out", str(out)]
+    result = CliRunner().invoke(cli, [*command, "--json"], catch_exceptions=False)
+    found = json.loads(result.stdout)
+    assert found["windows"] == WINDOWS - 1 and found["log_sha256"] == path_sha256(logged[0])
+    assert path_sha256(trained) == before
+    stored = made(out)
+    assert stored["settings"] == {"seed": 7} and stored["fine_tuned"]["updates"] == 2
+    encoder, start = logged[1], GPU_STARTS[0]
+    a_start = start.replicas * encoder.prices.unit_per_s(start)
+    assert found["ran_per_hour"] == pytest.approx(3600 * a_start * int(encoder.lattice.mask.sum()))
+    assert found["before_per_hour"] == pytest.approx(_mean_wish(agent(), *logged))
+    tuned = agent()
+    tuned.actor.network.load_state_dict(load(out).state_dict())
+    assert found["after_per_hour"] == pytest.approx(_mean_wish(tuned, *logged))
+    told = CliRunner().invoke(cli, command, catch_exceptions=False).stdout
+    assert "learnt from 5 windows of bert-4, 2 updates" in told and "nothing was tried" in told
+
+
+def _mean_wish(of: PipelineDDPG, folder: Path, encoder: Encoder) -> float:
+    """Currency an hour, by the policy that the controller runs."""
+    policy, memory, costs = LearntPolicy(of.actor.network, encoder), None, []
+    seen = [tick.observation for tick in ticks(folder)]
+    for observation in seen[:-1]:
+        decided = of.actor.network.decide(Batch.of(encoder.space, [encoder.encode(observation, memory)[0]]))
+        wishes = encoder.lattice.configurations(decided[0].numpy())
+        memory = policy.propose(observation, 0.0, memory).memory
+        costs.append(sum(one.replicas * encoder.prices.unit_per_s(one) for one in wishes.values()))
+    return 3600 * sum(costs) / len(costs)
+
+
+@pytest.mark.usefixtures("topology")
+def test_a_folder_without_a_run_or_a_log_is_refused(
+    logged: tuple[Path, Encoder], trained: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingError, match="holds no training run"):
+        CliRunner().invoke(cli, ["fine-tune", "--run", str(tmp_path), "--log", str(logged[0])], catch_exceptions=False)
+    with pytest.raises(TrainingError, match="holds no log of a controller"):
+        online.read(trained)
+    with pytest.raises(TrainingError, match="holds 5 windows"):
+        online.read(logged[0])
+
+
+def test_an_agent_of_other_features_is_refused(logged: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online, "FEWEST", 3)
+    folder, encoder = logged
+    other = agent()
+    other.networks = replace(other.networks, node_features=3)
+    windows = online.Logged("bert-4", online.windows_of(folder, encoder), encoder, 30.0)
+    with pytest.raises(TrainingError, match="has 3 node"):
+        online.fine_tune(other, windows, updates=1)

@@ -1,0 +1,166 @@
+"""Rounds, teacher and a whole run on real episodes, short ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from stable_baselines3.common.logger import Logger
+
+from rl.agent.configuration_table import features_of
+from rl.agent.ddpg.algorithm import PipelineDDPG
+from rl.agent.ddpg.settings import LearnerSettings
+from rl.agent.settings import NetworkSettings
+from rl.episodes import Clip, Episode, episode_of
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from rl.train.errors import TrainingError
+from rl.train.rounds import Rounds
+from rl.train.run import BEST, Run
+from rl.train.settings import TrainingSettings
+from rl.train.teacher import Teacher, TeacherSettings
+from rl.train.training_workloads import VARIANTS
+from rl.train.validation import Judged, Validation, Validator
+from rl.train.warm_start import on_lattice
+from simulation.workloads.custom import GPU_STARTS
+from simulation.workloads.paper import paper_workload
+
+SMALL = {"width": 8, "hidden": 8, "rank": 4}
+SETTINGS = TrainingSettings(
+    workloads=("bert-4",), windows=20, lanes=2, episode_windows=4, variants=(), mean_rps=(2.0, 2.0), warm_start=6,
+    clone_updates=2, curriculum=False, learner=LearnerSettings(batch_windows=2, actor_from=1), **SMALL,
+)  # fmt: skip
+
+
+def agent() -> PipelineDDPG:
+    networks = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), **SMALL)  # type: ignore[arg-type]
+    found = PipelineDDPG(networks, SETTINGS.learner, seed=0)
+    found.set_logger(Logger(None, []))
+    return found
+
+
+@pytest.fixture(scope="module")
+def rounds() -> Rounds:
+    found = Rounds(SETTINGS, agent())
+    found.play(0, teach=True)
+    found.play(1, teach=False)
+    return found
+
+
+def test_a_round_keeps_every_window_with_what_followed_it(rounds: Rounds) -> None:
+    ring = rounds.agent.replay_buffer.rings["bert-4"]
+    assert len(ring) == rounds.agent.num_timesteps == 12  # 2 rounds of 2 lanes of 3 windows that can be decided
+    assert all(step.following is not None for step in ring)
+    assert [step.teacher is not None for step in ring] == [True] * 6 + [False] * 6
+    assert ring[2].state is ring[0].following
+
+
+def test_each_window_has_branches_that_decide_otherwise(rounds: Rounds) -> None:
+    ring = rounds.agent.replay_buffer.rings["bert-4"]
+    assert all(len(step.branches) == SETTINGS.branches for step in ring)
+    assert any((branch.executed != step.executed).any() for step in ring for branch in step.branches)
+
+
+def test_rewards_are_the_known_cost_of_what_was_executed(rounds: Rounds) -> None:
+    """The window critic's closed form says the same as the simulator's meter."""
+    buffer = rounds.agent.replay_buffer
+    samples = buffer.stack("bert-4", buffer.rings["bert-4"])
+    critic = rounds.agent.critic.qf0
+    batch = samples.observations
+    features = features_of(batch.space, samples.actions)
+    known = critic.costs(batch, features, critic(batch, features)[1], samples.unit)
+    assert torch.allclose(known, samples.rewards, rtol=1e-4)
+
+
+def test_the_same_round_of_the_same_agent_is_the_same(rounds: Rounds) -> None:
+    again = Rounds(SETTINGS, agent())
+    again.play(0, teach=True)
+    pairs = zip(again.agent.replay_buffer.rings["bert-4"], rounds.agent.replay_buffer.rings["bert-4"], strict=False)
+    assert all((one.executed == other.executed).all() and one.p95 == other.p95 for one, other in pairs)
+
+
+def test_more_care_costs_more_and_plans_are_valid() -> None:
+    clip = Clip("bert-4", "slow", 1, mean_rps=5.0, seconds=60.0)
+    costs = []
+    for keep in (1.3, 0.8):
+        episode = episode_of(clip, start=paper_workload("bert-4").initial(GPU_STARTS[0]))
+        state = episode.state()
+        teacher = Teacher(episode.workload, episode.requests, TeacherSettings(keep=keep))
+        careful, bold = (on_lattice(plan, episode, state) for plan in teacher.plan(episode.observation, 2.0))
+        least = np.take_along_axis(state.least_memory, careful[..., 2:3].astype(np.int64), 2)[..., 0]
+        assert (careful[..., 0] >= least).all()
+        assert prices(episode, bold) < prices(episode, careful)
+        costs.append(prices(episode, careful))
+    assert costs[0] < costs[1]
+
+
+def prices(episode: Episode, actions: np.ndarray) -> float:
+    """Of all experts a second."""
+    chosen = episode.encoder.lattice.configurations(actions).values()
+    return sum(one.replicas * episode.workload.prices.unit_per_s(one) for one in chosen)
+
+
+def test_variants_have_no_gpu_and_windows_of_their_own() -> None:
+    settings = TrainingSettings.from_json(
+        SETTINGS.as_json() | {"workloads": ["bert-4"], "variants": [VARIANTS[1].name], "mean_rps": [20, 20]}
+    )
+    agent_of_two = agent()
+    rounds = Rounds(settings, agent_of_two)
+    for number in range(2):
+        rounds.play(number, teach=True)
+    rings = agent_of_two.replay_buffer.rings
+    assert set(rings) == {"bert-4", "bert-6-cores-2s"}
+    space = agent_of_two.replay_buffer.spaces["bert-6-cores-2s"]
+    assert space.sizes[1] == 6
+    assert space.mask.shape == (12, 6)
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Validation without its searches; how often it was asked."""
+    asked: list[int] = []
+
+    def judge(self: Validator, decide: object) -> Validation:
+        asked.append(1)
+        return Validation((Judged("bert-4", "slow", 2.0 - 0.1 * len(asked), 1.0, 10, 0, 0.0),))
+
+    monkeypatch.setattr(Validator, "judge", judge)
+    return asked
+
+
+def weights(run: Run) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in run.agent.policy.parameters()])
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list[int]) -> None:
+    whole = Run(SETTINGS, tmp_path / "whole")
+    whole.go(60)
+    first = Run(SETTINGS, tmp_path / "parts")
+    first._warm_start(lambda windows: None)
+    first.store()
+    second = Run(SETTINGS, tmp_path / "parts")
+    second.go(60)
+    assert torch.equal(weights(whole), weights(second))
+    assert whole.agent.num_timesteps == second.agent.num_timesteps >= SETTINGS.windows
+    assert (tmp_path / "parts" / BEST).is_file()
+    assert any((tmp_path / "parts" / "tensorboard").iterdir())
+    stored = json.loads((tmp_path / "parts" / "run.json").read_text())
+    assert set(stored) == {"settings", "code_sha256", "traces_sha256", "pipelines_sha256", "versions"}
+
+
+def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
+    Run(SETTINGS, tmp_path)
+    other = TrainingSettings.from_json(SETTINGS.as_json() | {"seed": 1})
+    with pytest.raises(TrainingError, match="other settings"):
+        Run(other, tmp_path)
+
+
+def test_an_actor_is_chosen_by_cost_among_those_that_keep_the_slo() -> None:
+    def of(cost: float, violated: int) -> float:
+        return Validation((Judged("bert-4", "slow", cost, 1.0, 100, violated, 0.0),)).score(SETTINGS.validation)
+
+    assert of(1.5, 0) < of(1.6, 0)
+    assert of(1.6, 1) < of(1.5, 20)

@@ -1,0 +1,106 @@
+"""The event-driven model of :mod:`benchmarks.simulator.oracle` with replicas on machines.
+
+What aebs and random choose is handed in, as it depends on where windows are cut; that a call goes there, what it costs
+and what happens where no slot is free is written here once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+
+from autoscaler.contract import Configuration, NodeInfo
+from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
+from simulation.engine import kernel
+from simulation.engine.machines import Machines
+from simulation.engine.requests import Requests
+from simulation.workloads.workload import Workload
+
+
+class MachineNode(Node):
+    """A node whose replicas sit on machines."""
+
+    pipeline: MachineModel
+
+    def __init__(
+        self, pipeline: MachineModel, number: int, info: NodeInfo, configuration: Configuration, sites: Sequence[int]
+    ) -> None:
+        super().__init__(pipeline, number, info, configuration)
+        self.sites = sites
+        self.site: dict[int, int] = {}
+        self.seat()
+
+    def seat(self) -> None:
+        """Machines for replicas that have none, one after the other."""
+        for replica in self.replicas:
+            if id(replica) not in self.site:
+                others = [r for r in self.replicas if r.until_s == np.inf and id(r) in self.site]
+                taken = [self.site[id(r)] for r in others]
+                self.site[id(replica)] = min(self.sites, key=taken.count)
+
+    def order(self, target: Configuration) -> None:
+        super().order(target)
+        self.seat()
+
+    def dispatch(self) -> None:
+        now_s = self.pipeline.clock.now
+        while self.queue:
+            free = [r for r in self.replicas if r.ready_s <= now_s < r.until_s and len(r.calls) < self.limit]
+            if not free:
+                return
+            call = self.queue.popleft()
+            wanted = self.pipeline.wanted(self.number, call.request)
+            there = [replica for replica in free if self.site[id(replica)] == wanted]
+            replica = min(there or free, key=lambda found: len(found.calls))
+            alone_s = self.pipeline.seconds(self.info, replica.configuration, call.tokens)
+            noise = self.pipeline.noise(self.info, replica.configuration)
+            self.catch_up(replica)
+            draw = kernel.draw(self.pipeline.seed, kernel.SERVICE, self.number, call.request)
+            call.left_s = alone_s * noise[int(draw * len(noise))] * self.pipeline.slowed(self.number, call.request)
+            replica.calls.append(call)
+            self.schedule(replica)
+
+    def answered(self, replica: Replica, call: Call) -> None:
+        self.pipeline.clock.process(self.reply(call, self.site[id(replica)]))
+
+    def reply(self, call: Call, site: int) -> Generator[simpy.Event, Any, None]:
+        found = self.pipeline.machines
+        if call.request % found.ingresses != site:
+            cost = self.pipeline.workload.costs[self.info.id]
+            moved = call.tokens * (cost.bytes_in_per_token + cost.bytes_out_per_token)
+            yield self.pipeline.clock.timeout(found.hop_s + moved / found.bytes_per_s)
+        call.done.succeed()
+
+
+class MachineModel(PipelineModel):
+    """``wished`` and ``met`` [nodes, requests]: what aebs or random chose, and experts of the pass on that machine."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        requests: Requests,
+        configurations: Mapping[str, Configuration],
+        machines: Machines,
+        wished: np.ndarray,
+        met: np.ndarray,
+        orders: Iterable[tuple[float, str, Configuration]] = (),
+        seed: int = 0,
+    ) -> None:
+        super().__init__(workload, requests, configurations, orders, seed)
+        self.machines, self.wished, self.met = machines, wished, met
+        infos = (*workload.segments, *workload.experts)
+        sites = machines.sites(infos)
+        self.nodes = [
+            MachineNode(self, k, info, configurations[info.function], sites[k]) for k, info in enumerate(infos)
+        ]
+
+    def wanted(self, node: int, request: int) -> int:
+        if self.machines.dispatch == "local-first":
+            return request % self.machines.ingresses
+        return int(self.wished[node, request]) if self.wished.size else -1
+
+    def slowed(self, node: int, request: int) -> float:
+        return 1 + self.machines.meeting * (int(self.met[node, request]) - 1) if self.met.size else 1.0

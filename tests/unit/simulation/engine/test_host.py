@@ -1,0 +1,195 @@
+"""One machine for everything: by hand, against the event-driven model, and against the stages where it has room."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulation.engine import kernel
+from simulation.engine.errors import SimulationError
+from simulation.engine.requests import draw_requests
+from simulation.engine.simulation import Simulation
+from simulation.latency.contract import Noise
+from simulation.workloads.workload import Host
+from tests.unit.simulation.engine.builders import (
+    EXPERT,
+    SPAN_S,
+    WINDOW_S,
+    Arithmetic,
+    Limited,
+    configuration,
+    initial,
+    limited_orders,
+    one_expert,
+    play,
+    poisson,
+    random_limited,
+    workload,
+)
+from tests.unit.simulation.engine.host_oracle import HostModel
+
+NOTHING = Host(cores=1e6, start_s=1e-300, send_s=1e-300, receive_s=1e-300, answer_s=1e-300)
+"""As good as a machine of one's own for everyone."""
+
+
+def test_a_pass_takes_its_calls_and_every_bit_of_the_ingress() -> None:
+    host = Host(cores=4, start_s=0.01, send_s=0.002, receive_s=0.003, answer_s=0.04, token_s=0.0001)
+    found, requests = one_expert([0.0], [10], Limited(base_s=0.1, token_s=0.0, alone_use=1.0), host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    assert latency[0] == pytest.approx(0.01 + 3 * (0.1 + 0.002 + 0.003 + 20 * 0.0001) + 0.04, abs=1e-12)
+
+
+def test_the_ingress_serves_in_line() -> None:
+    """The second request comes while the first is begun, so the first's call is sent after the second was begun."""
+    host = Host(cores=4, start_s=1.0, send_s=1e-9, receive_s=1e-9, answer_s=1e-9)
+    found, requests = one_expert([0.0, 0.5], [1, 1], Arithmetic(1e-9, 1e-9), host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    assert latency == pytest.approx([2.0, 1.5], abs=1e-6)
+
+
+def test_what_lies_before_the_ingress_is_a_line_too_and_uses_a_core() -> None:
+    """The second request waits behind the first's way there; each way is half a second, at one core for everything."""
+    host = replace(NOTHING, front_s=1.0)
+    found, requests = one_expert([0.0, 0.2], [1, 1], Arithmetic(1e-9, 1e-9), host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    assert latency == pytest.approx([1.5, 1.8], abs=1e-6)
+
+
+def test_the_front_of_one_request_slows_down_the_calls_of_another() -> None:
+    """One core, three calls of a second, half a second each way. The second request comes when the first has 0.3 s left
+    of its last call, which so ends at 3.8; its way back waits for the second's way there, until 4.0, and then shares
+    the core with the second's first call."""
+    host = replace(NOTHING, cores=1.0, front_s=1.0)
+    found, requests = one_expert([0.0, 3.2], [1, 1], Limited(base_s=1.0, token_s=1e-9, alone_use=1.0), host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    assert latency[0] == pytest.approx(5.0, abs=1e-6)
+
+
+def test_calls_take_longer_while_requests_meet() -> None:
+    """Three calls of a second; the second request comes when the first is done with two of them and leaves alone."""
+    host = replace(NOTHING, overlap=(1.5,))
+    model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0)
+    found, requests = one_expert([0.0, 2.0], [1, 1], model, host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    assert latency == pytest.approx([3.5, 3.5], abs=1e-6)
+
+
+def test_requests_take_longer_the_longer_ago_the_last_answer_is() -> None:
+    """Three calls of a second. The first request comes after nothing, the second half a second after the first's answer
+    (halfway between the points), the third long after the second's, the fourth 0.1 s after the third's."""
+    host = replace(NOTHING, idle=((0.0, 1.0), (1.0, 2.0)))
+    model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0)
+    found, requests = one_expert([0.0, 6.5, 20.0, 26.1], [1, 1, 1, 1], model, host=host)
+    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    assert latency == pytest.approx([6.0, 4.5, 6.0, 3.3], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "idle", [((0.2, 1.0), (0.1, 1.0)), ((0.1, 1.0), (0.1, 1.1)), ((0.1, 0.0),), ((0.1, math.inf),)]
+)
+def test_what_a_pause_does_is_told_by_ascending_seconds_and_times_above_nothing(
+    idle: tuple[tuple[float, float], ...],
+) -> None:
+    with pytest.raises(ValueError, match="its seconds ascend and its times are above 0"):
+        replace(NOTHING, idle=idle)
+
+
+def test_replicas_share_the_cores_and_who_wants_less_gets_it_all() -> None:
+    """Three calls of 1 s of which one is stopped at 0.2 cores: the others have 0.9 of 2 cores each, not 0.67."""
+    host = Host(cores=2.0, start_s=1e-9, send_s=1e-9, receive_s=1e-9, answer_s=1e-9)
+    model = Limited(base_s=1.0, token_s=1e-9, burst_s=0.0, alone_use=1.0)
+    found = workload((3,), model, hop_s=0.0, request_s=0.0, top_k=3, host=host)
+    requests = draw_requests(found, [0.0], seed=0, tokens=[4])
+    start = {**initial(found), EXPERT: configuration(1, cpu_cores=0.2)}
+    _, windows = play(Simulation(found, requests, start), [40.0])
+    meter = windows[0].meter[2:]
+    assert meter[:, kernel.BUSY_S] == pytest.approx([5.0, 1 / 0.9, 1 / 0.9], abs=1e-3)
+    assert meter[:, kernel.CPU_S] == pytest.approx([1.0] * 3, abs=1e-6)
+
+
+def test_cold_starts_want_a_core_each() -> None:
+    """Three at once, 1.5 CPU seconds each, on two cores, and one that is called off after a second."""
+    found = workload((1,), Limited(), hop_s=0.0, host=replace(NOTHING, cores=2.0))
+    simulation = Simulation(found, draw_requests(found, [90.0], seed=0), initial(found))
+    simulation.order(EXPERT, configuration(5))
+    place = simulation.index[EXPERT]
+    assert simulation.advance(1.0).replicas["starting"][place] == 4
+    simulation.order(EXPERT, configuration(4))
+    ready = [int(simulation.advance(moment).replicas["ready"][place]) for moment in (2.4, 2.6)]
+    assert ready == [1, 4]
+
+
+@pytest.mark.parametrize("window_s", [0.7, 5.0])
+def test_a_machine_with_room_and_an_ingress_without_work_is_what_the_stages_are(window_s: float) -> None:
+    model = Limited(power=0.4, scatter=Noise.lognormal(0.4), burst_s=0.01)
+    found = workload((3, 2), model, hop_s=0.0)
+    requests = draw_requests(found, poisson(25, 400, 3), seed=3)
+    start = initial(found, configuration(2, cpu_cores=0.3))
+    moments = [float(moment) for moment in [*np.arange(window_s, 20, window_s), 500.0]]
+    orders = [(moments[0], "m-expert-0-1", configuration(3, cpu_cores=0.6)), (moments[2], EXPERT, configuration(1))]
+    apart, by_stage = play(Simulation(found, requests, start), moments, orders)
+    together, at_once = play(Simulation(replace(found, host=NOTHING), requests, start), moments, orders)
+    assert np.abs(apart - together).max() <= 1e-9
+    columns = [kernel.CALLS, kernel.TOKENS, kernel.SERVED_S, kernel.WAITED_S, kernel.BUSY_S, kernel.PEAK, kernel.FLIGHT]
+    for one, other in zip(by_stage, at_once, strict=True):
+        assert one.meter[:, columns] == pytest.approx(other.meter[:, columns], abs=1e-6)
+        assert np.array_equal(one.histogram, other.histogram) and np.array_equal(one.barrier, other.barrier)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    rate = generator.uniform(4, 12)
+    model = random_limited(generator)
+    start_s, send_s, receive_s, answer_s = generator.uniform(1e-4, 3e-3, 4)
+    host = Host(generator.uniform(0.5, 3.0), start_s, send_s, receive_s, answer_s, 1e-5, Noise.lognormal(0.2), 1.2)
+    if seed:  # the first has neither a front nor calls that cost more or less when requests meet
+        host = replace(
+            host,
+            front_s=generator.uniform(1e-3, 1e-2),
+            overlap=tuple(generator.uniform(0.8, 1.3, generator.integers(0, 4))),
+            idle=tuple(zip((0.01, 0.1, 0.4)[: seed - 1], generator.uniform(0.8, 1.4, seed - 1), strict=True)),
+        )
+    found = workload((3, 2), model, hop_s=0.0, host=host)
+    arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
+    requests = draw_requests(found, arrivals, seed=seed)
+    functions = [node.function for node in (*found.segments, *found.experts)]
+    orders = limited_orders(generator, functions, gpu=0.0)
+    windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 4000.0]
+    start = initial(found, configuration(cpu_cores=0.5))
+    latency, _ = play(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
+    oracle = HostModel(found, requests, start, orders, seed)
+    oracle.run(SPAN_S + 4000.0)
+    expected = oracle.answered_s - arrivals
+    assert not np.isnan(latency).any()
+    assert np.abs(latency - expected).max() <= 1e-9
+
+
+def test_how_time_is_cut_into_windows_changes_nothing() -> None:
+    found = workload(
+        (3, 2), Limited(scatter=Noise.lognormal(0.5)), hop_s=0.0, host=Host(1.5, 0.001, 0.001, 0.001, 0.001)
+    )
+    requests = draw_requests(found, poisson(20, 300, 5), seed=5)
+    start = initial(found, configuration(2, cpu_cores=0.4))
+    whole, _ = play(Simulation(found, requests, start), [400.0])
+    parts, _ = play(Simulation(found, requests, start), [float(moment) for moment in np.arange(0.3, 400.0, 0.3)])
+    assert not np.isnan(whole).any() and np.abs(whole - parts).max() <= 1e-9
+
+
+def test_stages_are_ordered_in_turn_on_a_shared_machine_too() -> None:
+    found = workload((1,), Arithmetic(0.001, 0.01), hop_s=0.0, host=NOTHING)
+    simulation = Simulation(found, draw_requests(found, [0.5], seed=0, tokens=[10]), initial(found))
+    simulation.open(5.0)
+    assert [simulation.run_stage() for _ in range(2)] == [0, 1]
+    with pytest.raises(SimulationError, match="order before its stage"):
+        simulation.order(EXPERT, configuration(2))
+    simulation.run_stage()
+    assert simulation.close().finished.tolist() == [0]
+
+
+def test_a_constant_hop_and_a_shared_machine_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="with a host it must be 0"):
+        workload((1,), hop_s=0.001, host=NOTHING)

@@ -1,0 +1,115 @@
+"""``smoe profile``: its help, its refusals, and a whole quick run on a tiny pipeline."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.backends.process.cgroup.limits import CgroupsV1, CgroupsV2
+from gateway.backends.process.cgroup.mounts import detect
+from moe.preset import PRESETS, preset_source, preset_tokenizer
+from moe.split import split
+from simulation.profiles.measure.machine import this_machine
+from simulation.profiles.model.errors import ProfileError
+from simulation.profiles.model.storage import check_machine, load
+from smoe.cli import cli
+from smoe.commands.profiling import _require_limits
+
+
+def test_the_help_says_what_it_measures() -> None:
+    shown = CliRunner().invoke(cli, ["profile", "--help"])
+    assert shown.exit_code == 0
+    for word in ("real workers under real limits", "--quick", "--out", "--shares", "--gpu-shares", "--requests-again"):
+        assert word in shown.output
+
+
+def test_it_is_listed_among_the_commands() -> None:
+    assert "profile" in CliRunner().invoke(cli, ["--help"]).output
+
+
+@pytest.mark.parametrize("text", ["", "1,x", "0", "-1,2", "1,,2", "nan", "inf"])
+def test_axes_that_are_no_numbers_are_refused(text: str, tmp_path: Path) -> None:
+    shown = CliRunner().invoke(cli, ["profile", "--out", str(tmp_path / "a.parquet"), "--tokens", text])
+    assert shown.exit_code == 2
+    assert "is not a comma list of whole numbers above 0" in shown.output
+
+
+def test_an_output_is_asked_for() -> None:
+    shown = CliRunner().invoke(cli, ["profile"])
+    assert shown.exit_code == 2
+    assert "--out" in shown.output
+
+
+def test_gpu_shares_end_with_a_sentence(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(cli, ["profile", "--out", str(tmp_path / "a.parquet"), "--gpu-shares", "0.5"])
+    assert isinstance(shown.exception, ProfileError)
+    assert "GPU shares were asked for" in str(shown.exception)
+    assert not (tmp_path / "a.parquet").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    shown = CliRunner().invoke(cli, ["profile", "--quick", "--out", str(tmp_path / "file" / "a.parquet")])
+    assert isinstance(shown.exception, ProfileError)
+    assert "cannot be written to" in str(shown.exception) and "a.parquet" in str(shown.exception)
+
+
+def test_a_machine_without_limits_is_refused() -> None:
+    with pytest.raises(ProfileError, match="needs limits that hold"):
+        _require_limits(["cgroup v1 not writable here: cpu (Permission denied); those limits are not enforced."])
+    _require_limits(["One configured CPU core is 0.5 of a real one (cpu_scale)."])
+
+
+@pytest.fixture
+def enforced() -> None:
+    """Skips where this machine lets us write no cgroups."""
+    found = detect(Path("/sys/fs/cgroup"), Path("/proc"), 999_998, 0.01)
+    notes = found.notes
+    found.close()
+    if not isinstance(found, CgroupsV1 | CgroupsV2) or notes:
+        pytest.skip(f"limits cannot be enforced here: {' '.join(notes)}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path: Path) -> None:
+    preset = PRESETS["bert-4"]
+    folder = tmp_path / "pipelines" / "tiny"
+    source = preset_source(preset, None, 64, 0)
+    split(source, folder, "tiny", preset.experts, preset.top_k, tokenizer=preset_tokenizer(preset))
+    out = tmp_path / "tiny.parquet"
+    command = [sys.executable, "-m", "smoe", "profile", str(folder), "--quick", "--seconds", "0.05", "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--state", str(tmp_path)], capture_output=True, text=True, timeout=280, cwd=Path(__file__).parents[4]
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = load(out)
+    assert found.metadata.pipeline == "tiny"
+    check_machine(found.metadata, this_machine())
+    families = {row.family for row in found.rows}
+    assert families >= {"alone", "busy", "concurrency", "surface", "memory", "cold_start", "drain", "cpu_up", "pass"}
+    assert any(not row.feasible and "out of memory" in row.note for row in found.rows if row.family == "memory")
+    limited = [row for row in found.of("busy") if row.share < 0.3]
+    assert limited
+    assert all(row.throttled_part for row in limited)
+    assert found.metadata.fit["cross_validated"]["all"]["points"] > 20
+    assert out.with_suffix(".png").stat().st_size > 10_000
+    again = subprocess.run(
+        [*command[:5], "--requests-again", "--repeats", "1", "--state", str(tmp_path), *command[6:]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[4],
+    )
+    assert again.returncode == 0, again.stderr[-3000:]
+    anew = load(out)
+    again_s = ("overlap", "idle")
+    assert [row for row in anew.rows if row.family not in again_s] == [
+        row for row in found.rows if row.family not in again_s
+    ]
+    assert len(anew.of("overlap")) == 30 and len(anew.of("idle")) == 50
+    assert "measured again from" in anew.metadata.notes[-1]

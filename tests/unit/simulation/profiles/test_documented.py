@@ -1,0 +1,28 @@
+"""docs/profiles.md names every column, every family of points and every option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import click
+import pytest
+
+from simulation.profiles.fit.rows import COLUMNS
+from simulation.profiles.measure.gpu import FAMILIES
+from simulation.profiles.measure.measurement_plan import Family
+from simulation.profiles.measure.transitions import KINDS
+from smoe.commands.profiling import profile
+
+PAGE = (Path(__file__).parents[4] / "docs" / "profiles.md").read_text()
+OPTIONS = [option.opts[0] for option in profile.params if isinstance(option, click.Option)]
+
+
+@pytest.mark.parametrize("name", [*COLUMNS, *get_args(Family), *KINDS, *FAMILIES, "pass"])
+def test_columns_and_families_are_described(name: str) -> None:
+    assert f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_options_are_described(option: str) -> None:
+    assert option in PAGE

@@ -1,0 +1,222 @@
+"""The closing report from made rows: numbers by hand, files that open, nothing invented."""
+
+from __future__ import annotations
+
+import base64
+import html as html_text
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoscaler.contract import Configuration, Cost, Decision, Observation, TickReport
+from autoscaler.logger import FunctionLogger
+from smoe.report import ReportError, build, closing
+from smoe.report.log import LogError, from_ticks, read_log
+from smoe.report.measures import client_windows, compute, expert_shares
+from smoe.report.model import NodeWindow, PipelineWindow, Run
+from tests.unit.smoe.view.test_view import node
+from traces.results import CsvSink, RequestRecord
+
+T0 = 1_700_000_000.0
+
+
+def record(index: int, sent_s: float, latency_s: float, outcome: str = "ok") -> RequestRecord:
+    status = {"ok": 200, "rejected": 429}.get(outcome)
+    return RequestRecord(index, sent_s, sent_s, latency_s, outcome, status, 10, 5, 1, f"r{index}", T0 + sent_s)  # type: ignore[arg-type]
+
+
+def configuration(replicas: int, memory_mb: int = 512) -> Configuration:
+    return Configuration(memory_mb, 1.0, 0.0, replicas, 4)
+
+
+def tick(number: int, p95_s: float | None, tokens: tuple[float | None, ...], *, applied: bool = True) -> TickReport:
+    """Window ``number`` of 5 s; expert e of layer 0 has ``tokens[e]`` per second; one decision per tick."""
+    end_s = T0 + 5.0 * (number + 1)
+    nodes = (
+        node("ingress", "ingress", None, None, None, 2),
+        *(node(f"expert-0-{e}", "expert", 0, e, value, 1 + e) for e, value in enumerate(tokens)),
+    )
+    seen = Observation(
+        start_s=end_s - 5,
+        end_s=end_s,
+        pipeline="m",
+        requests=3,
+        failed=0,
+        requests_per_s=0.6,
+        tokens_per_s=12.0,
+        in_flight=0.5,
+        latency_p50_s=None,
+        latency_p95_s=p95_s,
+        latency_p99_s=None,
+        nodes=nodes,
+        layers=(),
+    )
+    decision = Decision(
+        "m-expert-0-1", "expert-0-1", configuration(1), configuration(2), configuration(2), "busy <0.9>"
+    )
+    same = Decision("m", "ingress", configuration(2), configuration(2), configuration(2), "within tolerance")
+    return TickReport(seen, (decision, same), ("m-expert-0-1",) if applied else (), cost=Cost(0.001, 0.004))
+
+
+TICKS = [tick(0, 0.1, (30.0, 10.0)), tick(1, 0.5, (10.0, 30.0)), tick(2, None, (None, None), applied=False)]
+REQUESTS = [
+    record(0, 0.0, 0.1),
+    record(1, 1.0, 0.1),
+    record(2, 4.95, 0.2),
+    record(3, 6.0, 0.3),
+    record(4, 7.0, 0.0, "rejected"),
+]
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path) -> Path:
+    logger = FunctionLogger(tmp_path / "log", {"seed": 1}, slo_s=0.15, windows_per_file=2)
+    for report in TICKS:
+        logger.add(report)
+    logger.flush()
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def requests_csv(tmp_path: Path) -> Path:
+    path = tmp_path / "requests.csv"
+    with CsvSink(path) as sink:
+        for one in reversed(REQUESTS):
+            sink.add(one)
+    return path
+
+
+def test_the_log_read_back_equals_the_ticks_it_was_written_from(log_dir: Path) -> None:
+    assert read_log(log_dir) == from_ticks(TICKS)
+
+
+def test_rows_before_the_run_are_left_out(log_dir: Path) -> None:
+    windows, nodes, actions = read_log(log_dir, since_s=T0 + 5.0)
+    assert [window.end_s for window in windows] == [T0 + 10, T0 + 15] and len(actions) == 2
+    assert {row.end_s for row in nodes} == {T0 + 10, T0 + 15}
+
+
+def test_a_damaged_log_is_told(log_dir: Path) -> None:
+    next(log_dir.glob("windows-*")).write_bytes(b"not parquet")
+    with pytest.raises(LogError, match="windows-"):
+        read_log(log_dir)
+
+
+def test_numbers_are_those_counted_by_hand() -> None:
+    numbers = compute(Run(*from_ticks(TICKS), tuple(REQUESTS)), 0.15, {"planned": 6})
+    requests = numbers["requests"]
+    assert (requests["ok"], requests["failed"], requests["planned"], requests["complete"]) == (4, 1, 6, False)
+    assert requests["slo_attainment"] == pytest.approx(2 / 5)
+    windows = numbers["windows"]
+    # answers at 0.1, 1.1 | 5.15, 6.3 | none: the second window is above 150 ms
+    assert (windows["count"], windows["with_answers"], windows["violated"]) == (3, 2, 1)
+    assert windows["violations"][0]["start_s"] == 5.0 and windows["violations"][0]["p95_s"] == pytest.approx(0.295)
+    assert windows["violated_as_controller_saw"] == 1
+    cost = numbers["cost"]
+    assert cost["provisioned_total"] == pytest.approx(0.012) and cost["provisioned_per_hour"] == pytest.approx(2.88)
+    assert cost["busy_per_1000_answers"] == pytest.approx(0.75)
+    assert numbers["experts"]["shares"]["0"] == {"0": pytest.approx(0.5), "1": pytest.approx(0.5)}
+    assert numbers["replicas"] == {"mean": 5.0, "least": 5, "most": 5}
+    assert numbers["actions"] == {
+        "count": 3,
+        "applied": 2,
+        "by_kind": {"up": 3},
+        "by_function": {"m-expert-0-1": 3},
+        "by_reason": {"busy <0.9>": 3},
+    }
+
+
+def test_the_report_is_written_whole_and_the_page_holds_the_numbers(
+    tmp_path: Path, log_dir: Path, requests_csv: Path
+) -> None:
+    meta = {
+        "pipeline": "minilm",
+        "policy": "hpa",
+        "seeds": {"replay": 42},
+        "trace": {"source": "made here", "sha256": "abc123"},
+    }
+    paths = build(tmp_path / "out", log_dir, requests_csv, 0.15, meta)
+    numbers = json.loads(paths.json.read_text())
+    assert numbers["meta"] == meta and numbers["requests"]["ok"] == 4
+    page = html_text.unescape(paths.html.read_text())
+    p95_ms = 1000 * numbers["requests"]["latency_s"]["p95"]
+    for wanted in (
+        f"{p95_ms:.1f} ms",
+        "150.0 ms",
+        "40.0 %",
+        "1 of 2",
+        "$2.8800/h",
+        "abc123",
+        '"replay": 42',
+        "busy <0.9>",
+        "replicas 1 → 2",
+        "not applied",
+    ):
+        assert wanted in page, wanted
+    assert "<0.9>" not in paths.html.read_text()
+    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', paths.html.read_text())
+    assert [base64.b64decode(data) for data in pictures] == [path.read_bytes() for path in paths.pictures]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 3000 for path in paths.pictures)
+    assert "http://" not in page and "https://" not in page
+
+
+def test_without_log_and_requests_the_report_says_no_data(tmp_path: Path) -> None:
+    paths = build(tmp_path / "out", tmp_path / "nolog", None, 0.1, {})
+    numbers = json.loads(paths.json.read_text())
+    assert numbers["cost"]["provisioned_total"] is None and numbers["requests"]["latency_s"] is None
+    assert numbers["windows"]["violated_share"] is None and "no data" in paths.html.read_text()
+
+
+def test_input_that_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="SLO must be a positive number"):
+        build(tmp_path, tmp_path, None, 0.0, {})
+    with pytest.raises(ReportError, match="not JSON"):
+        build(tmp_path / "out", tmp_path, None, 1.0, {"settings": object()})
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 20), st.sampled_from(("ok", "rejected"))), max_size=60),
+    st.floats(-7, 40),
+    st.integers(0, 8),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_answer_is_in_exactly_one_window(
+    requests: list[tuple[float, float, str]], shift: float, logged: int
+) -> None:
+    records = tuple(record(i, sent, latency, outcome) for i, (sent, latency, outcome) in enumerate(requests))
+    windows = tuple(PipelineWindow(T0 + shift + 5.0 * (k + 1), 5.0) for k in range(logged))
+    found = client_windows(Run(windows, (), (), records))
+    assert sum(window.answers for window in found) == sum(1 for r in records if r.outcome == "ok")
+    assert sum(window.failed for window in found) == sum(1 for r in records if r.outcome != "ok")
+
+
+@given(st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 5)), st.floats(0, 1e6), max_size=20))
+def test_a_layers_shares_add_up_to_one(tokens: dict[tuple[int, int], float]) -> None:
+    nodes = [NodeWindow(T0, f"expert-{la}-{e}", "expert", la, e, value, 1) for (la, e), value in tokens.items()]
+    for layer, shares in expert_shares(nodes)["shares"].items():
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert set(shares) == {str(e) for la, e in tokens if str(la) == layer}
+
+
+def test_the_closing_lines_say_plainly_whether_the_slo_was_kept() -> None:
+    run = Run(*from_ticks(TICKS), tuple(REQUESTS))
+    assert closing(compute(run, 0.15, {}), 0.15) == [
+        "requests    4 answered, 1 failed (1 rejected)",
+        "P95         285 ms, 90% above the SLO of 150 ms: MISSED; 40.0% of all requests were answered within it "
+        "(P50 150 ms, P99 297 ms)",
+        "windows     1 of 2 had a P95 above the SLO, the worst at 295 ms",
+        "controller  3 changes (more replicas 3), 2 of them applied; 5 replicas; $2.88 an hour provisioned, "
+        "$0.72 of it busy",
+    ]
+    assert "below the SLO of 400 ms: kept" in closing(compute(run, 0.4, {}), 0.4)[1]
+
+
+def test_the_closing_lines_of_a_run_without_answers_invent_nothing() -> None:
+    lines = closing(compute(Run((), (), (), ()), 0.15, {"planned": 7}), 0.15)
+    assert lines[0] == "requests    0 of 7 planned answered, 0 failed"
+    assert lines[1] == "P95         nothing was answered; the SLO was 150 ms"
+    assert lines[2:] == ["windows     0 of 0 had a P95 above the SLO", "controller  0 changes; cost not measured"]
