@@ -11,11 +11,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from autoscaler.contract import Configuration, Cost, NodeObservation, Observation
 from autoscaler.errors import SettingsError
 
 DEFAULT_SHEET = Path(__file__).with_name("prices.toml")
+Meter = Literal["busy", "provisioned"]
+METERS: tuple[Meter, ...] = ("busy", "provisioned")
 
 
 @dataclass(frozen=True)

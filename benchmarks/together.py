@@ -51,6 +51,7 @@ from benchmarks.harness.run_folder import run_folder
 from benchmarks.prism_real.clients import Counts, counted
 from functions.serving.settings import Dispatch
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayClientError
 from gateway.client.state import read_gateway, read_password
 from moe.manifest import INGRESS, Manifest
 from placement.cluster import make_cluster
@@ -253,7 +254,7 @@ class Changing:
                     stage = self._stage
                     arguments = (stage.coordinator, stage.profile, stage.manifest, HORIZON_S, "improved", False)
                     told = decided(stage.client, *arguments)
-            except (SmoeError, MoveError) as error:
+            except (SmoeError, GatewayClientError, MoveError) as error:
                 told = {"moved": False, "error": str(error)}
             self._timeline.decisions.append({"at_s": round(begun_s, 2), **told})
 
@@ -269,7 +270,7 @@ class Changing:
             moving = pool.submit(stage.coordinator.move, target)
             with closing(Managers(stage.client, read_feed_token(stage.state))) as managers:
                 while not moving.done() and not struck.wait(0.01):
-                    with suppress(SmoeError, MoveError):
+                    with suppress(SmoeError, GatewayClientError, MoveError):
                         if managers.held("b")["unfinished"]:
                             os.kill(pid, signal.SIGKILL)
                             struck.set()

@@ -23,10 +23,10 @@ import numpy as np
 
 from moe.manifest import Manifest
 from placement.cluster import Cluster, PlanArray, make_cluster
+from placement.errors import PlacementError
 from placement.layout import Floats
 from placement.migration import Migration, Scale, decide
 from placement.prism import Method, plan
-from smoe.errors import SmoeError
 
 Places = Mapping[str, Mapping[str, int]]
 """Function → node → replicas."""
@@ -88,22 +88,22 @@ class Choice:
 
 
 def read_profile(path: Path) -> Profile:
-    """Raises SmoeError: what is wrong, where, and what it may be."""
+    """Raises PlacementError: what is wrong, where, and what it may be."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise SmoeError(f"{path} is not a profile of nodes in JSON: {str(error)[:200]}") from error
+        raise PlacementError(f"{path} is not a profile of nodes in JSON: {str(error)[:200]}") from error
     found = _object(document, f"{path}", {"nodes", "mbit_per_s"})
     nodes = _object(found.get("nodes"), f"{path}: nodes")
     if len(nodes) < 2:
-        raise SmoeError(f"{path}: nodes names {len(nodes)}; there is nothing to place on fewer than two")
+        raise PlacementError(f"{path}: nodes names {len(nodes)}; there is nothing to place on fewer than two")
     memory: list[list[int]] = []
     speed: list[float] = []
     rate: list[float] = []
     for name, given in nodes.items():
         where = f"{path}: node {name[:40]!r}"
         if NODE_NAME.fullmatch(name) is None:
-            raise SmoeError(f"{where}: names are lower-case letters, digits, '-' and '.'")
+            raise PlacementError(f"{where}: names are lower-case letters, digits, '-' and '.'")
         one = _object(given, where, {"memory_mb", "speed", "load_mb_per_s"})
         sizes = one.get("memory_mb")
         sizes = sizes if isinstance(sizes, list) and sizes else [sizes]
@@ -123,7 +123,7 @@ def read_profile(path: Path) -> Profile:
 
 def seen_by(documents: Iterable[tuple[str, Any]], profile: Profile, manifest: Manifest) -> Seen:
     """What ingresses have counted (``GET /statistics``), each document with where it is from; ingresses on one node
-    are added. Raises SmoeError."""
+    are added. Raises PlacementError."""
     shape = (manifest.layers, len(manifest.experts(0)))
     frequency = np.zeros((len(profile.names), *shape))
     windows = []
@@ -132,17 +132,17 @@ def seen_by(documents: Iterable[tuple[str, Any]], profile: Profile, manifest: Ma
         node = found.get("node")
         if node not in profile.names:
             known = ", ".join(profile.names)
-            raise SmoeError(f"{where}: node is {node!r}; the profile has {known}, and each ingress says its own")
+            raise PlacementError(f"{where}: node is {node!r}; the profile has {known}, and each ingress says its own")
         try:
             tokens = np.array(found.get("tokens"), dtype=np.float64)
         except (ValueError, TypeError):
             tokens = np.empty(0)
         if tokens.shape != shape or not np.isfinite(tokens).all() or tokens.min() < 0:
-            raise SmoeError(f"{where}: tokens must be {list(shape)} numbers of 0 or more for {manifest.name}")
+            raise PlacementError(f"{where}: tokens must be {list(shape)} numbers of 0 or more for {manifest.name}")
         frequency[profile.names.index(node)] += tokens
         windows.append(_number(found.get("window_s"), f"{where}: window_s"))
     if not windows:
-        raise SmoeError(f"{manifest.name} has no ready ingress that could tell what experts are called")
+        raise PlacementError(f"{manifest.name} has no ready ingress that could tell what experts are called")
     return Seen(frequency, max(windows))
 
 
@@ -193,19 +193,21 @@ def places_of(held: PlanArray, profile: Profile, manifest: Manifest, now: Places
 
 
 def held_now(places: Places, profile: Profile, manifest: Manifest) -> PlanArray:
-    """[nodes, layers, experts] bool of what runs. Raises SmoeError for functions and nodes that the profile or the
+    """[nodes, layers, experts] bool of what runs. Raises PlacementError for functions and nodes that the profile or the
     pipeline does not have, so that nothing is planned over them."""
     held: PlanArray = np.zeros((len(profile.names), manifest.layers, len(manifest.experts(0))), dtype=np.bool_)
     for layer in range(manifest.layers):
         for expert in manifest.experts(layer):
             name = manifest.function_name(expert.id)
             if name not in places:
-                raise SmoeError(
+                raise PlacementError(
                     f"{name} is no function of its own here; experts that share a function cannot be placed"
                 )
             for node, count in places[name].items():
                 if node not in profile.names:
-                    raise SmoeError(f"{name} has replicas on node {node!r}; the profile has {', '.join(profile.names)}")
+                    raise PlacementError(
+                        f"{name} has replicas on node {node!r}; the profile has {', '.join(profile.names)}"
+                    )
                 held[profile.names.index(node), layer, expert.expert] = count > 0
     return held
 
@@ -218,7 +220,7 @@ def _lines(given: Any, names: tuple[str, ...], where: str) -> Floats:
     np.fill_diagonal(rates, 1.0)  # means nothing
     unknown = sorted(given.keys() - set(names))
     if unknown:
-        raise SmoeError(f"{where}: {unknown[0][:40]!r} is no node of this profile")
+        raise PlacementError(f"{where}: {unknown[0][:40]!r} is no node of this profile")
     for a, one in enumerate(names):
         line = _object(given.get(one), f"{where}: {one}", set(names))
         for b, other in enumerate(names):
@@ -229,16 +231,16 @@ def _lines(given: Any, names: tuple[str, ...], where: str) -> Floats:
 
 def _object(given: Any, where: str, keys: set[str] | None = None) -> dict[str, Any]:
     if not isinstance(given, dict):
-        raise SmoeError(f"{where} is {_shown(given)}; it takes an object")
+        raise PlacementError(f"{where} is {_shown(given)}; it takes an object")
     unknown = sorted(given.keys() - keys) if keys is not None else []
     if unknown:
-        raise SmoeError(f"{where}: {unknown[0][:40]!r} is not known; known are {', '.join(sorted(keys or ()))}")
+        raise PlacementError(f"{where}: {unknown[0][:40]!r} is not known; known are {', '.join(sorted(keys or ()))}")
     return given
 
 
 def _number(given: Any, where: str) -> float:
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
-        raise SmoeError(f"{where} is {_shown(given)}; it takes a number above 0")
+        raise PlacementError(f"{where} is {_shown(given)}; it takes a number above 0")
     return float(given)
 
 

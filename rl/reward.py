@@ -8,14 +8,13 @@ timesteps, not layers). The paper's β is ``cost_weight / slo_weight``: it leave
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoscaler.prices import METERS, Meter
+
 Floats = NDArray[np.float64]
-Meter = Literal["busy", "provisioned"]
-METERS: tuple[Meter, ...] = ("busy", "provisioned")
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,18 @@ def main() -> None:
 
 def _is_ours(error: Exception) -> bool:
     """Errors that carry a sentence for people: those of our own trees, and files that are not there."""
-    rooms = ("smoe.", "moe.", "traces.", "autoscaler.", "gateway.", "functions.", "rl.")
+    rooms = (
+        "smoe.",
+        "moe.",
+        "traces.",
+        "autoscaler.",
+        "gateway.",
+        "functions.",
+        "placement.",
+        "simulation.",
+        "evaluation.",
+        "rl.",
+    )
     return type(error).__module__.startswith(rooms) or isinstance(error, FileNotFoundError | PermissionError)
 
 

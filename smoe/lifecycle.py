@@ -16,10 +16,10 @@ from typing import IO, Any
 
 from gateway.backends.process import kernel
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayUnreachableError, NotReadyError, StateError
 from gateway.client.state import running_pid
 from moe.manifest import Manifest
 from smoe.deployment import DeploymentSettings, function_deployments
-from smoe.errors import GatewayUnreachableError, NotReadyError, StateError
 
 
 @dataclass(frozen=True)

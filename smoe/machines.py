@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from smoe.errors import GatewayRefusedError, GatewayUnreachableError, SmoeError
+from gateway.client.errors import GatewayClientError, GatewayRefusedError, GatewayUnreachableError
 from smoe.view.model import NodeRow
 
 PATIENCE_S = 0.0
@@ -57,7 +57,7 @@ class NodeWatch:
             return row
         try:
             memory = self._managers.held(node)
-        except SmoeError:
+        except GatewayClientError:
             return row
         now, before = dict(memory["unfinished"]), self._unfinished.get(node, {})
         self._unfinished[node] = now

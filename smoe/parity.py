@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayRefusedError
 from moe.reference import WholeModel
-from smoe.errors import GatewayRefusedError
 
 ROUNDS = 5
 """That are measured."""

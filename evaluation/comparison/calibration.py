@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoscaler.contract import Configuration
+from autoscaler.prices import METERS, Meter
 from evaluation.bound.loads import WindowLoad
 from evaluation.bound.oracle import alone
 from evaluation.bound.uniform import choices, deployed, outcomes
 from evaluation.comparison.errors import EvaluationError
 from evaluation.tuning.outcomes import MOST_VIOLATED, Played
-from rl.reward import METERS, Meter
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 from autoscaler.contract import Configuration
 from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy
+from autoscaler.prices import METERS, Meter
 from evaluation.comparison.policies import limits_of
-from rl.reward import METERS, Meter
 from simulation.engine.controlled import play
 from simulation.engine.kernel import BUSY_S
 from simulation.engine.requests import Requests

@@ -13,7 +13,7 @@ from typing import Any
 
 import requests
 
-from smoe.errors import GatewayRefusedError, GatewayUnreachableError, NotReadyError
+from gateway.client.errors import GatewayRefusedError, GatewayUnreachableError, NotReadyError
 
 _CONNECT_TRIES = 3
 

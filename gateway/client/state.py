@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from smoe.errors import StateError
+from gateway.client.errors import StateError
 
 DEFAULT_STATE = Path(".smoe")
 

@@ -21,12 +21,13 @@ from functions.memory.move_plan import MovePlan, Step, plan_move
 from functions.memory.regions import Region, RegionError
 from gateway.backends.process.stored_plan import spread
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayClientError
 from moe.manifest import Manifest
+from placement.errors import PlacementError
 from placement.moves.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
 from placement.moves.errors import ManagerGoneError, MoveError, SourceLostError
 from placement.moves.journal import Entry, Journal
 from placement.moves.managers import PLACEMENT, Managers, read_feed_token
-from smoe.errors import SmoeError
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Coordinator:
             self._order(found, target)
             reached_s = self._reached(target)
             ready_s, settled_s = next(reached_s) - began_s, next(reached_s) - began_s
-        except (SmoeError, RegionError) as error:
+        except (PlacementError, GatewayClientError, RegionError) as error:
             self._take_back(found, before, plan, error)
         self._journal.write(Entry(self._manifest.name, "releasing", before, target))
         released = self._release(plan.release)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from smoe.errors import SmoeError
+from placement.errors import PlacementError
 
 
-class MoveError(SmoeError):
+class MoveError(PlacementError):
     """A move could not be made; the sentence says what was done about it."""
 
 
-class ManagerGoneError(SmoeError):
+class ManagerGoneError(PlacementError):
     """A node's weights manager does not answer."""
 
 
-class SourceLostError(SmoeError):
+class SourceLostError(PlacementError):
     """A weights manager could not get a region from where it was told to."""

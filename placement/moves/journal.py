@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from gateway.client.errors import StateError
 from placement.moves.cluster import Places
 from placement.moves.errors import MoveError
-from smoe.errors import StateError
 
 Phase = Literal["copying", "switching", "releasing"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ import requests
 from functions.memory.move_plan import NodeMemory
 from functions.memory.regions import Region
 from gateway.client.client import GatewayClient
+from gateway.client.errors import StateError
 from moe.manifest import Manifest
 from placement.moves.errors import ManagerGoneError, MoveError, SourceLostError
-from smoe import __version__
-from smoe.errors import StateError
 
-IMAGE = f"smoe/memory:{__version__}"
+IMAGE = f"smoe/memory:{version('smoe')}"
 LABEL = "smoe.memory"
 """Of a manager's function: the node whose memory it manages."""
 PLACEMENT = "smoe.placement"

@@ -28,12 +28,13 @@ from autoscaler.contract import (
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
 from autoscaler.policy.rows import refuse_broken
+from autoscaler.prices import METERS
 from moe.manifest import load as load_manifest
 from rl.agent.contract import ActorNetwork, Batch
 from rl.agent.errors import NetworkError
 from rl.agent.export import load as load_actor
 from rl.features import CallTimes, Encoder, calls_of, calls_of_cores, mean_calls
-from rl.reward import METERS, RewardSettings
+from rl.reward import RewardSettings
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.bundled import named, nearest, warn_of_another
 from simulation.profiles.model.cluster import cluster_model

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
+from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic
 from evaluation.bound.frontier import Ints, frontier
 from evaluation.bound.loads import WindowLoad, expected_tables, windows
@@ -27,7 +28,7 @@ from evaluation.comparison.arrivals import arrivals
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from rl.episodes.episode import WINDOW_S, Episode
-from rl.reward import Meter, RewardSettings
+from rl.reward import RewardSettings
 from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload

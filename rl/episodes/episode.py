@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Configuration, Decision, Observation, Proposal
 from autoscaler.decision.limits import LimitState, decide
-from autoscaler.prices import total_cost
+from autoscaler.prices import METERS, total_cost
 from autoscaler.state.features import complete
 from evaluation.comparison.policies import limits_of
 from rl.agent.contract import State
 from rl.features import CallTimes, Encoder, History, calls_of
-from rl.reward import METERS, RewardSettings, cost_rewards, penalty
+from rl.reward import RewardSettings, cost_rewards, penalty
 from simulation.engine.kernel import BUSY_S
 from simulation.engine.metrics import SimulatedMetrics
 from simulation.engine.requests import Requests

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import Topology
+from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic
 from evaluation.bound.frontier import Ints
 from evaluation.bound.last_window import LastWindowSettings
@@ -21,7 +22,6 @@ from evaluation.bound.loads import WindowLoad, windows
 from evaluation.bound.oracle import cheapest_feasible
 from evaluation.bound.physics import Physics
 from rl.episodes.clips import Work, save_npz, work_key
-from rl.reward import Meter
 
 HEADROOM = LastWindowSettings.headroom
 NONE = -1

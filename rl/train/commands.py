@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from autoscaler.prices import Meter
 from rl.agent.settings import ARMS
-from rl.reward import Meter
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from simulation.workloads.custom_options import own_options, own_pipelines, refuse_other_machines, slos_option

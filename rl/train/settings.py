@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from autoscaler.prices import Meter
 from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.settings import ARMS
-from rl.reward import Meter, RewardSettings
+from rl.reward import RewardSettings
 from rl.train.errors import TrainingError
 from rl.train.teacher import TeacherSettings
 from rl.train.training_workloads import KINDS, VARIANTS, Kind

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeObservation, Observation
+from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable, frontier
 from evaluation.bound.loads import expert_table
 from evaluation.bound.oracle import configurations
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.window import Enclosure, enclose_frontiers
-from rl.reward import Meter
 from rl.train.errors import TrainingError
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload

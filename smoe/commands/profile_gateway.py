@@ -14,8 +14,8 @@ from typing import Any
 import requests
 
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayUnreachableError
 from simulation.profiles.measure.target import LogLine, ReplicaSeen, Snapshot
-from smoe.errors import GatewayUnreachableError
 
 NAMESPACE = "openfaas-fn"
 FEED_TIMEOUT_S = 15.0

@@ -13,6 +13,7 @@ import requests
 
 from functions.memory.regions import RegionError
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayClientError
 from moe.manifest import INGRESS, Manifest
 from placement.errors import PlacementError
 from placement.heterogeneous import Choice, Profile, chosen, held_now, places_of, read_profile, seen_by
@@ -74,7 +75,7 @@ def rebalance(
             try:
                 with closing(connect(state, gateway_url, password_file)) as client:
                     _tell(decided(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
-            except (SmoeError, PlacementError, RegionError) as error:
+            except (SmoeError, GatewayClientError, PlacementError, RegionError) as error:
                 if once or dry_run:
                     raise
                 click.echo(f"no decision: {error}", err=True)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayRefusedError
 from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
@@ -27,7 +28,7 @@ from smoe.commands.options import (
     state_option,
 )
 from smoe.deployment import DeploymentSettings, render_stack
-from smoe.errors import GatewayRefusedError, SmoeError
+from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
 
 _PIPELINE = click.argument("pipeline", default="minilm")

@@ -13,9 +13,9 @@ from autoscaler.contract import TickReport
 from autoscaler.loop import run
 from autoscaler.settings import ControllerSettings
 from gateway.client.client import GatewayClient
+from gateway.client.errors import StateError
 from placement.moves.managers import Managers, read_feed_token
 from smoe.commands.options import connect, gateway_option, password_option, state_option
-from smoe.errors import StateError
 from smoe.machines import PATIENCE_S, NodeWatch
 from smoe.view.build import ViewBuilder
 from smoe.view.live import View

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from benchmarks.together import manager_pid
 from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayRefusedError
 from moe.manifest import Manifest, load
 from placement.heterogeneous import MIB, expert_bytes
 from placement.moves.cluster import Places
@@ -27,7 +28,6 @@ from placement.moves.journal import Entry, Journal
 from placement.moves.managers import Managers, NodeSettings, deploy_managers, read_feed_token, start_nodes
 from smoe import lifecycle
 from smoe.cli import cli
-from smoe.errors import GatewayRefusedError
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from functions.memory.move_plan import MovePlan
+from gateway.client.errors import StateError
 from moe.manifest import Manifest, load
 from placement.moves import coordinator as module
 from placement.moves.coordinator import Coordinator
 from placement.moves.errors import MoveError
 from placement.moves.journal import Entry, Journal
-from smoe.errors import StateError
 
 HOLDER = """
 import sys

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.client.errors import GatewayRefusedError, GatewayUnreachableError
 from placement.moves.errors import ManagerGoneError
-from smoe.errors import GatewayRefusedError, GatewayUnreachableError
 from smoe.machines import NodeWatch
 from smoe.view.model import NodeRow
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from moe.manifest import Manifest, load
-from placement.errors import InfeasibleError
+from placement.errors import InfeasibleError, PlacementError
 from placement.heterogeneous import (
     MIB,
     Profile,
@@ -25,7 +25,6 @@ from placement.heterogeneous import (
     seen_by,
 )
 from smoe.cli import cli
-from smoe.errors import SmoeError
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def test_a_profile_gives_every_gpu_of_a_node_what_the_node_has(tmp_path: Path) -
 def test_a_profile_that_cannot_be_gets_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "nodes.json"
     path.write_text(text)
-    with pytest.raises(SmoeError, match=sentence):
+    with pytest.raises(PlacementError, match=sentence):
         read_profile(path)
 
 
@@ -99,7 +98,7 @@ def test_statistics_that_cannot_be_get_a_sentence(
 ) -> None:
     profile = profile_of(tmp_path, {"a": 12, "b": 12}, expert_bytes(manifest))
     where, found = document(manifest, "a", [1.0, 1, 1, 1])
-    with pytest.raises(SmoeError, match=sentence):
+    with pytest.raises(PlacementError, match=sentence):
         seen_by([(where, {**found, **change})], profile, manifest)
 
 
@@ -109,7 +108,7 @@ def test_ingresses_of_one_node_are_added_and_a_pipeline_without_any_is_told(mani
     seen = seen_by(documents, profile, manifest)
     assert seen.frequency[:, 0].tolist() == [[0, 0, 0, 0], [2, 2, 3, 4]]
     assert seen.window_s == 300.0
-    with pytest.raises(SmoeError, match="no ready ingress"):
+    with pytest.raises(PlacementError, match="no ready ingress"):
         seen_by([], profile, manifest)
 
 
@@ -199,9 +198,9 @@ def test_a_plan_as_places_keeps_how_many_replicas_a_node_has_and_leaves_the_rest
     now = {name: {"a": 3} for layer in names for name in layer}
     assert places_of(held, profile, manifest, now) == {layer[0]: {"a": 3, "b": 3} for layer in names}
     assert places_of(held, profile, manifest)[names[0][1]] == {"a": 1}
-    with pytest.raises(SmoeError, match="node 'z'"):
+    with pytest.raises(PlacementError, match="node 'z'"):
         held_now({**now, names[0][0]: {"z": 1}}, profile, manifest)
-    with pytest.raises(SmoeError, match="share a function"):
+    with pytest.raises(PlacementError, match="share a function"):
         held_now({}, profile, manifest)
 
 

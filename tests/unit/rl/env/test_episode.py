@@ -10,9 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.prices import METERS
 from evaluation.comparison.policies import limits_of
 from rl.episodes import Episode
-from rl.reward import METERS, RewardSettings
+from rl.reward import RewardSettings
 from simulation.engine.controlled import Step, play
 from simulation.engine.simulation import Simulation
 from simulation.latency.roofline import Roofline

@@ -1,0 +1,100 @@
+"""Finds retired words (docs/glossary.md) in names, docstrings, comments, help texts and pages, and public arrays whose
+docstring states no axes. ``python -m tests.docs.words FOLDER…`` lists them."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = (
+    "autoscaler", "benchmarks", "evaluation", "functions", "gateway", "moe", "notebooks", "placement", "platform_words",
+    "rl", "simulation", "smoe", "traces",
+)  # fmt: skip
+VARIABLES = frozenset({"found", "own", "known", "seen"})
+"""Variables that name nothing."""
+PARTS = re.compile(
+    r"(?:^|_)(?:re)?(?:play(?:s|ed|er|ers)?(?<!replay)(?<!replays)(?<!replayed)|volleys?|wish(?:es|ed)?|told|tells?|"
+    r"unlike|alike|anew|shelf|lanes?|lattice|company|quiet|quietest|dearest|dearer|own_pipelines?|own_options)(?:_|$)"
+)
+PROSE = re.compile(
+    r"\b(?:play|plays|played|playing|volleys?|wish|wishes|wished|told|tells?|said|says|saying|anew|thereby|"
+    r"throughout|beside|company|unlike (?:nodes|machines)|alike|lattice|shelf|one's own pipeline|"
+    r"requests that meet|dear|dearer|dearest|as it comes)\b",
+    re.IGNORECASE,
+)
+ARRAY = re.compile(r"\b(?:NDArray|Tensor|ndarray|Floats\d*|Ints\d*|Bools|FloatArray|IntArray)\b")
+AXES = re.compile(r"\[[^\]]*\]|\bscalar\b", re.IGNORECASE)
+
+
+class Finding(NamedTuple):
+    """One place to mend."""
+
+    path: str
+    line: int
+    what: str
+
+
+def of_source(path: str, text: str) -> Iterator[Finding]:
+    """Findings of one Python file: retired names, retired words in comments and strings, docstrings that begin with
+    "Of", public arrays without axes."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME:
+            snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", token.string).lower()
+            if token.string in VARIABLES or PARTS.search(snake):
+                yield Finding(path, token.start[0], f"name {token.string}")
+        elif token.type in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
+            yield from _prose(path, token.start[0], token.string)
+    yield from _of_docstrings(path, ast.parse(text))
+
+
+def of_page(path: str, text: str) -> Iterator[Finding]:
+    """Findings of one page; code blocks are read too."""
+    yield from _prose(path, 1, text)
+
+
+def _prose(path: str, first_line: int, text: str) -> Iterator[Finding]:
+    for match in PROSE.finditer(text):
+        yield Finding(path, first_line + text.count("\n", 0, match.start()), f"word {match[0]}")
+
+
+def _of_docstrings(path: str, tree: ast.Module) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            if node.value.value.lstrip().startswith("Of "):
+                yield Finding(path, node.lineno, "docstring begins with Of")
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            annotations = [a.annotation for a in arguments if a.annotation] + ([node.returns] if node.returns else [])
+            arrays = any(ARRAY.search(ast.unparse(annotation)) for annotation in annotations)
+            documented = ast.get_docstring(node)
+            if arrays and documented is not None and not AXES.search(documented):
+                yield Finding(path, node.lineno, f"array without axes: {node.name}")
+
+
+def findings(rooms: tuple[str, ...] = ROOMS) -> list[Finding]:
+    """Every finding in the Python files of ``rooms`` and, for folders of pages, in their Markdown files."""
+    out: list[Finding] = []
+    for room in rooms:
+        base = ROOT / room
+        paths = [base] if base.is_file() else sorted(base.rglob("*"))
+        for path in paths:
+            relative = path.relative_to(ROOT).as_posix()
+            if path.suffix == ".py":
+                out.extend(of_source(relative, path.read_text()))
+            elif path.suffix == ".md":
+                out.extend(of_page(relative, path.read_text()))
+    return out
+
+
+if __name__ == "__main__":
+    listed = findings(tuple(sys.argv[1:]) or ROOMS)
+    for finding in listed:
+        print(f"{finding.path}:{finding.line}: {finding.what}")
+    print(f"{len(listed)} findings")
