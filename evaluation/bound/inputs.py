@@ -11,8 +11,8 @@ import click
 import numpy as np
 
 from simulation.engine.requests import Requests, draw_requests
-from simulation.workloads.custom import OwnPipeline
-from simulation.workloads.custom_options import any_slo_option, own_options, own_pipelines, prices_option
+from simulation.workloads.custom import CustomPipeline
+from simulation.workloads.custom_options import any_slo_option, custom_options, custom_pipelines, prices_option
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
 from traces import catalog, loading, scale
@@ -22,7 +22,7 @@ from traces.options import clip_options, data_option, seed_option
 def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Workload or pipeline of one's own, trace, and which part of it at what rate."""
     for option in (
-        own_options(any_slo_option),
+        custom_options(any_slo_option),
         prices_option,
         seed_option,
         click.option(
@@ -66,7 +66,7 @@ class Asked:
     workload: Workload
     speed: float
     mean_rps: float
-    own: OwnPipeline | None
+    own: CustomPipeline | None
 
 
 def asked_for(options: Mapping[str, Any]) -> Asked:
@@ -76,7 +76,7 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
         raise click.UsageError("name a workload of the paper's (--workload), or one's own pipeline (--pipeline)")
     targets = () if slo_ms is None or folder is None else (slo_ms,)
     machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
-    own = own_pipelines(folder, targets, *machine)
+    own = custom_pipelines(folder, targets, *machine)
     speed, mean_rps = (own[0].speed, own[0].rate_rps) if own else (1.0, 0.0)
     mean_rps = mean_rps if options["mean_rps"] is None else options["mean_rps"]
     workload = own[0].served(0, size or 0, mean_rps) if own else paper_workload(name, mean_tokens=size)

@@ -16,7 +16,7 @@ from autoscaler.settings import is_policy
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.named import NAMES, learnt_file
 from evaluation.provenance import code_sha256
-from simulation.workloads.custom import MOST_TOKENS, OwnPipeline
+from simulation.workloads.custom import MOST_TOKENS, CustomPipeline
 from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
 from traces.model import PATTERNS
@@ -80,7 +80,7 @@ class Grid:
     """Set that hours are taken from; settings are tuned on ``validation``."""
     speed: float = 1.0
     """The trace's time is divided by it; windows, seconds and rate are of what is played."""
-    own: OwnPipeline | None = None
+    own: CustomPipeline | None = None
     """A pipeline of one's own, which ``workloads`` may name beside the paper's."""
     prices: PriceSheet | None = None
     """Of all workloads; None: each workload's own."""
@@ -147,7 +147,7 @@ class Grid:
             "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
             **self.made_by(group.workload),
         }
-        if (pipeline := self.own_of(group.workload)) is not None:
+        if (pipeline := self.custom_of(group.workload)) is not None:
             numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens, pipeline.cluster)
             own["own"] = [*numbers, pipeline.sha256]
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
@@ -155,19 +155,19 @@ class Grid:
     def made_by(self, workload: str) -> dict[str, str]:
         """Hashes of what no option names: ``code_sha256`` of the rooms that are run through, ``prices_sha256`` of the
         price sheet."""
-        pipeline = self.own_of(workload)
+        pipeline = self.custom_of(workload)
         own = load_prices(PAPER_PRICES) if pipeline is None else pipeline.prices
         sheet = json.dumps(asdict(self.prices or own), sort_keys=True)
         return {"code_sha256": code_sha256(), "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest()}
 
-    def own_of(self, workload: str) -> OwnPipeline | None:
+    def custom_of(self, workload: str) -> CustomPipeline | None:
         """The pipeline of one's own, if that is the workload."""
         return self.own if self.own is not None and self.own.pipeline == workload else None
 
     def workload_of(self, group: Group, mean_rps: float) -> Workload:
         """What is played, with the routing of the group's seed and, on the modelled cluster, segments for a load of
         ``mean_rps``. Raises ProfileError and ``moe.errors.ManifestError``."""
-        own, tokens = self.own_of(group.workload), group.tokens or None
+        own, tokens = self.custom_of(group.workload), group.tokens or None
         if own is not None:
             found = own.served(group.seed, group.tokens, mean_rps)
         else:

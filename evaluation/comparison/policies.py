@@ -16,7 +16,7 @@ from autoscaler.policy.demand import Metric
 from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
 from evaluation.comparison.grid import Grid, Group
-from simulation.workloads.custom import CLUSTER_CORE, OwnPipeline
+from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
 
 PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
@@ -31,7 +31,7 @@ def limits_of(workload: Workload) -> LimitSettings:
 
 def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:
     """The policy as the controller would make it. Segments are left alone, as in the paper. Raises SettingsError."""
-    own, pipeline = grid.settings_of(name, group), grid.own_of(group.workload)
+    own, pipeline = grid.settings_of(name, group), grid.custom_of(group.workload)
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
         manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
@@ -63,7 +63,7 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
 class MakingByProfile(Making):
     """Where the policy's settings name neither profile nor workload, it plans with the profile that is played."""
 
-    played: OwnPipeline
+    played: CustomPipeline
     tokens: int
     """Mean tokens of a request; 0: the pipeline's own."""
 

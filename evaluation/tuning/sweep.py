@@ -117,15 +117,15 @@ def sweep(
         done += len(own)
         progress(f"{policy} on {workload}", done)
 
-    own_grids = [replace(validation, workloads=(workload,)) for workload in grid.workloads]
-    workers = min(workers, len(own_grids))
+    custom_grids = [replace(validation, workloads=(workload,)) for workload in grid.workloads]
+    workers = min(workers, len(custom_grids))
     if workers <= 1:
-        for own_grid in own_grids:
+        for custom_grid in custom_grids:
             for policy in policies:
-                take(own_grid.workloads[0], policy, _tried(own_grid, policy, out))
+                take(custom_grid.workloads[0], policy, _tried(custom_grid, policy, out))
     else:
         with worker_processes(workers) as pool:
-            parts = pool.map(_all_tried, own_grids, itertools.repeat(policies), itertools.repeat(out))
+            parts = pool.map(_all_tried, custom_grids, itertools.repeat(policies), itertools.repeat(out))
             for workload, by_policy in zip(grid.workloads, parts, strict=True):
                 for policy, own in by_policy.items():
                     take(workload, policy, own)

@@ -15,7 +15,7 @@ from autoscaler.prices import Meter
 from rl.agent.settings import ARMS
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
-from simulation.workloads.custom_options import own_options, own_pipelines, refuse_other_machines, slos_option
+from simulation.workloads.custom_options import custom_options, custom_pipelines, refuse_other_machines, slos_option
 from simulation.workloads.paper import PAPER_WORKLOADS
 
 DEFAULT = TrainingSettings()
@@ -25,7 +25,7 @@ DEFAULT = TrainingSettings()
 @click.option(
     "--workload", "workloads", multiple=True, type=click.Choice(PAPER_WORKLOADS), help="Repeatable. [default: all]"
 )
-@own_options(slos_option)
+@custom_options(slos_option)
 @click.option(
     "--traces",
     type=click.Path(path_type=Path, file_okay=False),
@@ -85,7 +85,7 @@ def train(
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
-    own = own_pipelines(folder, slo_ms, profile, cpu_scale, other_machine, slo_factor, cluster)
+    own = custom_pipelines(folder, slo_ms, profile, cpu_scale, other_machine, slo_factor, cluster)
     variants = DEFAULT.variants if workloads or not own else ()
     named = workloads if own else workloads or PAPER_WORKLOADS
     chosen = replace(DEFAULT, workloads=named, variants=variants, pipelines=own, **options)

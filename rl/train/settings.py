@@ -12,7 +12,7 @@ from rl.reward import RewardSettings
 from rl.train.errors import TrainingError
 from rl.train.teacher import TeacherSettings
 from rl.train.training_workloads import KINDS, VARIANTS, Kind
-from simulation.workloads.custom import OwnPipeline, OwnPipelineError
+from simulation.workloads.custom import CustomPipeline, CustomPipelineError
 from simulation.workloads.paper import PAPER_WORKLOADS
 from traces.model import PATTERNS
 
@@ -54,7 +54,7 @@ class TrainingSettings:
     """Episodes of one pipeline side by side, so that decisions are taken in one pass."""
     variants: tuple[str, ...] = tuple(kind.name for kind in VARIANTS)
     """Further kinds of pipelines to train on (:mod:`rl.train.training_workloads`); not in validation."""
-    pipelines: tuple[OwnPipeline, ...] = ()
+    pipelines: tuple[CustomPipeline, ...] = ()
     """One's own, beside ``workloads``, which may then be none."""
     episode_windows: int = 40
     mean_rps: tuple[float, float] = (5.0, 40.0)
@@ -132,13 +132,13 @@ class TrainingSettings:
                 if name == "learner":
                     made[name] = LearnerSettings.from_json(value)
                 elif name == "pipelines":
-                    made[name] = tuple(OwnPipeline.from_json(one) for one in value)
+                    made[name] = tuple(CustomPipeline.from_json(one) for one in value)
                 elif name in parts:
                     made[name] = parts[name](**value)
                 else:
                     made[name] = tuple(value) if isinstance(value, list) else value
             return cls(**made)
-        except OwnPipelineError as error:
+        except CustomPipelineError as error:
             raise TrainingError(str(error)) from error
         except (TypeError, LearnerError) as error:
             raise TrainingError(f"training: a stored setting does not fit this program ({error})") from error

@@ -43,12 +43,12 @@ CLUSTER_CORE = 1.0
 """Real cores a configured core of the modelled cluster."""
 
 
-class OwnPipelineError(ValueError):
+class CustomPipelineError(ValueError):
     """A setting of one's own pipeline that cannot be; the sentence says which and what is allowed."""
 
 
 @dataclass(frozen=True)
-class OwnPipeline:
+class CustomPipeline:
     """A pipeline's folder on the machine of a profile. Raises OwnPipelineError."""
 
     folder: str
@@ -70,15 +70,17 @@ class OwnPipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean_rps", tuple(self.mean_rps))
         if len(self.mean_rps) != 2 or not 0 < self.mean_rps[0] <= self.mean_rps[1]:
-            raise OwnPipelineError(f"own pipeline: mean_rps is {self.mean_rps!r}; allowed: lowest and highest, above 0")
+            raise CustomPipelineError(
+                f"own pipeline: mean_rps is {self.mean_rps!r}; allowed: lowest and highest, above 0"
+            )
         for name, number, least in (
             ("slo_ms", self.slo_ms, 0.1), ("cpu_scale", self.cpu_scale, 0.0), ("window_s", self.window_s, 0.1),
             ("speed", self.speed, 1e-3), ("mean_tokens", self.mean_tokens, 1.0),
         ):  # fmt: skip
             if not number >= least:
-                raise OwnPipelineError(f"own pipeline: {name} is {number!r}; allowed: {least:g} or more")
+                raise CustomPipelineError(f"own pipeline: {name} is {number!r}; allowed: {least:g} or more")
         if self.mean_tokens > MOST_TOKENS:
-            raise OwnPipelineError(
+            raise CustomPipelineError(
                 f"own pipeline: mean_tokens is {self.mean_tokens!r}; its requests have {MOST_TOKENS} tokens at most"
             )
 
@@ -95,7 +97,9 @@ class OwnPipeline:
         ``moe.errors.ManifestError``."""
         found = _pipeline_of(self.folder)
         if found in PAPER_WORKLOADS:
-            raise OwnPipelineError(f"the pipeline in {self.folder} is called {found}, as one of the paper's workloads")
+            raise CustomPipelineError(
+                f"the pipeline in {self.folder} is called {found}, as one of the paper's workloads"
+            )
         return found
 
     @property
@@ -139,17 +143,17 @@ class OwnPipeline:
         return replace(plain, routing=zipf_routing(counts, seed=seed))
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> OwnPipeline:
+    def from_json(cls, stored: dict[str, Any]) -> CustomPipeline:
         """Raises OwnPipelineError for a key that is not known."""
         unknown = sorted(set(stored) - {one.name for one in fields(cls)})
         if unknown or not {"folder", "slo_ms"} <= set(stored):
             known = ", ".join(one.name for one in fields(cls))
             wrong = f"{unknown[0]!r} is not known" if unknown else "folder and slo_ms are needed"
-            raise OwnPipelineError(f"own pipeline: {wrong}; keys are {known}")
+            raise CustomPipelineError(f"own pipeline: {wrong}; keys are {known}")
         return cls(**stored)
 
 
-def on_cluster(own: OwnPipeline) -> OwnPipeline:
+def on_cluster(own: CustomPipeline) -> CustomPipeline:
     """The same on the modelled cluster, with the windows, speed and rates of the paper's workloads."""
     return replace(own, cluster=True, window_s=30.0, speed=1.0, mean_rps=(5.0, 40.0))
 
@@ -165,7 +169,7 @@ def _nearest(folder: str) -> Path:
 
 
 @lru_cache(maxsize=8)
-def _measured(own: OwnPipeline) -> Workload:
+def _measured(own: CustomPipeline) -> Workload:
     """With the routing that is made where none is given."""
     folder = Path(own.folder)
     profile = open_profile(own.profile_file, folder, None)

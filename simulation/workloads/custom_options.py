@@ -15,7 +15,7 @@ from moe.errors import MoeError
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.errors import ProfileError
 from simulation.profiles.model.storage import check_machine, load
-from simulation.workloads.custom import OwnPipeline, on_cluster
+from simulation.workloads.custom import CustomPipeline, on_cluster
 
 pipeline_option = click.option(
     "--pipeline",
@@ -85,7 +85,7 @@ slos_option = click.option(
 )
 
 
-def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def custom_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The options of one's own pipeline; ``slo``: the one of the above that the command takes."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ def own_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Calla
     return decorate
 
 
-def own_pipelines(
+def custom_pipelines(
     folder: Path | None,
     slo_ms: Sequence[float],
     profile: Path | None,
@@ -107,7 +107,7 @@ def own_pipelines(
     other_machine: bool,
     slo_factor: float | None = None,
     cluster: bool = False,
-) -> tuple[OwnPipeline, ...]:
+) -> tuple[CustomPipeline, ...]:
     """One for each target; none where no pipeline is named. ``slo_factor``: one target more, so many times the whole
     model's own time, which is said on standard error. Raises UsageError where options do not belong together, and where
     the pipeline has no profile that fits it and, unless ``other_machine`` or the ``cluster`` is meant, this machine,
@@ -127,7 +127,7 @@ def own_pipelines(
         )
     known = list(slo_ms)
     try:
-        found = OwnPipeline(str(folder), known[0] if known else 1.0, str(profile or ""), cpu_scale)
+        found = CustomPipeline(str(folder), known[0] if known else 1.0, str(profile or ""), cpu_scale)
         found = on_cluster(found) if cluster else found
         found.served()
         if not (other_machine or cluster):
@@ -154,7 +154,7 @@ def _target_ms(folder: Path, factor: float, tokens: float) -> float:
     return target_ms
 
 
-def refuse_other_machines(pipelines: Sequence[OwnPipeline]) -> None:
+def refuse_other_machines(pipelines: Sequence[CustomPipeline]) -> None:
     """Raises UsageError where a profile is of another machine than this one, with the difference named."""
     try:
         for path in {own.profile_file for own in pipelines}:

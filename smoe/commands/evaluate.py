@@ -23,8 +23,8 @@ from evaluation.comparison.run import evaluate as run_all
 from evaluation.comparison.tables import HEAD, cells, rows, without_interval
 from simulation.engine.errors import SimulationError
 from simulation.profiles.model.errors import ProfileError
-from simulation.workloads.custom import HOUR_S, OwnPipeline, OwnPipelineError
-from simulation.workloads.custom_options import own_options, own_pipelines, prices_option, slo_option
+from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineError
+from simulation.workloads.custom_options import custom_options, custom_pipelines, prices_option, slo_option
 from simulation.workloads.paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
 from traces.errors import TraceError
@@ -56,7 +56,7 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     callback=_names,
     help=f"Comma list of {','.join(PAPER_WORKLOADS)}. [default: {','.join(DEFAULT_WORKLOADS)}; none with --pipeline]",
 )
-@own_options(slo_option)
+@custom_options(slo_option)
 @click.option(
     "--patterns", default="bursty", show_default=True, callback=_names, help=f"Comma list of {','.join(PATTERNS)}."
 )
@@ -144,7 +144,7 @@ def evaluate(**options: Any) -> None:
     slo_ms = options["slo_ms"]
     targets = () if slo_ms is None else (slo_ms,)
     machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
-    own = own_pipelines(options["folder"], targets, *machine)
+    own = custom_pipelines(options["folder"], targets, *machine)
     left_out: dict[str, str] = {}
     try:
         grid = _grid(options, own[0] if own else None)
@@ -159,7 +159,7 @@ def evaluate(**options: Any) -> None:
         if all(summary["policy"] == BOUND for summary in summaries):
             raise EvaluationError("; ".join(dict.fromkeys(left_out.values())))
         paths = write_report(grid, summaries, options["out"], left_out)
-    except (EvaluationError, OwnPipelineError, ProfileError, TraceError, SimulationError, AutoscalerError) as error:
+    except (EvaluationError, CustomPipelineError, ProfileError, TraceError, SimulationError, AutoscalerError) as error:
         raise SmoeError(str(error)) from error
     if options["as_json"]:
         sys.stdout.buffer.write(orjson.dumps(summaries, option=orjson.OPT_APPEND_NEWLINE))
@@ -170,7 +170,7 @@ def evaluate(**options: Any) -> None:
     console.print(f"report: {paths.html}")
 
 
-def _grid(options: dict[str, Any], own: OwnPipeline | None) -> Grid:
+def _grid(options: dict[str, Any], own: CustomPipeline | None) -> Grid:
     """One clock for all workloads: that of one's own pipeline where there is one, but for what was asked for."""
     named = {key: options[key] for key in ("window_s", "seconds", "mean_rps", "speed") if options[key] is not None}
     clock: dict[str, float] = {}

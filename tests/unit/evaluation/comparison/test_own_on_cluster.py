@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from autoscaler.contract import ConfigurationSpace
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import policy_of
-from simulation.workloads.custom import OwnPipeline, on_cluster
+from simulation.workloads.custom import CustomPipeline, on_cluster
 from simulation.workloads.paper import segments_at
 from smoe.cli import cli
 
@@ -24,12 +24,12 @@ POLICIES = ("static", "last-window", "smoe")
 
 
 @pytest.fixture(scope="module")
-def own(minilm_pipeline: Path) -> OwnPipeline:
-    return on_cluster(OwnPipeline(str(minilm_pipeline), 62.0))
+def own(minilm_pipeline: Path) -> CustomPipeline:
+    return on_cluster(CustomPipeline(str(minilm_pipeline), 62.0))
 
 
 @pytest.fixture(scope="module")
-def grid(own: OwnPipeline) -> Grid:
+def grid(own: CustomPipeline) -> Grid:
     return Grid(("minilm",), ("bursty",), (0,), POLICIES, (0,), seconds=240.0, data=NO_TRACES, own=own)
 
 
@@ -57,7 +57,7 @@ def test_every_result_tells_measured_and_modelled_apart(played: tuple[Path, list
     assert "on the modelled cluster with cores of the profile" in text and "GPU shares modelled" in text
 
 
-def test_it_has_the_clusters_space_prices_and_segments(own: OwnPipeline, grid: Grid) -> None:
+def test_it_has_the_clusters_space_prices_and_segments(own: CustomPipeline, grid: Grid) -> None:
     found = grid.workload_of(GROUP, 100.0)
     assert found.space == ConfigurationSpace() and found.host is None
     assert found.segment_configuration == segments_at(100.0) != segments_at(0.0)
@@ -71,7 +71,7 @@ def test_the_learnt_policy_knows_the_shares(grid: Grid) -> None:
     assert learnt.encoder.limits.space.gpu_shares == workload.space.gpu_shares  # type: ignore[attr-defined]
 
 
-def test_a_run_on_the_cluster_is_another_than_one_on_the_machine(grid: Grid, own: OwnPipeline) -> None:
+def test_a_run_on_the_cluster_is_another_than_one_on_the_machine(grid: Grid, own: CustomPipeline) -> None:
     machine = replace(own, cluster=False)
     assert grid.fingerprint(GROUP, "hpa", "0") != replace(grid, own=machine).fingerprint(GROUP, "hpa", "0")
 

@@ -22,7 +22,7 @@ from evaluation.comparison.policies import policy_of
 from evaluation.comparison.run import evaluate
 from simulation.profiles.model.bundled import fitting
 from simulation.profiles.model.storage import load, save
-from simulation.workloads.custom import OwnPipeline, OwnPipelineError
+from simulation.workloads.custom import CustomPipeline, CustomPipelineError
 from smoe.cli import cli
 from smoe.errors import SmoeError
 
@@ -33,12 +33,12 @@ GROUP = Group("minilm", "bursty", 0, 0)
 
 
 @pytest.fixture(scope="module")
-def own(minilm_pipeline: Path) -> OwnPipeline:
-    return OwnPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
+def own(minilm_pipeline: Path) -> CustomPipeline:
+    return CustomPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
 
 
 @pytest.fixture(scope="module")
-def grid(own: OwnPipeline) -> Grid:
+def grid(own: CustomPipeline) -> Grid:
     return Grid(
         ("minilm",), ("bursty",), (0,), POLICIES, (0,),
         window_s=2.0, seconds=40.0, mean_rps=3.0, speed=30.0, data=NO_TRACES, own=own,
@@ -73,7 +73,7 @@ def test_all_policies_meet_the_same_requests_on_the_measured_machine(played: tup
 
 
 def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(
-    played: tuple[Path, list[dict[str, Any]]], own: OwnPipeline
+    played: tuple[Path, list[dict[str, Any]]], own: CustomPipeline
 ) -> None:
     out, _ = played
     text = (out / "results.md").read_text()
@@ -90,7 +90,7 @@ def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(
 def test_stored_runs_are_not_played_again_unless_pipeline_profile_or_scale_are_others(
     played: tuple[Path, list[dict[str, Any]]],
     grid: Grid,
-    own: OwnPipeline,
+    own: CustomPipeline,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -163,7 +163,7 @@ def test_it_stands_beside_the_papers_workloads_under_one_clock(grid: Grid) -> No
     both = replace(grid, workloads=("bert-4", "minilm"))
     assert [group.workload for group in both.groups()] == ["bert-4", "minilm"]
     times = [arrivals(both, group).arrival_s for group in both.groups()]
-    assert np.array_equal(*times) and both.own_of("bert-4") is None
+    assert np.array_equal(*times) and both.custom_of("bert-4") is None
     with pytest.raises(EvaluationError, match=r"workloads are .*minilm; got 'gpt2'"):
         replace(grid, workloads=("gpt2",))
 
@@ -176,7 +176,7 @@ def test_a_traces_time_is_divided_by_the_speed(grid: Grid) -> None:
 
 
 def test_policies_that_plan_with_seconds_of_calls_plan_with_those_that_are_played(
-    grid: Grid, own: OwnPipeline, tmp_path: Path
+    grid: Grid, own: CustomPipeline, tmp_path: Path
 ) -> None:
     """A copied profile of the pipeline, elsewhere: what the policy is given is that file, unless told otherwise."""
     copied = tmp_path / "copied.parquet"
@@ -206,5 +206,5 @@ def test_a_pipeline_that_is_called_like_one_of_the_papers_is_refused(
     minilm_pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("simulation.workloads.custom._pipeline_of", lambda folder: "bert-4")
-    with pytest.raises(OwnPipelineError, match="is called bert-4"):
-        assert OwnPipeline(str(minilm_pipeline), 300.0).pipeline
+    with pytest.raises(CustomPipelineError, match="is called bert-4"):
+        assert CustomPipeline(str(minilm_pipeline), 300.0).pipeline

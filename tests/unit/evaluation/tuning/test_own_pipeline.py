@@ -13,7 +13,7 @@ from autoscaler.stored_deployment import load_plan
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import policy_of, quick
 from evaluation.tuning.commands import tune
-from simulation.workloads.custom import OwnPipeline
+from simulation.workloads.custom import CustomPipeline
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
     found = CliRunner().invoke(tune, ["--policy", policy, *machine, "--trace", str(trace), *search])
     assert found.exit_code == 0, found.output
     assert "of 300;" in found.output
-    own = OwnPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
+    own = CustomPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
     grid = Grid(("minilm",), ("bursty",), (0,), (policy,), (0,), speed=30.0, plans=tmp_path, own=own)
     group = Group("minilm", "bursty", 0, 0)
     workload = grid.workload_of(group, 3.0)

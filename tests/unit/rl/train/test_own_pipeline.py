@@ -20,7 +20,7 @@ from rl.train.steady import CONCURRENCY, TOLERATED
 from rl.train.training_workloads import reference_of
 from rl.train.validation import Validator
 from rl.train.warm_start import teacher_of
-from simulation.workloads.custom import OwnPipeline, OwnPipelineError
+from simulation.workloads.custom import CustomPipeline, CustomPipelineError
 from tests.unit.rl.train.test_rounds import SETTINGS, agent
 
 NO_TRACES = Path(__file__).parent
@@ -28,15 +28,15 @@ NO_TRACES = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def own(minilm_pipeline: Path) -> OwnPipeline:
-    return OwnPipeline(str(minilm_pipeline), 200.0, cpu_scale=0.03)
+def own(minilm_pipeline: Path) -> CustomPipeline:
+    return CustomPipeline(str(minilm_pipeline), 200.0, cpu_scale=0.03)
 
 
-def settings_of(own: OwnPipeline) -> TrainingSettings:
+def settings_of(own: CustomPipeline) -> TrainingSettings:
     return TrainingSettings.from_json(SETTINGS.as_json() | {"workloads": [], "pipelines": [own.__dict__]})
 
 
-def test_windows_of_ones_own_pipeline_are_played_and_kept(own: OwnPipeline) -> None:
+def test_windows_of_ones_own_pipeline_are_played_and_kept(own: CustomPipeline) -> None:
     learner = agent()
     rounds = Rounds(settings_of(own), learner, NO_TRACES)
     tally = rounds.play(0, teach=True)
@@ -48,7 +48,7 @@ def test_windows_of_ones_own_pipeline_are_played_and_kept(own: OwnPipeline) -> N
     assert tally.judged
 
 
-def test_clips_differ_in_routing_alone(own: OwnPipeline) -> None:
+def test_clips_differ_in_routing_alone(own: CustomPipeline) -> None:
     first, second, again = own.workload(1), own.workload(2), own.workload(1)
     assert first.slo_s == second.slo_s == 0.2
     assert first.topology is second.topology and first.name == own.name
@@ -57,12 +57,14 @@ def test_clips_differ_in_routing_alone(own: OwnPipeline) -> None:
     assert not np.array_equal(first.routing.popularity, second.routing.popularity)
 
 
-def test_cost_is_counted_in_what_ones_own_load_costs(own: OwnPipeline) -> None:
+def test_cost_is_counted_in_what_ones_own_load_costs(own: CustomPipeline) -> None:
     reward = SETTINGS.reward
-    assert 0 < reference_of(OwnPipeline(**own.__dict__ | {"mean_rps": (1.0, 1.0)}), reward) <= reference_of(own, reward)
+    assert (
+        0 < reference_of(CustomPipeline(**own.__dict__ | {"mean_rps": (1.0, 1.0)}), reward) <= reference_of(own, reward)
+    )
 
 
-def test_validation_plays_ones_own_clips(own: OwnPipeline, tmp_path: Path) -> None:
+def test_validation_plays_ones_own_clips(own: CustomPipeline, tmp_path: Path) -> None:
     validator = Validator(settings_of(own), tmp_path, NO_TRACES)
     found = validator.judge(lambda episodes, states: [state.present for state in states])
     assert {(clip.workload, clip.pattern) for clip in found.clips} == {
@@ -88,16 +90,16 @@ def test_a_faster_clip_has_the_same_arrivals_in_less_time() -> None:
     ],
 )
 def test_refuses_ones_own_pipeline_with_a_sentence(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(OwnPipelineError, match=says):
-        OwnPipeline(**{"folder": "somewhere", "slo_ms": 100.0} | changes)
+    with pytest.raises(CustomPipelineError, match=says):
+        CustomPipeline(**{"folder": "somewhere", "slo_ms": 100.0} | changes)
 
 
-def test_settings_with_ones_own_pipeline_come_back_from_json(own: OwnPipeline) -> None:
+def test_settings_with_ones_own_pipeline_come_back_from_json(own: CustomPipeline) -> None:
     settings = settings_of(own)
     assert TrainingSettings.from_json(json.loads(json.dumps(settings.as_json()))) == settings
 
 
-def test_the_same_pipeline_twice_is_refused(own: OwnPipeline) -> None:
+def test_the_same_pipeline_twice_is_refused(own: CustomPipeline) -> None:
     with pytest.raises(TrainingError, match="pipelines"):
         TrainingSettings(pipelines=(own, own))
 
@@ -113,7 +115,7 @@ def test_the_command_says_what_is_missing(options: list[str], says: str) -> None
 
 
 def test_on_a_shared_machine_the_teacher_plans_the_cheapest_that_serves_the_clip(minilm_pipeline: Path) -> None:
-    slow = OwnPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
+    slow = CustomPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
     workload = slow.workload(1)
     clip = Clip(slow.name, "normal", 1, mean_rps=3.0, seconds=40.0, window_s=2.0, speed=30.0)
     shares = []

@@ -26,7 +26,7 @@ from simulation.profiles.measure.whole import whole_model_s
 from simulation.profiles.model import bundled as shelf
 from simulation.profiles.model.bundled import fitting
 from simulation.profiles.model.storage import load, save
-from simulation.workloads.custom import OwnPipeline
+from simulation.workloads.custom import CustomPipeline
 from smoe.commands.evaluate import evaluate
 
 
@@ -105,7 +105,7 @@ def making(pipeline: Path, policy: str, settings: Path) -> Making:
         "http://127.0.0.1:9", pipeline, policy=policy, slo_s=0.3, policy_settings=settings, scale_segments=False
     )
     limits = LimitSettings(space=ConfigurationSpace(gpu_shares=()))
-    return Making(own, load_topology(pipeline), limits, OwnPipeline(str(pipeline), 300.0).served().prices)
+    return Making(own, load_topology(pipeline), limits, CustomPipeline(str(pipeline), 300.0).served().prices)
 
 
 @pytest.mark.parametrize("policy", ["smoe", "last-window"])
