@@ -7,8 +7,7 @@ one prompt spread, which no popularity can tell (a prompt's tokens favour the sa
 Two logs are known (``traces/README.md``): per-token choices of DeepSeek-V2-Lite-Chat as parquet
 (``prompt, layer, pos, e0 … e5``) and OLMoE's and Mixtral's counts per text domain as CSV
 (``model,domain,layer,expert,assignments``). Neither has a clock: a *window* is a run of consecutive prompts, or one
-text domain. :func:`made_routing` makes popularity of a wanted skew and drift where no log is at hand. How skewed
-and how drifting a log is, see :mod:`traces.popularity`.
+text domain. :func:`synthetic_routing` generates popularity of a wanted skew and drift where no log is at hand.
 
 Worked example: 2 tokens, top-2 of 4 experts, choices (0, 3) and (0, 1) give assignments [2, 1, 0, 1] and shares
 [.5, .25, 0, .25]; they sum to one, so tokens x top_k x share is the number of (token, expert) pairs.
@@ -63,7 +62,7 @@ class Routing:
     source: str
     """Where it comes from and what was done to it; what is made says *made*."""
     sha256: str | None
-    """Of the file it was read from; None for made routing."""
+    """Of the file it was read from; None for synthetic routing."""
     requests: RequestRouting | None = None
     """Single prompts, where the log names them."""
 
@@ -90,7 +89,7 @@ class Routing:
 
         ``layers`` of the log's layers are taken, evenly spaced from its first to its last; ``experts`` neighbouring
         groups of equal size stand for one expert each, whose assignments are the group's sum. Grouping evens skew
-        out (independent experts: by about the root of the group's size): compare :func:`traces.popularity.skew`.
+        out (independent experts: by about the root of the group's size).
         """
         if not 1 <= layers <= self.layers:
             raise TraceError(f"{self.source}: {self.layers} layers are logged, {layers} are wanted")
@@ -151,7 +150,7 @@ def make_routing(
     return Routing(counts, totals, top_k, tuple(window_names), tuple(layer_names), model, source, sha256, requests)
 
 
-def made_routing(
+def synthetic_routing(
     *,
     windows: int,
     layers: int,
@@ -163,25 +162,27 @@ def made_routing(
     spread: float = 0.5,
     seed: int = 0,
 ) -> Routing:
-    """Made popularity: Zipf with ``exponent`` over a random order of the experts, drifting. Raises TraceError.
+    """Synthetic popularity: Zipf with ``exponent`` over a random order of the experts, drifting. Raises TraceError.
 
     The logarithm of every expert's weight is the Zipf value plus an autoregressive wander: in each window
-    ``persistence`` of the last one's remains, and its standard deviation is ``spread`` throughout. Counts are the
+    ``persistence`` of the last one's remains, and its standard deviation is ``spread`` in every window. Counts are the
     shares rounded so that they sum to tokens x top_k (largest remainders). ``exponent`` 0 and ``spread`` 0 is
-    uniform routing. :func:`traces.popularity.drift` measures persistence and spread of a real log.
+    uniform routing.
     """
     if min(windows, layers, experts, tokens_per_window) < 1 or not 1 <= top_k <= experts:
         raise TraceError(
-            f"made routing needs at least one window, layer, expert and token and 1 <= top_k <= experts, got "
+            f"synthetic routing needs at least one window, layer, expert and token and 1 <= top_k <= experts, got "
             f"{windows}, {layers}, {experts}, {tokens_per_window}, top {top_k}"
         )
     if not (0 <= exponent <= 10 and 0 <= persistence <= 1 and 0 <= spread <= 10):
         raise TraceError(
-            f"made routing takes an exponent of 0 to 10, a persistence of 0 to 1 and a spread of 0 to 10, got "
+            f"synthetic routing takes an exponent of 0 to 10, a persistence of 0 to 1 and a spread of 0 to 10, got "
             f"{exponent:g}, {persistence:g}, {spread:g}"
         )
     if windows * layers * experts > MAX_CELLS:
-        raise TraceError(f"made routing of {windows} x {layers} x {experts} is too large (at most {MAX_CELLS} cells)")
+        raise TraceError(
+            f"synthetic routing of {windows} x {layers} x {experts} is too large (at most {MAX_CELLS} cells)"
+        )
     rng = np.random.default_rng(seed)
     ranks = rng.permuted(np.tile(np.arange(1.0, experts + 1), (layers, 1)), axis=1)
     wander = rng.normal(0.0, spread, (layers, experts))

@@ -1,11 +1,10 @@
-"""Activation and co-activation statistics over a sliding window: what placement is computed from.
+"""Activation and co-activation statistics of some tokens: what placement is computed from.
 
 An expert is *activated* by a token that chooses it; two experts are *co-activated* by a token that chooses both.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,26 +38,3 @@ def activations_of(choices: NDArray[np.integer], experts: int) -> Activations:
         together[layer] = chosen.T @ chosen
     together[:, range(experts), range(experts)] = 0.0
     return Activations(tokens, together)
-
-
-class SlidingActivations:
-    """The sum of the last ``periods`` additions."""
-
-    def __init__(self, layers: int, experts: int, periods: int) -> None:
-        self._kept: deque[Activations] = deque(maxlen=periods)
-        self._shape = (layers, experts)
-
-    def add(self, latest: Activations) -> None:
-        """Raises PlacementError where the shape is another pipeline's."""
-        if latest.tokens.shape != self._shape:
-            raise PlacementError(f"activations are [layers, experts] = {self._shape}, got {latest.tokens.shape}")
-        self._kept.append(latest)
-
-    def total(self) -> Activations:
-        """Zeros while nothing was added."""
-        tokens = np.zeros(self._shape)
-        together = np.zeros((*self._shape, self._shape[1]), dtype=np.float32)
-        for part in self._kept:
-            tokens += part.tokens
-            together += part.together
-        return Activations(tokens, together)

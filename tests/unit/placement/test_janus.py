@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.placement.activations import Activations, SlidingActivations, activations_of
+from benchmarks.placement.activations import Activations, activations_of
 from benchmarks.placement.eplb import balanced
 from placement.errors import InfeasibleError, PlacementError
 from placement.exact import least_pairs
@@ -169,17 +169,6 @@ def test_activations_count_tokens_and_pairs_by_hand() -> None:
     stats = activations_of(np.array([[[0, 1]], [[1, 2]], [[0, 1]]]), 4)
     assert stats.tokens.tolist() == [[2, 3, 1, 0]]
     assert stats.together[0].tolist() == [[0, 2, 0, 0], [2, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
-
-
-def test_sliding_window_forgets_the_oldest() -> None:
-    window = SlidingActivations(1, 4, periods=2)
-    assert window.total().tokens.tolist() == [[0, 0, 0, 0]]
-    for expert in (0, 1, 2):
-        window.add(activations_of(np.array([[[expert, 3]]]), 4))
-    assert window.total().tokens.tolist() == [[0, 1, 1, 2]]
-    assert window.total().together[0, 3].tolist() == [0, 1, 1, 0]
-    with pytest.raises(PlacementError, match=r"\(1, 4\)"):
-        window.add(activations_of(np.array([[[0, 1]]]), 5))
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from traces import arrival_process as placement
-from traces import catalog, loading, popularity
+from tests.unit.traces import popularity
+from traces import arrival_process, catalog, loading
 from traces.catalog import SAMPLES
 from traces.formats import azure_functions_2019
-from traces.formats.tables import read_table
 from traces.hours import hours
 from traces.published import PUBLISHED
 from traces.routing_logs import read_choices, read_counts
-from traces.routing_tables import read_pairs, read_tokens
 
 DATA = catalog.data_folder() or Path("no-data")
 real = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not on this machine")
@@ -52,14 +53,14 @@ def test_the_eight_hours_of_functions_count_as_many_requests_as_their_rows() -> 
 @real
 @pytest.mark.slow
 def test_the_even_cv_of_every_hour_is_that_of_the_derived_list() -> None:
-    listed = read_table(DATA / "azure_functions_2019" / "one_hour_windows.csv.gz", "count-hours")
+    with gzip.open(DATA / "azure_functions_2019" / "one_hour_windows.csv.gz", "rt") as file:
+        listed = list(csv.DictReader(file))
     for name in ("invocations_8h_functions", "invocations_day_rows"):
         rows = {c.row: c for c in azure_functions_2019.read_minute_counts(DATA / f"azure_functions_2019/{name}.csv.gz")}
-        wanted = [i for i in range(listed.size) if listed.texts["file"][i] == name]
-        firsts = listed.numbers["first_minute"].astype(int)
-        counts = np.stack([rows[listed.texts["row"][i]].hour(int(firsts[i])).counts for i in wanted])
-        even, _ = placement.hour_cv(counts)
-        np.testing.assert_allclose(even, listed.numbers["cv_iat_even"][wanted], atol=1e-4)
+        wanted = [hour for hour in listed if hour["file"] == name]
+        counts = np.stack([rows[hour["row"]].hour(int(hour["first_minute"])).counts for hour in wanted])
+        even, _ = arrival_process.hour_cv(counts)
+        np.testing.assert_allclose(even, [float(hour["cv_iat_even"]) for hour in wanted], atol=1e-4)
 
 
 @real
@@ -83,18 +84,24 @@ def test_olmoe_and_mixtral_have_the_sizes_and_skews_that_are_stated() -> None:
     assert skews["c4"].min() >= 2.45 and skews["c4"].max() <= 3.05
     assert skews["arxiv"].min() >= 6.25 and skews["arxiv"].max() <= 7.85
     mixtral = read_counts(folder / "olmoe_mixtral_expert_counts.csv.gz", "mistral")
-    pairs = read_pairs(folder / "olmoe_mixtral_crosslayer_counts.csv.gz", "mistral", "arxiv")
-    first = mixtral.assignments[mixtral.window_names.index("arxiv"), 0]
-    np.testing.assert_array_equal(pairs[0].counts.sum(axis=1), first)
+    with gzip.open(folder / "olmoe_mixtral_crosslayer_counts.csv.gz", "rt") as file:
+        pairs = [row for row in csv.DictReader(file) if (row["model"], row["domain"]) == ("mistral", "arxiv")]
+    summed = np.zeros(8, dtype=np.int64)
+    for row in pairs:
+        if (row["layer_a"], row["layer_b"]) == (pairs[0]["layer_a"], pairs[0]["layer_b"]):
+            summed[int(row["expert_a"])] += int(row["count"])
+    np.testing.assert_array_equal(summed, mixtral.assignments[mixtral.window_names.index("arxiv"), 0])
 
 
 @real
 def test_token_counts_are_the_published_assignments_to_within_a_fraction() -> None:
     """The origin's two files have the same totals but differ in less than one choice of a thousand."""
-    routing = read_tokens(DATA / "moe_routing" / "olmoe_token_to_expert.parquet", "arxiv")
+    table = pq.read_table(DATA / "moe_routing" / "olmoe_token_to_expert.parquet", filters=[("domain", "=", "arxiv")])
     counts = read_counts(DATA / "moe_routing" / "olmoe_mixtral_expert_counts.csv.gz", "olmoe")
     published = counts.assignments[counts.window_names.index("arxiv")]
-    summed = routing.counts.sum(axis=0)
+    layers, layer = np.unique(table["layer"].to_numpy(), return_inverse=True)
+    summed = np.zeros((len(layers), published.shape[1]), dtype=np.int64)
+    np.add.at(summed, (layer, table["expert"].to_numpy().astype(np.int64)), table["count"].to_numpy().astype(np.int64))
     np.testing.assert_array_equal(summed.sum(axis=1), published.sum(axis=1))
     assert np.abs(summed - published).sum(axis=1).max() / published.sum(axis=1).max() < 0.002
 

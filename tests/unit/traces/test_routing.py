@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from traces import popularity
+from tests.unit.traces import popularity
 from traces.errors import NoMatchError, TraceError
-from traces.routing import Routing, made_routing, make_routing
+from traces.routing import Routing, make_routing, synthetic_routing
 from traces.routing_logs import read_choices, read_counts
 
 CHOICES = {
@@ -134,16 +134,16 @@ def test_made_routing_keeps_every_token(
     windows: int, layers: int, experts: int, exponent: float, spread: float, seed: int
 ) -> None:
     asked = {"windows": windows, "layers": layers, "experts": experts, "top_k": 2, "tokens_per_window": 77}
-    made = made_routing(**asked, exponent=exponent, spread=spread, seed=seed)
+    made = synthetic_routing(**asked, exponent=exponent, spread=spread, seed=seed)
     assert (made.assignments.sum(axis=2) == 154).all() and made.assignments.shape == (windows, layers, experts)
     assert made.source.startswith("made") and made.sha256 is None
-    again = made_routing(**asked, exponent=exponent, spread=spread, seed=seed)
+    again = synthetic_routing(**asked, exponent=exponent, spread=spread, seed=seed)
     assert (again.assignments == made.assignments).all()
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.4, 1.0, 2.0])
 def test_the_zipf_fit_finds_the_exponent_that_made_the_counts(exponent: float) -> None:
-    made = made_routing(
+    made = synthetic_routing(
         windows=2, layers=3, experts=64, top_k=4, exponent=exponent, spread=0.0, tokens_per_window=10**7
     )
     fit = popularity.zipf(made.assignments)
@@ -169,7 +169,7 @@ def test_skew_is_one_for_even_and_the_number_of_experts_for_one_favourite() -> N
 
 
 def test_drift_measures_the_persistence_and_spread_that_were_asked_for() -> None:
-    made = made_routing(
+    made = synthetic_routing(
         windows=400, layers=4, experts=32, top_k=2, persistence=0.8, spread=0.3, tokens_per_window=10**6
     )
     found = popularity.drift(made)
@@ -179,7 +179,7 @@ def test_drift_measures_the_persistence_and_spread_that_were_asked_for() -> None
 
 
 def test_what_does_not_move_has_no_drift_and_shuffling_tells_prompts_from_time(tmp_path: Path) -> None:
-    still = made_routing(windows=5, layers=2, experts=8, top_k=2, spread=0.0)
+    still = synthetic_routing(windows=5, layers=2, experts=8, top_k=2, spread=0.0)
     found = popularity.drift(still)
     assert (found.distance, found.busiest_kept, found.persistence) == (0.0, 1.0, 1.0)
     assert found.rank_correlation == pytest.approx(1.0)
@@ -227,6 +227,6 @@ def test_routing_cannot_be_made_of_numbers_that_disagree(changed: dict[str, obje
 @pytest.mark.parametrize(
     "wrong", [{"windows": 0}, {"top_k": 9}, {"exponent": -1.0}, {"persistence": 1.5}, {"experts": 10**9}]
 )
-def test_senseless_made_routing_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(TraceError, match="made routing"):
-        made_routing(**{"windows": 2, "layers": 2, "experts": 8, "top_k": 2, **wrong})  # type: ignore[arg-type]
+def test_senseless_synthetic_routing_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(TraceError, match="synthetic routing"):
+        synthetic_routing(**{"windows": 2, "layers": 2, "experts": 8, "top_k": 2, **wrong})  # type: ignore[arg-type]
