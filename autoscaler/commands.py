@@ -43,7 +43,7 @@ from autoscaler.topology import load_topology
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="As given to `smoe up` or `smoe deploy`; 0 = one node a function.",
+    help="As given to `smoe up` or `smoe pipeline deploy`; 0 = one node a function.",
 )
 @click.option(
     "--policy",

@@ -167,7 +167,7 @@ def page_of(
         f"{min((search['trials'] for search in done), default=0)} to "
         f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`, "
         "`searches.csv`). Settings: every trial "
-        "in `sweep.csv`. To play with the same ones: `tar xzf plans.tar.gz` here, then `smoe evaluate --plans plans "
+        "in `sweep.csv`. To play with the same ones: `tar xzf plans.tar.gz` here, then `smoe lab evaluate --plans plans "
         "--policy-settings settings` from here, or with these folders' paths.",
         *([f"Left out: {'; '.join(dict.fromkeys(found['refused'].values()))}."] if found["refused"] else []),
         markdown(summaries),

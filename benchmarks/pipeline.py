@@ -278,7 +278,7 @@ def main(directory: Path, rounds: int, calls: int, seconds: float, seed: int) ->
     console = Console(stderr=True)
     if not (directory / "pipeline.json").is_file():
         if directory != DEFAULT_PIPELINE:
-            raise click.UsageError(f"{directory} holds no pipeline.json; make one with smoe split")
+            raise click.UsageError(f"{directory} holds no pipeline.json; make one with smoe pipeline split")
         preset = PRESETS["minilm"]
         source = preset_source(preset, None, None, seed)
         split(source, directory, "minilm", preset.experts, preset.top_k, tokenizer=preset_tokenizer(preset))

@@ -6,7 +6,7 @@ clients send real texts of a task of their own (arithmetic, code) to their node'
 of a bursty hour; half-way the tasks change nodes. Meanwhile, at once:
 
 * *placement decides where*: at intervals Prism looks whether other places are worth their move, Eq. (3) and (4);
-* *live scaling moves*: experts go there as ``smoe migrate`` moves them (ElasticMoE);
+* *live scaling moves*: experts go there as ``smoe placement migrate`` moves them (ElasticMoE);
 * *dispatch balances*: each ingress chooses among an expert's replicas by AEBS (Janus; ``--dispatch``: another rule);
 * *the learnt policy sizes*: every expert's memory, cores, replicas and concurrency, at every window.
 

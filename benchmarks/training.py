@@ -1,6 +1,6 @@
 """How long learning takes and what comes of it: ``python -m benchmarks.training``.
 
-A run of ``smoe train`` with its default settings, for as many ``--minutes`` of one core, for each of ``--seeds``.
+A run of ``smoe lab train`` with its default settings, for as many ``--minutes`` of one core, for each of ``--seeds``.
 Beside the actor stand, on the same validation clips, the start that is never changed (what an operator finds by
 profiling the first windows), the teacher of the warm start, and the last window's optimum. A run that is in ``--out``
 goes on or is read. All of it is simulated; validation clips are no test. The last line is one JSON object:
@@ -120,7 +120,7 @@ def shown(entries: dict[str, dict[str, Any]]) -> Table:
     type=click.IntRange(1),
     help="Windows planned, for schedules.",
 )
-@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting, as of smoe train.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting, as of smoe lab train.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

@@ -1,7 +1,7 @@
 """What each part of the agent is worth (Figures 9 and 10): ``python -m benchmarks.variants --minutes 40``.
 
-Each arm (``docs/agent.md``) is trained as ``smoe train --arm`` does, for as many ``--minutes`` of one core and each of
-``--seeds``, with the same settings; then every actor plays the same test hours by the machinery of ``smoe evaluate``,
+Each arm (``docs/agent.md``) is trained as ``smoe lab train --arm`` does, for as many ``--minutes`` of one core and each of
+``--seeds``, with the same settings; then every actor plays the same test hours by the machinery of ``smoe lab evaluate``,
 with the bound of the same requests beside it. Actors are chosen on validation hours by training, never on test hours.
 What is in ``--out`` goes on or is read, so a stopped run loses nothing, and arms can be added later. All of it is
 simulated. ``--publish`` writes ``results.csv`` (every run), ``curves.json`` and a README, which the notebooks read. The
@@ -55,7 +55,7 @@ class Trained:
 
 
 def train(settings: TrainingSettings, minutes: float, out: Path, console: Console) -> Trained:
-    """A run of ``smoe train`` that goes on where it was."""
+    """A run of ``smoe lab train`` that goes on where it was."""
     run = Run(settings, out)
     run.go(minutes, on_validation=lambda entry: console.print(f"{settings.arm} {settings.seed}: {line_of(entry)}"))
     curve = [{key: value for key, value in entry.items() if key != "clips"} for entry in run.progress.curve]
@@ -148,7 +148,7 @@ def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...
 @click.option("--seeds", default="0,1,2", show_default=True, help="Seeds of training, comma list.")
 @click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True, help="To train and to test on.")
 @click.option("--patterns", default=",".join(PATTERNS), show_default=True, help="To test on.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe train.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe lab train.")
 @click.option("--test-seeds", default=3, show_default=True, type=click.IntRange(1), help="Test hours of each kind.")
 @click.option("--seconds", default=600.0, show_default=True, help="Length of a test hour in seconds.")
 @click.option(

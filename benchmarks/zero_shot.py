@@ -2,7 +2,7 @@
 
 The published actor has met 4 to 8 experts in 12 to 24 layers. Here it decides for ``bert-8`` blown up to 16, 32 and 64
 experts a layer, and cut or stretched to 6 and 24 layers, where λ grows with the layers (``rl.episodes.sizes``). Beside
-it stands, for each size, an agent that was trained there as ``smoe train`` does, for ``--minutes`` of one core, and
+it stands, for each size, an agent that was trained there as ``smoe lab train`` does, for ``--minutes`` of one core, and
 the teacher that both have cloned. All play the same hours of the validation set; the hour of each pattern on which
 training chose its actor is left out. Cost is provisioned, in the price of the agent trained there. All of it is
 simulated. A run that is in ``--out`` goes on or is read. The last line is one JSON object: ``sizes`` (name → cost and
@@ -38,7 +38,7 @@ SEEDS = 3
 
 
 def trained(name: str, minutes: float, changes: tuple[str, ...], out: Path, console: Console) -> Run:
-    """A run of ``smoe train`` at one size alone."""
+    """A run of ``smoe lab train`` at one size alone."""
     base = changed(TrainingSettings(workloads=(name,), variants=(), curriculum=False), changes)
     run = Run(base, out / name)
     run.go(minutes, on_validation=lambda entry: console.print(f"{name}: {line_of(entry)}"))
@@ -84,7 +84,7 @@ def shown(sizes: dict[str, dict[str, Any]]) -> Table:
     "--minutes", default=8.0, show_default=True, type=click.FloatRange(0.01), help="Minutes of one core, for each size."
 )
 @click.option("--sizes", "names", default=",".join(kind.name for kind in SIZES), show_default=True, help="Comma list.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe train.")
+@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe lab train.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),

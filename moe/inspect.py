@@ -38,7 +38,7 @@ class LayerView:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A pipeline as ``smoe inspect`` shows it. ``active_parameters``: those one token meets, on average."""
+    """A pipeline as ``smoe pipeline inspect`` shows it. ``active_parameters``: those one token meets, on average."""
 
     directory: str
     name: str

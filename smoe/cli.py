@@ -9,53 +9,49 @@ import click
 from smoe import __version__
 from smoe.lazy import LazyCommand, LazyGroup
 
+EVERY_DAY, GROUPS = "Every day", "Groups (smoe GROUP --help)"
+
+AUTOSCALE = frozenset(
+    ("--gateway", "--pipeline", "--policy", "--policy-settings", "--interval", "--slo-ms", "--prometheus", "--budget",
+     "--dry-run", "--json")
+)  # fmt: skip
 COMMANDS = {
     "run": LazyCommand(
-        "smoe.commands.demo", "run", "the main job: pipeline, bursty trace, controller, live view, report"
+        "smoe.commands.demo", "run", "the main job: pipeline, bursty trace, controller, live view, report", EVERY_DAY
     ),
-    "split": LazyCommand("moe.commands", "split", "turn a checkpoint or preset into a pipeline folder"),
-    "inspect": LazyCommand("moe.commands", "inspect_", "show a pipeline folder: tree, sizes, FLOPs"),
-    "distil": LazyCommand("moe.distil.commands", "distil", "adapt router and experts to the dense model"),
-    "up": LazyCommand("smoe.commands.service", "up", "start the gateway and deploy a pipeline"),
-    "down": LazyCommand("smoe.commands.service", "down", "stop the gateway and every function"),
-    "status": LazyCommand("smoe.commands.service", "status", "functions, replicas, limits, usage"),
-    "deploy": LazyCommand("smoe.commands.service", "deploy", "deploy a pipeline on a running gateway"),
-    "remove": LazyCommand("smoe.commands.service", "remove", "remove a pipeline's functions from a gateway"),
-    "invoke": LazyCommand("smoe.commands.service", "invoke", "send text to a pipeline and print the answer"),
-    "logs": LazyCommand("smoe.commands.service", "logs", "show or follow a function's log"),
-    "stack": LazyCommand("smoe.commands.service", "stack", "print stack.yml for faas-cli, or manifests for kubectl"),
-    "autoscale": LazyCommand("autoscaler.commands", "autoscale", "run the controller against a gateway"),
-    "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline"),
-    "profile": LazyCommand(
-        "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model"
+    "up": LazyCommand("smoe.commands.service", "up", "start the gateway and deploy a pipeline", EVERY_DAY),
+    "down": LazyCommand("smoe.commands.service", "down", "stop the gateway and every function", EVERY_DAY),
+    "status": LazyCommand("smoe.commands.service", "status", "functions, replicas, limits, usage", EVERY_DAY),
+    "invoke": LazyCommand("smoe.commands.service", "invoke", "send text to a pipeline and print the answer", EVERY_DAY),
+    "top": LazyCommand("smoe.commands.top", "top", "live view of a running pipeline", EVERY_DAY),
+    "logs": LazyCommand("smoe.commands.service", "logs", "show or follow a function's log", EVERY_DAY),
+    "autoscale": LazyCommand(
+        "autoscaler.commands", "autoscale", "run the controller against a gateway", EVERY_DAY, AUTOSCALE
     ),
-    "evaluate": LazyCommand(
-        "smoe.commands.evaluate", "evaluate", "compare scaling policies in the simulator, with bound and report"
+    "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop", EVERY_DAY),
+    "pipeline": LazyCommand(
+        "smoe.groups", "pipeline", "make, look at, deploy and remove pipelines: split, inspect, deploy, …", GROUPS
     ),
-    "train": LazyCommand("rl.train.commands", "train", "learn a scaling policy from traces, in the simulator"),
-    "fine-tune": LazyCommand(
-        "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
+    "placement": LazyCommand(
+        "smoe.groups", "placement", "which expert runs on which machine: plan, migrate, rebalance", GROUPS
     ),
-    "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
-    "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
-    "tune": LazyCommand(
-        "evaluation.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"
+    "lab": LazyCommand(
+        "smoe.groups", "lab", "profile, simulate, compare and learn policies: profile, evaluate, train, …", GROUPS
     ),
-    "place": LazyCommand(
-        "smoe.commands.place", "place_command", "plan which experts go on which nodes, from statistics"
-    ),
-    "migrate": LazyCommand("smoe.commands.migrate", "migrate", "move replicas between nodes while the pipeline serves"),
-    "rebalance": LazyCommand(
-        "smoe.commands.rebalance", "rebalance", "on unlike nodes, move experts to where they are called, at intervals"
-    ),
-    "replay": LazyCommand("traces.commands", "replay", "replay a trace against a function, open loop"),
-    "traces": LazyCommand("traces.commands", "traces", "list, fetch, describe and clip traces"),
+    "traces": LazyCommand("traces.commands", "traces", "list, fetch, describe and clip traces", GROUPS),
 }
+ALIASES = {
+    **{name: ("pipeline", name) for name in ("split", "inspect", "distil", "deploy", "remove", "stack")},
+    **{"place": ("placement", "plan"), "migrate": ("placement", "migrate"), "rebalance": ("placement", "rebalance")},
+    **{name: ("lab", name) for name in ("profile", "evaluate", "bound", "tune", "train", "fine-tune", "explain")},
+}
+"""Names of releases before 0.1.0 that still work."""
 
 
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
+    aliases=ALIASES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with `smoe run`, or step by step: `smoe up`, `smoe invoke 'some text'`, `smoe top`, `smoe down`.",
 )

@@ -1,4 +1,4 @@
-"""From a manifest to OpenFaaS function deployments: the one source of ``stack.yml`` and of ``smoe deploy``.
+"""From a manifest to OpenFaaS function deployments: the one source of ``stack.yml`` and of ``smoe pipeline deploy``.
 
 Memory limits are the smallest point of the paper's lattice (128 MiB + 64 MiB steps) that holds weights, runtime and
 tokens in flight, as Eq. (2) of the sMoE paper asks: ``alpha * memory >= M_e + 2 * D * P``.
@@ -105,13 +105,13 @@ def render_stack(
         "functions": functions,
     }
     head = (
-        f"# Pipeline {manifest.name}: {len(functions)} functions. Rendered by `smoe stack`; do not edit by hand.\n"
+        f"# Pipeline {manifest.name}: {len(functions)} functions. Rendered by `smoe pipeline stack`; do not edit by hand.\n"
         "# Deploy: faas-cli deploy -f stack.yml\n"
     )
     if any(GPU in function["limits"] for function in functions.values()):
         head += (
             f"# faas-cli passes limits of memory and CPU on, not {GPU}: on OpenFaaS the Profile {GPU_PROFILE} and the\n"
-            "# controller set GPU shares; for this project's gateway use `smoe deploy`.\n"
+            "# controller set GPU shares; for this project's gateway use `smoe pipeline deploy`.\n"
         )
     return head + yaml.safe_dump(stack, sort_keys=False, width=110)
 
@@ -160,7 +160,7 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
     deployment["labels"] |= {
-        "smoe.machines": "ingress",
+        "smoe.nodes": "ingress",
         "smoe.metrics": "true",
         "com.openfaas.scale.min": str(settings.ingress_replicas),
     }
@@ -177,7 +177,7 @@ def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: Deployme
     deployment = _base(manifest, name, ",".join(ids), concurrency, memory_mib, settings)
     label = "_".join(ids)
     if len(label) > 63:  # Kubernetes' limit for label values
-        deployment["annotations"]["smoe.machines"] = ",".join(ids)
+        deployment["annotations"]["smoe.nodes"] = ",".join(ids)
         label = f"{ids[0]}_and_{len(ids) - 1}_more"
-    deployment["labels"]["smoe.machines"] = label
+    deployment["labels"]["smoe.nodes"] = label
     return deployment

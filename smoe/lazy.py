@@ -1,10 +1,14 @@
-"""A click group that imports a command's module only when the command is used, so that ``smoe --help`` stays quick."""
+"""Click groups that import a command's module only when the command is used, so that ``smoe --help`` stays quick, and
+commands whose ``--help`` shows the options that matter most.
+"""
 
 from __future__ import annotations
 
 import importlib
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import click
 
@@ -14,24 +18,37 @@ EXTRA = frozenset(("optuna", "torch_geometric", "gymnasium", "stable_baselines3"
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """Where a command lives, and the line shown for it in ``--help``."""
+    """Where a command lives, the line shown for it in ``--help``, and under which heading."""
 
     module: str
     attribute: str
     short_help: str
+    heading: str = "Commands"
+    essential: frozenset[str] = frozenset()
+    """Options that ``--help`` shows where a command has too many for one screen; empty: all of them."""
 
 
 class LazyGroup(click.Group):
-    """Commands come from a table; order of the table is the order of the help."""
+    """Commands come from a table; the order of the table is the order of the help. ``aliases`` are former names of
+    commands that live in a group now: name → path. They run as before and appear in no help."""
 
-    def __init__(self, *args: object, lazy: Mapping[str, LazyCommand], **kwargs: object) -> None:
+    def __init__(
+        self,
+        *args: object,
+        lazy: Mapping[str, LazyCommand],
+        aliases: Mapping[str, tuple[str, ...]] | None = None,
+        **kwargs: object,
+    ) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._lazy = lazy
+        self._aliases = aliases or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (path := self._aliases.get(cmd_name)) is not None:
+            return self._follow(ctx, path)
         entry = self._lazy.get(cmd_name)
         if entry is None:
             return None
@@ -42,8 +59,88 @@ class LazyGroup(click.Group):
                 raise
             message = f"smoe {cmd_name} needs {error.name}, which is not installed; say: pip install 'smoe[rl]'"
             raise click.UsageError(message) from error
+        return folded(command, entry.essential) if entry.essential else command
+
+    def _follow(self, ctx: click.Context, path: tuple[str, ...]) -> click.Command | None:
+        command: click.Command | None = self
+        for name in path:
+            command = command.get_command(ctx, name) if isinstance(command, click.Group) else None
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.short_help) for name, entry in self._lazy.items()])
+        for heading in dict.fromkeys(entry.heading for entry in self._lazy.values()):
+            entries = [(name, entry.short_help) for name, entry in self._lazy.items() if entry.heading == heading]
+            with formatter.section(heading):
+                formatter.write_dl(entries)
+
+
+class FoldedCommand(click.Command):
+    """A command with many options: ``--help`` shows those in ``essential``, ``--help-all`` every one. ``--settings
+    FILE`` reads any of them from a TOML file whose keys are the options' names; what the command line gives wins."""
+
+    essential: frozenset[str] = frozenset()
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown_always = {*self.essential, "--help", "--settings", "--help-all"}
+        everything = ctx.meta.get(_SHOW_ALL, False)
+        rows = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and (everything or shown_always.intersection(parameter.opts)):
+                rows.append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(rows)
+
+
+def folded(command: click.Command, essential: frozenset[str]) -> FoldedCommand:
+    """``command`` with the same options, callback and help as a :class:`FoldedCommand`. Raises ValueError for a name in
+    ``essential`` that is no option."""
+    flags = {flag for option in command.params for flag in option.opts}
+    if essential - flags:
+        raise ValueError(f"no options of {command.name}: {', '.join(sorted(essential - flags))}")
+    params = [*command.params, _settings_option(), _help_all_option()]
+    result = FoldedCommand(command.name, callback=command.callback, params=params, help=command.help)
+    result.essential = essential
+    return result
+
+
+_SHOW_ALL = "smoe.lazy.help-all"
+
+
+def _help_all_option() -> click.Option:
+    def show(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+        if asked and not ctx.resilient_parsing:
+            ctx.meta[_SHOW_ALL] = True
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+
+    return click.Option(
+        ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=show, help="Show every option."
+    )
+
+
+def _settings_option() -> click.Option:
+    return click.Option(
+        ["--settings"],
+        type=click.Path(exists=True, dir_okay=False),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_settings,
+        help="TOML file with any of the options (key: an option's name without its dashes).",
+    )
+
+
+def _read_settings(ctx: click.Context, _option: click.Parameter, path: str | None) -> None:
+    """The file's values become the defaults of this call. Raises BadParameter for a key that is no option."""
+    if path is None:
+        return
+    try:
+        table = tomllib.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise click.BadParameter(f"{path} cannot be read as TOML: {error}") from error
+    names = {flag.lstrip("-"): str(option.name) for option in ctx.command.params for flag in option.opts}
+    for key in table:
+        if key not in names or key in ("settings", "help-all"):
+            known = ", ".join(sorted(set(names) - {"settings", "help-all", "help"}))
+            raise click.BadParameter(f"{path}: {key!r} is no option of {ctx.command_path}; the keys are {known}")
+    ctx.default_map = {**(ctx.default_map or {}), **{names[key]: value for key, value in table.items()}}

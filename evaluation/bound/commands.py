@@ -1,4 +1,4 @@
-"""``smoe bound``: what any policy must at least pay for a trace."""
+"""``smoe lab bound``: what any policy must at least pay for a trace."""
 
 from __future__ import annotations
 

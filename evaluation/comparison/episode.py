@@ -164,7 +164,7 @@ def run_bound(work: Work) -> dict[str, Any]:
         raise BoundError(
             f"in windows of {work.window_s:g} s requests of one are served in the next (SLO {work.workload.slo_s:g} s) "
             f"and by replicas of the last (for {work.workload.lifecycle.drain_s:.2g} s), so bounds of single windows "
-            f"do not add up to one of a run; `smoe bound` takes each by itself"
+            f"do not add up to one of a run; `smoe lab bound` takes each by itself"
         )
     found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
     found["binds"] = work.binds

@@ -1,4 +1,4 @@
-"""``smoe tune``: the deployment that a baseline starts from, found on a profiling window and stored as a plan."""
+"""``smoe lab tune``: the deployment that a baseline starts from, found on a profiling window and stored as a plan."""
 
 from __future__ import annotations
 

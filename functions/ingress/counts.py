@@ -1,6 +1,6 @@
 """What an ingress knows about routing and nodes, over a sliding window, as JSON: ``GET /statistics``.
 
-``tokens`` and ``together`` are what ``smoe place --statistics`` takes. Counters by machine are taken every tenth of the
+``tokens`` and ``together`` are what ``smoe placement plan --statistics`` takes. Counters by machine are taken every tenth of the
 window and subtracted, so that they cover the same time as the activations, a tenth more or less.
 """
 

@@ -1,4 +1,4 @@
-"""The command ``smoe distil``. No logic, only words."""
+"""The command ``smoe pipeline distil``. No logic, only words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smoe explain``: one decision of the learnt policy, expert by expert."""
+"""``smoe lab explain``: one decision of the learnt policy, expert by expert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which window ``smoe explain`` explains: a stored one of the function logger, or a fresh one of the simulator."""
+"""Which window ``smoe lab explain`` explains: a stored one of the function logger, or a fresh one of the simulator."""
 
 from __future__ import annotations
 

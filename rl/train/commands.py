@@ -1,4 +1,4 @@
-"""``smoe train``: a policy from traces, in the simulator."""
+"""``smoe lab train``: a policy from traces, in the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smoe fine-tune``: a trained agent learns from what a controller logged."""
+"""``smoe lab fine-tune``: a trained agent learns from what a controller logged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from traces.provenance import path_sha256
     "folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     required=True,
-    help="Folder of the training run (smoe train --out) to go on from: actor and critic.",
+    help="Folder of the training run (smoe lab train --out) to go on from: actor and critic.",
 )
 @click.option(
     "--log",
@@ -67,7 +67,9 @@ def fine_tune(
     """
     checkpoint, made_by = folder / "checkpoint.zip", folder / "run.json"
     if not checkpoint.is_file() or not made_by.is_file():
-        raise TrainingError(f"{folder} holds no training run; give the --out of smoe train, which has checkpoint.zip")
+        raise TrainingError(
+            f"{folder} holds no training run; give the --out of smoe lab train, which has checkpoint.zip"
+        )
     torch.set_num_threads(1)
     logged = online.read(log, policy_settings, None if slo_ms is None else slo_ms / 1000)
     agent = PipelineDDPG.load(checkpoint)

@@ -22,7 +22,7 @@ pipeline_option = click.option(
     "folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=None,
-    help="One's own pipeline folder, with a profile of it (smoe profile); alone unless a workload is given too.",
+    help="One's own pipeline folder, with a profile of it (smoe lab profile); alone unless a workload is given too.",
 )
 profile_option = click.option(
     "--profile",

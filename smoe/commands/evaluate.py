@@ -1,4 +1,4 @@
-"""``smoe evaluate``: scaling policies side by side in the simulator."""
+"""``smoe lab evaluate``: scaling policies side by side in the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smoe migrate``: replicas to other nodes, or more and fewer of them, while the pipeline serves."""
+"""``smoe placement migrate``: replicas to other nodes, or more and fewer of them, while the pipeline serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smoe place``: which experts on which nodes, from activation statistics; the plan is one for ``smoe migrate``."""
+"""``smoe placement plan``: which experts on which nodes, from activation statistics; the plan is one for ``smoe placement migrate``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ Rows = dict[str, dict[str, float]]
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help="Write the plan for `smoe migrate` here.",
+    help="Write the plan for `smoe placement migrate` here.",
 )
 @state_option
 @json_option
@@ -103,7 +103,7 @@ def place_command(
         table.add_row(node, *(f"{row[name]:.{0 if name in _WHOLE else 3}f}" for name in names))
     Console().print(table)
     if out is not None:
-        click.echo(f"smoe migrate {manifest.name} --plan {out}")
+        click.echo(f"smoe placement migrate {manifest.name} --plan {out}")
 
 
 _WHOLE = ("experts", "tokens", "calls")
@@ -187,7 +187,7 @@ def _read(path: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray | None
 
 
 def _plan(placed: Placement, manifest: Manifest, nodes: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """Function → node → replicas, for ``smoe migrate --plan``."""
+    """Function → node → replicas, for ``smoe placement migrate --plan``."""
     plan: dict[str, dict[str, int]] = {}
     for layer in range(manifest.layers):
         for expert in manifest.experts(layer):

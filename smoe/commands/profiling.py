@@ -1,4 +1,4 @@
-"""``smoe profile``: measure a pipeline's functions on this machine, fit the latency model, draw its surface."""
+"""``smoe lab profile``: measure a pipeline's functions on this machine, fit the latency model, draw its surface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smoe rebalance``: on unlike nodes, look at intervals whether another placement of experts is worth its move."""
+"""``smoe placement rebalance``: on unlike nodes, look at intervals whether another placement of experts is worth its move."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def rebalance(
     """Place PIPELINE's experts where they are called (Prism), again and again while it serves.
 
     Every ingress says what experts were called on its node. Where another placement saves more than its move costs,
-    Eq. (3) and (4), experts move as `smoe migrate` moves them.
+    Eq. (3) and (4), experts move as `smoe placement migrate` moves them.
     """
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
     profile = read_profile(profile_file)

@@ -151,9 +151,10 @@ def expert_shares(nodes: Sequence[NodeWindow]) -> dict[str, Any]:
     skew: dict[str, float] = {}
     for layer in sorted(tokens):
         total = sum(tokens[layer].values())
-        if total > 0:
+        mean = total / len(tokens[layer])
+        if mean > 0:  # a total of denormal size has a mean of 0
             shares[str(layer)] = {str(e): tokens[layer][e] / total for e in sorted(tokens[layer])}
-            skew[str(layer)] = max(tokens[layer].values()) / (total / len(tokens[layer]))
+            skew[str(layer)] = max(tokens[layer].values()) / mean
     return {"shares": shares, "busiest_over_mean": skew}
 
 

@@ -19,7 +19,7 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _LIVE_KEYS = ("max_inflight",)
 _RESERVED = ("port",)
 PIPELINE_LABEL = "smoe.pipeline"
-NODES_LABEL = "smoe.machines"
+NODES_LABEL = "smoe.nodes"
 BACKGROUND = "smoe.background"
 """Annotation of functions that give way to others (``true``)."""
 

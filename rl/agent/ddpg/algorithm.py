@@ -74,7 +74,7 @@ class PipelineDDPG(DDPG):
 
     def learn(self, *args: Any, **kwargs: Any) -> PipelineDDPG:
         """Raises LearnerError: windows of unlike pipelines are brought by :mod:`rl.train`, which then calls train."""
-        raise LearnerError("this agent has no environment of its own to step; use rl.train (`smoe train`)")
+        raise LearnerError("this agent has no environment of its own to step; use rl.train (`smoe lab train`)")
 
     def progress(self, done: float) -> None:
         """Say how much of the training is over, 0 to 1; learning rates and exploration follow."""

@@ -84,7 +84,7 @@ def warn_of_another(profile: Profile, who: str) -> None:
     found = differences(profile.metadata, this_machine())
     if found:
         _warn_once(
-            f"{who} plans with a profile of another machine: {found}. `smoe profile {profile.metadata.pipeline}` "
+            f"{who} plans with a profile of another machine: {found}. `smoe lab profile {profile.metadata.pipeline}` "
             f"measures this one (policy setting profile); other_machine = true says that the other one is meant"
         )
 

@@ -84,7 +84,7 @@ def load(path: Path) -> Profile:
     try:
         table = pq.read_table(path)
     except FileNotFoundError:
-        raise ProfileError(f"{path} does not exist; `smoe profile PIPELINE --out {path}` makes it") from None
+        raise ProfileError(f"{path} does not exist; `smoe lab profile PIPELINE --out {path}` makes it") from None
     except (OSError, pa.ArrowException) as error:
         raise ProfileError(f"{path} is not a parquet file: {error}") from error
     document = (table.schema.metadata or {}).get(_KEY)
@@ -127,7 +127,7 @@ def check_pipeline(metadata: Metadata, pipeline: str, manifest_sha256: str) -> N
     if metadata.manifest_sha256 != manifest_sha256:
         raise ProfileMismatchError(
             f"the profile is of another split of {pipeline}: its manifest has sha256 {metadata.manifest_sha256[:12]}…, "
-            f"this one {manifest_sha256[:12]}…; measure it again with `smoe profile {pipeline}`"
+            f"this one {manifest_sha256[:12]}…; measure it again with `smoe lab profile {pipeline}`"
         )
 
 
@@ -154,5 +154,5 @@ def check_machine(metadata: Metadata, machine: Machine) -> None:
     if found:
         raise ProfileMismatchError(
             f"the profile was measured on another machine: {found}. Measure this one with "
-            f"`smoe profile {metadata.pipeline}`, or say that the other machine is meant"
+            f"`smoe lab profile {metadata.pipeline}`, or say that the other machine is meant"
         )

@@ -20,7 +20,7 @@ allowed = pytest.mark.skipif(not secret_mount.possible(), reason="no CAP_SYS_ADM
 INSIDE = """
 import os, sys
 from pathlib import Path
-from gateway.backends.process import secret_mount
+from gateway.backends.process.secret import mount as secret_mount
 folder, target = map(Path, sys.argv[1:3])
 secret_mount.enter(folder, target)
 for path in map(Path, sys.argv[3:]):

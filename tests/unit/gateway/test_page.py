@@ -155,7 +155,7 @@ async def test_a_browser_shows_heat_map_configuration_latency_cost_and_decisions
     (folder / "minilm.json").write_text(json.dumps(seen))
     async with start() as running:
         for one in seen["nodes"]:
-            labels = {"smoe.pipeline": "minilm", "smoe.machines": one["node"]}
+            labels = {"smoe.pipeline": "minilm", "smoe.nodes": one["node"]}
             replicas = one["configuration"]["replicas"]
             limits = {"memory": "256Mi", "cpu": "1500m"}
             await running.deploy(one["function"], replicas, labels=labels, limits=limits)
@@ -191,7 +191,7 @@ async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_w
     async with start(backend=Placed()) as running:
         for name in ("segment-0", "expert-0-0", "expert-0-1", "segment-1"):
             replicas = 3 if name == "expert-0-0" else 1
-            await running.deploy(f"p-{name}", replicas, labels={"smoe.pipeline": "p", "smoe.machines": name})
+            await running.deploy(f"p-{name}", replicas, labels={"smoe.pipeline": "p", "smoe.nodes": name})
         await running.deploy("other", 4)
         dom, _ = await browse(running, tmp_path, "900,900")
     assert (shown(dom, "pipeline"), shown(dom, "state")) == ("p", "no controller")
@@ -221,7 +221,7 @@ async def test_a_browser_shows_one_namespace_and_counts_no_function_of_that_name
     folder.mkdir(parents=True)
     (folder / "minilm.json").write_text(json.dumps(document(time.time(), namespace="team-a")))
     async with start(backend=Placed(namespaces=("openfaas-fn", "team-a"))) as running:
-        labels = {"smoe.pipeline": "p", "smoe.machines": "expert-0-0"}
+        labels = {"smoe.pipeline": "p", "smoe.nodes": "expert-0-0"}
         await running.deploy("p-expert-0-0", 1, labels=labels)
         await running.deploy("p-expert-0-0", 4, labels=labels, namespace="team-a")
         dom, _ = await browse(running, tmp_path, "900,900", query)

@@ -1,4 +1,4 @@
-"""Manifests against the published schemas of Kubernetes: those of ``deploy/`` and those that ``smoe stack`` prints."""
+"""Manifests against the published schemas of Kubernetes: those of ``deploy/`` and those that ``smoe pipeline stack`` prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smoe stack`` of every preset, both forms, whole: what `kubectl` and `faas-cli` would be given."""
+"""``smoe pipeline stack`` of every preset, both forms, whole: what `kubectl` and `faas-cli` would be given."""
 
 from __future__ import annotations
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from smoe.cli import COMMANDS, cli
+from smoe.cli import ALIASES, AUTOSCALE, COMMANDS, cli
 from smoe.lazy import LazyCommand, LazyGroup
 
 
@@ -30,3 +31,36 @@ def test_a_missing_optional_package_is_named_with_how_to_install_it(monkeypatch:
     result = CliRunner().invoke(group, ["simulate"])
     assert result.exit_code == 2
     assert "smoe simulate needs optuna" in result.output and "smoe[rl]" in result.output
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_a_former_name_still_runs_its_command_and_is_in_no_help(name: str) -> None:
+    former = CliRunner().invoke(cli, [name, "--help"])
+    today = CliRunner().invoke(cli, [*ALIASES[name], "--help"])
+    assert former.exit_code == today.exit_code == 0
+    assert former.output.partition("\n\n")[2] == today.output.partition("\n\n")[2]
+    shown = CliRunner().invoke(cli, ["--help"]).output
+    assert not any(line.split()[:1] == [name] for line in shown.splitlines())
+
+
+def test_autoscale_shows_the_options_that_matter_and_all_of_them_on_request() -> None:
+    short, whole = (CliRunner().invoke(cli, ["autoscale", flag]).output for flag in ("--help", "--help-all"))
+    assert all(f"{option} " in short for option in AUTOSCALE)
+    assert "--unschedulable-wait" in whole and "--unschedulable-wait" not in short
+
+
+def test_a_settings_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
+    settings = tmp_path / "controller.toml"
+    settings.write_text(f'interval = "nonsense"\nstate = "{tmp_path}"\ngateway = "http://127.0.0.1:1"\n')
+    refused = CliRunner().invoke(cli, ["autoscale", "--settings", str(settings)])
+    assert "nonsense" in refused.output
+    overruled = CliRunner().invoke(cli, ["autoscale", "--settings", str(settings), "--interval", "wrong"])
+    assert "'wrong'" in overruled.output
+
+
+def test_a_settings_key_that_is_no_option_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    settings = tmp_path / "controller.toml"
+    settings.write_text("intervall = 5\n")
+    result = CliRunner().invoke(cli, ["autoscale", "--settings", str(settings)])
+    assert result.exit_code == 2
+    assert "'intervall' is no option" in result.output and "slo-ms" in result.output

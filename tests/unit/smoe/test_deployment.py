@@ -32,7 +32,7 @@ def test_grouping_fits_the_community_edition_and_loses_no_node(manifest: Manifes
     assert len(deployments) == 15
     hosted = [node for deployment in deployments[1:] for node in deployment["envVars"]["smoe_nodes"].split(",")]
     assert sorted(hosted) == sorted(node.id for node in manifest.nodes)
-    assert all(len(deployment["labels"]["smoe.machines"]) <= 63 for deployment in deployments)
+    assert all(len(deployment["labels"]["smoe.nodes"]) <= 63 for deployment in deployments)
 
 
 def test_memory_limit_is_the_smallest_lattice_point_that_satisfies_eq_2() -> None:

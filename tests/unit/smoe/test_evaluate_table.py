@@ -1,4 +1,4 @@
-"""The table that ``smoe evaluate`` prints: nothing is cut, whatever the terminal's width."""
+"""The table that ``smoe lab evaluate`` prints: nothing is cut, whatever the terminal's width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``smoe bound`` over a small trace: table, JSON, file, and refusals."""
+"""``smoe lab bound`` over a small trace: table, JSON, file, and refusals."""
 
 from __future__ import annotations
 

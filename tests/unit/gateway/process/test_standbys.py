@@ -153,8 +153,8 @@ async def test_an_ingress_has_standbys_of_its_own(running: Starter) -> None:
     images = {"test/prepared": f"{ENTRIES}:prepared"}
     async with running(images=images, standbys=2) as backend:
         pool = backend._launcher.standbys
-        await backend.create(spec("worker", "prepared", labels={**LABELS, "smoe.machines": "expert-0-0"}), 1)
-        await backend.create(spec("front", "prepared", labels={**LABELS, "smoe.machines": "ingress"}), 1)
+        await backend.create(spec("worker", "prepared", labels={**LABELS, "smoe.nodes": "expert-0-0"}), 1)
+        await backend.create(spec("front", "prepared", labels={**LABELS, "smoe.nodes": "ingress"}), 1)
         await eventually(lambda: pool.count() == 2)
         await backend.scale("front", NAMESPACE, 2)
         state = await until(backend, "front", ready(2))

@@ -1,4 +1,4 @@
-"""``smoe explain``: reasons agree with the decision, for a fresh window and for one of a controller's log."""
+"""``smoe lab explain``: reasons agree with the decision, for a fresh window and for one of a controller's log."""
 
 from __future__ import annotations
 

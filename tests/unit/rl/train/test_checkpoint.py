@@ -180,5 +180,5 @@ def test_a_zip_without_settings_is_refused() -> None:
 
 
 def test_the_agent_has_no_environment_of_its_own() -> None:
-    with pytest.raises(LearnerError, match="smoe train"):
+    with pytest.raises(LearnerError, match="smoe lab train"):
         agent_of().learn(10)

@@ -84,7 +84,7 @@ def test_a_short_log_is_refused(logged: tuple[Path, Encoder]) -> None:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
-    """A folder as ``smoe train`` leaves it, with an agent that has learnt nothing yet."""
+    """A folder as ``smoe lab train`` leaves it, with an agent that has learnt nothing yet."""
     folder = tmp_path / "run"
     folder.mkdir()
     agent().save(folder / "checkpoint.zip")

@@ -1,4 +1,4 @@
-"""``smoe profile``: its help, its refusals, and a whole quick run on a tiny pipeline."""
+"""``smoe lab profile``: its help, its refusals, and a whole quick run on a tiny pipeline."""
 
 from __future__ import annotations
 

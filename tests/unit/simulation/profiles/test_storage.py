@@ -38,7 +38,7 @@ def test_the_columns_are_the_fields_of_a_row() -> None:
 
 
 def test_a_file_that_is_not_there_is_refused_with_what_makes_it(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="smoe profile PIPELINE --out"):
+    with pytest.raises(ProfileError, match="smoe lab profile PIPELINE --out"):
         load(tmp_path / "none.parquet")
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration, Cost, Decision, Observation, TickReport
@@ -194,6 +194,7 @@ def test_every_answer_is_in_exactly_one_window(
     assert sum(window.failed for window in found) == sum(1 for r in records if r.outcome != "ok")
 
 
+@example({(0, 0): 5e-324, (0, 1): 0.0})
 @given(st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 5)), st.floats(0, 1e6), max_size=20))
 def test_a_layers_shares_add_up_to_one(tokens: dict[tuple[int, int], float]) -> None:
     nodes = [NodeWindow(T0, f"expert-{la}-{e}", "expert", la, e, value, 1) for (la, e), value in tokens.items()]

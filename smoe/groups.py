@@ -1,0 +1,66 @@
+"""The groups of ``smoe``: commands of one subject under one name."""
+
+from __future__ import annotations
+
+import click
+
+from smoe.lazy import LazyCommand, LazyGroup
+
+PIPELINE = {
+    "split": LazyCommand("moe.commands", "split", "turn a checkpoint or preset into a pipeline folder"),
+    "inspect": LazyCommand("moe.commands", "inspect_", "show a pipeline folder: tree, sizes, FLOPs"),
+    "distil": LazyCommand("moe.distil.commands", "distil", "adapt router and experts to the dense model"),
+    "deploy": LazyCommand("smoe.commands.service", "deploy", "deploy a pipeline on a running gateway"),
+    "remove": LazyCommand("smoe.commands.service", "remove", "remove a pipeline's functions from a gateway"),
+    "stack": LazyCommand("smoe.commands.service", "stack", "print stack.yml for faas-cli, or manifests for kubectl"),
+}
+PLACEMENT = {
+    "plan": LazyCommand(
+        "smoe.commands.place", "place_command", "plan which experts go on which machines, from statistics"
+    ),
+    "migrate": LazyCommand(
+        "smoe.commands.migrate", "migrate", "move replicas between machines while the pipeline serves"
+    ),
+    "rebalance": LazyCommand(
+        "smoe.commands.rebalance", "rebalance", "on heterogeneous machines, move experts to where they are called"
+    ),
+}
+EVALUATE = frozenset(
+    ("--workloads", "--pipeline", "--policies", "--patterns", "--trace", "--mean-rps", "--seeds", "--slo-ms", "--out",
+     "--workers", "--json")
+)  # fmt: skip
+LAB = {
+    "profile": LazyCommand(
+        "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model"
+    ),
+    "evaluate": LazyCommand(
+        "smoe.commands.evaluate",
+        "evaluate",
+        "compare scaling policies in the simulator, with bound and report",
+        essential=EVALUATE,
+    ),
+    "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
+    "tune": LazyCommand(
+        "evaluation.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"
+    ),
+    "train": LazyCommand("rl.train.commands", "train", "learn a scaling policy from traces, in the simulator"),
+    "fine-tune": LazyCommand(
+        "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
+    ),
+    "explain": LazyCommand("rl.agent.commands", "explain", "why the learnt policy decides what it decides in a window"),
+}
+
+
+@click.group(cls=LazyGroup, lazy=PIPELINE)
+def pipeline() -> None:
+    """Make a pipeline from a checkpoint, look into it, deploy and remove it."""
+
+
+@click.group(cls=LazyGroup, lazy=PLACEMENT)
+def placement() -> None:
+    """Decide which expert runs on which machine, and move experts while the pipeline serves."""
+
+
+@click.group(cls=LazyGroup, lazy=LAB)
+def lab() -> None:
+    """Profile a pipeline, simulate it, compare scaling policies with the bound, and learn one."""
