@@ -16,6 +16,7 @@ from autoscaler.configuration import MIB, Bound, Configuration, ConfigurationSpa
 __all__ = [
     "MIB",
     "NAMESPACE",
+    "SLO_QUANTILE",
     "Bound",
     "BoundedPlatform",
     "Configuration",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 NodeKind = Literal["ingress", "segment", "expert"]
+SLO_QUANTILE = 0.95
+"""The quantile of requests' latencies that the SLO λ bounds: P95."""
 NAMESPACE = "openfaas-fn"
 """What a gateway calls the namespace where functions are unless another is named: its home."""
 

@@ -19,10 +19,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
 from autoscaler.state.quantiles import histogram_quantile
+from simulation.arrays import Floats
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import BOUNDS, Simulation
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
@@ -32,7 +32,6 @@ from traces.loading import load
 from traces.model import Trace
 from traces.scale import to_rate
 
-Floats = NDArray[np.float64]
 FIXED = Configuration(memory_mb=512, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)
 
 

@@ -28,6 +28,7 @@ from autoscaler.contract import Configuration
 from autoscaler.state.quantiles import histogram_quantile
 from evaluation.comparison.arrivals import arrivals
 from evaluation.comparison.grid import Grid, Group
+from simulation.arrays import Floats
 from simulation.engine import kernel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import BOUNDS, Simulation, Window
@@ -39,7 +40,6 @@ from traces.model import PATTERNS
 from traces.provenance import file_sha256
 from traces.routing_logs import read_choices
 
-Floats = NDArray[np.float64]
 LOG = Path("moe_routing", "deepseek_v2_lite_chat_prefill_experts.parquet")
 FIXED = Configuration(memory_mb=512, cpu_cores=4.0, gpu_share=0.0, replicas=2, concurrency=4)
 MIB_PER_CORE = 1769.0

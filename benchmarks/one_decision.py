@@ -19,7 +19,6 @@ import click
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +41,6 @@ from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import PAPER_WORKLOADS
 from traces.model import PATTERNS
 
-Floats = NDArray[np.float64]
 DIGITS = 4
 BEST = 5
 

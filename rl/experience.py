@@ -18,8 +18,7 @@ from autoscaler.contract import Configuration, LayerObservation, NodeObservation
 from autoscaler.logger import CONFIGURATION_FIELDS, read_pipeline, read_windows
 from rl.agent.contract import State
 from rl.features import Encoder, History
-
-Floats = NDArray[np.float64]
+from simulation.arrays import Floats
 
 _NODE = tuple(name for name in NodeObservation._fields if name != "configuration")
 _LAYER = tuple(entry.name for entry in fields(LayerObservation) if entry.name != "layer")

@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.prices import METERS, Meter
-
-Floats = NDArray[np.float64]
+from simulation.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
 from urllib3.util.retry import Retry
 
-from autoscaler.contract import NAMESPACE
+from autoscaler.contract import NAMESPACE, SLO_QUANTILE
 from autoscaler.errors import MetricsError
 from autoscaler.monitor.answers import Rows, untimed
 from autoscaler.monitor.catalogue import METRICS
@@ -26,7 +26,6 @@ from autoscaler.state.readings import SHAPES, Buckets, Job, Key, Readings, Serie
 TRIES = 2
 AT_ONCE = 4
 """Queries that the server works on while another's answer is read."""
-TAIL = 0.95
 TAILS = (Series.NODE_CALL_SECONDS,)
 """Histograms of which Prometheus tells the P95 alone: of a node nothing else is asked, and the 46 buckets of each of
 5,000 nodes would be 30 MB in every tick."""
@@ -68,7 +67,7 @@ def promql(series: Series, pipeline: str, window_s: float, namespace: str = NAME
         return f"sum by ({', '.join(shape.labels)}) ({grown})"
     if shape.kind == "histogram":
         buckets = f"sum by ({', '.join((*shape.labels, 'le'))}) ({grown})"
-        return f"histogram_quantile({TAIL}, {buckets})" if series in TAILS else buckets
+        return f"histogram_quantile({SLO_QUANTILE}, {buckets})" if series in TAILS else buckets
     return f"{'sum' if shape.kind == 'gauge' else 'max'} by ({', '.join(shape.labels)}) ({found})"
 
 

@@ -21,9 +21,9 @@ import numpy as np
 import psutil
 
 from autoscaler.contract import Configuration
+from simulation.arrays import Floats
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
-from simulation.latency.contract import Floats
 from simulation.profiles.measure.machine import busy_s
 from simulation.workloads.workload import Workload
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.configuration import Configuration, ConfigurationSpace
-from autoscaler.contract import Policy
+from autoscaler.contract import SLO_QUANTILE, Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.prices import PriceSheet
 from placement.janus import Nodes, place
+from simulation.arrays import Floats
 from simulation.engine.controlled import Step, play
 from simulation.engine.machines import Dispatch, Machines
 from simulation.engine.requests import Requests, draw_requests
@@ -30,15 +30,12 @@ from traces.errors import NoMatchError
 from traces.formats.servegen import WINDOW_S, ClientWindow, draw_window, read_windows
 from traces.model import Trace, make_trace
 
-Floats = NDArray[np.float64]
-
 REPLICA = Configuration(memory_mb=1024, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=8)
 """Every segment and every expert: one core, so that resources are counted in cores alone."""
 CORES = PriceSheet("cores", "a core costs 1 a second, memory nothing", "core-seconds", 1.0, 0.0, 0.0)
 DAY_S = 86400
 Maker = Callable[[Workload, Requests, int], Simulation]
 """Workload, requests and seed to a simulation at its start."""
-QUANTILE = 0.95
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ def unloaded_s(workload: Workload, seed: int, make: Maker) -> float:
     """P95 of a pass that meets no other, of 400 simulated one after the other."""
     requests = draw_requests(workload, np.arange(400) * 10.0, seed=seed)
     window = make(workload, requests, seed).advance(4010.0)
-    return float(np.quantile(window.latency_s, QUANTILE))
+    return float(np.quantile(window.latency_s, SLO_QUANTILE))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +193,7 @@ def _summary(steps: list[Step], workload: Workload, clock: Clock) -> Played:
         nodes = [node for node in step.report.observation.nodes if node.kind != ingress]
         paid = [step.report.cost_by_node[node.node].provisioned or 0.0 for node in nodes]
         cores.append(sum(paid) / (step.window.end_s - step.window.start_s))
-        tail = step.window.quantile_s(QUANTILE)
+        tail = step.window.quantile_s(SLO_QUANTILE)
         p95_s.append(np.nan if tail is None else tail)
         within += int((step.window.latency_s <= slo_s).sum())
         answered += step.window.latency_s.size

@@ -26,10 +26,11 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from evaluation.bound.frontier import ExpertTable, Floats, Ints, Lattice
+from evaluation.bound.frontier import ExpertTable, Lattice
 from evaluation.bound.loads import Meter, WindowLoad
-from evaluation.bound.physics import NodeRows, Physics, Tokens
+from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.tail import Group, everyone, sum_of_lowest
+from simulation.arrays import Floats, Ints, Tokens
 from simulation.engine import kernel
 from simulation.engine.host import pass_factors
 

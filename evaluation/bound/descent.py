@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluation.bound.frontier import Floats, Frontier, Ints, frontier
+from evaluation.bound.frontier import Frontier, frontier
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables
 from evaluation.bound.oracle import Feasible, play
+from simulation.arrays import Floats, Ints
 
 LOOKS = 100
 """Simulations of a search."""

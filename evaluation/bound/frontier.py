@@ -13,13 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from autoscaler.contract import ConfigurationSpace, MemoryNeed
 from autoscaler.prices import PriceSheet
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from simulation.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from evaluation.bound.frontier import Floats, Ints
 from evaluation.bound.layers import Steps
+from simulation.arrays import Floats, Ints
 
 BUCKETS = 4000
 """Parts of the budget; an eighth of them comes first, and more where the gap is still wide."""

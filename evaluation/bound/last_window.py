@@ -16,11 +16,12 @@ from autoscaler.contract import Configuration, NodeObservation, Observation, Pol
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
 from autoscaler.policy.rows import refuse_broken
-from evaluation.bound.frontier import Floats, Frontier, frontier
+from evaluation.bound.frontier import Frontier, frontier
 from evaluation.bound.loads import Meter, expert_table
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.queueing import serve
 from evaluation.bound.window import enclose_frontiers
+from simulation.arrays import Floats
 from simulation.profiles.model.bundled import named
 from simulation.profiles.model.errors import ProfileError
 from simulation.profiles.model.pipeline import clustered_workload, measured_workload

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.bound.frontier import Floats, Frontier, Ints
+from evaluation.bound.frontier import Frontier
+from simulation.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)

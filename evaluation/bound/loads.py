@@ -8,9 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from evaluation.bound.frontier import ExpertTable, Floats, Ints
-from evaluation.bound.physics import NodeRows, Physics, Tokens
+from evaluation.bound.frontier import ExpertTable
+from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.queueing import serve
+from simulation.arrays import Floats, Ints, Tokens
 from simulation.engine.requests import Requests
 
 Meter = Literal["busy", "provisioned"]

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoscaler.contract import Configuration
-from evaluation.bound.frontier import Ints, frontier
+from autoscaler.contract import SLO_QUANTILE, Configuration
+from evaluation.bound.frontier import frontier
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables
 from evaluation.bound.physics import Physics
 from evaluation.bound.window import enclose_frontiers
+from simulation.arrays import Ints
 from simulation.engine.kernel import BUSY_S
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
@@ -108,7 +109,7 @@ def simulate(load: WindowLoad, chosen: Mapping[str, Configuration], meter: Meter
             seconds = busy_s[node] if meter == "busy" else configuration.replicas * load.window_s
             cost += float(seconds) * physics.workload.prices.unit_per_s(configuration)
     every = np.concatenate(latencies)
-    return cost, float(np.quantile(every, 0.95)) if every.size else 0.0
+    return cost, float(np.quantile(every, SLO_QUANTILE)) if every.size else 0.0
 
 
 def configurations(physics: Physics, numbers: Sequence[Ints]) -> dict[str, Configuration]:

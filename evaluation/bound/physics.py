@@ -6,15 +6,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeInfo
-from evaluation.bound.frontier import Floats, Ints, Lattice, lattice
+from evaluation.bound.frontier import Lattice, lattice
+from simulation.arrays import Bools, Floats, Ints, Tokens
 from simulation.engine.tables import ResourceTables
 from simulation.workloads.workload import Host, Workload
 
-Bools = NDArray[np.bool_]
-Tokens = NDArray[np.uint16]
 ROUNDING = 1e-9
 """Relative room given to rounding, always towards a weaker bound."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from evaluation.bound.frontier import Floats, Ints
+from simulation.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.bound.frontier import Floats, Ints
+from autoscaler.contract import SLO_QUANTILE
+from simulation.arrays import Floats, Ints
 
-PERCENTILE = 0.95
 HEAVIEST = (1.0, 0.3, 0.12)
 """Shares of the requests in a group, those with the most tokens."""
 
@@ -42,7 +42,7 @@ class Group:
         return sum_of_lowest(values[:, inside], silent, self.in_time) / max(1, self.in_time)
 
 
-def kept(requests: int, percentile: float = PERCENTILE) -> int:
+def kept(requests: int, percentile: float = SLO_QUANTILE) -> int:
     """How many of the fastest are at most the percentile, by every common definition of it (the fewest is taken)."""
     return int(np.floor(percentile * (requests - 1))) + 1 if requests else 0
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.bound.frontier import ExpertTable, Frontier, Ints, Lattice, frontier
+from evaluation.bound.frontier import ExpertTable, Frontier, Lattice, frontier
 from evaluation.bound.knapsack import BUCKETS, split
 from evaluation.bound.layers import Steps, choose, steps
+from simulation.arrays import Ints
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import FROM_FILE, Grid, Group
+from simulation.arrays import Floats
 from traces import catalog, clips, generate, hours, loading, scale
 from traces.model import PATTERNS, Trace
 from traces.splits import SPLITS
 
-Floats = NDArray[np.float64]
 DATASETS = ("functions-day", "functions-8h")
 """Where test hours are taken from: the first that is there."""
 MIN_REQUESTS = 100

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from autoscaler.contract import Configuration, Cost, NodeInfo, NodeObservation
+from autoscaler.contract import SLO_QUANTILE, Configuration, Cost, NodeInfo, NodeObservation
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.errors import BoundError
 from evaluation.bound.loads import Meter, WindowLoad, windows
@@ -30,7 +30,6 @@ from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import PAPER_CLUSTER
 from simulation.workloads.workload import Workload
 
-QUANTILE = 0.95
 BOUND = "bound"
 """Name under which the bound stands among the policies."""
 METERS: tuple[Meter, ...] = ("busy", "provisioned")
@@ -215,7 +214,7 @@ def _names(group: Group, policy: str) -> dict[str, Any]:
 def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[str, Any]:
     window, report = step.window, step.report
     own = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
-    p95_s = window.quantile_s(QUANTILE)
+    p95_s = window.quantile_s(SLO_QUANTILE)
     return {
         "start_s": window.start_s,
         "end_s": window.end_s,
@@ -268,7 +267,7 @@ def _totals(table: pa.Table, steps: list[Step], slo_s: float) -> dict[str, Any]:
         "judged_windows": int(p95.size),
         "violated_windows": int((p95 > slo_s).sum()),
         "mean_excess": float(np.maximum(p95 / slo_s - 1, 0).mean()) if p95.size else None,
-        "p95_over_slo": float(np.quantile(latency, QUANTILE) / slo_s) if latency.size else None,
+        "p95_over_slo": float(np.quantile(latency, SLO_QUANTILE) / slo_s) if latency.size else None,
         "changes": int(sum(columns["changes"])),
         **{f"peak_{name}": max(columns[name]) for name in ("cores", "gpus", "memory_mb")},
         "decision_ms_p50": 1000 * float(np.median(columns["decision_s"])),

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-Floats = NDArray[np.float64]
+from simulation.arrays import Floats
+
 DRAWS = 2000
 
 

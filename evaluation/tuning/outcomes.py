@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoscaler.contract import Configuration
+from autoscaler.contract import SLO_QUANTILE, Configuration
 from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy
 from autoscaler.prices import METERS, Meter
@@ -24,7 +24,6 @@ from simulation.workloads.workload import Workload
 
 MOST_VIOLATED = 0.05
 """Share of windows over the SLO that a setting may have and still be chosen for its cost."""
-QUANTILE = 0.95
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +79,7 @@ def p95s(windows: Iterable[Window]) -> list[float]:
     """Exact P95 of each judged window: infinite where requests wait and none was answered."""
     found = []
     for window in windows:
-        value = window.quantile_s(QUANTILE)
+        value = window.quantile_s(SLO_QUANTILE)
         if value is not None or window.in_flight:
             found.append(np.inf if value is None else value)
     return found

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rl.agent.configuration_table import allowed, features_of, rows
 from rl.agent.contract import Space
+from simulation.arrays import Ints, Singles
 from simulation.engine.compiled import compiled
 
-Floats = NDArray[np.float32]
-Integers = NDArray[np.int64]
 FORBIDDEN = -1e30
 NEARBY = 16
 """Candidates next to the arg max: each of its axes up to two steps away."""
@@ -30,13 +28,13 @@ NEARBY = 16
 
 @compiled
 def _scores(
-    state: Floats,
-    memory: Floats,
-    compute: Floats,
-    weight: Floats,
-    least: Integers,
+    state: Singles,
+    memory: Singles,
+    compute: Singles,
+    weight: Singles,
+    least: Ints,
     per_count: int,
-    out: Floats,
+    out: Singles,
 ) -> None:
     """g of one expert over Φ into ``out`` [P · R · Q, M]; ``FORBIDDEN`` below the least memory of a replica count.
 
@@ -56,7 +54,7 @@ def _scores(
 
 
 @compiled
-def _draw(scores: Floats, temperature: float, uniform: float) -> int:
+def _draw(scores: Singles, temperature: float, uniform: float) -> int:
     """Place in the flat ``scores`` drawn from their softmax: the inverse of its distribution function."""
     most = scores.max()
     total = 0.0
@@ -161,7 +159,7 @@ class Joint:
             logs.append(best.values.clone())
         return torch.stack(actions), torch.stack(logs) - self._log_partition().unsqueeze(-1)
 
-    def _all(self) -> Iterator[Floats]:
+    def _all(self) -> Iterator[Singles]:
         """Scores of one expert after the other, [P · R · Q · M], in one buffer."""
         prepared = self.prepared
         tables = (prepared.memory.T, prepared.compute, prepared.weight)
@@ -175,7 +173,7 @@ class Joint:
     def _log_partition(self) -> Tensor:
         return torch.stack([torch.from_numpy(scores).logsumexp(0) for scores in self._all()])
 
-    def _actions(self, places: Integers) -> Tensor:
+    def _actions(self, places: Ints) -> Tensor:
         """[.., 4] of places in [P · R · Q · M]."""
         memories, resources, counts, concurrencies = self.prepared.space.sizes
         found = np.unravel_index(places, (counts, resources, concurrencies, memories))

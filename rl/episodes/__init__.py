@@ -7,10 +7,9 @@ and decision code. Never here: the test set, and any copy of the controller's co
 from __future__ import annotations
 
 from rl.episodes.clips import Clip, Work, episode_of, paper_cost, start_of, steady_cost, training_clips, work_of
-from rl.episodes.episode import QUANTILE, WINDOW_S, Branch, Episode, Outcome
+from rl.episodes.episode import WINDOW_S, Branch, Episode, Outcome
 
 __all__ = [
-    "QUANTILE",
     "WINDOW_S",
     "Branch",
     "Clip",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autoscaler.contract import Configuration
 from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic
-from evaluation.bound.frontier import Ints, frontier
+from evaluation.bound.frontier import frontier
 from evaluation.bound.loads import WindowLoad, expected_tables, windows
 from evaluation.bound.oracle import cheapest_feasible, configurations
 from evaluation.bound.physics import Physics
@@ -29,6 +29,7 @@ from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from rl.episodes.episode import WINDOW_S, Episode
 from rl.reward import RewardSettings
+from simulation.arrays import Ints
 from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.actuator.actuator import apply
-from autoscaler.contract import Configuration, Decision, Observation, Proposal
+from autoscaler.contract import SLO_QUANTILE, Configuration, Decision, Observation, Proposal
 from autoscaler.decision.limits import LimitState, decide
 from autoscaler.prices import METERS, total_cost
 from autoscaler.state.features import complete
@@ -22,6 +22,7 @@ from evaluation.comparison.policies import limits_of
 from rl.agent.contract import State
 from rl.features import CallTimes, Encoder, History, calls_of
 from rl.reward import RewardSettings, cost_rewards, penalty
+from simulation.arrays import Floats
 from simulation.engine.kernel import BUSY_S
 from simulation.engine.metrics import SimulatedMetrics
 from simulation.engine.requests import Requests
@@ -29,9 +30,7 @@ from simulation.engine.simulated_platform import SimulatedPlatform
 from simulation.engine.simulation import Simulation, Window
 from simulation.workloads.workload import Workload
 
-Floats = NDArray[np.float64]
 WINDOW_S = 30.0
-QUANTILE = 0.95
 REASON = "episode"
 
 
@@ -235,7 +234,7 @@ class Episode:
         ages_s = window.end_s - arrivals[:arrived][~answered[:arrived]]
         overdue_s = ages_s[ages_s > self.workload.slo_s]
         judged_s = np.concatenate([window.latency_s, overdue_s])
-        return float(np.quantile(judged_s, QUANTILE)) if judged_s.size else None, int(overdue_s.size)
+        return float(np.quantile(judged_s, SLO_QUANTILE)) if judged_s.size else None, int(overdue_s.size)
 
     def _judge(self, window: Window) -> Outcome:
         slo_s = self.workload.slo_s

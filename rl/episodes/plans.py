@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from autoscaler.contract import Topology
 from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic
-from evaluation.bound.frontier import Ints
 from evaluation.bound.last_window import LastWindowSettings
 from evaluation.bound.loads import WindowLoad, windows
 from evaluation.bound.oracle import cheapest_feasible
 from evaluation.bound.physics import Physics
 from rl.episodes.clips import Work, save_npz, work_key
+from simulation.arrays import Ints
 
 HEADROOM = LastWindowSettings.headroom
 NONE = -1

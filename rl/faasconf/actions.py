@@ -8,16 +8,15 @@ where none is for so many replicas, by more of them.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, ConfigurationSpace, MemoryNeed
+from simulation.arrays import Singles
 
-Floats = NDArray[np.float32]
 OUTPUTS = ("gpu", "size", "memory", "replicas", "concurrency")
 GPU_FROM = 0.5
 
 
-def configuration(outputs: Floats, space: ConfigurationSpace, need: MemoryNeed) -> Configuration:
+def configuration(outputs: Singles, space: ConfigurationSpace, need: MemoryNeed) -> Configuration:
     """``outputs`` [5] of 0 to 1, in the order of ``OUTPUTS``. Where no memory is enough for any number of replicas: the
     most of both.
     """
@@ -35,7 +34,7 @@ def configuration(outputs: Floats, space: ConfigurationSpace, need: MemoryNeed) 
     return Configuration(memory_mb, 0.0 if with_gpu else compute, compute if with_gpu else 0.0, count, slots)
 
 
-def outputs_of(found: Configuration, space: ConfigurationSpace) -> Floats:
+def outputs_of(found: Configuration, space: ConfigurationSpace) -> Singles:
     """[5] float32: middles of the parts that give the lattice's nearest to ``found``."""
     near = space.nearest(found)
     gpu = near.gpu_share > 0

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -20,8 +18,8 @@ from autoscaler.errors import SettingsError
 from rl.faasconf.actions import OUTPUTS
 from rl.faasconf.features import FEATURES
 from rl.faasconf.networks import Actor
+from simulation.arrays import Singles
 
-Floats = NDArray[np.float32]
 VERSION = 1
 
 
@@ -33,12 +31,12 @@ class Agent:
     mean: Tensor
     spread: Tensor
 
-    def outputs(self, states: Floats, adjacency: Tensor) -> Floats:
+    def outputs(self, states: Singles, adjacency: Tensor) -> Singles:
         """[agents, outputs] of 0 to 1 for ``states`` [agents, features]; no exploration."""
         self.actor.eval()
         with torch.no_grad():
             scaled = (torch.from_numpy(states) - self.mean) / self.spread
-            found: Floats = self.actor(scaled[None], adjacency)[0].numpy()
+            found: Singles = self.actor(scaled[None], adjacency)[0].numpy()
         return found
 
 

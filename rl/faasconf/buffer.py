@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Floats = NDArray[np.float32]
+from simulation.arrays import Singles
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +25,7 @@ class Buffer:
     """A ring of the last ``capacity`` transitions. Axes: transition, agent, feature or output; rewards [transition]."""
 
     def __init__(self, capacity: int, agents: int, features: int, outputs: int) -> None:
-        self.arrays: dict[str, Floats] = {
+        self.arrays: dict[str, Singles] = {
             "states": np.zeros((capacity, agents, features), np.float32),
             "actions": np.zeros((capacity, agents, outputs), np.float32),
             "rewards": np.zeros(capacity, np.float32),
@@ -38,7 +37,7 @@ class Buffer:
     def __len__(self) -> int:
         return min(self.added, len(self.arrays["rewards"]))
 
-    def add(self, states: Floats, actions: Floats, reward: float, following: Floats) -> None:
+    def add(self, states: Singles, actions: Singles, reward: float, following: Singles) -> None:
         at = self.added % len(self.arrays["rewards"])
         for name, value in (("states", states), ("actions", actions), ("rewards", reward), ("following", following)):
             self.arrays[name][at] = value

@@ -10,12 +10,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import ConfigurationSpace, NodeInfo, NodeObservation, Observation
 from rl.faasconf.actions import OUTPUTS, outputs_of
+from simulation.arrays import Singles
 
-Floats = NDArray[np.float32]
 FEATURES = (
     *OUTPUTS,
     "utilisation",  # of the CPU cores or the GPU share, 0 to 1
@@ -33,7 +32,7 @@ FEATURES = (
 
 def states(
     observation: Observation, experts: Sequence[NodeInfo], space: ConfigurationSpace, slo_s: float, layers: int
-) -> Floats | None:
+) -> Singles | None:
     """[agents, features] float32, columns as in ``FEATURES``; None where an expert's numbers are missing."""
     if observation.stale or observation.requests_per_s is None:
         return None
@@ -48,7 +47,7 @@ def states(
     return np.stack(rows)
 
 
-def _row(seen: NodeObservation, space: ConfigurationSpace, part_s: float) -> Floats | None:
+def _row(seen: NodeObservation, space: ConfigurationSpace, part_s: float) -> Singles | None:
     """All but the pipeline's own. ``part_s``: the layer's part of λ."""
     configuration = seen.configuration
     if configuration is None or seen.tokens_per_s is None or seen.requests_per_s is None:

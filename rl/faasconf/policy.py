@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from autoscaler.contract import Configuration, MemoryNeed, Observation, Policy, Proposal, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
@@ -22,8 +19,8 @@ from rl.faasconf.actions import configuration
 from rl.faasconf.agent import Agent, load
 from rl.faasconf.features import states
 from rl.faasconf.graph import adjacency, agents
+from simulation.arrays import Singles
 
-Floats = NDArray[np.float32]
 WEIGHTS = Path(__file__).with_name("weights")
 """``WORKLOAD.safetensors``, trained as ``docs/policies.md`` says."""
 
@@ -50,7 +47,7 @@ class Pipeline:
         self._slo_s = slo_s
         self._layers = topology.layers
 
-    def states(self, observation: Observation) -> Floats | None:
+    def states(self, observation: Observation) -> Singles | None:
         """[agents, features] float32; None where an expert's numbers are missing."""
         if any(need is None for need in self.needs(observation)):
             return None
@@ -60,7 +57,7 @@ class Pipeline:
         """[agents] Eq. (2)'s numbers; None where the peak of tokens is not known."""
         return [memory_need([node], [observation.node(node.id)], self._limits) for node in self.agents]
 
-    def configurations(self, outputs: Floats, observation: Observation) -> dict[str, Configuration]:
+    def configurations(self, outputs: Singles, observation: Observation) -> dict[str, Configuration]:
         """Function → configuration for ``outputs`` [agents, 5]; those whose memory need is not known are left out."""
         return {
             node.function: configuration(row, self.space, need)

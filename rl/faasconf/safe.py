@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from simulation.arrays import Singles
+
 DEVIATIONS = 2.0
 REPLAY_NOISE = 0.05
 
@@ -20,7 +21,7 @@ REPLAY_NOISE = 0.05
 class History:
     """``actions [actions, agents, outputs]`` and the total price of each, ``prices [actions]`` per second."""
 
-    actions: Floats
+    actions: Singles
     prices: NDArray[np.float64]
 
     @property
@@ -30,12 +31,12 @@ class History:
     def is_safe(self, price: float) -> bool:
         return bool(abs(price - self.prices.mean()) <= DEVIATIONS * self.prices.std())
 
-    def replay(self, rng: np.random.Generator) -> Floats:
+    def replay(self, rng: np.random.Generator) -> Singles:
         """[agents, outputs]: an action of the history, with noise, cut to 0 … 1."""
         return noisy(self.actions[rng.integers(len(self.actions))], REPLAY_NOISE, rng)
 
 
-def noisy(outputs: Floats, deviation: float, rng: np.random.Generator) -> Floats:
+def noisy(outputs: Singles, deviation: float, rng: np.random.Generator) -> Singles:
     """``outputs`` with normal noise, cut to 0 … 1."""
     drawn = rng.normal(outputs, deviation) if deviation else outputs
     return np.clip(drawn, 0.0, 1.0).astype(np.float32)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, Observation, Proposal
 from autoscaler.decision.limits import LimitSettings, memory_need
@@ -30,10 +29,10 @@ from rl.faasconf.features import FEATURES
 from rl.faasconf.learner import Learner, LearnerSettings
 from rl.faasconf.policy import FaasconfPolicy, Pipeline
 from rl.faasconf.safe import REPLAY_NOISE, History, noisy
+from simulation.arrays import Singles
 from simulation.engine.controlled import Step, play
 from simulation.engine.simulation import Simulation
 
-Floats = NDArray[np.float32]
 PRICE_WEIGHT = 0.457
 """Of a deployment at the history's mean price: 0.1 × 4.574, FaaSConf's own weight and mean."""
 
@@ -71,10 +70,10 @@ class TrainingSettings:
 class Last:
     """What the learner remembers from one window to the next."""
 
-    states: Floats
-    outputs: Floats
+    states: Singles
+    outputs: Singles
     price: float
-    refused: tuple[Floats, float] | None = None
+    refused: tuple[Singles, float] | None = None
     """Outputs and price of the action that this one replaced."""
 
 
@@ -141,7 +140,7 @@ class LearningPolicy:
         last, chosen = self._act(seen, observation)
         return pipeline.wished(chosen, "exploring", last)
 
-    def _act(self, seen: Floats, observation: Observation) -> tuple[Last, dict[str, Configuration]]:
+    def _act(self, seen: Singles, observation: Observation) -> tuple[Last, dict[str, Configuration]]:
         trainer, pipeline, refused = self._trainer, self._pipeline, None
         outputs = trainer.history.replay(trainer.rng)
         if self._learns:
@@ -211,7 +210,7 @@ class Trainer:
             self.learner.scale_to(torch.from_numpy(states.copy()))
             self.update(self.settings.offline_updates)
 
-    def remember(self, last: Last, observation: Observation, seen: Floats) -> None:
+    def remember(self, last: Last, observation: Observation, seen: Singles) -> None:
         """What the last action led to, and what is known of the one that it replaced: a critic that never heard of what
         the actor wishes would lead it ever farther away."""
         mean_price, violation = self.history.mean_price, self.settings.violation

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import ConfigurationSpace
+from simulation.arrays import Floats
 from simulation.latency.contract import LatencyModel, NodeCost
 from simulation.workloads.workload import Workload
-
-Floats = NDArray[np.float64]
 
 TOKENS = 32.0
 """Of a mean call where nothing is known of it."""

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from simulation.arrays import Floats
+
 Floats32 = NDArray[np.float32]
 
 

@@ -12,10 +12,9 @@ from autoscaler.contract import MIB, Configuration, ConfigurationSpace, Topology
 from autoscaler.prices import PriceSheet
 from rl.agent.contract import CONFIGURATION_FEATURES, Space
 from rl.features.calls import CallTimes
+from simulation.arrays import Bools, Floats
 
-Floats = NDArray[np.float64]
 Ints16 = NDArray[np.int16]
-Bools = NDArray[np.bool_]
 
 MEMORY_MB = (128.0, 10240.0)
 """What becomes -1 and 1."""

@@ -17,8 +17,7 @@ from rl.features.calls import CallTimes
 from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Scales
 from rl.features.configuration_index import CONCURRENCY, CORES, REPLICAS, Lattice, space_of, unit_prices
 from rl.features.history import History
-
-Floats = NDArray[np.float64]
+from simulation.arrays import Floats
 
 _SEEN = (
     "cpu_utilisation", "gpu_utilisation", "memory_utilisation", "concurrency_utilisation", "latency_p95_s",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rl.features.catalogue import SPANS
-
-Floats = NDArray[np.float64]
+from simulation.arrays import Floats
 
 WINDOWS = SPANS[-1]
 NODE_WINDOWS = 5

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from autoscaler.contract import Configuration, ConfigurationSpace, Observation
+from autoscaler.contract import SLO_QUANTILE, Configuration, ConfigurationSpace, Observation
 from autoscaler.prices import PriceSheet
-from rl.episodes import QUANTILE, Episode
+from rl.episodes import Episode
 from rl.train.teacher import PLANS, TeacherSettings
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
@@ -90,7 +90,7 @@ def _serves(
         return True
     latency_s = Simulation(workload, requests, workload.initial(choice), seed=seed).advance(2 * window_s).latency_s
     answered = latency_s.size / requests.arrival_s.size
-    return answered >= QUANTILE and float(np.quantile(latency_s, QUANTILE / answered)) <= slo_s
+    return answered >= SLO_QUANTILE and float(np.quantile(latency_s, SLO_QUANTILE / answered)) <= slo_s
 
 
 def choices_of(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Configuration]:

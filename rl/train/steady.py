@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autoscaler.contract import Configuration, Observation
-from rl.episodes import QUANTILE, Episode
+from autoscaler.contract import SLO_QUANTILE, Configuration, Observation
+from rl.episodes import Episode
 from rl.train.hindsight import bolder, every_resource
 from rl.train.teacher import PLANS
 from simulation.engine.simulation import Simulation
@@ -46,7 +46,7 @@ def violated(episode: Episode, choice: Configuration) -> float:
     workload, over, judged = episode.workload, 0, 0
     simulation = Simulation(workload, episode.requests, workload.initial(choice), seed=episode.seed)
     for number in range(1, episode.windows + 1):
-        p95_s = simulation.advance(number * episode.window_s).quantile_s(QUANTILE)
+        p95_s = simulation.advance(number * episode.window_s).quantile_s(SLO_QUANTILE)
         if p95_s is not None:
             judged += 1
             over += p95_s > workload.slo_s

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import Configuration, NodeObservation, Observation
+from autoscaler.contract import SLO_QUANTILE, Configuration, NodeObservation, Observation
 from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable, frontier
 from evaluation.bound.loads import expert_table
@@ -25,10 +25,10 @@ from evaluation.bound.oracle import configurations
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.window import Enclosure, enclose_frontiers
 from rl.train.errors import TrainingError
+from simulation.arrays import Floats
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
 
-Floats = NDArray[np.float64]
 TAIL = 1.5
 """Wait of a request at the P95 over the mean wait (assumption)."""
 SHARES = (0.05, 1.3)
@@ -171,7 +171,7 @@ class Teacher:
                 seconds = np.where(counts[at] > 0, alone_s[counts[at]] + TAIL * wait_s, 0.0)
                 np.maximum(slowest, seconds, out=slowest)
             total_s += slowest
-        return float(np.quantile(total_s, 0.95))
+        return float(np.quantile(total_s, SLO_QUANTILE))
 
     def _heaviest_tokens(self, at: int) -> float:
         """Tokens of a planned call of the ``at``-th expert, from 1, in order of layer and number."""

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from autoscaler.contract import SLO_QUANTILE
 from evaluation.bound.bounds import lower_bound
 from evaluation.bound.loads import windows
 from evaluation.bound.physics import Physics
 from rl.agent.contract import State
-from rl.episodes import QUANTILE, WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
+from rl.episodes import WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Decide, play
@@ -142,7 +143,7 @@ class Validator:
             for number, row in enumerate(play(episodes, decide), start=2):  # the first window is the start's
                 for played in row if number > self.settings.validation.warm_up else []:
                     costs[played.lane] += float(getattr(played.outcome, self.settings.meter).sum())
-                    p95_s = played.outcome.window.quantile_s(QUANTILE)
+                    p95_s = played.outcome.window.quantile_s(SLO_QUANTILE)
                     p95s[played.lane] += [] if p95_s is None else [p95_s]
             for clip, episode, cost, p95 in zip(clips, episodes, costs, p95s, strict=True):
                 over = np.array(p95) / episode.workload.slo_s - 1

@@ -6,13 +6,9 @@ A draw depends on nothing but its name, so results depend neither on order nor o
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulation.arrays import Floats, Ints, Tokens
 from simulation.engine.compiled import compiled
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Tokens = NDArray[np.uint16]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_ONE = np.uint64(0xBF58476D1CE4E5B9)

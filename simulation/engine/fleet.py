@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeInfo
+from simulation.arrays import Floats, Ints
 from simulation.engine import kernel
 from simulation.engine.errors import SimulationError
 from simulation.engine.replicas import (
@@ -124,7 +124,7 @@ class Fleet:
                 ring[node, : kept.size] = ring[node, kept]
             self.orders[node, COUNT] = kept.size
 
-    def states(self, now_s: float) -> Mapping[str, NDArray[np.int64]]:
+    def states(self, now_s: float) -> Mapping[str, Ints]:
         """Replicas of each node by state: ``starting``, ``ready``, ``draining``; [nodes] each."""
         there = np.arange(self.clock.shape[2]) < self.orders[:, COUNT, None]
         draining = there & (self.clock[:, DRAIN] <= now_s)
@@ -133,7 +133,7 @@ class Fleet:
         found = {"starting": there & ~draining & ~ready, "ready": ready, "draining": busy}
         return {state: members.sum(axis=1) for state, members in found.items()}
 
-    def ready_s(self, start_s: float, end_s: float) -> NDArray[np.float64]:
+    def ready_s(self, start_s: float, end_s: float) -> Floats:
         """[nodes] replica-seconds between ``start_s`` and ``end_s`` in which replicas took new calls."""
         there = np.arange(self.clock.shape[2]) < self.orders[:, COUNT, None]
         since, until = np.maximum(self.clock[:, READY], start_s), np.minimum(self.clock[:, DRAIN], end_s)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulation.arrays import Floats, Ints, Marks
 from simulation.engine.compiled import compiled
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Cells = NDArray[np.uint8]
 
 _CELL_BITS = 46
 _FIRST_CELL, _LAST_CELL = 64000, 66600
@@ -17,7 +13,7 @@ _FIRST_CELL, _LAST_CELL = 64000, 66600
 
 
 @compiled
-def bucket_of(cells: Cells, bounds: Floats, value: float) -> int:
+def bucket_of(cells: Marks, bounds: Floats, value: float) -> int:
     """Index of the first bound that is not below ``value``; the last bound is beyond all values.
 
     ``cells``: see :func:`cells_of`. The upper bits of a float are its logarithm in steps of less than 1/64, finer than
@@ -29,7 +25,7 @@ def bucket_of(cells: Cells, bounds: Floats, value: float) -> int:
     return int(found + np.uint32(bounds[found] < value))
 
 
-def cells_of(bounds: Floats) -> Cells:
+def cells_of(bounds: Floats) -> Marks:
     """Where :func:`bucket_of` begins to look. Raises ValueError for bounds less than 1/32 apart or out of its range."""
     cells = np.arange(_FIRST_CELL, _LAST_CELL)
     lowest = (cells << _CELL_BITS).view(np.float64)
@@ -39,7 +35,7 @@ def cells_of(bounds: Floats) -> Cells:
 
 
 @compiled
-def count_spans(spans_s: Floats, cells: Cells, bounds: Floats, histogram: Ints) -> None:
+def count_spans(spans_s: Floats, cells: Marks, bounds: Floats, histogram: Ints) -> None:
     """Count every span into ``histogram [bounds]``."""
     for span_s in spans_s:
         histogram[bucket_of(cells, bounds, span_s)] += 1

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulation.arrays import Calls, Floats, Ints, Keys, Marks
 from simulation.engine.draws import ATOMS, PASS, draw
 from simulation.engine.fleet import Fleet
-from simulation.engine.histograms import Cells
 from simulation.engine.host_kernel import run_host
 from simulation.engine.host_state import Meters, Passes, Rules
-from simulation.engine.replicas import Calls, Floats, Ints
 from simulation.engine.requests import Requests
 from simulation.engine.tables import ResourceTables, atoms_of
 from simulation.workloads.workload import Host
@@ -26,9 +24,7 @@ def pass_factors(host: Host, seed: int, first: int, last: int) -> Floats:
 class SharedMachine:
     """Requests on their way, calls that wait, and what the ingress has in line."""
 
-    def __init__(
-        self, host: Host, requests: Requests, keys: NDArray[np.uint64], stages: list[Ints], source: Ints, seed: int
-    ) -> None:
+    def __init__(self, host: Host, requests: Requests, keys: Keys, stages: list[Ints], source: Ints, seed: int) -> None:
         """``stages``: the nodes of each, numbered without gaps; ``keys`` and ``source`` are by node."""
         self._slow = pass_factors(host, seed, 0, requests.arrival_s.size)
         count, size = keys.size, max(1, requests.arrival_s.size)
@@ -72,7 +68,7 @@ class SharedMachine:
         meter: Floats,
         histogram: Ints,
         barrier: Ints,
-        cells: Cells,
+        cells: Marks,
         bounds: Floats,
     ) -> Calls:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from simulation.arrays import Calls, Floats, Ints
 from simulation.engine.compiled import compiled, inner
 from simulation.engine.draws import ATOM_SHIFT, draw_bits
 from simulation.engine.host_queue import come_in, count_waiting, finish_front, finish_item, to_front, to_ingress
@@ -31,9 +32,6 @@ from simulation.engine.replicas import (
     REFILL,
     ROW,
     VIRTUAL,
-    Calls,
-    Floats,
-    Ints,
     Replicas,
     choose,
     insert,

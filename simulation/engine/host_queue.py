@@ -6,6 +6,7 @@ that comes after a pause takes longer (``Rules.idle``).
 
 from __future__ import annotations
 
+from simulation.arrays import Floats
 from simulation.engine.compiled import inner
 from simulation.engine.histograms import bucket_of
 from simulation.engine.host_state import (
@@ -25,7 +26,6 @@ from simulation.engine.host_state import (
     Rules,
 )
 from simulation.engine.node import CALLS, FLIGHT, LATENCY_S, PEAK, TOKENS, WAITED_S
-from simulation.engine.replicas import Floats
 
 
 @inner

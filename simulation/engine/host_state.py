@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from simulation.engine.histograms import Cells
-from simulation.engine.replicas import Calls, Floats, Ints, Rows, Tokens
+from simulation.arrays import Calls, Floats, Ints, Keys, Marks, Tokens
+from simulation.engine.replicas import Rows
 
 START, SEND, RECEIVE, ANSWER, TOKEN = range(5)
 """Places of ``ingress_s [5]``: CPU seconds of the ingress before a request's first call, for sending a call, for taking
@@ -37,7 +34,7 @@ class Rules(NamedTuple):
     front_s: float
     overlap: Floats
     idle: Floats
-    keys: NDArray[np.uint64]
+    keys: Keys
     stages: Ints
     reached: Floats
     counts: Tokens
@@ -80,6 +77,6 @@ class Meters(NamedTuple):
     meter: Floats
     histogram: Ints
     barrier: Ints
-    cells: Cells
+    cells: Marks
     bounds: Floats
     touched: Floats

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulation.arrays import Calls, Floats, Ints, Keys, Marks, Tokens
 from simulation.engine.compiled import compiled, inner
 from simulation.engine.draws import ATOMS, COLD_START, LENGTH, SERVICE, draw, route, stream_key, uniform
-from simulation.engine.histograms import Cells, bucket_of, cells_of, count_spans
+from simulation.engine.histograms import bucket_of, cells_of, count_spans
 from simulation.engine.machines import Sited
 from simulation.engine.node import (
     BUSY_S,
@@ -22,7 +22,7 @@ from simulation.engine.node import (
     WAITED_S,
     run_node,
 )
-from simulation.engine.replicas import ACTIVE, COUNT, FAR, HEAD, Calls, Floats, Ints, Limits, Replicas, Rows, Tokens
+from simulation.engine.replicas import ACTIVE, COUNT, FAR, HEAD, Limits, Replicas, Rows
 
 __all__ = [
     "ATOMS",
@@ -81,9 +81,9 @@ def enter(due: Calls, arrived: Floats, gather: Floats, end_s: float) -> int:
 
 @compiled
 def run_nodes(
-    begin_s: float, end_s: float, keys: NDArray[np.uint64], nodes: Ints, entering: Calls, held: Calls, held_from: Ints,
-    arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens, source: Ints, replicas: Replicas,
-    rows: Rows, limits: Limits, machines: Sited | None, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    begin_s: float, end_s: float, keys: Keys, nodes: Ints, entering: Calls, held: Calls, held_from: Ints,
+    arrived: Floats, gather: Floats, marks: Marks, counts: Tokens, source: Ints, replicas: Replicas,
+    rows: Rows, limits: Limits, machines: Sited | None, cells: Marks, bounds: Floats, meter: Floats, histogram: Ints,
 ) -> tuple[Calls, Ints]:  # fmt: skip
     """Some nodes of a stage over one window; returns what still waits at them, as ``held`` and ``held_from``.
 
@@ -123,8 +123,8 @@ def run_nodes(
 
 @compiled
 def leave(
-    hop_s: float, entering: Calls, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8],
-    cells: Cells, bounds: Floats, barrier: Ints,
+    hop_s: float, entering: Calls, unfinished: Calls, arrived: Floats, gather: Floats, marks: Marks,
+    cells: Marks, bounds: Floats, barrier: Ints,
 ) -> tuple[Calls, Calls]:  # fmt: skip
     """Requests that leave a stage, in order of their last call's end, and those that have calls left there.
 
@@ -153,9 +153,9 @@ def leave(
 
 @compiled
 def run_stage(
-    begin_s: float, end_s: float, hop_s: float, keys: NDArray[np.uint64], nodes: Ints, due: Calls, held: Calls,
-    held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: NDArray[np.uint8], counts: Tokens,
-    source: Ints, replicas: Replicas, rows: Rows, limits: Limits, machines: Sited | None, cells: Cells,
+    begin_s: float, end_s: float, hop_s: float, keys: Keys, nodes: Ints, due: Calls, held: Calls,
+    held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: Marks, counts: Tokens,
+    source: Ints, replicas: Replicas, rows: Rows, limits: Limits, machines: Sited | None, cells: Marks,
     bounds: Floats, meter: Floats, histogram: Ints, barrier: Ints,
 ) -> tuple[Calls, Calls, Calls, Calls, Ints]:  # fmt: skip
     """The nodes of one stage over one window: a segment, or the experts of a layer.

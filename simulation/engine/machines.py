@@ -28,23 +28,11 @@ from numpy.typing import NDArray
 
 from autoscaler.contract import NodeInfo
 from functions.dispatch.aebs import assign
+from simulation.arrays import Calls, Floats, Ints, Keys, Tokens
 from simulation.engine.compiled import compiled, inner
 from simulation.engine.draws import DISPATCH, draw_bits, stream_key
 from simulation.engine.errors import SimulationError
-from simulation.engine.replicas import (
-    COUNT,
-    DRAIN,
-    NO_LIMIT,
-    RANK,
-    RANK_BITS,
-    READY,
-    SITE,
-    Calls,
-    Floats,
-    Ints,
-    Tokens,
-    choose,
-)
+from simulation.engine.replicas import COUNT, DRAIN, NO_LIMIT, RANK, RANK_BITS, READY, SITE, choose
 from simulation.workloads.workload import Workload
 
 Dispatch = Literal["least-loaded", "local-first", "aebs", "random"]
@@ -164,7 +152,7 @@ def _table(held: Sequence[Sequence[int]]) -> tuple[Places, Places]:
 
 @compiled
 def _at_random(
-    keys: NDArray[np.uint64], nodes: Ints, due: Calls, counts: Tokens, source: Ints, start: Places, site: Places,
+    keys: Keys, nodes: Ints, due: Calls, counts: Tokens, source: Ints, start: Places, site: Places,
     machines: int, wished: Small, met: Small,
 ) -> None:  # fmt: skip
     load = np.zeros(machines, dtype=np.int8)

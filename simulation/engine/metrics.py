@@ -13,18 +13,17 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import MIB, NAMESPACE, Configuration, NodeObservation, Observation, Topology
 from autoscaler.state.features import observe
 from autoscaler.state.readings import Buckets, Job, Key, Readings, Series
 from functions.serving.metric_names import PEAK_WINDOW_S
+from simulation.arrays import Ints
 from simulation.engine import kernel
 from simulation.engine.simulation import BOUNDS, Simulation, Window
 from simulation.latency.contract import LimitedLatencyModel
 
 Values = dict[Series, dict[Key, float]]
-Ints = NDArray[np.int64]
 _BOUNDS = (*BOUNDS[:-1].tolist(), math.inf)
 _SLACK_S = 1e-6
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from simulation.arrays import Calls, Floats, Ints, Marks, Tokens
 from simulation.engine.compiled import inner
 from simulation.engine.draws import ATOM_SHIFT, draw_bits
-from simulation.engine.histograms import Cells, bucket_of
+from simulation.engine.histograms import bucket_of
 from simulation.engine.machines import Sited, choose_at, reply_s, slowed
 from simulation.engine.replicas import (
     ACTIVE,
@@ -37,11 +38,7 @@ from simulation.engine.replicas import (
     SINCE,
     SITE,
     VIRTUAL,
-    Calls,
-    Floats,
-    Ints,
     Limits,
-    Tokens,
     catch_up,
     choose,
     cpu_after,
@@ -116,7 +113,7 @@ def run_node(
     begin_s: float, end_s: float, key: np.uint64, queue: Calls, waiting: int, arrived: Floats, gather: Floats,
     tokens: Tokens, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, room: Ints,
     work: Floats, pace: Floats, stretch: Floats, use: Floats, bucket: Floats, noise: Floats, limits: Limits,
-    machines: Sited | None, node: int, cells: Cells, bounds: Floats, meter: Floats, histogram: Ints,
+    machines: Sited | None, node: int, cells: Marks, bounds: Floats, meter: Floats, histogram: Ints,
 ) -> int:  # fmt: skip
     """One node from ``begin_s`` to ``end_s`` (events at ``end_s`` belong to the next window).
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeInfo
+from simulation.arrays import Bools
 from simulation.engine.controlled import Step
 from simulation.engine.requests import Requests
 from simulation.latency.contract import NodeCost
@@ -65,9 +65,9 @@ class _Regions:
     def __init__(self, workload: Workload, most_tokens: int) -> None:
         self._workload = workload
         self._tokens = np.arange(most_tokens + 1)
-        self._found: dict[tuple[NodeCost, float, float], NDArray[np.bool_]] = {}
+        self._found: dict[tuple[NodeCost, float, float], Bools] = {}
 
-    def of(self, node: NodeInfo, configuration: Configuration) -> NDArray[np.bool_]:
+    def of(self, node: NodeInfo, configuration: Configuration) -> Bools:
         """[tokens + 1] whether a call of so many tokens was measured."""
         cost, cores = self._workload.costs[node.id], self._workload.cores(configuration)
         key = (cost, cores, configuration.gpu_share)

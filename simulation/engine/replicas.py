@@ -15,14 +15,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulation.arrays import Calls, Floats, Ints, Tokens
 from simulation.engine.compiled import inlined, inner
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Calls = NDArray[np.uint32]
-Tokens = NDArray[np.uint16]
 
 FAR = 1e300
 """Never: a finite number, since infinities turn into NaN by subtraction."""

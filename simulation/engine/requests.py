@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from simulation.arrays import Floats, Ints, Tokens
 from simulation.engine import kernel
 from simulation.engine.errors import SimulationError
 from simulation.workloads.routing import factor_tables
 from simulation.workloads.workload import Workload
 
-Floats = NDArray[np.float64]
 MOST_TOKENS = 2**16 - 1
 
 
@@ -24,7 +24,7 @@ class Requests:
     row 0 the tokens of the request, then the tokens that each expert gets of it, in order of layer and number."""
 
     arrival_s: Floats
-    counts: NDArray[np.uint16]
+    counts: Tokens
     source: str
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class Requests:
         self.counts.setflags(write=False)
 
     @property
-    def tokens(self) -> NDArray[np.uint16]:
+    def tokens(self) -> Tokens:
         """[N] uint16."""
         return np.asarray(self.counts[0])
 
@@ -81,7 +81,7 @@ def draw_requests(
     return Requests(arrivals, counts, source or f"{arrivals.size} requests, {routing.source}, seed {seed}")
 
 
-def _lengths(workload: Workload, count: int, seed: int) -> NDArray[np.int64]:
+def _lengths(workload: Workload, count: int, seed: int) -> Ints:
     draws = np.array([kernel.draw(seed, kernel.LENGTH, 0, request) for request in range(count)])
     at = draws * (workload.tokens.quantiles.size - 1)
     low = at.astype(np.int64)

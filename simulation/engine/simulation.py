@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeInfo
 from functions.serving.metric_names import BUCKETS_S
+from simulation.arrays import Calls, Floats, Ints
 from simulation.engine import kernel
 from simulation.engine.errors import SimulationError
 from simulation.engine.fleet import Fleet
@@ -20,10 +20,6 @@ from simulation.engine.machines import Machines, Sited, plan_stage, sited
 from simulation.engine.requests import Requests
 from simulation.engine.tables import ResourceTables
 from simulation.workloads.workload import Workload
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Calls = NDArray[np.uint32]
 
 BOUNDS: Floats = np.array([*BUCKETS_S, kernel.FAR])
 CELLS = kernel.cells_of(BOUNDS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration, NodeInfo
+from simulation.arrays import Floats, Ints
 from simulation.engine import kernel
 from simulation.engine.errors import SimulationError
 from simulation.engine.kernel import ATOMS
@@ -13,7 +13,6 @@ from simulation.engine.replicas import REFILL, Limits, Rows
 from simulation.latency.contract import LimitedLatencyModel, NodeCost, Noise
 from simulation.workloads.workload import Workload
 
-Floats = NDArray[np.float64]
 DIGITS = 12
 """Seconds are rounded to a picosecond, so that libraries of other machines give the same table."""
 
@@ -101,7 +100,7 @@ def _checked(where: str, seconds: Floats) -> Floats:
     return found
 
 
-def _rates(where: str, calls: NDArray[np.int64], speedup: Floats) -> Floats:
+def _rates(where: str, calls: Ints, speedup: Floats) -> Floats:
     """[calls + 1] how fast each of m calls goes. Raises SimulationError for what is no speed-up."""
     found = np.round(speedup, DIGITS)
     if not np.isfinite(found).all() or found.min() <= 0 or (found > calls + 1e-9).any():

@@ -7,12 +7,10 @@ from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from autoscaler.contract import NodeKind
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
+from simulation.arrays import Bools, Floats
 
 DIGITS = 9
 """Factors are rounded to this many decimals, so that libraries of other machines give the same table."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulation.latency.contract import Bools, Floats, NodeCost, Noise
+from simulation.arrays import Bools, Floats
+from simulation.latency.contract import NodeCost, Noise
 from simulation.latency.devices import RTX_3090, TEN_GIGABIT, XEON_6230R, CpuDevice, GpuDevice, Network
 
 

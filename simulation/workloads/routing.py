@@ -16,10 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from simulation.arrays import Floats, Ints
 from simulation.latency.contract import Noise
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 FACTOR_CVS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 """Coefficients of variation that a request's factor can have; an expert has the nearest one."""

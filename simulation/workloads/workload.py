@@ -19,7 +19,8 @@ from autoscaler.contract import MIB, Configuration, ConfigurationSpace, MemoryNe
 from autoscaler.prices import PriceSheet, load_prices
 from autoscaler.topology import load_topology
 from moe.manifest import Manifest, Node, load
-from simulation.latency.contract import Floats, LatencyModel, NodeCost, Noise
+from simulation.arrays import Floats
+from simulation.latency.contract import LatencyModel, NodeCost, Noise
 from simulation.workloads.routing import RoutingStatistics, zipf_routing
 
 SEGMENT = Configuration(memory_mb=1024, cpu_cores=2.0, gpu_share=0.0, replicas=1, concurrency=10)

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.optimize import brentq
 
 from autoscaler.contract import Configuration
+from simulation.arrays import Floats
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
-from simulation.latency.contract import Floats
 from simulation.profiles.measure.concurrent import Slowdown, volley
 from simulation.workloads.workload import Workload
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.isotonic import isotonic_regression
 
-Floats = NDArray[np.float64]
+from simulation.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,13 +134,13 @@ def additive_fill(values: Floats) -> Floats:
     return np.asarray(np.where(known, values, (design @ effects).reshape(values.shape)))
 
 
-def _line(values: Floats, row: NDArray[np.int64], column: NDArray[np.int64], y: Floats, below: int = 0) -> Floats:
+def _line(values: Floats, row: Ints, column: Ints, y: Floats, below: int = 0) -> Floats:
     rows = np.minimum(row + below, values.shape[0] - 1)
     right = np.minimum(column + 1, values.shape[1] - 1)
     return np.asarray(values[rows, column] * (1 - y) + values[rows, right] * y)
 
 
-def _cell(grid: Floats, value: Floats) -> tuple[NDArray[np.int64], Floats]:
+def _cell(grid: Floats, value: Floats) -> tuple[Ints, Floats]:
     """Left neighbour in ``grid`` and the part (0 to 1) of the way to the right one; 0 in a grid of one."""
     place = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, max(0, len(grid) - 2))
     if len(grid) == 1:

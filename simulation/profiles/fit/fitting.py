@@ -20,15 +20,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulation.profiles.fit.curves import (
-    Curve,
-    Floats,
-    Tables,
-    additive_fill,
-    falling_with_share,
-    monotone,
-    monotone_table,
-)
+from simulation.arrays import Floats
+from simulation.profiles.fit.curves import Curve, Tables, additive_fill, falling_with_share, monotone, monotone_table
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.measure.throttle import Limit, busy_call_s, idle_call_s, limit_of, mean_idle_s
 from simulation.profiles.model.errors import ProfileError

@@ -13,7 +13,8 @@ from statistics import median
 
 import numpy as np
 
-from simulation.profiles.fit.curves import Floats, Tables, additive_fill, falling_with_share, monotone_table
+from simulation.arrays import Floats
+from simulation.profiles.fit.curves import Tables, additive_fill, falling_with_share, monotone_table
 from simulation.profiles.fit.fitting import factors, mean_s
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.model.errors import ProfileError

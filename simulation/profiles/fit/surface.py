@@ -13,16 +13,14 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simulation.arrays import Floats
 from simulation.profiles.fit.fitting import quietest
 from simulation.profiles.fit.rows import Row
 
 MARGIN = 0.05
 """Smallest difference of P95 that counts, as a part."""
 FEWEST_REPEATS = 2
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

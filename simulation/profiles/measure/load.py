@@ -12,16 +12,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from functions.dispatch.client import ConnectionPool, TransportError
+from simulation.arrays import Floats
 
 CALL_TIMEOUT_S = 60.0
 
 _clock = time.perf_counter
 """The event loop's own clock (uvloop) counts whole milliseconds."""
 
-Floats = NDArray[np.float64]
 Call = Callable[[], Awaitable[bool]]
 """One call; whether it was answered with 200."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulation.profiles.fit.curves import Floats
+from simulation.arrays import Floats
 from simulation.profiles.fit.fitting import QUIET_CORES, Fit, NodeFit, limit_of_row
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.fit.validation import Errors

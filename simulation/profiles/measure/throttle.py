@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from gateway.backends.process.cgroup.limits import quota
+from simulation.arrays import Floats, Ints
 
-Floats = NDArray[np.float64]
 PERIOD_S = 0.01
 """The process backend's wish (``ProcessSettings.cpu_period_s``)."""
 _SAME_S = 1e-12
@@ -189,7 +189,7 @@ def idle_table(tick_s: float, period_s: float = PERIOD_S) -> IdleTable:
     return IdleTable(tick_s, period_s)
 
 
-def _cell(grid: Floats, value: Floats) -> tuple[NDArray[np.int64], Floats]:
+def _cell(grid: Floats, value: Floats) -> tuple[Ints, Floats]:
     """Left neighbour in ``grid`` and the part (0 to 1) of the way to the right one."""
     place = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, len(grid) - 2)
     return place, (value - grid[place]) / (grid[place + 1] - grid[place])

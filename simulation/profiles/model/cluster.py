@@ -20,7 +20,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulation.latency.contract import Bools, Floats, NodeCost, Noise, Throttle
+from simulation.arrays import Bools, Floats
+from simulation.latency.contract import NodeCost, Noise, Throttle
 from simulation.latency.roofline import Roofline
 from simulation.profiles.fit.gpu_fit import GpuFit, fit_gpu
 from simulation.profiles.model.profiled import FittedLatencyModel, fitted_model

@@ -15,7 +15,8 @@ from statistics import median
 import numpy as np
 from numpy.typing import ArrayLike
 
-from simulation.latency.contract import Bools, Floats, NodeCost, Noise, Throttle
+from simulation.arrays import Bools, Floats
+from simulation.latency.contract import NodeCost, Noise, Throttle
 from simulation.profiles.fit.fitting import NodeFit, fit
 from simulation.profiles.measure.throttle import burst_s, idle_table, limit_of
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import MIB, ConfigurationSpace, MemoryNeed
 from autoscaler.prices import PriceSheet
-from evaluation.bound.frontier import ExpertTable, Floats, Frontier, Lattice, frontier, lattice
+from evaluation.bound.frontier import ExpertTable, Frontier, Lattice, frontier, lattice
 from evaluation.bound.knapsack import split
 from evaluation.bound.layers import Steps, choose, steps
 from evaluation.bound.window import enclose
+from simulation.arrays import Floats
 
 PRICES = PriceSheet("test", "made up", "USD", cpu_core_s=2.0, memory_gib_s=1.0, gpu_s=10.0)
 TINY = ConfigurationSpace(128, 256, 64, (1.0, 2.0), (0.5,), 1, 2, 1, 2)

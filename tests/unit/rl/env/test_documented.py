@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[4] / "docs" / "environment.md").read_text()
 
 
 def rows(heading: str) -> list[list[str]]:
-    """Cells of the first table below a line that begins with ``heading``."""
+    """Marks of the first table below a line that begins with ``heading``."""
     lines = PAGE.split(f"\n{heading}", 1)[1].splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith("|"))
     table = []

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autoscaler.contract import Configuration, NodeInfo, Topology
+from simulation.arrays import Bools, Floats
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation, Window
-from simulation.latency.contract import Bools, Floats, NodeCost, Noise, Throttle
+from simulation.latency.contract import NodeCost, Noise, Throttle
 from simulation.workloads.routing import zipf_routing
 from simulation.workloads.workload import Lifecycle, TokenLengths, Workload
 

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import ArrayLike
 
 from benchmarks.bottlenecks import layer_tails, main
-from simulation.latency.contract import Floats, NodeCost
+from simulation.arrays import Floats
+from simulation.latency.contract import NodeCost
 from tests.unit.simulation.engine.builders import COST, Arithmetic, workload
 from traces.generate import synthetic
 

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration
+from simulation.arrays import Floats
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.engine.tables import ResourceTables, atoms_of, call_factors
-from simulation.latency.contract import Floats, Noise
+from simulation.latency.contract import Noise
 from simulation.latency.devices import RTX_3090, TEN_GIGABIT, XEON_6230R
 from simulation.latency.roofline import Roofline
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload

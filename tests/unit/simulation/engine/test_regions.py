@@ -9,11 +9,12 @@ from numpy.typing import ArrayLike
 
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.policy.static import StaticPolicy
+from simulation.arrays import Bools
 from simulation.engine.controlled import Step, play
 from simulation.engine.regions import measured_part, measured_part_of
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
-from simulation.latency.contract import Bools, NodeCost
+from simulation.latency.contract import NodeCost
 from simulation.latency.roofline import Roofline
 from simulation.workloads.workload import Workload
 from tests.unit.simulation.engine.builders import Arithmetic, configuration, workload
