@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup run test test-fast test-cluster lint format type imports bench notebooks clean
+.PHONY: help setup run test test-fast test-cluster lint format type imports bench notebooks docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -56,5 +56,12 @@ bench: setup  ## the benchmarks that end within minutes, one after the other
 notebooks: setup  ## run all notebooks again from the stored results (about a minute)
 	$(BIN)/python -m notebooks.execute
 
+docs: setup $(VENV)/.docs  ## the pages as a site in site/, links and headings checked, with an API reference
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(VENV)/.docs: pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 clean:  ## remove what a run leaves behind (not the virtual environment)
-	rm -rf out .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf out site .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

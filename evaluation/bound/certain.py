@@ -42,7 +42,7 @@ class Certain:
     """What the requests of one group that are in time cannot undercut."""
 
     tables: list[list[ExpertTable]]
-    """[layers][experts] on ``Physics.widest``: a larger concurrency costs nothing here."""
+    """[layers, experts] on ``Physics.widest``: a larger concurrency costs nothing here."""
     outside_s: float
     """Seconds outside of experts."""
 
@@ -112,7 +112,7 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
 
 
 def _layers(load: WindowLoad, factors: list[Floats]) -> list[list[_Calls]]:
-    """[layers][experts]; ``factors``: of each expert, [scatters, count]."""
+    """[layers, experts]; ``factors``: of each expert, [scatters, count]."""
     found, row = [], 0
     for layer in load.physics.experts:
         sent_s, line = np.zeros(load.count), []

@@ -49,7 +49,7 @@ def windows(physics: Physics, requests: Requests, window_s: float, end_s: float)
 
 
 def expected_tables(load: WindowLoad, meter: Meter) -> tuple[list[list[ExpertTable]], float]:
-    """[layers][experts] tables by the queueing model, and the mean seconds outside of experts."""
+    """[layers, experts] tables by the queueing model, and the mean seconds outside of experts."""
     physics, row = load.physics, 0
     until = np.searchsorted(load.arrival_s, load.arrival_s + physics.workload.slo_s, side="right")
     tables = []

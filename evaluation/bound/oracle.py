@@ -113,7 +113,7 @@ def simulate(load: WindowLoad, chosen: Mapping[str, Configuration], meter: Meter
 
 
 def configurations(physics: Physics, numbers: Sequence[Ints]) -> dict[str, Configuration]:
-    """Function → configuration for a choice of numbers [layers][experts]."""
+    """Function → configuration for a choice of numbers [layers, experts]."""
     return {
         node.function: physics.workload.space[int(number)]
         for layer, chosen in zip(physics.layers, numbers, strict=True)
