@@ -1,8 +1,8 @@
 """What the pages' site has besides ``docs/``: README and CHANGELOG as pages, files that pages link to outside
 ``docs/``, and one page of API reference for every package.
 
-Links in the repository stay links between its files; only the site's copy of a page has them rewritten. A link to a file
-that is not there stays as it is, so that ``mkdocs build --strict`` reports it.
+Links in the repository stay links between its files; only the site's copy of a page has them rewritten. A link to a
+file that is not there stays as it is, so that ``mkdocs build --strict`` reports it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def reference_of(package: str) -> str:
     """The package and each of its modules, for mkdocstrings to fill in."""
     name = package.replace("/", ".")
     modules = sorted(path.stem for path in (ROOT / package).glob("*.py") if not path.stem.startswith("_"))
-    lines = [f"# {name}", f"::: {name}\n    options: {{show_root_heading: false, show_submodules: false, members: false}}"]
+    lines = [
+        f"# {name}",
+        f"::: {name}\n    options: {{show_root_heading: false, show_submodules: false, members: false}}",
+    ]
     lines += [f"::: {name}.{module}" for module in modules]
     return "\n\n".join(lines) + "\n"
 
@@ -124,4 +127,4 @@ def _folder_page(path: str) -> str:
 
 
 def _relative(page: str, place: str) -> str:
-    return os.path.relpath(place, os.path.dirname(page) or ".")
+    return os.path.relpath(place, PurePosixPath(page).parent)

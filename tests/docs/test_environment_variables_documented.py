@@ -24,5 +24,10 @@ NAMES = re.compile(r"\"(smoe_[a-z_]+|SMOE_[A-Z]+|CUDA_[A-Z_]+|NATS_URL|OPENFAAS_
 @pytest.mark.parametrize("path", READERS)
 def test_every_variable_that_is_read_has_a_row(path: str) -> None:
     read = set(NAMES.findall((ROOT / path).read_text()))
-    documented = {name for line in PAGE.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    documented = {
+        name
+        for line in PAGE.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
     assert read <= documented
