@@ -1,38 +1,50 @@
-"""Downloading a published file: resumed where it broke off, checked, and recorded.
+"""Downloading a published file with pooch: tried again, checked, and recorded.
 
-The bytes go to ``FILE.part`` first (:mod:`traces.transfer`); only a whole, checked file gets its name. What was got,
-from where, when, and its sha256 stand in ``FILE.fetched.json``.
+pooch downloads into a temporary file next to the target and moves it only when it is whole and checked, so nothing
+half-written ever has the final name; a download that breaks off begins again. What was fetched, from where, when, and
+its sha256 stand in ``FILE.fetched.json``.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import datetime
-import fcntl
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import pooch
 import requests
 
 from traces.errors import FetchError
 from traces.provenance import file_sha256
 from traces.published import Checksum, Published
-from traces.transfer import (
-    CHUNK_BYTES,
-    FetchSettings,
-    NotHereError,
-    Progress,
-    download,
-    notes_of,
-    part_of,
-    read_json,
-    size_of,
-)
+
+CHUNK_BYTES = 1 << 18
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses that another try may mend; every other one but 200 is a refusal."""
+Progress = Callable[[int, int | None], None]
+"""Called with (bytes so far, bytes in all or None)."""
+
+
+@dataclass(frozen=True)
+class FetchSettings:
+    """Limits of one fetch."""
+
+    tries: int = 5
+    """For each address; pooch waits 1, 2, 3 … s between them, at most 10."""
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 30.0
+    """Longest silence of the server."""
+    check: bool = True
+    """Refuse a file that is not the published one; False records what was fetched."""
 
 
 @dataclass(frozen=True)
@@ -53,141 +65,211 @@ class Fetched:
     """Nothing was downloaded: the file was there and sound."""
 
 
+class _NotHereError(Exception):
+    """This address will not give the file, however often it is tried."""
+
+
 def fetch(
     what: Published,
     folder: Path,
     settings: FetchSettings | None = None,
     *,
     progress: Progress = lambda done, total: None,
-    pause: Callable[[float], None] = time.sleep,
 ) -> Fetched:
     """The published file in ``folder/NAME/``. Raises FetchError: a sentence with what to do next."""
-    limits = settings or FetchSettings()
     target = what.path_in(folder)
-    found = _already_there(what, target, limits)
-    if found is not None:
-        return found
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target):
-            return _from_any_address(what, target, limits, progress, pause)
-    except OSError as error:
-        raise FetchError(f"{target}: cannot be written ({error.strerror or error})") from error
+    present = _already_there(what, target)
+    if present is not None:
+        return present
+    refusals: list[str] = []
+    for address in what.addresses:
+        download = _Download(what, address, target, settings or FetchSettings(), progress)
+        try:
+            return download.run()
+        except _NotHereError as error:
+            refusals.append(str(error))
+    raise FetchError(
+        f"{what.name} could not be fetched: {'; '.join(refusals)}. Fetch it elsewhere and put it at {target}"
+    )
 
 
 def digest_of(path: Path, kind: str) -> str:
     """Hexadecimal checksum of a file: sha256, md5, or git's id of the content."""
     if kind == "sha256":
         return file_sha256(path)
-    if kind == "git-blob":
-        digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    else:
-        digest = hashlib.md5(usedforsecurity=False)
+    if kind != "git-blob":
+        return str(pooch.file_hash(str(path), alg=kind))
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as stream:
         while chunk := stream.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _from_any_address(
-    what: Published, target: Path, limits: FetchSettings, progress: Progress, pause: Callable[[float], None]
-) -> Fetched:
-    refusals: list[str] = []
-    with requests.Session() as session:
-        for address in what.addresses:
-            try:
-                download(session, address, what, target, limits, progress, pause)
-            except NotHereError as error:
-                refusals.append(str(error))
-                continue
-            return _finish(what, address, target, limits)
-    raise FetchError(
-        f"{what.name} could not be fetched: {'; '.join(refusals)}. Fetch it elsewhere and put it at {target}"
-    )
+class _Download:
+    """One address into one file; pooch calls it for every try."""
+
+    def __init__(
+        self, what: Published, address: str, target: Path, settings: FetchSettings, progress: Progress
+    ) -> None:
+        self._what, self._address, self._target, self._settings = what, address, target, settings
+        self._reached = False
+        self._server_md5 = ""
+        self._checked = "nothing"
+        self._bar = _Bar(progress)
+        self._get = pooch.HTTPDownloader(
+            progressbar=self._bar,
+            chunk_size=CHUNK_BYTES,
+            timeout=(settings.connect_timeout_s, settings.read_timeout_s),
+            headers={"Accept-Encoding": "identity", "User-Agent": "smoe-traces"},
+            hooks={"response": self._look_at_answer},
+        )
+
+    def run(self) -> Fetched:
+        """Raises FetchError and _NotHereError."""
+        pooch.get_logger().setLevel("WARNING")  # it reports every download on stderr
+        tries, name = self._settings.tries, self._target.name
+        files = pooch.create(
+            self._target.parent, "", registry={name: None}, urls={name: self._address}, retry_if_failed=tries - 1
+        )
+        try:
+            files.fetch(name, downloader=self)
+            return self._record()
+        except requests.RequestException as error:  # before OSError, which it is too
+            host = urlsplit(self._address).hostname
+            if self._reached or isinstance(error, requests.ReadTimeout):
+                raise _NotHereError(f"{host} gave up after {tries} tries ({_short(error)})") from error
+            raise _NotHereError(
+                f"{host} cannot be reached, there seems to be no internet from this machine ({_short(error)})"
+            ) from error
+        except OSError as error:
+            raise FetchError(f"{self._target}: cannot be written ({error.strerror or error})") from error
+
+    def __call__(self, url: str, output_file: str, files: Any) -> None:
+        """One try into pooch's temporary file. What is raised here other than requests' errors ends the tries."""
+        self._bar.reset()
+        self._get(url, output_file, files)
+        if self._settings.check:
+            self._checked = self._check(Path(output_file))
+
+    def _look_at_answer(self, response: requests.Response, **_options: Any) -> None:
+        """Refuse by status, encryption, size and room before a byte of the body is read."""
+        self._reached = True
+        status, host = response.status_code, urlsplit(response.url).hostname
+        if urlsplit(self._address).scheme == "https" and urlsplit(response.url).scheme != "https":
+            raise _NotHereError(f"{urlsplit(self._address).hostname} sends on to an address without encryption")
+        if response.is_redirect or status in RETRIED:
+            return
+        if status != 200:
+            raise _NotHereError(f"{host} answered {status} {response.reason}".rstrip())
+        length = response.headers.get("Content-Length", "")
+        total = int(length) if length.isdecimal() else None
+        if total is not None:
+            if self._settings.check and self._what.bytes is not None and total != self._what.bytes:
+                raise _NotHereError(f"the file at {host} has {total} bytes, the published one has {self._what.bytes}")
+            free = shutil.disk_usage(self._target.parent).free
+            if total > free:
+                raise FetchError(f"{self._target.parent}: {total} bytes are still to come, {free} are free")
+        self._server_md5 = _server_md5(response)
+
+    def _check(self, path: Path) -> str:
+        """Against what the file was checked. Raises FetchError when it is not the published one."""
+        size, published_size = path.stat().st_size, self._what.bytes
+        if published_size is not None and size != published_size:
+            raise FetchError(f"{self._what.name}: {size} bytes came, the published file has {published_size}")
+        wanted: list[tuple[str, Checksum]] = []
+        if self._what.checksum is not None:
+            wanted.append((self._what.checksum.kind, self._what.checksum))
+        if self._server_md5:
+            wanted.append(("md5 of the server", Checksum("md5", self._server_md5)))
+        for _, checksum in wanted:
+            digest = digest_of(path, checksum.kind)
+            if digest != checksum.value:
+                raise FetchError(
+                    f"{self._what.name}: the {checksum.kind} of what came is {digest[:16]}…, the published one is "
+                    f"{checksum.value[:16]}…; the download is removed. --no-check takes it as it is"
+                )
+        return wanted[0][0] if wanted else "size" if published_size is not None else "nothing"
+
+    def _record(self) -> Fetched:
+        self._target.chmod(0o644)  # pooch's temporary files are readable by their owner alone
+        fetched = Fetched(
+            name=self._what.name,
+            path=self._target,
+            address=self._address,
+            bytes=self._target.stat().st_size,
+            sha256=digest_of(self._target, "sha256"),
+            checked=self._checked,
+            licence=self._what.licence,
+            fetched_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        record = {**asdict(fetched), "path": self._target.name}
+        del record["was_there"]
+        _record_path(self._target).write_text(json.dumps(record, indent=2) + "\n")
+        return fetched
 
 
-def _finish(what: Published, address: str, target: Path, limits: FetchSettings) -> Fetched:
-    part, noted = part_of(target), read_json(notes_of(target))
-    size = size_of(part)
-    checked = "nothing"
-    if limits.check:
-        checked = _check(what, part, noted)
-    fetched = Fetched(
-        name=what.name,
-        path=target,
-        address=address,
-        bytes=size,
-        sha256=digest_of(part, "sha256"),
-        checked=checked,
-        licence=what.licence,
-        fetched_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    )
-    part.replace(target)
-    notes_of(target).unlink(missing_ok=True)
-    record = {**asdict(fetched), "path": target.name}
-    del record["was_there"]
-    _record(target).write_text(json.dumps(record, indent=2) + "\n")
-    return fetched
+class _Bar:
+    """pooch's progress bar, which counts whole chunks, as calls of a :data:`Progress`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.total = 0
+        self._done = 0
+
+    def update(self, size: int) -> None:
+        self._done = min(self._done + size, self.total or self._done + size)
+        self._progress(self._done, self.total or None)
+
+    def reset(self) -> None:
+        self._done = 0
+
+    def close(self) -> None:
+        self._done = 0
 
 
-def _check(what: Published, part: Path, noted: dict[str, Any]) -> str:
-    """Against what the file was checked. Raises FetchError, and removes the part, when it is not the published one."""
-    size = size_of(part)
-    wanted: list[tuple[str, Checksum]] = []
-    if what.checksum is not None:
-        wanted.append((what.checksum.kind, what.checksum))
-    if noted.get("md5"):
-        wanted.append(("md5 of the server", Checksum("md5", str(noted["md5"]))))
-    if what.bytes is not None and size != what.bytes:
-        _discard(part)
-        raise FetchError(f"{what.name}: {size} bytes came, the published file has {what.bytes}; the part is removed")
-    for _, checksum in wanted:
-        got = digest_of(part, checksum.kind)
-        if got != checksum.value:
-            _discard(part)
-            raise FetchError(
-                f"{what.name}: the {checksum.kind} of what came is {got[:16]}…, the published one is "
-                f"{checksum.value[:16]}…; the part is removed. --no-check takes it as it is"
-            )
-    return wanted[0][0] if wanted else "size" if what.bytes is not None else "nothing"
-
-
-def _already_there(what: Published, target: Path, limits: FetchSettings) -> Fetched | None:
+def _already_there(what: Published, target: Path) -> Fetched | None:
     """The record of a file that is on disk and has the checksum it had then. Raises FetchError when it changed."""
-    record = read_json(_record(target))
     if not target.is_file():
         return None
-    got = digest_of(target, "sha256")
-    if record.get("sha256") == got:
+    sha256, record = digest_of(target, "sha256"), _read_json(_record_path(target))
+    if record.get("sha256") == sha256:
         fields = ("address", "bytes", "checked", "licence", "fetched_at")
-        kept = {key: record.get(key, "") for key in fields}
-        return Fetched(name=what.name, path=target, sha256=got, was_there=True, **kept)
+        recorded = {key: record.get(key, "") for key in fields}
+        return Fetched(name=what.name, path=target, sha256=sha256, was_there=True, **recorded)
     if what.checksum is not None and digest_of(target, what.checksum.kind) == what.checksum.value:
-        return Fetched(
-            what.name, target, what.addresses[0], size_of(target), got, what.checksum.kind, what.licence, "", True
-        )
+        size = target.stat().st_size
+        return Fetched(what.name, target, what.addresses[0], size, sha256, what.checksum.kind, what.licence, "", True)
     raise FetchError(f"{target} is there but is not what was fetched or published; move it away to fetch it again")
 
 
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Only one fetch of a file at a time on this machine."""
-    lock = target.with_name(target.name + ".lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FetchError(f"{target} is being fetched by another process") from error
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+def _server_md5(response: requests.Response) -> str:
+    """Hexadecimal md5 that the server states of the file; empty where it states none."""
+    encoded = response.headers.get("x-ms-blob-content-md5") or response.headers.get("Content-MD5") or ""
+    try:
+        md5 = base64.b64decode(encoded, validate=True).hex()
+    except (binascii.Error, ValueError):
+        return ""
+    return md5 if len(md5) == 32 else ""
 
 
-def _record(target: Path) -> Path:
+def _record_path(target: Path) -> Path:
     return target.with_name(target.name + ".fetched.json")
 
 
-def _discard(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    part.with_name(part.name + ".json").unlink(missing_ok=True)
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, an empty one where there is none."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _short(error: BaseException) -> str:
+    """The innermost reason, without objects' addresses."""
+    inner: Any = error
+    while getattr(inner, "args", None) and isinstance(inner.args[0], BaseException):
+        inner = inner.args[0]
+    inner = getattr(inner, "reason", None) or inner
+    return re.sub(r"<[^>]*>:? ?|HTTPS?Connection(Pool)?\([^)]*\): ", "", " ".join(str(inner).split()))[:200]

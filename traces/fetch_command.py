@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from traces import catalog
+from traces.fetch import FetchSettings
 from traces.fetch import fetch as download
 from traces.options import json_option
 from traces.published import published
-from traces.transfer import FetchSettings
 
 
 @click.command("fetch")
@@ -27,10 +27,10 @@ from traces.transfer import FetchSettings
 )
 @click.option("--no-check", is_flag=True, help="Take the file although its size or checksum is another.")
 @click.option("--timeout-s", type=click.FloatRange(1, 600), default=30.0, show_default=True, help="Longest silence.")
-@click.option("--tries", type=click.IntRange(1, 50), default=5, show_default=True, help="In a row without a byte.")
+@click.option("--tries", type=click.IntRange(1, 50), default=5, show_default=True, help="Of each address.")
 @json_option
 def fetch(name: str, out: Path | None, no_check: bool, timeout_s: float, tries: int, as_json: bool) -> None:
-    """Download the published trace NAME (`smoe traces list` shows them); a broken download goes on where it broke.
+    """Download the published trace NAME (`smoe traces list` shows them); one that breaks off is begun again.
 
     Afterwards NAME can be used wherever a TRACE is asked for.
     """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib
 import io
 import lzma
 import re
@@ -22,13 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from traces.errors import TraceError, broken
+import rarfile
 
-rarfile: Any
-try:
-    rarfile = importlib.import_module("rarfile")
-except ImportError:
-    rarfile = None
+from traces.errors import TraceError, broken
 
 DAMAGE: tuple[type[BaseException], ...] = (
     OSError,
@@ -39,7 +34,7 @@ DAMAGE: tuple[type[BaseException], ...] = (
     zipfile.BadZipFile,
     NotImplementedError,
     RuntimeError,
-    *(() if rarfile is None else (rarfile.Error,)),
+    rarfile.Error,
 )
 """What reading packed data raises when it is damaged (RuntimeError: a zip with a password)."""
 MAX_MEMBERS = 100_000
@@ -144,8 +139,6 @@ def _plain_or_tar(path: Path, stream: io.BufferedReader, wanted: Callable[[str],
 
 
 def _of_rar(path: Path, wanted: Callable[[str], bool] | None) -> Iterator[Source]:
-    if rarfile is None:
-        raise TraceError(f"{path}: a rar archive; install the Python package rarfile, or unpack it by hand")
     try:
         with rarfile.RarFile(path) as archive:
             for info in archive.infolist()[:MAX_MEMBERS]:

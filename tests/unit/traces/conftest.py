@@ -13,12 +13,11 @@ import pytest
 @dataclass
 class Script:
     """What the server does, answer by answer; the last one repeats. ``0`` to ``599``: that status. ``cut:N``: N
-    bytes of what was asked, then the connection ends. ``stall:N``: N bytes, then silence. ``whole``: all of it.
-    ``from-start``: all of it and no ranges."""
+    bytes of what was asked, then the connection ends. ``stall:N``: N bytes, then silence. ``whole``: all of it."""
 
     content: bytes = b""
     answers: list[str] = field(default_factory=lambda: ["whole"])
-    headers: dict[str, str] = field(default_factory=lambda: {"ETag": '"one"'})
+    headers: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, str]] = field(default_factory=list)
     """Headers of every request."""
     released: threading.Event = field(default_factory=threading.Event)
@@ -44,26 +43,13 @@ def _handler(script: Script) -> type[BaseHTTPRequestHandler]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            begin, size = 0, len(script.content)
-            wanted = self.headers.get("Range", "")
-            if wanted and answer != "from-start" and self.headers.get("If-Range") == script.headers.get("ETag"):
-                begin = int(wanted.removeprefix("bytes=").removesuffix("-"))
-                if begin >= size:
-                    self.send_response(416)
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
-                self.send_response(206)
-                self.send_header("Content-Range", f"bytes {begin}-{size - 1}/{size}")
-            else:
-                self.send_response(200)
-            self.send_header("Content-Length", str(size - begin))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(script.content)))
             for name, value in script.headers.items():
                 self.send_header(name, value)
             self.end_headers()
             kind, _, count = answer.partition(":")
-            body = script.content[begin:]
-            self.wfile.write(body[: int(count)] if count else body)
+            self.wfile.write(script.content[: int(count)] if count else script.content)
             self.wfile.flush()
             if kind == "stall":
                 script.released.wait(20)

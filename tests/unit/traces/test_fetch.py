@@ -1,4 +1,4 @@
-"""Downloads against a scripted server: resumed, bounded, checked, recorded."""
+"""Downloads against a scripted server: tried again, bounded, checked, recorded."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import hashlib
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import requests
 from click.testing import CliRunner
 
 from tests.unit.traces.conftest import Script
 from traces import catalog, fetch_command
 from traces.commands import traces
 from traces.errors import FetchError, TraceError
-from traces.fetch import Fetched, fetch
+from traces.fetch import Fetched, FetchSettings, _Download, _NotHereError, fetch
 from traces.published import PUBLISHED, Checksum, Published, published
-from traces.transfer import FetchSettings
 
 CONTENT = bytes(range(256)) * 5000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -28,26 +29,26 @@ def what(*addresses: str, checksum: Checksum | None = None, size: int | None = N
     return Published("one", "azure-llm", "a test", addresses, "one.csv", size, checksum, "CC-BY 4.0", "nobody")
 
 
-class Pauses(list[float]):
-    """Instead of sleeping."""
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds between tries, instead of sleeping."""
+    waited: list[float] = []
+    monkeypatch.setattr("pooch.core.time", SimpleNamespace(sleep=waited.append))
+    return waited
 
-    def __call__(self, seconds: float) -> None:
-        self.append(seconds)
 
-
-def run(
-    wanted: Published, folder: Path, *, tries: int = 3, read_timeout_s: float = 5.0, check: bool = True
-) -> tuple[Fetched, Pauses]:
-    pauses = Pauses()
+def run(wanted: Published, folder: Path, *, tries: int = 3, read_timeout_s: float = 5.0, check: bool = True) -> Fetched:
     settings = FetchSettings(tries=tries, read_timeout_s=read_timeout_s, connect_timeout_s=2.0, check=check)
-    return fetch(wanted, folder, settings, pause=pauses), pauses
+    return fetch(wanted, folder, settings)
 
 
 @pytest.mark.parametrize("checksum", [Checksum("sha256", SHA256), Checksum("git-blob", GIT_BLOB), None])
-def test_a_file_is_fetched_checked_and_recorded(server: Script, tmp_path: Path, checksum: Checksum | None) -> None:
+def test_a_file_is_fetched_checked_and_recorded(
+    server: Script, tmp_path: Path, checksum: Checksum | None, waits: list[float]
+) -> None:
     server.content = CONTENT
-    got, pauses = run(what(server.address, checksum=checksum), tmp_path)
-    assert got.path == tmp_path / "one" / "one.csv" and got.path.read_bytes() == CONTENT and not pauses
+    got = run(what(server.address, checksum=checksum), tmp_path)
+    assert got.path == tmp_path / "one" / "one.csv" and got.path.read_bytes() == CONTENT and not waits
     assert got.checked == (checksum.kind if checksum else "nothing") and not got.was_there
     record = json.loads((tmp_path / "one" / "one.csv.fetched.json").read_text())
     assert record["sha256"] == got.sha256 == SHA256 and record["bytes"] == len(CONTENT)
@@ -55,47 +56,19 @@ def test_a_file_is_fetched_checked_and_recorded(server: Script, tmp_path: Path, 
     assert sorted(path.name for path in got.path.parent.iterdir()) == ["one.csv", "one.csv.fetched.json"]
 
 
-def test_a_broken_download_goes_on_where_it_broke(server: Script, tmp_path: Path) -> None:
+def test_a_broken_download_begins_again(server: Script, tmp_path: Path, waits: list[float]) -> None:
     server.content = CONTENT
     server.answers = ["cut:500000", "cut:300000", "whole"]
-    got, pauses = run(what(server.address, checksum=Checksum("sha256", SHA256)), tmp_path, tries=1)
-    assert got.path.read_bytes() == CONTENT and len(pauses) == 2
-    assert [asked.get("Range") for asked in server.asked] == [None, "bytes=500000-", "bytes=800000-"]
-    assert server.asked[1]["If-Range"] == '"one"'
+    got = run(what(server.address, checksum=Checksum("sha256", SHA256)), tmp_path)
+    assert got.path.read_bytes() == CONTENT and len(waits) == 2 and len(server.asked) == 3
 
 
-def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server: Script, tmp_path: Path) -> None:
+def test_a_download_that_keeps_breaking_off_leaves_nothing_behind(server: Script, tmp_path: Path) -> None:
     server.content = CONTENT
-    server.answers = ["cut:700000", "500"]
+    server.answers = ["cut:700000"]
     with pytest.raises(FetchError, match="gave up after 2 tries"):
         run(what(server.address), tmp_path, tries=2)
-    server.answers = ["whole"]
-    got, _ = run(what(server.address), tmp_path)
-    assert server.asked[-1]["Range"] == "bytes=700000-" and got.sha256 == SHA256
-
-
-def test_a_file_that_changed_meanwhile_is_fetched_from_its_start(server: Script, tmp_path: Path) -> None:
-    server.content = b"old" * 1000
-    server.answers = ["cut:1000", "500"]
-    with pytest.raises(FetchError):
-        run(what(server.address), tmp_path, tries=1)
-    server.content, server.answers, server.headers = CONTENT, ["whole"], {"ETag": '"two"'}
-    assert run(what(server.address), tmp_path)[0].sha256 == SHA256
-
-
-def test_a_server_without_ranges_begins_again(server: Script, tmp_path: Path) -> None:
-    server.content = CONTENT
-    server.answers = ["cut:1000", "from-start"]
-    assert run(what(server.address), tmp_path)[0].sha256 == SHA256
-
-
-def test_a_part_longer_than_the_file_is_thrown_away(server: Script, tmp_path: Path) -> None:
-    folder = tmp_path / "one"
-    folder.mkdir()
-    (folder / "one.csv.part").write_bytes(CONTENT + b"more")
-    (folder / "one.csv.part.json").write_text(json.dumps({"address": server.address, "version": '"one"'}))
-    server.content = CONTENT
-    assert run(what(server.address), tmp_path)[0].sha256 == SHA256
+    assert len(server.asked) == 2 and list((tmp_path / "one").iterdir()) == []
 
 
 def test_silence_ends_a_try_after_its_limit(server: Script, tmp_path: Path) -> None:
@@ -105,20 +78,14 @@ def test_silence_ends_a_try_after_its_limit(server: Script, tmp_path: Path) -> N
         run(what(server.address), tmp_path, tries=2, read_timeout_s=0.1)
 
 
-def test_a_server_that_trickles_is_given_up_in_the_end(server: Script, tmp_path: Path) -> None:
-    server.content = CONTENT
-    server.answers = ["cut:10"]
-    with pytest.raises(FetchError, match="broke off 50 times"):
-        run(what(server.address), tmp_path)
-    assert (tmp_path / "one" / "one.csv.part").stat().st_size == 500
-
-
 @pytest.mark.parametrize("status", ["404", "403", "409"])
-def test_a_refusal_goes_on_to_the_next_address_at_once(server: Script, tmp_path: Path, status: str) -> None:
+def test_a_refusal_goes_on_to_the_next_address_at_once(
+    server: Script, tmp_path: Path, status: str, waits: list[float]
+) -> None:
     server.content = CONTENT
     server.answers = [status, "whole"]
-    got, pauses = run(what(server.address, server.address + "2"), tmp_path)
-    assert got.sha256 == SHA256 and not pauses and got.address.endswith("file2")
+    got = run(what(server.address, server.address + "2"), tmp_path)
+    assert got.sha256 == SHA256 and not waits and got.address.endswith("file2")
 
 
 def test_a_file_that_is_nowhere_is_told_with_status_and_place(server: Script, tmp_path: Path) -> None:
@@ -127,18 +94,11 @@ def test_a_file_that_is_nowhere_is_told_with_status_and_place(server: Script, tm
         run(what(server.address), tmp_path)
 
 
-def test_a_busy_server_is_asked_again_with_growing_waits(server: Script, tmp_path: Path) -> None:
+def test_a_busy_server_is_asked_again_with_growing_waits(server: Script, tmp_path: Path, waits: list[float]) -> None:
     server.content = CONTENT
     server.answers = ["503", "503", "503", "whole"]
-    _, pauses = run(what(server.address), tmp_path, tries=4)
-    assert pauses == [1.0, 2.0, 4.0]
-
-
-def test_a_try_that_brought_bytes_does_not_count(server: Script, tmp_path: Path) -> None:
-    server.content = CONTENT
-    server.answers = ["503", "cut:1000", "503", "cut:1000", "503", "whole"]
-    got, pauses = run(what(server.address), tmp_path, tries=2)
-    assert got.sha256 == SHA256 and len(pauses) == 5
+    assert run(what(server.address), tmp_path, tries=4).sha256 == SHA256
+    assert waits == [1, 2, 3]
 
 
 def test_without_internet_one_sentence_says_so(tmp_path: Path) -> None:
@@ -158,14 +118,12 @@ def test_without_internet_one_sentence_says_so(tmp_path: Path) -> None:
         (Checksum("git-blob", "1" * 40), "the git-blob of what"),
     ],
 )
-def test_a_wrong_checksum_is_refused_and_the_part_removed(
-    server: Script, tmp_path: Path, checksum: Checksum, rule: str
-) -> None:
+def test_a_wrong_checksum_is_refused_and_removed(server: Script, tmp_path: Path, checksum: Checksum, rule: str) -> None:
     server.content = CONTENT
     with pytest.raises(FetchError, match=rule):
         run(what(server.address, checksum=checksum), tmp_path)
     assert list((tmp_path / "one").iterdir()) == []
-    got, _ = run(what(server.address, checksum=checksum), tmp_path, check=False)
+    got = run(what(server.address, checksum=checksum), tmp_path, check=False)
     assert got.checked == "nothing" and got.sha256 == SHA256
 
 
@@ -179,7 +137,7 @@ def test_a_wrong_size_is_refused_before_anything_is_downloaded(server: Script, t
 def test_the_servers_own_checksum_is_followed(server: Script, tmp_path: Path, header: str) -> None:
     server.content = CONTENT
     server.headers[header] = base64.b64encode(hashlib.md5(CONTENT).digest()).decode()
-    assert run(what(server.address), tmp_path)[0].checked == "md5 of the server"
+    assert run(what(server.address), tmp_path).checked == "md5 of the server"
     server.content = CONTENT[:-1] + b"!"
     with pytest.raises(FetchError, match="the md5 of what came"):
         run(what(server.address), tmp_path / "other")
@@ -187,8 +145,8 @@ def test_the_servers_own_checksum_is_followed(server: Script, tmp_path: Path, he
 
 def test_a_sound_file_is_not_fetched_twice_and_a_changed_one_is_told(server: Script, tmp_path: Path) -> None:
     server.content = CONTENT
-    first, _ = run(what(server.address), tmp_path)
-    again, _ = run(what(server.address), tmp_path)
+    first = run(what(server.address), tmp_path)
+    again = run(what(server.address), tmp_path)
     assert again.was_there and again.sha256 == first.sha256 and len(server.asked) == 1
     first.path.write_bytes(b"changed")
     with pytest.raises(FetchError, match="is not what was fetched or published"):
@@ -198,18 +156,8 @@ def test_a_sound_file_is_not_fetched_twice_and_a_changed_one_is_told(server: Scr
 def test_a_published_file_put_there_by_hand_is_known(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "one.csv").write_bytes(CONTENT)
-    got, _ = run(what("http://127.0.0.1:9/never", checksum=Checksum("git-blob", GIT_BLOB)), tmp_path)
+    got = run(what("http://127.0.0.1:9/never", checksum=Checksum("git-blob", GIT_BLOB)), tmp_path)
     assert got.was_there and got.checked == "git-blob"
-
-
-def test_two_fetches_of_one_file_do_not_mix(server: Script, tmp_path: Path) -> None:
-    import fcntl
-
-    (tmp_path / "one").mkdir()
-    with (tmp_path / "one" / "one.csv.lock").open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(FetchError, match="being fetched by another process"):
-            run(what(server.address), tmp_path)
 
 
 def test_a_folder_that_cannot_be_made_is_told(server: Script, tmp_path: Path) -> None:
@@ -218,13 +166,23 @@ def test_a_folder_that_cannot_be_made_is_told(server: Script, tmp_path: Path) ->
         run(what(server.address), tmp_path / "file")
 
 
-def test_progress_counts_from_the_part_that_was_there(server: Script, tmp_path: Path) -> None:
+def test_progress_grows_to_the_whole_size_and_begins_again_with_the_next_try(server: Script, tmp_path: Path) -> None:
     server.content = CONTENT
     server.answers = ["cut:600000", "whole"]
-    seen: list[tuple[int, int | None]] = []
-    fetch(what(server.address), tmp_path, progress=lambda done, total: seen.append((done, total)), pause=Pauses())
-    assert seen[-1] == (len(CONTENT), len(CONTENT)) and (600000, len(CONTENT)) in seen
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    reports: list[tuple[int, int | None]] = []
+    fetch(what(server.address), tmp_path, progress=lambda done, total: reports.append((done, total)))
+    sizes = [done for done, _ in reports]
+    assert reports[-1] == (len(CONTENT), len(CONTENT)) and {total for _, total in reports} == {len(CONTENT)}
+    second = next(i for i in range(1, len(sizes)) if sizes[i] < sizes[i - 1])
+    assert sizes[second:] == sorted(sizes[second:])
+
+
+def test_an_address_without_encryption_is_not_followed(tmp_path: Path) -> None:
+    answer = requests.Response()
+    answer.status_code, answer.url = 200, "http://elsewhere/file"
+    download = _Download(what("https://here/file"), "https://here/file", tmp_path, FetchSettings(), lambda *_: None)
+    with pytest.raises(_NotHereError, match="here sends on to an address without encryption"):
+        download._look_at_answer(answer)
 
 
 def test_the_command_fetches_and_its_name_can_be_used_afterwards(

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rarfile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -76,8 +77,6 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("how", PACKERS)
 @pytest.mark.parametrize("name", ["made_azure_llm_2024.csv", "made_azure_functions.csv", "made_mooncake.jsonl"])
 def test_a_packed_file_holds_what_the_plain_one_does(tmp_path: Path, how: str, name: str) -> None:
-    if how == "rar":
-        pytest.importorskip("rarfile")
     path = tmp_path / "published"
     path.write_bytes(PACKERS[how]((SAMPLES / name).read_bytes()))
     assert loading.load(path).sha256 == loading.load(SAMPLES / name).sha256
@@ -85,8 +84,6 @@ def test_a_packed_file_holds_what_the_plain_one_does(tmp_path: Path, how: str, n
 
 @pytest.mark.parametrize("how", [how for how in PACKERS if how != "plain"])
 def test_a_truncated_archive_is_told(tmp_path: Path, how: str) -> None:
-    if how == "rar":
-        pytest.importorskip("rarfile")
     path = tmp_path / "published"
     packed = PACKERS[how](LLM)
     for kept in (len(packed) // 3, len(packed) * 9 // 20, len(packed) // 2):
@@ -108,8 +105,6 @@ def test_a_tar_cut_off_between_two_rows_is_told(tmp_path: Path) -> None:
 @given(data=st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_damaged_bytes_only_ever_raise_trace_errors(tmp_path: Path, how: str, data: st.DataObject) -> None:
-    if how == "rar":
-        pytest.importorskip("rarfile")
     raw = bytearray(PACKERS[how](LLM[:1500]))
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, len(raw) - 1))
@@ -194,7 +189,6 @@ def test_durations_and_memory_beside_the_counts_are_passed_over(tmp_path: Path) 
 
 
 def test_a_rar_that_needs_a_program_which_is_not_there_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rarfile = pytest.importorskip("rarfile")
     monkeypatch.setattr(rarfile, "CURRENT_SETUP", None)
     for tool in ("UNRAR_TOOL", "UNAR_TOOL", "BSDTAR_TOOL", "SEVENZIP_TOOL", "SEVENZIP2_TOOL"):
         monkeypatch.setattr(rarfile, tool, "no-such-program-here")
@@ -207,9 +201,6 @@ def test_a_rar_that_needs_a_program_which_is_not_there_says_so(tmp_path: Path, m
     path = tmp_path / "packed.rar"
     path.write_bytes(bytes(packed))
     with pytest.raises(TraceError, match=r"a rar archive, and no program to unpack it.*install bsdtar"):
-        loading.load(path)
-    monkeypatch.setattr("traces.sources.rarfile", None)
-    with pytest.raises(TraceError, match="install the Python package rarfile"):
         loading.load(path)
 
 
