@@ -20,10 +20,14 @@ ARG POLICIES=yes
 RUN if [ "${POLICIES}" = yes ]; then pip install --no-cache-dir ${PIP_OPTIONS} -r policy-requirements.txt; fi
 
 COPY moe ./moe
+COPY platform_words ./platform_words
 COPY functions ./functions
 COPY gateway ./gateway
 COPY autoscaler ./autoscaler
+COPY placement ./placement
 COPY smoe ./smoe
+COPY simulation ./simulation
+COPY evaluation ./evaluation
 COPY rl ./rl
 
 USER app

@@ -13,8 +13,8 @@ from typing import Any
 
 from gateway.contract import FunctionState, InvalidSpecError
 from gateway.specs import label_number, scale_bounds, split_name
+from platform_words.labels import SCALE_FACTOR
 
-SCALE_FACTOR = "com.openfaas.scale.factor"
 DEFAULT_FACTOR_PERCENT = 20
 DEFAULT_MAX = 20
 

@@ -19,9 +19,8 @@ from gateway.headers import failed_by_platform, refusal, reply_headers, request_
 from gateway.metrics import GatewayMetrics
 from gateway.scaling import ScaleFromZero
 from gateway.upstream import UpstreamConnection, UpstreamError, UpstreamPool, UpstreamTimeoutError
+from platform_words.labels import RETRY_ATTEMPTS, RETRY_CODES
 
-RETRY_ATTEMPTS = "com.openfaas.retry.attempts"
-RETRY_CODES = "com.openfaas.retry.codes"
 MAX_ATTEMPTS = 10
 _PLATFORM_CODES = frozenset((500, 502, 503))
 CLIENT_CLOSED = 499

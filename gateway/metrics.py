@@ -10,10 +10,9 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway import metric_names as names
-from gateway.backends.process.gpu.devices import TENTHS
-from gateway.backends.process.quantities import GPU, parse_quantity
 from gateway.contract import Backend, FunctionSpec, FunctionState, InvalidSpecError
 from gateway.specs import max_inflight, scale_bounds
+from platform_words.resources import GPU, GPU_TENTHS, parse_quantity
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -119,7 +118,7 @@ class GatewayMetrics:
             if "memory" in spec.limits:
                 memory_limit.add_metric([key], float(parse_quantity(spec.limits["memory"])))
             if GPU in spec.limits:
-                gpu_share.add_metric([key], float(parse_quantity(spec.limits[GPU])) / TENTHS)
+                gpu_share.add_metric([key], float(parse_quantity(spec.limits[GPU])) / GPU_TENTHS)
             for replica_id, usage in self._backend.usage(spec.name, spec.namespace).items():
                 if usage.cpu_seconds_total is not None:
                     cpu.add_metric([key, replica_id], usage.cpu_seconds_total)

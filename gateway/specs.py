@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState, InvalidSpecError, Usage
+from platform_words.labels import FUNCTION_LABEL, SCALE_MAX, SCALE_MIN
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-SCALE_MIN = "com.openfaas.scale.min"
-SCALE_MAX = "com.openfaas.scale.max"
 MAX_REPLICAS = 5000
 """Of one function."""
 
@@ -125,7 +124,7 @@ def status_of(state: FunctionState, invocations: float, usage: Mapping[str, Usag
     created = datetime.fromtimestamp(state.created_at_s, UTC).isoformat().replace("+00:00", "Z")
     document = deployment_of(spec)
     document["name"] = document.pop("service")
-    document["labels"] = {**spec.labels, "faas_function": spec.name}
+    document["labels"] = {**spec.labels, FUNCTION_LABEL: spec.name}
     document["annotations"] = dict(spec.annotations)
     document["createdAt"] = created
     numbers = {

@@ -44,12 +44,12 @@ from gateway.specs import (
     status_of,
 )
 from gateway.store import FunctionStore
+from platform_words.labels import METRICS_LABEL
 
 IN_MEMORY = (
     "Asynchronous calls wait in the memory of the gateway that took them: copies share none, and a gateway that is "
     "killed loses them."
 )
-METRICS_LABEL = "smoe.metrics"
 FEED_PERIOD_S = 5.0
 FEED_PAUSE_S = 0.05
 """Changes that come within this time are one snapshot: a change of a whole pipeline is a few, not a few hundred."""

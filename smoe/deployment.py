@@ -15,10 +15,20 @@ import yaml
 
 from moe.grouping import group
 from moe.manifest import Manifest, Node
+from platform_words.labels import (
+    METRICS_LABEL,
+    NODES_LABEL,
+    PIPELINE_LABEL,
+    PROFILE,
+    READS_LIVE_SETTINGS,
+    RETRY_ATTEMPTS,
+    SCALE_MAX,
+    SCALE_MIN,
+)
+from platform_words.resources import GPU
 from smoe import __version__
 
 MIB = 1024 * 1024
-GPU = "nvidia.com/gpu"
 GPU_PROFILE = "smoe-gpu"
 IMAGE = f"smoe/function:{__version__}"
 
@@ -118,7 +128,7 @@ def render_stack(
 
 def _gpu_profile(deployment: Mapping[str, Any]) -> dict[str, str]:
     """The annotation by which OpenFaaS gives a function GPU nodes (deploy/openfaas/gpu-profile.yaml)."""
-    return {"com.openfaas.profile": GPU_PROFILE} if GPU in deployment["limits"] else {}
+    return {PROFILE: GPU_PROFILE} if GPU in deployment["limits"] else {}
 
 
 def _base(
@@ -144,11 +154,11 @@ def _base(
         "image": settings.image,
         "envVars": environment,
         "labels": {
-            "smoe.pipeline": manifest.name,
-            "com.openfaas.scale.min": str(settings.min_replicas),
-            "com.openfaas.scale.max": str(settings.max_replicas),
+            PIPELINE_LABEL: manifest.name,
+            SCALE_MIN: str(settings.min_replicas),
+            SCALE_MAX: str(settings.max_replicas),
         },
-        "annotations": {"com.openfaas.retry.attempts": "3", "smoe.live-settings": "true"},
+        "annotations": {RETRY_ATTEMPTS: "3", READS_LIVE_SETTINGS: "true"},
         "limits": resources,
         "requests": {"memory": f"{memory_mib}Mi", "cpu": "50m"},
     }
@@ -160,9 +170,9 @@ def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
     deployment["labels"] |= {
-        "smoe.nodes": "ingress",
-        "smoe.metrics": "true",
-        "com.openfaas.scale.min": str(settings.ingress_replicas),
+        NODES_LABEL: "ingress",
+        METRICS_LABEL: "true",
+        SCALE_MIN: str(settings.ingress_replicas),
     }
     return deployment
 
@@ -177,7 +187,7 @@ def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: Deployme
     deployment = _base(manifest, name, ",".join(ids), concurrency, memory_mib, settings)
     label = "_".join(ids)
     if len(label) > 63:  # Kubernetes' limit for label values
-        deployment["annotations"]["smoe.nodes"] = ",".join(ids)
+        deployment["annotations"][NODES_LABEL] = ",".join(ids)
         label = f"{ids[0]}_and_{len(ids) - 1}_more"
-    deployment["labels"]["smoe.nodes"] = label
+    deployment["labels"][NODES_LABEL] = label
     return deployment

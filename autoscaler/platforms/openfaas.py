@@ -19,13 +19,11 @@ from urllib3.util.retry import Retry
 from autoscaler.contract import MIB, NAMESPACE, Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platforms.placed_replicas import floors_of, nodes_of
-from autoscaler.platforms.quantities import QuantityError, parse_quantity
+from autoscaler.platforms.quantities import float_quantity
 from autoscaler.retry_after import WAITED_S, RetryAfter
+from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
+from platform_words.resources import GPU, GPU_TENTHS, QuantityError
 
-PIPELINE_LABEL = "smoe.pipeline"
-GPU = "nvidia.com/gpu"
-GPU_SLICES = 10
-"""Devices that one GPU is divided into (MPS): a share of 0.3 is ``nvidia.com/gpu: 3``."""
 _REPEATED = (429, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
 _DEPLOYMENT = (
@@ -157,9 +155,9 @@ def configuration_of(status: Mapping[str, Any]) -> Configuration | None:
     """The configuration of a FunctionStatus, or None when it has no memory or no CPU and GPU limit."""
     limits = status.get("limits") or {}
     try:
-        memory_mb = round(parse_quantity(limits["memory"]) / MIB)
-        share = round(parse_quantity(limits[GPU]) / GPU_SLICES, 6) if GPU in limits else 0.0
-        cores = 0.0 if share else parse_quantity(limits["cpu"])
+        memory_mb = round(float_quantity(limits["memory"]) / MIB)
+        share = round(float_quantity(limits[GPU]) / GPU_TENTHS, 6) if GPU in limits else 0.0
+        cores = 0.0 if share else float_quantity(limits["cpu"])
         concurrency = int((status.get("envVars") or {}).get("max_inflight") or 0)
         return Configuration(memory_mb, cores, share, int(status.get("replicas", 0)), concurrency)
     except (KeyError, TypeError, QuantityError, ValueError):
@@ -172,7 +170,7 @@ def deployment_of(function: str, status: Mapping[str, Any], target: Configuratio
     Requests follow: memory moves with its limit, CPU stays unless it would be above the limit.
     """
     deployment = {key: status[key] for key in _DEPLOYMENT if key in status}
-    labels = {key: value for key, value in (status.get("labels") or {}).items() if key != "faas_function"}
+    labels = {key: value for key, value in (status.get("labels") or {}).items() if key != FUNCTION_LABEL}
     limits = dict(status.get("limits") or {}) | {"memory": f"{target.memory_mb}Mi"}
     requests_ = dict(status.get("requests") or {})
     if "memory" in requests_:
@@ -180,11 +178,11 @@ def deployment_of(function: str, status: Mapping[str, Any], target: Configuratio
     for resource in ("cpu", GPU):
         limits.pop(resource, None)
     if target.gpu_share:
-        limits[GPU] = str(round(target.gpu_share * GPU_SLICES))
+        limits[GPU] = str(round(target.gpu_share * GPU_TENTHS))
     else:
         requests_.pop(GPU, None)
         limits["cpu"] = f"{round(target.cpu_cores * 1000)}m"
-        if "cpu" in requests_ and parse_quantity(requests_["cpu"]) > target.cpu_cores:
+        if "cpu" in requests_ and float_quantity(requests_["cpu"]) > target.cpu_cores:
             requests_["cpu"] = limits["cpu"]
     environment = {**(status.get("envVars") or {}), "max_inflight": str(target.concurrency)}
     changed = {"labels": labels, "limits": limits, "requests": requests_, "envVars": environment}

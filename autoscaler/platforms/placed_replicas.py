@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-PLACEMENT = "smoe.placement"
-"""Annotation: in which proportions replicas are on which nodes."""
+from platform_words.labels import PLACEMENT
 
 
 def nodes_of(annotations: Mapping[str, Any] | None) -> int:

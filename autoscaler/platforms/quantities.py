@@ -1,24 +1,16 @@
-"""Kubernetes quantities, as the kubernetes client library reads them."""
+"""Kubernetes quantities as the floats that configurations hold."""
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
-from kubernetes.utils.quantity import parse_quantity as _parse
-
-
-class QuantityError(ValueError):
-    """Not a Kubernetes quantity."""
+from platform_words.resources import QuantityError, parse_quantity
 
 
 @lru_cache(maxsize=4096)
-def parse_quantity(text: str) -> float:
-    """``128Mi`` → bytes, ``500m`` → 0.5. Raises QuantityError."""
+def float_quantity(text: str) -> float:
+    """``128Mi`` → bytes, ``500m`` → 0.5. Raises QuantityError, also for what is too large for a float."""
     try:
-        found = float(_parse(str(text)))  # type: ignore[no-untyped-call]
-    except (ValueError, TypeError, ArithmeticError) as error:
-        raise QuantityError(f"{text!r} is not a Kubernetes quantity") from error
-    if not math.isfinite(found):
-        raise QuantityError(f"{text!r} is not a Kubernetes quantity")
-    return found
+        return float(parse_quantity(str(text)))
+    except OverflowError as error:
+        raise QuantityError(f"{text!r} is too large for a Kubernetes quantity") from error

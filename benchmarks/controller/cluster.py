@@ -29,7 +29,7 @@ from aiohttp import web
 from autoscaler.monitor.catalogue import METRICS
 from autoscaler.monitor.prometheus import ONLY
 from autoscaler.platforms.kubernetes.deployments import live_of
-from autoscaler.platforms.quantities import parse_quantity
+from autoscaler.platforms.quantities import float_quantity
 from autoscaler.state.readings import SHAPES, Series
 from gateway.backends.kubernetes import KubernetesSettings, objects
 from gateway.backends.process.kernel import die_with_parent
@@ -81,8 +81,8 @@ class Cluster:
         live = live_of(self.deployments.objects[function])
         assert live is not None
         return {
-            Series.MEMORY_LIMIT_BYTES: parse_quantity(live.limits["memory"]),
-            Series.CPU_LIMIT_CORES: parse_quantity(live.limits["cpu"]),
+            Series.MEMORY_LIMIT_BYTES: float_quantity(live.limits["memory"]),
+            Series.CPU_LIMIT_CORES: float_quantity(live.limits["cpu"]),
             Series.MAX_INFLIGHT: float(live.max_inflight),
         }
 

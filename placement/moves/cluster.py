@@ -11,6 +11,7 @@ from functions.memory.regions import Region
 from gateway.client.client import GatewayClient
 from moe.manifest import INGRESS, Manifest
 from placement.moves.errors import MoveError
+from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
 
 Places = Mapping[str, Mapping[str, int]]
 """Function → node → replicas."""
@@ -29,9 +30,9 @@ def deployed(client: GatewayClient, pipeline: str) -> Deployed:
     deployments, replicas = {}, {}
     for status in client.functions():
         labels = dict(status.get("labels", {}))
-        if labels.get("smoe.pipeline") != pipeline:
+        if labels.get(PIPELINE_LABEL) != pipeline:
             continue
-        labels.pop("faas_function", None)
+        labels.pop(FUNCTION_LABEL, None)
         name = str(status["name"])
         kept = {key: value for key, value in status.items() if key not in _OF_STATUS}
         deployments[name] = {**kept, "service": name, "labels": labels}

@@ -27,7 +27,8 @@ from placement.errors import PlacementError
 from placement.moves.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of
 from placement.moves.errors import ManagerGoneError, MoveError, SourceLostError
 from placement.moves.journal import Entry, Journal
-from placement.moves.managers import PLACEMENT, Managers, read_feed_token
+from placement.moves.managers import Managers, read_feed_token
+from platform_words.labels import PLACEMENT
 
 log = logging.getLogger(__name__)
 

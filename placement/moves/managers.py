@@ -17,15 +17,9 @@ from gateway.client.client import GatewayClient
 from gateway.client.errors import StateError
 from moe.manifest import Manifest
 from placement.moves.errors import ManagerGoneError, MoveError, SourceLostError
+from platform_words.labels import BACKGROUND, GPU_MEMORY, MEMORY_LABEL, PLACEMENT, SCALE_MAX, SCALE_MIN
 
 IMAGE = f"smoe/memory:{version('smoe')}"
-LABEL = "smoe.memory"
-"""Of a manager's function: the node whose memory it manages."""
-PLACEMENT = "smoe.placement"
-BACKGROUND = "smoe.background"
-"""Annotation: managers give way to workers where processor time is short."""
-GPU_MEMORY = "smoe.gpu-memory"
-"""Annotation: managers keep regions on the GPUs that workers share, where there are GPUs."""
 CALL_TIMEOUT_S = 15.0
 HOLD_TIMEOUT_S = 600.0
 RETRY_S = 0.1
@@ -67,7 +61,7 @@ def deploy_managers(client: GatewayClient, nodes: Mapping[str, NodeSettings], ti
                 "service": function_name(node),
                 "image": IMAGE,
                 "envVars": environment,
-                "labels": {LABEL: node, "com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"},
+                "labels": {MEMORY_LABEL: node, SCALE_MIN: "1", SCALE_MAX: "1"},
                 "annotations": annotations,
             }
         )
@@ -117,7 +111,7 @@ class Managers:
     def nodes(self) -> list[str]:
         """Nodes that have a manager; none where replicas have nodes whose weights are not managed (a cluster's). Raises
         MoveError where replicas have no nodes."""
-        found = [f["labels"][LABEL] for f in self._client.functions() if LABEL in f.get("labels", {})]
+        found = [f["labels"][MEMORY_LABEL] for f in self._client.functions() if MEMORY_LABEL in f.get("labels", {})]
         if not found and not any("node" in one for replicas in self._client.replicas().values() for one in replicas):
             raise MoveError("no weights manager is deployed; start the gateway with nodes (smoe up --node a --node b)")
         return found

@@ -18,6 +18,7 @@ from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
 from placement.moves.managers import NodeSettings, start_nodes
+from platform_words.labels import PIPELINE_LABEL
 from smoe import lifecycle
 from smoe.commands.options import (
     connect,
@@ -152,7 +153,7 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
 def remove(name: str, state: Path, gateway_url: str | None, password_file: Path | None) -> None:
     """Remove pipeline NAME: every function whose label smoe.pipeline is NAME."""
     client = connect(state, gateway_url, password_file)
-    names = [f["name"] for f in client.functions() if f.get("labels", {}).get("smoe.pipeline") == name]
+    names = [f["name"] for f in client.functions() if f.get("labels", {}).get(PIPELINE_LABEL) == name]
     if not names:
         raise SmoeError(f"no function of a pipeline called {name!r} is deployed at {client.url}")
     lifecycle.remove_pipeline(client, sorted(names, key=lambda function: function != name))

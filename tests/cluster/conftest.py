@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autoscaler.contract import MIB
-from autoscaler.platforms.quantities import parse_quantity
+from autoscaler.platforms.quantities import float_quantity
 from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from tests.cluster.namespaces import CLUSTER, WAIT_S, Asking, namespaces_of
@@ -47,7 +47,7 @@ class Target:
     def limits(self, function: str = "f") -> list[tuple[float, float]]:
         """MiB and cores of each pod; the API server writes quantities in its own way."""
         found = (pod["spec"]["containers"][0]["resources"]["limits"] for pod in self.pods(function))
-        return [(parse_quantity(one["memory"]) / MIB, parse_quantity(one["cpu"])) for one in found]
+        return [(float_quantity(one["memory"]) / MIB, float_quantity(one["cpu"])) for one in found]
 
     def deployment(self, function: str = "f") -> dict[str, Any]:
         return self.asking.read(f"apps/v1:deployments/{function}")

@@ -18,7 +18,7 @@ import orjson
 
 from autoscaler.errors import PlatformError
 from autoscaler.platforms.kubernetes.client import Event, ExpiredError, KubernetesClient, Object
-from autoscaler.platforms.kubernetes.deployments import FUNCTION_LABEL, PIPELINE_LABEL
+from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL, SPEC
 
 log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
 
@@ -200,8 +200,8 @@ def trimmed_deployment(document: Object) -> Object:
     """What the controller reads of a Deployment; of the gateway's note of what was deployed, that it is there."""
     meta, spec = document["metadata"], document["spec"]
     annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith("smoe.")}
-    if "smoe.function" in annotations:
-        annotations["smoe.function"] = ""
+    if SPEC in annotations:
+        annotations[SPEC] = ""
     template = spec["template"]
     containers = [_picked(one, ("name", "resources", "env")) for one in template["spec"].get("containers") or ()]
     return {

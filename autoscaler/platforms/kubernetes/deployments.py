@@ -6,55 +6,16 @@ deployment, by the controller at a change); without it, the template says it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from autoscaler.contract import MIB, Configuration
 from autoscaler.errors import ConfigurationError
 from autoscaler.platforms.kubernetes.client import Object
-from autoscaler.platforms.quantities import QuantityError, parse_quantity
-
-FUNCTION_LABEL = "faas_function"
-PIPELINE_LABEL = "smoe.pipeline"
-SCALE_TYPE = "com.openfaas.scale.type"
-SCALE_MIN = "com.openfaas.scale.min"
-SET_ASIDE = "smoe"
-"""A scaling type that OpenFaaS's autoscaler has no rule for, so it leaves the function alone."""
-OWN = "smoe.function"
-"""Annotation of Deployments that this project's gateway made; nobody else scales those."""
-LIVE = "smoe.live"
-POD_SETTINGS = "smoe.settings"
-MOVED = "smoe.moved"
-"""Annotation of the template: the last configuration for which replicas were placed anew."""
-GPU = "nvidia.com/gpu"
-GPU_TENTHS = 10
-MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-RESIZED = ("cpu", "memory")
-
-
-@dataclass(frozen=True)
-class Live:
-    """Limits, requests and calls at once of a function's replicas, as Kubernetes writes them."""
-
-    limits: Mapping[str, str]
-    requests: Mapping[str, str]
-    max_inflight: int
-
-    def text(self) -> str:
-        fields = {"limits": dict(self.limits), "requests": dict(self.requests), "max_inflight": self.max_inflight}
-        return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS).decode()
-
-    def settings(self) -> str:
-        """Content of a replica's live settings file."""
-        return orjson.dumps({"max_inflight": self.max_inflight}).decode()
-
-    def full_requests(self) -> dict[str, str]:
-        """Requests as the API server fills them in."""
-        return {**{k: v for k, v in self.limits.items() if k in RESIZED}, **self.requests}
+from autoscaler.platforms.quantities import float_quantity
+from platform_words.labels import LIVE, MOVED, POD_SETTINGS, SCALE_MIN, SCALE_TYPE, SCALE_TYPE_BEFORE, SET_ASIDE, SPEC
+from platform_words.live import Live
+from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, QuantityError, same_quantity
 
 
 @dataclass(frozen=True)
@@ -83,8 +44,7 @@ def live_of(deployment: Object) -> Live | None:
     annotation = (deployment["metadata"].get("annotations") or {}).get(LIVE)
     try:
         if annotation is not None:
-            found = orjson.loads(annotation)
-            return Live(dict(found["limits"]), dict(found["requests"]), int(found["max_inflight"]))
+            return Live.parse(annotation)
         resources = container.get("resources") or {}
         environment = {entry["name"]: entry.get("value") for entry in container.get("env") or ()}
         inflight = int(environment.get("max_inflight") or 0)
@@ -99,9 +59,9 @@ def configuration_of(deployment: Object) -> Configuration | None:
     if live is None:
         return None
     try:
-        memory_mb = round(parse_quantity(live.limits["memory"]) / MIB)
-        share = round(parse_quantity(live.limits[GPU]) / GPU_TENTHS, 6) if GPU in live.limits else 0.0
-        cores = 0.0 if share else parse_quantity(live.limits["cpu"])
+        memory_mb = round(float_quantity(live.limits["memory"]) / MIB)
+        share = round(float_quantity(live.limits[GPU]) / GPU_TENTHS, 6) if GPU in live.limits else 0.0
+        cores = 0.0 if share else float_quantity(live.limits["cpu"])
         replicas = int(deployment["spec"].get("replicas", 1))
         return Configuration(memory_mb, cores, share, replicas, live.max_inflight)
     except (KeyError, QuantityError, ConfigurationError):
@@ -126,8 +86,8 @@ def wanted(present: Live, target: Configuration) -> Live:
         limits["cpu"] = f"{round(target.cpu_cores * 1000)}m"
         before = requests.get("cpu")
         if before is not None and (
-            parse_quantity(before) > target.cpu_cores
-            or ("cpu" in present.limits and same(before, present.limits["cpu"]))
+            float_quantity(before) > target.cpu_cores
+            or ("cpu" in present.limits and same_quantity(before, present.limits["cpu"]))
         ):
             requests["cpu"] = limits["cpu"]
     if "memory" in requests:
@@ -143,7 +103,7 @@ def takes_live_settings(deployment: Object) -> bool:
 def only_resizes(before: Live, after: Live) -> bool:
     """Whether live pods can take the change: CPU and memory that are there change, nothing comes or goes."""
     return all(
-        old.keys() == new.keys() and all(same(old[key], new[key]) for key in old if key not in RESIZED)
+        old.keys() == new.keys() and all(same_quantity(old[key], new[key]) for key in old if key not in RESIZED)
         for old, new in ((before.limits, after.limits), (before.requests, after.requests))
     )
 
@@ -160,7 +120,7 @@ def resize_patch(pod: Object, name: str, live: Live) -> Object | None:
         want = {k: v for k, v in amounts.items() if k in RESIZED}
         if have.keys() != want.keys():
             return None
-        if any(not same(have[k], want[k]) for k in want):
+        if any(not same_quantity(have[k], want[k]) for k in want):
             changes[kind] = want
     return {"spec": {"containers": [{"name": container["name"], "resources": changes}]}} if changes else None
 
@@ -232,30 +192,26 @@ def has_limits(document: Object, name: str, live: Live) -> bool:
     """Whether the limits of a pod, or of a Deployment's template, are these."""
     container = container_of(document, name)
     limits = ((container or {}).get("resources") or {}).get("limits") or {}
-    return limits.keys() == live.limits.keys() and all(same(limits[key], live.limits[key]) for key in limits)
+    return limits.keys() == live.limits.keys() and all(same_quantity(limits[key], live.limits[key]) for key in limits)
 
 
 def set_aside_patch(deployment: Object) -> Object | None:
     """Takes a function out of the hands of OpenFaaS's own autoscaler; None where that is done or nobody else scales."""
     meta = deployment["metadata"]
     labels = deployment["spec"]["template"]["metadata"].get("labels") or {}
-    if OWN in (meta.get("annotations") or {}) or labels.get(SCALE_TYPE) == SET_ASIDE:
+    if SPEC in (meta.get("annotations") or {}) or labels.get(SCALE_TYPE) == SET_ASIDE:
         return None
     change = {SCALE_TYPE: SET_ASIDE}
-    note = {"smoe.scale-type-before": labels.get(SCALE_TYPE, "")}
+    note = {SCALE_TYPE_BEFORE: labels.get(SCALE_TYPE, "")}
     return {
         "metadata": {"labels": change, "annotations": note},
         "spec": {"template": {"metadata": {"labels": change}}},
     }
 
 
-def same(one: str, other: str) -> bool:
-    return one == other or parse_quantity(one) == parse_quantity(other)
-
-
 def _gpu_environment(live: Live, present: set[str], gpu_memory_mb: int | None) -> list[dict[str, Any]]:
     """The two variables that bind a process to its share of a GPU under MPS, or their removal."""
-    tenths = round(parse_quantity(live.limits[GPU])) if GPU in live.limits else 0
+    tenths = round(float_quantity(live.limits[GPU])) if GPU in live.limits else 0
     values = {MPS_PERCENTAGE: str(100 * tenths // GPU_TENTHS) if tenths else None, MPS_MEMORY: None}
     if tenths and gpu_memory_mb is not None:
         values[MPS_MEMORY] = f"0={gpu_memory_mb * tenths // GPU_TENTHS}M"

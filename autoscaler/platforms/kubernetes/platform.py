@@ -26,6 +26,8 @@ from autoscaler.platforms.kubernetes.room import (
     stuck,
 )
 from autoscaler.platforms.kubernetes.store import Known, own
+from platform_words.labels import FUNCTION_LABEL, LIVE, PIPELINE_LABEL, SCALE_TYPE
+from platform_words.live import Live
 
 log = logging.getLogger("smoe.autoscaler.kubernetes")
 
@@ -63,7 +65,7 @@ class KubernetesPlatform:
         self._version: tuple[int, int] | None = None
         self._known = Known(pipeline)
         self._read = False
-        self._wished: dict[str, d.Live] = {}
+        self._wished: dict[str, Live] = {}
         """What this controller asked for on Deployments whose owner may forget it."""
         self._unschedulable_s = unschedulable_s
         self._not_live: dict[str, tuple[str, ...]] = {}
@@ -78,8 +80,8 @@ class KubernetesPlatform:
     def follow(self) -> None:
         """Keep Deployments and pods by watches from now on, instead of listing them at each look."""
         kinds = (
-            ("deployments", d.FUNCTION_LABEL, trimmed_deployment),
-            ("pods", f"{d.PIPELINE_LABEL}={self._pipeline}", trimmed_pod),
+            ("deployments", FUNCTION_LABEL, trimmed_deployment),
+            ("pods", f"{PIPELINE_LABEL}={self._pipeline}", trimmed_pod),
         )
         first, second = (
             WatchCache(ClientSource(self._client, resource, selector), trimmed, time.monotonic)
@@ -219,15 +221,15 @@ class KubernetesPlatform:
     def _read_all(self) -> None:
         deployments, pods = (None, None) if self._caches is None else (cache.objects() for cache in self._caches)
         if deployments is None:
-            listed = self._client.deployments(d.FUNCTION_LABEL)
+            listed = self._client.deployments(FUNCTION_LABEL)
             deployments = [Kept.of(trimmed_deployment(document)) for document in listed]
         if pods is None:
-            listed = self._client.pods(f"{d.PIPELINE_LABEL}={self._pipeline}")
+            listed = self._client.pods(f"{PIPELINE_LABEL}={self._pipeline}")
             pods = [Kept.of(trimmed_pod(document)) for document in listed]
         self._known.look(deployments, pods)
         self._read = True
 
-    def _change(self, function: str, before: d.Live, after: d.Live) -> None:
+    def _change(self, function: str, before: Live, after: Live) -> None:
         deployment = self._deployment(function)
         if not own(deployment):
             self._wished[function] = after
@@ -238,7 +240,7 @@ class KubernetesPlatform:
         else:
             self._roll_out(function, after)
 
-    def _change_live(self, function: str, before: d.Live, after: d.Live) -> None:
+    def _change_live(self, function: str, before: Live, after: Live) -> None:
         """Note it at the Deployment first, so that replicas that come meanwhile are brought in line too."""
         self._patch(function, d.live_patch(after), MERGE)
         try:
@@ -259,7 +261,7 @@ class KubernetesPlatform:
             return False
         return True
 
-    def _roll_out(self, function: str, live: d.Live, *, move: bool = False) -> None:
+    def _roll_out(self, function: str, live: Live, *, move: bool = False) -> None:
         patch = d.template_patch(self._deployment(function), live, self._gpu, move=move)
         self._patch(function, patch)
 
@@ -297,7 +299,7 @@ class KubernetesPlatform:
         deployment = self._deployment(function)
         aside = d.set_aside_patch(deployment)
         if aside is not None:
-            log.info("function %s: OpenFaaS's own autoscaler is set aside (label %s)", function, d.SCALE_TYPE)
+            log.info("function %s: OpenFaaS's own autoscaler is set aside (label %s)", function, SCALE_TYPE)
             self._patch(function, aside)
         live = d.live_of(deployment)
         if live is None:
@@ -325,7 +327,7 @@ class KubernetesPlatform:
                 self._ordered.pop(function, None)
                 self.holds.came_about(function, known)
 
-    def _placed_anew(self, function: str, live: d.Live, obstacles: list[Condition]) -> Condition | None:
+    def _placed_anew(self, function: str, live: Live, obstacles: list[Condition]) -> Condition | None:
         """What only other nodes can help with: a resize to these limits, and not to others before them."""
         if not obstacles:
             return None
@@ -335,7 +337,7 @@ class KubernetesPlatform:
         found = (one for one in obstacles if one.pod not in differing)
         return next((one for one in found if placed_anew(one, self._clock())), None)
 
-    def _took_back(self, function: str, live: d.Live, obstacles: list[Condition]) -> bool:
+    def _took_back(self, function: str, live: Live, obstacles: list[Condition]) -> bool:
         """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
         order, told_s = self._ordered.get(function), self._clock() - self._unschedulable_s
         why = stuck(obstacles, told_s)
@@ -351,7 +353,7 @@ class KubernetesPlatform:
         self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
         return True
 
-    def _limits_in_line(self, function: str, deployment: Object, live: d.Live) -> bool:
+    def _limits_in_line(self, function: str, deployment: Object, live: Live) -> bool:
         """Whether all replicas have their limits, or get them by a roll-out that is under way."""
         differing = any(d.resize_patch(pod, function, live) for pod in self._known.pods(function) if not leaving(pod))
         if not differing:
@@ -375,7 +377,7 @@ class KubernetesPlatform:
             self._roll_out(function, live)
         return True
 
-    def _bring_in_line(self, function: str, live: d.Live) -> None:
+    def _bring_in_line(self, function: str, live: Live) -> None:
         self._settings_in_line(function, live)
         for pod in self._known.pods(function):
             patch = None if leaving(pod) else d.resize_patch(pod, function, live)
@@ -385,7 +387,7 @@ class KubernetesPlatform:
                 except FunctionGoneError:
                     continue  # the pod went meanwhile; the next one is brought in line when it is seen
 
-    def _settings_in_line(self, function: str, live: d.Live) -> None:
+    def _settings_in_line(self, function: str, live: Live) -> None:
         for pod in self._known.pods(function):
             patch = None if leaving(pod) else d.settings_patch(pod, live)
             if patch is not None:
@@ -411,4 +413,4 @@ class KubernetesPlatform:
 
 
 def _noted(deployment: Object) -> bool:
-    return d.LIVE in (deployment["metadata"].get("annotations") or {})
+    return LIVE in (deployment["metadata"].get("annotations") or {})

@@ -11,7 +11,9 @@ from typing import NamedTuple
 from autoscaler.contract import Bound, Configuration
 from autoscaler.platforms.kubernetes.client import Object
 from autoscaler.platforms.kubernetes.conditions import Condition, ConditionKind, leaving
-from autoscaler.platforms.kubernetes.deployments import GPU, Live, has_limits, least_replicas
+from autoscaler.platforms.kubernetes.deployments import has_limits, least_replicas
+from platform_words.live import Live
+from platform_words.resources import GPU
 
 DEFERRED_LIMIT_S = 30.0
 """A resize that its node has no room for now is waited for this long; then the replicas are placed anew."""

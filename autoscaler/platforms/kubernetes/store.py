@@ -14,6 +14,7 @@ from autoscaler.platforms.kubernetes import deployments as d
 from autoscaler.platforms.kubernetes.cache import Kept
 from autoscaler.platforms.kubernetes.client import Object
 from autoscaler.platforms.placed_replicas import floors_of, nodes_of
+from platform_words.labels import SPEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ def _gone(known: Mapping[str, Kept], found: Sequence[Kept]) -> set[str]:
 
 def own(deployment: Object) -> bool:
     """Whether this project's gateway made it."""
-    return d.OWN in (deployment["metadata"].get("annotations") or {})
+    return SPEC in (deployment["metadata"].get("annotations") or {})
 
 
 def _of_operator(meta: Object) -> bool:

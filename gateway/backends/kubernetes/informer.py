@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 
 from gateway.backends.kubernetes.api import METADATA, Api, ApiError, Object, UnreachableError
-from gateway.backends.kubernetes.live import FUNCTION_LABEL
 from gateway.backends.kubernetes.settings import KubernetesSettings
+from platform_words.labels import FUNCTION_LABEL
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterable
 
 from gateway.backends.kubernetes.api import STRATEGIC, Api, ApiError, Object
-from gateway.backends.kubernetes.live import Live, annotate, condition, leaving, resize
+from gateway.backends.kubernetes.live import annotate, condition, leaving, resize
+from platform_words.live import Live
 
 log = logging.getLogger(__name__)
 

@@ -15,33 +15,26 @@ from typing import Any
 
 from gateway.backends.kubernetes.api import Object
 from gateway.backends.kubernetes.live import (
-    FUNCTION_LABEL,
     LIVE_FILE,
     LIVE_FOLDER,
-    POD_SETTINGS,
-    RESIZED,
-    Live,
     live_of,
     takes_live_settings,
 )
 from gateway.backends.kubernetes.placement import placed
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.placement import parse_placement
-from gateway.backends.process.quantities import RESOURCES, parse_quantity
+from gateway.backends.process.quantities import checked_quantity
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
 from gateway.specs import deployment_of, max_inflight, parse_deployment
+from platform_words.labels import FUNCTION_LABEL, LIVE, POD_SETTINGS, SPEC
+from platform_words.live import Live
+from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, RESOURCES
 
-SPEC = "smoe.function"
-LIVE = "smoe.live"
 SECRETS_FOLDER = "/var/openfaas/secrets"
 FEED_FOLDER = "/var/openfaas/feed"
 PIPELINES_FOLDER = "/var/smoe/pipelines"
 CACHE_FOLDER = "/var/smoe/cache"
-GPU = "nvidia.com/gpu"
-GPU_TENTHS = 10
-MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 SETTLE_S = 3
 """Between a pod's leaving the endpoints and its SIGTERM: clients need that long to learn of it."""
 LOST_S = 5
@@ -66,16 +59,16 @@ def check(spec: FunctionSpec) -> None:
         for resource, text in amounts.items():
             if resource not in RESOURCES:
                 raise InvalidSpecError(f"{where}.{resource[:60]} is not a resource; known are {', '.join(RESOURCES)}")
-            value = parse_quantity(text, f"{where}.{resource}")
+            value = checked_quantity(text, f"{where}.{resource}")
             if value < 0 or (where == "limits" and value == 0):
                 raise InvalidSpecError(f"{where}.{resource} is {text!r}; it must be above 0, or be left out")
             if "gpu" in resource and value.denominator != 1:
                 raise InvalidSpecError(f"{where}.{resource} is {text!r}; it takes a whole number of tenths of a GPU")
-    tenths = parse_quantity(spec.limits.get(GPU, "0"))
+    tenths = checked_quantity(spec.limits.get(GPU, "0"))
     if tenths > GPU_TENTHS:
         raise InvalidSpecError(f"limits.{GPU} is {tenths}; a GPU is shared in {GPU_TENTHS} tenths, so at most that")
     for resource, text in spec.requests.items():
-        if resource in spec.limits and parse_quantity(text) > parse_quantity(spec.limits[resource]):
+        if resource in spec.limits and checked_quantity(text) > checked_quantity(spec.limits[resource]):
             raise InvalidSpecError(f"requests.{resource} is {text}, above its limit of {spec.limits[resource]}")
     max_inflight(spec)
     for key in _RESERVED:
@@ -276,7 +269,7 @@ def _pod(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozens
 
 def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Object]:
     environment: dict[str, str] = {}
-    tenths = int(parse_quantity(spec.limits.get(GPU, "0")))
+    tenths = int(checked_quantity(spec.limits.get(GPU, "0")))
     if tenths:
         environment[MPS_PERCENTAGE] = str(100 * tenths // GPU_TENTHS)
         if settings.gpu_memory_mb is not None:

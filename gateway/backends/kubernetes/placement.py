@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from gateway.backends.kubernetes.api import Object
-from gateway.backends.kubernetes.live import FUNCTION_LABEL
-from gateway.backends.process.placement import PLACEMENT, parse_placement
+from gateway.backends.process.placement import parse_placement
 from gateway.contract import FunctionSpec, InvalidSpecError
+from platform_words.labels import FUNCTION_LABEL, PLACEMENT
 
 HOSTNAME = "kubernetes.io/hostname"
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

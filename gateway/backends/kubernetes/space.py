@@ -15,7 +15,7 @@ from gateway.backends.kubernetes.api import Api, ApiError, Object, UnreachableEr
 from gateway.backends.kubernetes.functions import Functions, already_there
 from gateway.backends.kubernetes.informer import Informer
 from gateway.backends.kubernetes.keeper import Keeper
-from gateway.backends.kubernetes.live import FUNCTION_LABEL, live_of
+from gateway.backends.kubernetes.live import live_of
 from gateway.backends.kubernetes.logs import PodLogs
 from gateway.backends.kubernetes.pods import addresses, is_ready, moment, replicas, restarts
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
@@ -24,6 +24,7 @@ from gateway.backends.kubernetes.usage import PodUsage
 from gateway.backends.process.placement import parse_placement
 from gateway.contract import FunctionSpec, FunctionState, InvalidSpecError, LogLine, NotFoundError, Usage
 from gateway.specs import MAX_REPLICAS
+from platform_words.labels import FUNCTION_LABEL
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
-from gateway.backends.process.quantities import parse_quantity
-from gateway.contract import InvalidSpecError, Usage
+from gateway.contract import Usage
+from platform_words.resources import QuantityError, parse_quantity
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,6 @@ def _sum(item: dict[str, Any]) -> Usage:
         usages = [container["usage"] for container in item["containers"]]
         cpu = sum(parse_quantity(usage["cpu"]) for usage in usages)
         memory = sum(parse_quantity(usage["memory"]) for usage in usages)
-    except (KeyError, InvalidSpecError):
+    except (KeyError, QuantityError):
         return NOT_MEASURED
     return Usage(None, float(1000 * cpu), int(memory))

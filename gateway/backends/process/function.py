@@ -17,13 +17,13 @@ from gateway.backends.process.backoff import Backoff
 from gateway.backends.process.gpu.devices import Gpu
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
-from gateway.backends.process.placement import PLACEMENT
 from gateway.backends.process.programs import Prepared
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.stored_plan import Seen, plan, spread
 from gateway.backends.process.workers.exchanges import Exchanges
 from gateway.backends.process.workers.launcher import Ended, Launcher, Program
 from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
+from platform_words.labels import PLACEMENT
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import IO
 
 from gateway.contract import BackendError, FunctionSpec, InvalidSpecError
+from platform_words.labels import PLACEMENT
 
-PLACEMENT = "smoe.placement"
-"""Annotation: replicas by node, such as ``a=2,b=1``; without it all are on the first node.
-
-An update that changes it sets the number of replicas too; scaling later keeps the proportions.
-"""
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
 PREFIX = "smoe-nodes-"
 LOCK = "lock"

@@ -12,19 +12,13 @@ from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, 
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import WATCHDOG_MODULE, Program
 from gateway.contract import FunctionSpec, InvalidSpecError
+from platform_words.labels import BACKGROUND, GPU_MEMORY, NODES_LABEL, PIPELINE_LABEL
 
 WATCHDOG_ENTRY = f"{WATCHDOG_MODULE}:main"
 MAX_ENVIRONMENT_BYTES = 96 * 1024
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _LIVE_KEYS = ("max_inflight",)
 _RESERVED = ("port",)
-PIPELINE_LABEL = "smoe.pipeline"
-NODES_LABEL = "smoe.nodes"
-BACKGROUND = "smoe.background"
-"""Annotation of functions that give way to others (``true``)."""
-
-GPU_MEMORY = "smoe.gpu-memory"
-"""Annotation of functions that keep memory on all GPUs for the replicas that share them (``true``)."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""Kubernetes quantities (``128Mi``, ``500m``, ``1.5``, ``2e3``) and the limits of a function made from them.
-
-Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. Values are exact fractions,
-so ``0.1`` is a tenth.
-"""
+"""The limits of a function, from the Kubernetes quantities of its spec; values are exact fractions."""
 
 from __future__ import annotations
 
@@ -11,21 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gateway.backends.process.gpu.devices import TENTHS
 from gateway.contract import FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
+from platform_words.resources import GPU, GPU_RESOURCES, GPU_TENTHS, RESOURCES, QuantityError, parse_quantity
 
-_QUANTITY = re.compile(
-    r"([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:([eE][+-]?\d{1,3})|(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]))?",
-    re.ASCII,
-)
-_BINARY = {name: 1024**power for power, name in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
-_DECIMAL = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _LARGEST = Fraction(2**63 - 1)
-
-GPU = "nvidia.com/gpu"
-GPU_RESOURCES = (GPU, "amd.com/gpu", "intel.com/gpu")
-RESOURCES = ("memory", "cpu", *GPU_RESOURCES)
 
 
 @dataclass(frozen=True)
@@ -37,24 +23,17 @@ class Limits:
     """Configured cores, before ``cpu_scale``."""
 
 
-def parse_quantity(text: str, what: str = "quantity") -> Fraction:
+def checked_quantity(text: str, what: str = "quantity") -> Fraction:
     """The exact value of a Kubernetes quantity. Raises InvalidSpecError with a sentence that names ``what``."""
-    found = _QUANTITY.fullmatch(text.strip())
-    if found is None:
+    try:
+        value = parse_quantity(text)
+    except QuantityError:
         raise InvalidSpecError(
             f"{what} is {text[:40]!r}; it takes a Kubernetes quantity such as 128Mi, 1Gi, 500m, 1.5 or 2e3"
-        )
-    sign, digits, exponent, suffix = found.groups()
-    value = Fraction(digits if not digits.endswith(".") else digits + "0")
-    if exponent:
-        value *= Fraction(10) ** int(exponent[1:])
-    elif suffix in _BINARY:
-        value *= _BINARY[suffix]
-    elif suffix:
-        value *= Fraction(10) ** _DECIMAL[suffix]
-    if value > _LARGEST:
+        ) from None
+    if abs(value) > _LARGEST:
         raise InvalidSpecError(f"{what} is {text[:40]!r}; the largest allowed value is 2^63 - 1")
-    return -value if sign == "-" else value
+    return value
 
 
 def limits_of(spec: FunctionSpec, gpus: int) -> Limits:
@@ -64,11 +43,11 @@ def limits_of(spec: FunctionSpec, gpus: int) -> Limits:
     """
     for resource, text in spec.requests.items():
         _known(resource, "requests")
-        parse_quantity(text, f"requests.{resource}")
+        checked_quantity(text, f"requests.{resource}")
     values = {}
     for resource, text in spec.limits.items():
         _known(resource, "limits")
-        values[resource] = parse_quantity(text, f"limits.{resource}")
+        values[resource] = checked_quantity(text, f"limits.{resource}")
     for resource in ("memory", "cpu"):
         if resource in values and values[resource] <= 0:
             raise InvalidSpecError(
@@ -85,7 +64,7 @@ def limits_of(spec: FunctionSpec, gpus: int) -> Limits:
 
 def gpu_tenths(spec: FunctionSpec) -> int:
     """Tenths of a GPU that a replica of a checked spec gets; 0: it computes on the CPU."""
-    return int(parse_quantity(spec.limits.get(GPU, "0")))
+    return int(checked_quantity(spec.limits.get(GPU, "0")))
 
 
 def whole_number(environment: Mapping[str, str], key: str, default: int) -> int:
@@ -115,8 +94,8 @@ def _known(resource: str, where: str) -> None:
 def _check_gpus(values: Mapping[str, Fraction], gpus: int) -> None:
     for resource in GPU_RESOURCES:
         wanted = values.get(resource, Fraction(0))
-        if wanted < 0 or wanted.denominator != 1 or wanted > TENTHS:
-            raise InvalidSpecError(f"limits.{resource} takes a whole number of tenths of one GPU, 0 to {TENTHS}")
+        if wanted < 0 or wanted.denominator != 1 or wanted > GPU_TENTHS:
+            raise InvalidSpecError(f"limits.{resource} takes a whole number of tenths of one GPU, 0 to {GPU_TENTHS}")
         available = gpus if resource == GPU else 0
         if wanted and not available:
             raise InvalidSpecError(

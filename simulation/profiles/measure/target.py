@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from platform_words.labels import SCALE_MAX, SCALE_MIN
+from platform_words.resources import GPU
 from simulation.profiles.model.errors import MeasurementError
 
 
@@ -82,7 +84,7 @@ class Function:
     def __init__(self, gateway: Gateway, deployment: dict[str, Any], setting: Setting) -> None:
         self._gateway = gateway
         self._deployment = copy.deepcopy(deployment)
-        self._deployment["labels"] |= {"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "8"}
+        self._deployment["labels"] |= {SCALE_MIN: "1", SCALE_MAX: "8"}
         self.name: str = deployment["service"]
         self.setting = setting
         self._since_s = time.time()
@@ -148,7 +150,7 @@ class Function:
         setting = self.setting
         limits = {"memory": f"{setting.memory_mib}Mi"}
         if setting.gpu_tenths:
-            limits["nvidia.com/gpu"] = str(setting.gpu_tenths)
+            limits[GPU] = str(setting.gpu_tenths)
         else:
             limits["cpu"] = f"{max(1, round(setting.cpu_cores * 1e6))}u"
         self._deployment["limits"] = limits

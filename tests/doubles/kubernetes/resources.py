@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from gateway.backends.process.quantities import parse_quantity
+from platform_words.resources import parse_quantity
 
 
 @dataclass(frozen=True)

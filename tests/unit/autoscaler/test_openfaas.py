@@ -13,7 +13,8 @@ from autoscaler.contract import Configuration
 from autoscaler.errors import PlatformError, UnreachableError
 from autoscaler.platforms.openfaas import OpenFaasPlatform, configuration_of, deployment_of
 from autoscaler.platforms.placed_replicas import nodes_of
-from autoscaler.platforms.quantities import QuantityError, parse_quantity
+from autoscaler.platforms.quantities import float_quantity
+from platform_words.resources import QuantityError
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.unit.autoscaler.builders import configuration
 from tests.unit.autoscaler.servers import serve
@@ -150,10 +151,10 @@ def test_every_configuration_survives_the_way_through_a_deployment(target: Confi
 
 
 def test_quantities_are_kubernetes_and_nothing_else() -> None:
-    assert (parse_quantity("1Gi"), parse_quantity("500m"), parse_quantity("2")) == (2**30, 0.5, 2.0)
+    assert (float_quantity("1Gi"), float_quantity("500m"), float_quantity("2")) == (2**30, 0.5, 2.0)
     for text in ("", "much", "5X", "NaN"):
         with pytest.raises(QuantityError):
-            parse_quantity(text)
+            float_quantity(text)
 
 
 @pytest.mark.parametrize(

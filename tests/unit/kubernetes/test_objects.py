@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.platforms.kubernetes import deployments
-from gateway.backends.kubernetes import KubernetesSettings, live, objects
+from gateway.backends.kubernetes import KubernetesSettings, objects
 from gateway.backends.kubernetes.api import Object
 from gateway.contract import FunctionSpec, InvalidSpecError
 from tests.doubles.kubernetes.functions import spec
@@ -170,19 +169,6 @@ def test_deployments_of_others_are_no_functions_of_this_gateway() -> None:
 )
 def test_what_a_live_pod_can_become(changes: dict[str, Any], possible: bool) -> None:
     assert objects.only_live_differs(spec("f"), spec("f", **changes)) is possible
-
-
-@settings(max_examples=50, deadline=None)
-@given(amounts, amounts, st.integers(0, 99))
-def test_gateway_and_controller_write_the_same_words(limits: Any, requests: Any, inflight: int) -> None:
-    """Neither may undo the other's notes: what one writes the other reads as its own."""
-    theirs, ours = deployments.Live(limits, requests, inflight), live.Live(limits, requests, inflight)
-    assert (theirs.text(), theirs.settings()) == (ours.text(), ours.settings())
-    assert live.Live.parse(theirs.text()) == ours
-    names = ("FUNCTION_LABEL", "POD_SETTINGS")
-    assert [getattr(deployments, name) for name in names] == [getattr(live, name) for name in names]
-    shared = ("LIVE", "GPU", "GPU_TENTHS", "MPS_PERCENTAGE", "MPS_MEMORY")
-    assert [getattr(deployments, name) for name in shared] == [getattr(objects, name) for name in shared]
 
 
 def test_concurrency_restarts_a_function_that_reads_only_its_environment() -> None:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.contract import ConflictError
-
-TENTHS = 10
-"""A GPU's parts; MPS takes percentages, configurations tenths."""
+from platform_words.resources import GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Seats:
         """Give ``replica`` a promised seat whose tenths are free now; else None, and ``again`` is called later."""
         for seat in self._seats:
             own = seat.function == function and not seat.holder and not seat.leaving
-            if own and self._held(seat.gpu) + seat.tenths <= TENTHS:
+            if own and self._held(seat.gpu) + seat.tenths <= GPU_TENTHS:
                 seat.holder = replica
                 self._waiting.pop(function, None)
                 return self.gpus[seat.gpu]
@@ -105,9 +103,9 @@ class Seats:
         return self._held(self.gpus.index(gpu))
 
     def _fitted(self, function: str, tenths: int, missing: int, replicas: int, going: Sequence[_Seat]) -> list[_Seat]:
-        left = [TENTHS - self._sum(gpu, going) for gpu in range(len(self.gpus))]
+        left = [GPU_TENTHS - self._sum(gpu, going) for gpu in range(len(self.gpus))]
         before = tuple(left)
-        now = [TENTHS - self._held(gpu) for gpu in range(len(self.gpus))]
+        now = [GPU_TENTHS - self._held(gpu) for gpu in range(len(self.gpus))]
         added = []
         for _ in range(missing):
             fits = [gpu for gpu, room in enumerate(left) if room >= tenths]
@@ -149,6 +147,6 @@ def binding(gpu: Gpu, tenths: int) -> Mapping[str, str]:
     return {
         "smoe_device": "cuda",
         "CUDA_VISIBLE_DEVICES": gpu.uuid,
-        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(100 * tenths // TENTHS),
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={gpu.memory_mib * tenths // TENTHS}M",
+        MPS_PERCENTAGE: str(100 * tenths // GPU_TENTHS),
+        MPS_MEMORY: f"0={gpu.memory_mib * tenths // GPU_TENTHS}M",
     }

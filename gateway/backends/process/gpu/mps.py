@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.contract import BackendError
+from platform_words.resources import MPS_PIPE
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Mps:
         self._folder = (state / "mps").resolve()
         self._python = python
         self._control = control
-        self._given = Path(environ.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE)
+        self._given = Path(environ.get(MPS_PIPE) or DEFAULT_PIPE)
         self._path = environ.get("PATH", os.defpath)
         self._lock = asyncio.Lock()
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -146,4 +147,4 @@ class Mps:
         return text if asked.returncode == 0 and text else None
 
     def _environment(self, pipe: Path) -> dict[str, str]:
-        return {"PATH": self._path, "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
+        return {"PATH": self._path, MPS_PIPE: str(pipe)}

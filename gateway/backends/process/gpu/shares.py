@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.backends.process.gpu.devices import TENTHS, Gpu, Seats, binding
+from gateway.backends.process.gpu.devices import Gpu, Seats, binding
 from gateway.backends.process.gpu.mps import Mps
 from gateway.backends.process.settings import ProcessSettings
+from platform_words.resources import GPU_TENTHS, MPS_PIPE
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _MIB = 1 << 20
@@ -53,7 +54,7 @@ class GpuShares:
 
     def environment(self, gpu: Gpu, tenths: int) -> Mapping[str, str]:
         """What a replica with ``tenths`` of ``gpu`` is told, after :meth:`ready`."""
-        return {**binding(gpu, tenths), "CUDA_MPS_PIPE_DIRECTORY": str(self._mps.pipe)}
+        return {**binding(gpu, tenths), MPS_PIPE: str(self._mps.pipe)}
 
     def memory_environment(self) -> Mapping[str, str]:
         """What a replica is told that keeps memory on these GPUs for others, after :meth:`ready`: all of them, through
@@ -63,14 +64,14 @@ class GpuShares:
         return {
             "smoe_device": "cuda",
             "CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in self.seats.gpus),
-            "CUDA_MPS_PIPE_DIRECTORY": str(self._mps.pipe),
+            MPS_PIPE: str(self._mps.pipe),
         }
 
     def notes(self) -> list[str]:
         """GPUs and what is promised of them, for /system/info."""
         shared = [
             f"GPU {gpu.uuid} ({gpu.name}, {gpu.memory_mib} MiB): "
-            f"{self.seats.promised(gpu)} of {TENTHS} tenths are taken."
+            f"{self.seats.promised(gpu)} of {GPU_TENTHS} tenths are taken."
             for gpu in self.seats.gpus
         ]
         return [*shared, *self._found.notes]

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.process.gpu.devices import TENTHS, Gpu, Seats, binding
+from gateway.backends.process.gpu.devices import Gpu, Seats, binding
 from gateway.contract import ConflictError
+from platform_words.resources import GPU_TENTHS
 
 A, B = Gpu("GPU-a", "made up", 80_000), Gpu("GPU-b", "made up", 80_000)
 
@@ -103,15 +104,15 @@ def test_a_new_share_may_need_the_place_of_the_old_one() -> None:
 @pytest.mark.parametrize("tenths", range(1, 11))
 def test_one_gpu_takes_as_many_replicas_as_fit_into_ten_tenths(tenths: int) -> None:
     seats = Seats((A,))
-    seats.reserve("f", tenths, TENTHS // tenths)
+    seats.reserve("f", tenths, GPU_TENTHS // tenths)
     with pytest.raises(ConflictError):
-        seats.reserve("f", tenths, TENTHS // tenths + 1)
+        seats.reserve("f", tenths, GPU_TENTHS // tenths + 1)
 
 
 def possible(wanted: list[int], gpus: int) -> bool:
     """By trying every way to put the shares on the GPUs."""
     ways = product(range(gpus), repeat=len(wanted))
-    return any(all(load <= TENTHS for load in _loads(wanted, way).values()) for way in ways)
+    return any(all(load <= GPU_TENTHS for load in _loads(wanted, way).values()) for way in ways)
 
 
 def _loads(wanted: list[int], way: tuple[int, ...]) -> Counter[int]:
@@ -170,8 +171,8 @@ def test_no_order_of_events_takes_more_than_ten_tenths_of_a_gpu_or_loses_some(hi
         except ConflictError:
             pass
         for gpu in (A, B):
-            assert seats.promised(gpu) <= TENTHS
-            assert seats.held(gpu) <= TENTHS
+            assert seats.promised(gpu) <= GPU_TENTHS
+            assert seats.held(gpu) <= GPU_TENTHS
     for function in ("f0", "f1", "f2", "f3"):
         seats.reserve(function, 0, 0)
     for replica in list(living):

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.process.programs import image_name
-from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, limits_of, parse_quantity, whole_number
+from gateway.backends.process.quantities import (
+    Limits,
+    checked_quantity,
+    duration_s,
+    gpu_tenths,
+    limits_of,
+    whole_number,
+)
 from gateway.contract import FunctionSpec, InvalidSpecError
 
 UNITS = {"": "1", "n": "1e-9", "u": "1e-6", "m": "1e-3", "k": "1e3", "M": "1e6", "G": "1e9", "T": "1e12"}
@@ -33,23 +40,23 @@ BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
     ],
 )
 def test_quantities_mean_what_kubernetes_says(text: str, value: Fraction | int) -> None:
-    assert parse_quantity(text) == value
+    assert checked_quantity(text) == value
 
 
 @given(st.decimals(min_value=0, max_value=10**6, places=3), st.sampled_from(sorted(UNITS)))
 def test_decimal_suffixes_are_exact_powers_of_ten(number: Decimal, unit: str) -> None:
-    assert parse_quantity(f"{number:f}{unit}") == Fraction(number) * Fraction(UNITS[unit])
+    assert checked_quantity(f"{number:f}{unit}") == Fraction(number) * Fraction(UNITS[unit])
 
 
 @given(st.integers(0, 10**6), st.sampled_from(sorted(BINARY)))
 def test_binary_suffixes_are_exact_powers_of_1024(number: int, unit: str) -> None:
-    assert parse_quantity(f"{number}{unit}") == number * BINARY[unit]
+    assert checked_quantity(f"{number}{unit}") == number * BINARY[unit]
 
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_quantity_or_a_sentence(text: str) -> None:
     try:
-        assert isinstance(parse_quantity(text, "limits.cpu"), Fraction)
+        assert isinstance(checked_quantity(text, "limits.cpu"), Fraction)
     except InvalidSpecError as error:
         assert str(error).startswith("limits.cpu is ")
 
@@ -59,7 +66,7 @@ def test_any_text_is_a_quantity_or_a_sentence(text: str) -> None:
 )
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(InvalidSpecError):
-        parse_quantity(text)
+        checked_quantity(text)
 
 
 def test_limits_are_read_and_memory_is_rounded_up_to_bytes() -> None:

@@ -1,0 +1,2 @@
+"""What gateway and controller write into a platform's objects, and how they read it back: labels, annotations, resource
+names, quantities. A leaf: it imports no other room, and neither of the two imports the other."""
