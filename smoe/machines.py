@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.client.errors import GatewayClientError, GatewayRefusedError, GatewayUnreachableError
+from placement.errors import PlacementError
 from smoe.view.model import NodeRow
 
 PATIENCE_S = 0.0
@@ -57,7 +58,7 @@ class NodeWatch:
             return row
         try:
             memory = self._managers.held(node)
-        except GatewayClientError:
+        except (GatewayClientError, PlacementError):
             return row
         now, before = dict(memory["unfinished"]), self._unfinished.get(node, {})
         self._unfinished[node] = now
