@@ -35,9 +35,10 @@ from rich.table import Table
 
 from autoscaler.contract import Configuration
 from evaluation.processes import worker_processes
+from evaluation.uniform import by_price
 from rl.episodes import training_clips, work_of
 from rl.episodes.clips import SEEDS
-from rl.train.hindsight import between, every_choice, needed
+from rl.train.hindsight import CONCURRENCY, REPLICAS, between, needed
 from rl.train.training_workloads import KINDS
 from simulation.workloads.paper import PAPER_WORKLOADS
 from traces.model import PATTERNS
@@ -93,7 +94,8 @@ def needs_of(hour: Hour) -> Needs:
     )  # fmt: skip
     clip = next(itertools.islice(clips, hour.seed, None))
     workload = kind.workload(SEEDS[clip.split] + clip.seed, clip.mean_rps)
-    work, choices = work_of(clip, None, workload), every_choice(workload.space, workload.prices)
+    work = work_of(clip, None, workload)
+    choices = by_price(workload.space, workload.prices, CONCURRENCY, REPLICAS)
     level = []
     for number in range(int(work.seconds // kind.window_s)):
         requests = between(work.requests, number * kind.window_s, (number + 1) * kind.window_s)

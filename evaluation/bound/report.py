@@ -12,7 +12,8 @@ from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.loads import Meter, WindowLoad, windows
 from evaluation.bound.oracle import alone, cheapest_feasible, configurations
 from evaluation.bound.physics import Physics
-from evaluation.bound.uniform import binds_alike, deployed, outcomes
+from evaluation.bound.uniform import uniform_outcomes, uniform_slo_binds
+from evaluation.uniform import for_all_experts
 from simulation.engine.regions import measured_part_of
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
@@ -31,7 +32,7 @@ class BoundRow:
     """False: the SLO cannot be met in this window; the bound is then that of the work alone."""
     binds: bool
     """Whether meeting the SLO costs more than the cheapest choice, by the queueing model; on one shared machine by
-    simulation of all experts alike."""
+    simulation of uniform configurations."""
     feasible: float | None
     """Cost of a choice that met the SLO in simulation, the window by itself; None: not looked for, or none found."""
     feasible_p95_s: float | None
@@ -68,16 +69,20 @@ def bound_rows(
 
 
 def _row(start_s: float, itself: WindowLoad, meter: Meter, seed: int, oracle: bool) -> BoundRow:
-    """Of a window by itself; on one shared machine all experts alike are tried, too."""
+    """Of a window by itself; on one shared machine uniform configurations are tried, too."""
     workload, bound = itself.physics.workload, lower_bound(itself, meter, seed)
-    alike = None if workload.host is None else outcomes(itself, meter, seed)
-    binds = deterministic(itself, meter).binds if alike is None else binds_alike(alike, workload.slo_s)
+    uniform = None if workload.host is None else uniform_outcomes(itself, meter, seed)
+    binds = deterministic(itself, meter).binds if uniform is None else uniform_slo_binds(uniform, workload.slo_s)
     found = cheapest_feasible(itself, meter, seed) if oracle and bound.reachable else None
     kept: list[tuple[float, float, dict[str, Configuration]]] = []
     if found is not None:
         kept.append((found.cost, found.p95_s, configurations(itself.physics, found.numbers)))
-    if oracle and alike is not None:
-        kept += [(cost, p95_s, deployed(workload, one)) for one, cost, p95_s in alike if p95_s <= workload.slo_s]
+    if oracle and uniform is not None:
+        kept += [
+            (cost, p95_s, for_all_experts(workload, configuration))
+            for configuration, cost, p95_s in uniform
+            if p95_s <= workload.slo_s
+        ]
     row = (start_s, itself.count, meter, bound.cost, bound.reachable, binds)
     if not kept:
         return BoundRow(*row, None, None, None)

@@ -1,7 +1,8 @@
 """Whether an SLO can be told from none on one shared machine: asked of the simulator itself.
 
-The queueing model behind the same check of the modelled cluster (:func:`evaluation.comparison.episode.check_binding`) does not
-know such a machine, so the counted windows are played with every expert alike (:mod:`evaluation.bound.uniform`).
+The queueing model behind the same check of the modelled cluster
+(:func:`evaluation.comparison.episode.check_binding`) does not know such a machine, so the counted windows are simulated
+under uniform configurations (:mod:`evaluation.bound.uniform`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from autoscaler.contract import Configuration
 from autoscaler.prices import METERS, Meter
 from evaluation.bound.loads import WindowLoad
 from evaluation.bound.oracle import alone
-from evaluation.bound.uniform import choices, deployed, outcomes
+from evaluation.bound.uniform import candidates, uniform_outcomes
 from evaluation.comparison.errors import EvaluationError
-from evaluation.tuning.outcomes import MOST_VIOLATED, Played
+from evaluation.tuning.outcomes import MOST_VIOLATED, Replay
+from evaluation.uniform import cheapest_within, for_all_experts
 
 
 @dataclass(frozen=True)
-class Alike:
+class UniformRun:
     """All experts under one configuration, for the whole episode."""
 
     configuration: Configuration
@@ -30,47 +32,45 @@ class Alike:
     """Share (0 to 1) of the judged windows whose P95 is above the SLO; 1 where none can be judged."""
 
 
-def all_alike(played: Played) -> list[Alike]:
-    """Every one of :func:`evaluation.bound.uniform.choices`."""
-    found = []
-    for choice in choices(played.workload, played.requests):
-        costs, p95_s = played.unchanged(deployed(played.workload, choice))
-        over = float(np.mean([value > played.workload.slo_s for value in p95_s])) if p95_s else 1.0
-        found.append(Alike(choice, costs, over))
-    return found
+def uniform_runs(replay: Replay) -> list[UniformRun]:
+    """Each of :func:`evaluation.bound.uniform.candidates`."""
+    runs = []
+    for configuration in candidates(replay.workload, replay.requests):
+        costs, p95_s = replay.unchanged(for_all_experts(replay.workload, configuration))
+        violated = float(np.mean([value > replay.workload.slo_s for value in p95_s])) if p95_s else 1.0
+        runs.append(UniformRun(configuration, costs, violated))
+    return runs
 
 
-def check_shared(found: Sequence[Alike], slo_s: float, name: str) -> dict[Meter, bool]:
+def check_shared(runs: Sequence[UniformRun], slo_s: float, name: str) -> dict[Meter, bool]:
     """On which meter the SLO binds: what is cheapest there breaks it in :data:`MOST_VIOLATED` of the windows more than
     the best does. Raises EvaluationError where it binds on neither, and where everything breaks it in every window."""
-    best = min(one.violated for one in found)
+    best = min(run.violated for run in runs)
     if best >= 1:
         raise EvaluationError(
-            f"{name}: whatever configuration all experts have alike, P95 is above the SLO of {1000 * slo_s:g} ms in "
+            f"{name}: whatever uniform configuration the experts have, P95 is above the SLO of {1000 * slo_s:g} ms in "
             f"every window; lower the load or the input size, or take a larger --slo-ms or --cpu-scale"
         )
-    cheapest = {meter: _cheapest(found, meter) for meter in METERS}
-    binds = {meter: one.violated > best + MOST_VIOLATED for meter, one in cheapest.items()}
+    cheapest = {meter: _cheapest(runs, meter) for meter in METERS}
+    binds = {meter: run.violated > best + MOST_VIOLATED for meter, run in cheapest.items()}
     if not any(binds.values()):
-        one = cheapest["provisioned"]
+        run = cheapest["provisioned"]
         raise EvaluationError(
             f"{name}: the SLO of {1000 * slo_s:g} ms does not bind: with every expert at its cheapest "
-            f"({one.configuration.cpu_cores:g} configured core) P95 is above it in {one.violated:.1%} of the windows, "
+            f"({run.configuration.cpu_cores:g} configured core) P95 is above it in {run.violated:.1%} of the windows, "
             f"with the best choice in {best:.1%}, so costs would say nothing about keeping it; take a smaller --slo-ms "
             f"or --cpu-scale, or more load"
         )
     return binds
 
 
-def start_alike(load: WindowLoad, seed: int) -> dict[str, Configuration]:
+def uniform_start(load: WindowLoad, seed: int) -> dict[str, Configuration]:
     """Function → configuration, the same for all experts: the cheapest that keeps the SLO in ``load`` by itself, and
     where none does the one with the least P95."""
-    slo_s = load.physics.workload.slo_s
-    found = outcomes(alone(load), "provisioned", seed)
-    keeping = [(cost, choice) for choice, cost, p95_s in found if p95_s <= slo_s]
-    _, chosen = min(keeping or [(p95_s, choice) for choice, _, p95_s in found], key=lambda one: one[0])
-    return deployed(load.physics.workload, chosen)
+    workload = load.physics.workload
+    configurations, costs, p95_s = zip(*uniform_outcomes(alone(load), "provisioned", seed), strict=True)
+    return for_all_experts(workload, configurations[cheapest_within(costs, p95_s, workload.slo_s)])
 
 
-def _cheapest(found: Sequence[Alike], meter: Meter) -> Alike:
-    return min(found, key=lambda one: one.cost[meter])
+def _cheapest(runs: Sequence[UniformRun], meter: Meter) -> UniformRun:
+    return min(runs, key=lambda run: run.cost[meter])

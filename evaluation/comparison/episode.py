@@ -18,11 +18,11 @@ from evaluation.bound.loads import Meter, WindowLoad, windows
 from evaluation.bound.oracle import cheapest_feasible, configurations
 from evaluation.bound.physics import Physics
 from evaluation.comparison.arrivals import Arrivals, arrivals
-from evaluation.comparison.calibration import all_alike, check_shared, start_alike
+from evaluation.comparison.calibration import check_shared, uniform_runs, uniform_start
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import limits_of, policy_of
-from evaluation.tuning.outcomes import Played
+from evaluation.tuning.outcomes import Replay
 from simulation.engine.controlled import Step, play
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests, draw_requests
@@ -66,8 +66,8 @@ class Work:
         if self.workload.host is None or not busy:
             return check_binding(busy, self)
         warm_up, seed = round(self.profiling_s / self.window_s), self.group.seed
-        played = Played(self.workload, self.requests, self.window_s, self.arrivals.seconds, warm_up, seed=seed)
-        return check_shared(all_alike(played), self.workload.slo_s, self.group.key)
+        replay = Replay(self.workload, self.requests, self.window_s, self.arrivals.seconds, warm_up, seed=seed)
+        return check_shared(uniform_runs(replay), self.workload.slo_s, self.group.key)
 
     def loads(self) -> list[WindowLoad]:
         """The windows after the warm-up."""
@@ -94,7 +94,8 @@ def _prepared(grid: Grid, group: Group) -> Work:
 
 def profiled_start(work: Work) -> dict[str, Configuration]:
     """The cheapest configurations found that keep the SLO in the warm-up windows, or where these are empty in the first
-    stretch as long that is not; on a shared machine as :func:`evaluation.comparison.calibration.start_alike` finds them.
+    stretch as long that is not; on a shared machine as
+    :func:`evaluation.comparison.calibration.uniform_start` finds them.
 
     Raises EvaluationError.
     """
@@ -105,7 +106,7 @@ def profiled_start(work: Work) -> dict[str, Configuration]:
     if load is None:
         raise EvaluationError(f"{requests.source}: no request to profile with; say what to start with")
     if workload.host is not None:
-        chosen = start_alike(load, work.group.seed)
+        chosen = uniform_start(load, work.group.seed)
         return workload.initial(next(iter(chosen.values()))) | chosen
     found = cheapest_feasible(load, "provisioned", work.group.seed)
     if found is None:

@@ -18,7 +18,7 @@ from evaluation.bound.loads import Meter, WindowLoad
 from evaluation.bound.physics import Physics
 from evaluation.comparison.policies import quick
 from evaluation.tuning.deployments import Deployments, Parameters
-from evaluation.tuning.outcomes import Played, tail_s
+from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import SearchSettings, Trial, search, write_trials
 from evaluation.tuning.searches import METHOD, PLANNED
 from simulation.engine.regions import measured_part_of
@@ -79,7 +79,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
         )
     load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, profile_s)
     deployments = Deployments((load,), meter, options["groups"], PLANNED[policy].axes)
-    played = Played(workload, requests, window_s, profile_s // window_s * window_s, WARM_UP_WINDOWS, meter, seed)
+    played = Replay(workload, requests, window_s, profile_s // window_s * window_s, WARM_UP_WINDOWS, meter, seed)
     hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
     if asked.speed > 1:
         hpa = quick(hpa, window_s)

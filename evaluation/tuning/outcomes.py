@@ -27,7 +27,7 @@ MOST_VIOLATED = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class Replay:
     """A stretch of requests to be played, ``until_s`` seconds in windows."""
 
     workload: Workload

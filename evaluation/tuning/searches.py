@@ -22,7 +22,7 @@ from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group, stem
 from evaluation.comparison.policies import quick
 from evaluation.tuning.deployments import AXES, Deployments, Parameters
-from evaluation.tuning.outcomes import Played, tail_s
+from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import Found, SearchSettings, Trial, search, write_trials
 
 
@@ -45,7 +45,7 @@ class Profile:
     """An hour: what deployments are made for, and what they are judged on."""
 
     deployments: Deployments
-    played: Played
+    played: Replay
 
     def outcome(self, parameters: Parameters, hpa: HpaSettings | None) -> tuple[float, list[float]]:
         """(cost, P95 of each judged window)."""
@@ -106,7 +106,7 @@ def profile(grid: Grid, group: Group, axes: tuple[str, ...] = AXES) -> Profile:
     """Of the group's hour: its median and its busiest stretch of ``PROFILING_WINDOWS`` windows."""
     work = prepare(grid, group)
     seconds = work.arrivals.seconds
-    played = Played(
+    played = Replay(
         work.workload, work.requests, grid.window_s, seconds, grid.warm_up_windows, "provisioned", group.seed
     )
     return Profile(Deployments(_stretches(work, PROFILING_WINDOWS * grid.window_s), axes=axes), played)

@@ -12,12 +12,12 @@ cannot know is the coming window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from autoscaler.contract import SLO_QUANTILE, Configuration, ConfigurationSpace, Observation
 from autoscaler.prices import PriceSheet
+from evaluation.uniform import by_price, first_keeping, for_all_experts
 from rl.episodes import Episode
 from rl.train.teacher import PLANS, TeacherSettings
 from simulation.engine.requests import Requests
@@ -65,7 +65,7 @@ class HindsightTeacher:
         return found % len(self.choices)
 
     def _named(self, level: int) -> PLANS:
-        return {node.function: self.choices[level] for node in self._episode.workload.experts}
+        return for_all_experts(self._episode.workload, self.choices[level])
 
 
 def needed(
@@ -73,14 +73,7 @@ def needed(
 ) -> int:
     """Place of the first of ``choices``, each the configuration of every expert, with which the P95 of a window's
     ``requests`` is within ``slo_s``, by bisection; their number where it is so with none."""
-    low, high = 0, len(choices)
-    while low < high:
-        middle = (low + high) // 2
-        if _serves(workload, requests, choices[middle], slo_s, window_s, seed):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return first_keeping(len(choices), lambda level: _serves(workload, requests, choices[level], slo_s, window_s, seed))
 
 
 def _serves(
@@ -94,25 +87,8 @@ def _serves(
 
 
 def choices_of(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Configuration]:
-    """The first :data:`CHOICES` of :func:`every_choice`."""
-    return every_choice(space, prices)[:CHOICES]
-
-
-def every_choice(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Configuration]:
-    """Each resource at one replica, then more replicas of the largest, in order of price; cores that cost more than the
-    least share of a GPU are left out, as they are slower."""
-    found = every_resource(space, prices, CONCURRENCY)
-    least = min((prices.unit_per_s(one) for one in found if one.gpu_share), default=np.inf)
-    found = [one for one in found if one.gpu_share or prices.unit_per_s(one) < least]
-    more = (replace(found[-1], replicas=count) for count in REPLICAS if count in space.replica_counts)
-    return [*found, *more]
-
-
-def every_resource(space: ConfigurationSpace, prices: PriceSheet, concurrency: int) -> list[Configuration]:
-    """The least memory and replicas with each resource, in order of price."""
-    smallest = Configuration(min(space.memory_sizes_mb), *space.resources[0], space.replicas_min, concurrency)
-    found = (replace(smallest, cpu_cores=cores, gpu_share=share) for cores, share in space.resources)
-    return sorted(found, key=prices.unit_per_s)
+    """The first :data:`CHOICES` of :func:`evaluation.uniform.by_price`."""
+    return by_price(space, prices, CONCURRENCY, REPLICAS)[:CHOICES]
 
 
 def bolder(level: int, boldness: float, choices: int) -> int:

@@ -9,11 +9,10 @@ production does not; what an actor can clone of it is how much load asks for how
 
 from __future__ import annotations
 
-import numpy as np
-
 from autoscaler.contract import SLO_QUANTILE, Configuration, Observation
+from evaluation.uniform import cheapest_within, for_all_experts, uniform_configurations
 from rl.episodes import Episode
-from rl.train.hindsight import bolder, every_resource
+from rl.train.hindsight import bolder
 from rl.train.teacher import PLANS
 from simulation.engine.simulation import Simulation
 
@@ -28,9 +27,10 @@ class SteadyTeacher:
 
     def __init__(self, episode: Episode) -> None:
         self._workload = episode.workload
-        self._choices = every_resource(episode.workload.space, episode.workload.prices, CONCURRENCY)
-        over = np.array([violated(episode, choice) for choice in self._choices])
-        self._chosen = int((over <= over.min() + TOLERATED).argmax())
+        space, prices = episode.workload.space, episode.workload.prices
+        self._choices = uniform_configurations(space, (space.replicas_min,), CONCURRENCY, order=prices.unit_per_s)
+        violated = [violated_share(episode, choice) for choice in self._choices]
+        self._chosen = cheapest_within(range(len(violated)), violated, min(violated) + TOLERATED)
 
     def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
         """Function → configuration; and the same bolder (:func:`rl.train.hindsight.bolder`)."""
@@ -38,10 +38,10 @@ class SteadyTeacher:
         return self._named(self._choices[self._chosen]), self._named(self._choices[bold])
 
     def _named(self, choice: Configuration) -> PLANS:
-        return {node.function: choice for node in self._workload.experts}
+        return for_all_experts(self._workload, choice)
 
 
-def violated(episode: Episode, choice: Configuration) -> float:
+def violated_share(episode: Episode, choice: Configuration) -> float:
     """Share of the windows with answers whose P95 is above λ when every expert has ``choice`` from beginning to end."""
     workload, over, judged = episode.workload, 0, 0
     simulation = Simulation(workload, episode.requests, workload.initial(choice), seed=episode.seed)

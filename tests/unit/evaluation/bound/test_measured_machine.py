@@ -17,7 +17,7 @@ from evaluation.bound.loads import Meter, WindowLoad
 from evaluation.bound.oracle import play
 from evaluation.bound.physics import Physics
 from evaluation.bound.report import bound_rows
-from evaluation.bound.uniform import binds_alike, choices
+from evaluation.bound.uniform import candidates, uniform_slo_binds
 from simulation.engine.requests import draw_requests
 from simulation.latency.contract import Noise
 from simulation.workloads.workload import Host, Workload
@@ -139,16 +139,16 @@ def test_rows_of_a_shared_machine_have_a_choice_above_the_bound_and_say_whether_
 
 def test_an_slo_binds_where_the_cheapest_breaks_it_and_another_does_not() -> None:
     slow, fast = (Configuration(128, cores, 0.0, 1, 4) for cores in (0.1, 0.5))
-    assert binds_alike([(fast, 2.0, 0.1), (slow, 1.0, 0.3)], 0.2)
-    assert not binds_alike([(fast, 2.0, 0.1), (slow, 1.0, 0.2)], 0.2)
-    assert not binds_alike([(fast, 2.0, 0.25), (slow, 1.0, 0.3)], 0.2)
+    assert uniform_slo_binds([(fast, 2.0, 0.1), (slow, 1.0, 0.3)], 0.2)
+    assert not uniform_slo_binds([(fast, 2.0, 0.1), (slow, 1.0, 0.2)], 0.2)
+    assert not uniform_slo_binds([(fast, 2.0, 0.25), (slow, 1.0, 0.3)], 0.2)
 
 
-def test_all_alike_have_memory_for_the_tokens_of_every_expert() -> None:
+def test_uniform_configurations_have_memory_for_the_tokens_of_every_expert() -> None:
     """Eq. (2): 8 MiB of weights, 64 of runtime and twice 4 KiB for each of 1000 tokens, shared by the replicas, over
     0.9: 88.7, 84.3 and 82.9 MiB."""
     space = ConfigurationSpace(4, 512, 4, (0.5, 1.0), (), 1, 3, 1, 6)
     one, requests = one_expert([0.0, 0.01, 5.0], [400, 600, 10], Limited(), slo_s=1.0, space=space)
-    found = [(choice.replicas, choice.cpu_cores, choice.memory_mb) for choice in choices(one, requests)]
+    found = [(choice.replicas, choice.cpu_cores, choice.memory_mb) for choice in candidates(one, requests)]
     assert found == [(1, 0.5, 92), (1, 1.0, 92), (2, 0.5, 88), (2, 1.0, 88), (3, 0.5, 84), (3, 1.0, 84)]
-    assert {choice.concurrency for choice in choices(one, requests)} == {4}
+    assert {choice.concurrency for choice in candidates(one, requests)} == {4}

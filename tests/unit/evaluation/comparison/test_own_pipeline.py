@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from autoscaler.contract import Configuration
 from evaluation.comparison import run
 from evaluation.comparison.arrivals import arrivals
-from evaluation.comparison.calibration import Alike, check_shared
+from evaluation.comparison.calibration import UniformRun, check_shared
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import policy_of
@@ -191,8 +191,8 @@ def test_policies_that_plan_with_seconds_of_calls_plan_with_those_that_are_playe
 
 def test_the_slo_binds_on_a_meter_where_what_is_cheapest_there_breaks_it() -> None:
     one, two = Configuration(128, 1.0, 0.0, 1, 10), Configuration(128, 2.0, 0.0, 1, 10)
-    slow = Alike(one, {"busy": 3.0, "provisioned": 1.0}, 0.5)
-    fast = Alike(two, {"busy": 2.0, "provisioned": 2.0}, 0.01)
+    slow = UniformRun(one, {"busy": 3.0, "provisioned": 1.0}, 0.5)
+    fast = UniformRun(two, {"busy": 2.0, "provisioned": 2.0}, 0.01)
     assert check_shared([slow, fast], 0.1, "here") == {"busy": False, "provisioned": True}
     with pytest.raises(EvaluationError, match=r"here: the SLO of 100 ms does not bind.* in 5\.0% of the windows"):
         check_shared([replace(slow, violated=0.05), fast], 0.1, "here")

@@ -21,7 +21,7 @@ from evaluation.comparison.grid import Grid
 from evaluation.tuning.commands import tune
 from evaluation.tuning.curves import best_so_far, picture
 from evaluation.tuning.deployments import AXES, SHARES, Deployments, Parameters
-from evaluation.tuning.outcomes import Played, tail_s
+from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import Outcome, SearchSettings, search, write_trials
 from evaluation.tuning.searches import make_plans
 from simulation.workloads.paper import paper_workload
@@ -43,7 +43,7 @@ def around(load: WindowLoad) -> Deployments:
 
 def judged(load: WindowLoad, around: Deployments) -> Outcome:
     """The whole window, played."""
-    played = Played(load.physics.workload, load.requests, load.window_s, load.window_s, 0)
+    played = Replay(load.physics.workload, load.requests, load.window_s, load.window_s, 0)
 
     def outcome(parameters: Parameters) -> tuple[float, float]:
         cost, values = played.static(around.build(parameters))
@@ -169,7 +169,7 @@ def test_the_tail_is_what_all_but_a_twentieth_of_the_windows_keep() -> None:
 
 def test_the_hpa_is_judged_by_what_it_pays_after_the_warm_up(load: WindowLoad, around: Deployments) -> None:
     """With equal bounds the HPA cannot move, so two of three windows cost the same as the static deployment's."""
-    played = Played(load.physics.workload, load.requests, 1.0, 3.0, 1)
+    played = Replay(load.physics.workload, load.requests, 1.0, 3.0, 1)
     fixed = {function: found.with_replicas(2) for function, found in around.build({"anchor": 0}).items()}
     cost, values = played.with_hpa(fixed, HpaSettings(min_replicas=2, max_replicas=2))
     alone, same = played.static(fixed)
@@ -182,7 +182,7 @@ def test_both_meters_are_those_of_the_controller(load: WindowLoad, around: Deplo
     fixed = {function: found.with_replicas(2) for function, found in around.build({"anchor": 0}).items()}
     still = HpaSettings(min_replicas=2, max_replicas=2)
     for meter in ("busy", "provisioned"):
-        played = Played(load.physics.workload, load.requests, 1.0, 3.0, 0, meter)
+        played = Replay(load.physics.workload, load.requests, 1.0, 3.0, 0, meter)
         assert played.static(fixed)[0] == pytest.approx(played.with_hpa(fixed, still)[0])
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from benchmarks.lookback import WARM_UP, Hour, Needs, Row, cheapest, compared
 from evaluation.comparison.policies import limits_of
-from rl.train.hindsight import every_choice, needed
+from evaluation.uniform import by_price
+from rl.train.hindsight import CONCURRENCY, REPLICAS, needed
 from simulation.engine.requests import draw_requests
 from simulation.workloads.paper import paper_workload
 
@@ -46,7 +47,7 @@ def test_the_cheapest_that_is_within_what_is_allowed_is_named() -> None:
 @pytest.mark.parametrize("count", [0, 40, 400])
 def test_what_is_needed_is_the_first_choice_that_keeps_the_slo(count: int) -> None:
     workload = paper_workload("bert-4")
-    choices = every_choice(limits_of(workload).space, workload.prices)
+    choices = by_price(limits_of(workload).space, workload.prices, CONCURRENCY, REPLICAS)
     requests = draw_requests(workload, np.linspace(0.0, 5.0, count), seed=1, source="made")
     asked = [needed(workload, requests, choices[:place], workload.slo_s, 6.0, 1) for place in (len(choices), 3, 1)]
     least = asked[0]

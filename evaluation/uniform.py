@@ -1,0 +1,86 @@
+"""Uniform configurations: what all experts may have alike, and the search for the cheapest that keeps the SLO λ.
+
+On one shared machine, and for loads whose peaks no mean describes, the queueing model is not enough: the simulator is
+asked about one configuration for every expert at a time. Callers differ in replica counts, concurrency, memory and
+order, which are arguments here, and in what they simulate; enumeration and choice are the same for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from autoscaler.contract import Configuration, ConfigurationSpace
+from autoscaler.prices import PriceSheet
+from simulation.workloads.workload import Workload
+
+Resource = tuple[float, float]
+"""CPU cores and GPU share, one of which is 0."""
+
+
+def uniform_configurations(
+    space: ConfigurationSpace,
+    replica_counts: Sequence[int],
+    concurrency: int,
+    *,
+    resources: Sequence[Resource] | None = None,
+    memory_mb: Callable[[int, float], int] | None = None,
+    order: Callable[[Configuration], float] | None = None,
+) -> list[Configuration]:
+    """Every one of ``resources`` (None: all of ``space``) with each of ``replica_counts``, replica counts outermost.
+
+    ``memory_mb``: replicas and CPU cores → memory of a replica; None: the smallest there is. ``order``: sorts the
+    result, ascending; configurations of equal value stay in the order of enumeration.
+    """
+    smallest_mb = min(space.memory_sizes_mb)
+    candidates = [
+        Configuration(
+            smallest_mb if memory_mb is None else memory_mb(replicas, cores), cores, share, replicas, concurrency
+        )
+        for replicas in replica_counts
+        for cores, share in (space.resources if resources is None else resources)
+    ]
+    return candidates if order is None else sorted(candidates, key=order)
+
+
+def by_price(
+    space: ConfigurationSpace, prices: PriceSheet, concurrency: int, more_replicas: Sequence[int]
+) -> list[Configuration]:
+    """Each resource at the fewest replicas, then ``more_replicas`` (as far as the space has them) of the largest, in
+    order of price. CPU cores that cost more than the least share of a GPU are left out, as they are slower."""
+    candidates = uniform_configurations(space, (space.replicas_min,), concurrency, order=prices.unit_per_s)
+    gpu_per_s = min((prices.unit_per_s(candidate) for candidate in candidates if candidate.gpu_share), default=np.inf)
+    kept = [candidate for candidate in candidates if candidate.gpu_share or prices.unit_per_s(candidate) < gpu_per_s]
+    counts = [count for count in more_replicas if count in space.replica_counts]
+    largest = (kept[-1].cpu_cores, kept[-1].gpu_share)
+    return kept + uniform_configurations(space, counts, concurrency, resources=[largest])
+
+
+def for_all_experts(workload: Workload, configuration: Configuration) -> dict[str, Configuration]:
+    """Function → ``configuration``, of every expert."""
+    return {node.function: configuration for node in workload.experts}
+
+
+def cheapest_within(cost: Sequence[float], excess: Sequence[float], allowed: float) -> int:
+    """Index of the candidate of least ``cost`` whose ``excess`` (P95 in seconds, share of windows above λ, …) is at most
+    ``allowed``; where none is, of the one with the least excess. The first of equals."""
+    keeping = [index for index, value in enumerate(excess) if value <= allowed]
+    if keeping:
+        return min(keeping, key=lambda index: cost[index])
+    return min(range(len(excess)), key=lambda index: excess[index])
+
+
+def first_keeping(count: int, keeps: Callable[[int], bool]) -> int:
+    """Index of the first of ``count`` candidates, in order of price, that ``keeps`` λ; ``count`` where none does.
+
+    By bisection, since a simulation is expensive: whatever costs more is taken to be at least as fast.
+    """
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if keeps(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
