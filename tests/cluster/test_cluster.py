@@ -14,7 +14,7 @@ from tests.cluster.conftest import Backends, Target, until
 from tests.doubles.kubernetes.functions import spec
 from tests.unit.autoscaler.builders import configuration
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 async def test_a_function_is_made_scaled_changed_and_removed(target: Target, backends: Backends) -> None:

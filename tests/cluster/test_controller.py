@@ -15,7 +15,7 @@ from tests.cluster.conftest import Target, until
 from tests.doubles.kubernetes.functions import openfaas_deployment, spec
 from tests.unit.autoscaler.builders import configuration
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from gateway.contract import DEFAULT_NAMESPACE, ConflictError, FunctionState, In
 from tests.cluster.conftest import Backends, Target, until
 from tests.doubles.kubernetes.functions import openfaas_deployment, spec
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 F = spec("f")
 MORE = replace(F, limits={"memory": "512Mi", "cpu": "2"}, requests={"memory": "512Mi", "cpu": "50m"})
 

@@ -19,7 +19,7 @@ from tests.cluster.namespaces import RUN, Asking
 from tests.doubles.kubernetes.kubeconfig import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def kubeconfig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
     command = [sys.executable, "-m", "tests.doubles.kubernetes", str(path), request.param]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE) as process:
         yield wait_for(path, process)
-        process.communicate(timeout=30)
+        process.communicate(timeout=100)
 
 
 @contextmanager
@@ -86,6 +86,6 @@ def test_a_run_that_is_stopped_removes_its_namespace(kubeconfig: Path, told: sig
         while not namespaces(kubeconfig):
             assert time.monotonic() < end_s, "no test makes a namespace any more"
         process.send_signal(told)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=100)
     assert "KeyboardInterrupt" in output and process.returncode != 0
     assert namespaces(kubeconfig) == []

@@ -16,7 +16,7 @@ from tests.cluster.namespaces import Asking
 from tests.doubles.kubernetes.crossing import crossed
 from tests.doubles.kubernetes.functions import spec
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def annotate(asking: Asking, value: str | None) -> None:

@@ -31,7 +31,7 @@ from tests.integration import scrape_error
 from tests.unit.autoscaler.test_prometheus import prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("end-to-end")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("end-to-end")]
 TEXTS = ["The cat sat on the mat.", "Prices fell sharply in the third quarter.", "How do I reset my password?"]
 
 
@@ -149,7 +149,7 @@ MEASURED_S = ProcessSettings(Path()).usage_interval_s
 def ask(url: str, query: str, time_s: float | None = None) -> float:
     """The one number that Prometheus answers; 0 where it has none."""
     params = {"query": query} | ({} if time_s is None else {"time": str(time_s)})
-    rows = requests.get(f"{url}/api/v1/query", params=params, timeout=5).json()["data"]["result"]
+    rows = requests.get(f"{url}/api/v1/query", params=params, timeout=100).json()["data"]["result"]
     return float(rows[0]["value"][1]) if rows else 0.0
 
 
@@ -225,7 +225,7 @@ def send(running: Running, count: int, statuses: list[int]) -> None:
     session.trust_env = False
     for index in range(count):
         body = {"inputs": TEXTS[index % len(TEXTS)]}
-        reply = session.post(f"{running.client.url}/function/minilm", json=body, timeout=60)
+        reply = session.post(f"{running.client.url}/function/minilm", json=body, timeout=100)
         statuses.append(reply.status_code)
 
 
@@ -251,7 +251,7 @@ def send_while(running: Running, wanted: Callable[[], bool], least: int = 0) -> 
 
 def feed(running: Running) -> dict[str, Any]:
     auth = ("admin", read_password(running.settings.state))
-    reply = requests.get(f"{running.client.url}/system/replicas", auth=auth, timeout=10)
+    reply = requests.get(f"{running.client.url}/system/replicas", auth=auth, timeout=100)
     found: dict[str, Any] = json.loads(reply.text)["functions"]
     return found
 

@@ -31,7 +31,7 @@ from smoe.cli import cli
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1200),
     # what earlier tests left to the garbage collector may be found in the middle of one of these
     pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -80,7 +80,7 @@ class Running:
             with requests.Session() as session:
                 session.trust_env = False
                 while not stop.is_set() or not statuses:
-                    statuses.append(session.post(url, json={"inputs": "a sentence"}, timeout=60).status_code)
+                    statuses.append(session.post(url, json={"inputs": "a sentence"}, timeout=100).status_code)
 
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(ask)

@@ -27,7 +27,7 @@ def last(output: str) -> dict[str, object]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_motivation_stores_shares_tails_and_the_surface(tmp_path: Path) -> None:
     options = ["--workload", "bert-4", "--pattern", "slow", "--mean-rps", "8", "--minutes", "2", "--surface-seeds", "2"]
     found = CliRunner().invoke(
@@ -71,7 +71,7 @@ def test_generations_alternate_segments_and_whole_layers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_one_decision_is_taken_apart_as_it_was_decided(tmp_path: Path) -> None:
     options = ["--seconds", "240", "--pattern", "slow", "--out", str(tmp_path)]
     found = CliRunner().invoke(one_decision.main, options, catch_exceptions=False)
@@ -89,7 +89,7 @@ def test_one_decision_is_taken_apart_as_it_was_decided(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_arms_are_trained_tested_and_published_and_a_second_call_trains_nothing(tmp_path: Path) -> None:
     changes = (
         *("windows=4", "warm_start=0", "episode_windows=3", "lanes=2", "variants=[]", "curriculum=false"),

@@ -21,7 +21,7 @@ from gateway.contract import (
 from tests.cluster.namespaces import WAIT_S
 from tests.contract.gateway.conftest import Case
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 async def until(case: Case, wanted: Callable[[FunctionState], bool], name: str = "f") -> FunctionState:

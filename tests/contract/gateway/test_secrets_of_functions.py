@@ -52,7 +52,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
 
 
 async def answer(backend: Backend, name: str) -> tuple[int, bytes]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while not (ready := backend.get(name, DEFAULT_NAMESPACE).ready):
             await backend.wait_change(backend.version(), 1.0)
     status, _, body = await ask(ready[0].address)

@@ -42,7 +42,7 @@ def gateway() -> Iterator[tuple[str, tuple[str, str]]]:
                 "limits": {"memory": "256Mi", "cpu": "1000m"},
                 "requests": {"memory": "256Mi", "cpu": "50m"},
             }
-            reply = requests.post(f"{url}/system/functions", json=body, auth=auth, timeout=10)
+            reply = requests.post(f"{url}/system/functions", json=body, auth=auth, timeout=100)
             assert reply.status_code == 202, reply.text
         yield url, auth
     finally:
@@ -77,7 +77,7 @@ def test_an_update_keeps_the_rest_of_the_deployment(
     url, auth = gateway
 
     def status() -> dict[str, Any]:
-        found: dict[str, Any] = requests.get(f"{url}/system/function/{FUNCTION}", auth=auth, timeout=10).json()
+        found: dict[str, Any] = requests.get(f"{url}/system/function/{FUNCTION}", auth=auth, timeout=100).json()
         return {key: found.get(key) for key in ("image", "envProcess", "labels", "annotations", "createdAt")}
 
     before = status()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-WAIT_S = 30.0
+WAIT_S = 100.0
 
 
 def write_kubeconfig(path: Path, url: str) -> Path:

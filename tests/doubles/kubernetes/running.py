@@ -16,7 +16,7 @@ from tests.doubles.kubernetes.cluster import Cluster
 from tests.doubles.kubernetes.server import ApiServer
 
 Result = TypeVar("Result")
-WAIT_S = 20.0
+WAIT_S = 100.0
 
 
 class Running:

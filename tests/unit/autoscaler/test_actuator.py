@@ -67,7 +67,7 @@ class Counting(FakePlatform):
 
     def __init__(self, functions: dict[str, Configuration]) -> None:
         super().__init__(functions)
-        self.pairs = threading.Barrier(2, timeout=20)
+        self.pairs = threading.Barrier(2, timeout=100)
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         self.pairs.wait()

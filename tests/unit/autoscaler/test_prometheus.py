@@ -207,7 +207,7 @@ def test_a_real_server_holding_the_same_samples_gives_the_direct_scrape_s_number
     dump = tmp_path / "samples.txt"
     dump.write_text("\n".join(sorted(samples, key=lambda line: line.split(" ")[0])) + "\n# EOF\n")
     command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(dump), str(tmp_path / "data")]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
     direct = observe(topology(), readings_of(targets, NOW_S, WINDOW_S))
     with prometheus(tmp_path, "global: {scrape_interval: 5s}\n") as url:
         # A millisecond more, since ranges hold their left end in some versions and not in others.

@@ -74,7 +74,7 @@ class Held:
 
     async def wait(self, count: int) -> None:
         """Until ``count`` calls have arrived."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(100):
             while len(self.calls) < count:
                 self.arrived.clear()
                 await self.arrived.wait()
@@ -129,7 +129,7 @@ class Running:
 
 async def read_reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     """Status, headers, body of one reply with a content length."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(100):
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {}
         for line in head[1:-2]:

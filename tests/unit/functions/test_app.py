@@ -110,7 +110,7 @@ def test_a_function_runs_from_its_environment_until_sigterm(bert: Path, module: 
         for line in process.stderr:
             if "ready on" in line:
                 break
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_/ready", timeout=5) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/_/ready", timeout=100) as reply:
             assert reply.status == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0

@@ -44,7 +44,7 @@ async def test_a_request_whose_client_left_is_given_up_and_holds_nothing(bert: P
     while not waiting():
         await asyncio.sleep(0)
     request.abandon()
-    await asyncio.wait_for(answered.wait(), 5)
+    await asyncio.wait_for(answered.wait(), 100)
     assert [reply.status for reply in answers] == [CLIENT_GONE]
     assert ingress.instruments.in_flight == 0
     assert ingress.instruments.requests == {"200": 0, str(CLIENT_GONE): 1}

@@ -352,7 +352,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def _asked(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=100)
     try:
         connection.request(method, path, body, {"Authorization": "Bearer secret"})
         reply = connection.getresponse()

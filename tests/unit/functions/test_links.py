@@ -53,7 +53,7 @@ def table(**running: list[Running]) -> dict[str, FunctionReplicas]:
 
 async def until(meter: LinkMeter, done: Any) -> None:
     running = asyncio.ensure_future(meter.run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(100):
         while not done() and not running.done():
             await asyncio.sleep(0)
     running.cancel()

@@ -42,7 +42,7 @@ class Asker:
         return request
 
     async def all(self) -> list[Reply]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             return [await future for future in self.replies]
 
 

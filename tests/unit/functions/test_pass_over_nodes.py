@@ -20,14 +20,14 @@ from tests.unit.functions.test_pass import TEXTS, ask, asking, close
 
 
 def statistics(pipeline: LocalPipeline) -> dict[str, Any]:
-    with urllib.request.urlopen(pipeline.url + "/statistics", timeout=5) as reply:
+    with urllib.request.urlopen(pipeline.url + "/statistics", timeout=100) as reply:
         found: dict[str, Any] = json.load(reply)
         return found
 
 
 def counted(pipeline: LocalPipeline, name: str, **labels: str) -> float:
     """Sum of a metric's samples that have these labels."""
-    with urllib.request.urlopen(pipeline.url + "/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(pipeline.url + "/metrics", timeout=100) as reply:
         families = text_string_to_metric_families(reply.read().decode())
         samples = [sample for family in families for sample in family.samples if sample.name == name]
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())

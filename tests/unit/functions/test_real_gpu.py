@@ -38,7 +38,7 @@ def started() -> Iterator[Callable[..., Program]]:
     yield start
     for one in running:
         one.kill()
-        one.communicate(timeout=30)
+        one.communicate(timeout=100)
 
 
 def line_of(program: Program) -> Any:
@@ -68,9 +68,9 @@ def test_two_workers_compute_on_one_copy_as_on_the_host(
         assert one["worst"] < 1e-3
         assert one["own_bytes"] == 0  # of PyTorch's own memory neither took any for weights
     for worker in (first, second):
-        worker.communicate(timeout=60)
+        worker.communicate(timeout=100)
         assert worker.returncode == 0
-    held, _ = manager.communicate(timeout=60)
+    held, _ = manager.communicate(timeout=100)
     names = [one["name"] for one in json.loads(held)]
     assert sorted(names) == sorted(
         {f"tiny/{node.weights.file}" for node in load(bert, verify=False).nodes}
@@ -86,5 +86,5 @@ def test_a_worker_notices_that_its_manager_is_killed(
     line_of(worker)
     manager.kill()
     manager.wait(30)
-    worker.communicate(timeout=60)
+    worker.communicate(timeout=100)
     assert worker.returncode != 0

@@ -71,10 +71,10 @@ async def test_a_group_that_fails_leaves_the_others_alone(start: Any) -> None:
 async def test_the_time_left_and_the_id_travel_on(start: Any) -> None:
     sibling = times(1)
     head, running = await worker(start, times(1)), await start(sibling)
-    headers = "X-Timeout-Ms: 2000\r\nX-Request-Id: abc\r\n"
+    headers = "X-Timeout-Ms: 200000\r\nX-Request-Id: abc\r\n"
     await ask(head, [f"{running.address}/"], [[0]], headers)
     assert sibling.seen[0].request_id == "abc"
-    assert 1000 < float(sibling.seen[0].headers["x-timeout-ms"]) <= 2000
+    assert 100_000 < float(sibling.seen[0].headers["x-timeout-ms"]) <= 200_000
 
 
 async def test_a_sibling_that_does_not_answer_in_time_is_a_504_of_its_own(start: Any) -> None:
@@ -154,7 +154,7 @@ async def test_a_caller_that_leaves_ends_what_it_asked_for(start: Any) -> None:
     writer.write(message(["/"], [[0]]))
     await held.wait(1)
     writer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(100):
         while head.server.in_flight:
             await asyncio.sleep(0)
     assert held.calls[0][0].abandoned

@@ -61,7 +61,7 @@ class Feed:
         server = await asyncio.start_server(self.answer, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/system/replicas"
         task = asyncio.ensure_future(FeedResolver(url, token, **more).run(self.update))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             while len(self.tables) < count:
                 self.changed.clear()
                 await self.changed.wait()

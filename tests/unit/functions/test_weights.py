@@ -181,7 +181,7 @@ def later(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 async def until(app: FunctionApp, words: str) -> tuple[int, str]:
     """Status and text of readiness, once it has these words."""
     client = app.test_client()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while words not in (ready := client.get("/_/ready")).text:
             await asyncio.sleep(0.01)
     return ready.status_code, ready.text

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-WAIT_S = 20.0
+WAIT_S = 100.0
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Receiver:
         return f"http://{self._server.state.address}/back?x=1"
 
     async def next(self) -> FakeRequest:
-        return await asyncio.wait_for(self.got.get(), 10)
+        return await asyncio.wait_for(self.got.get(), 100)
 
 
 @pytest.fixture

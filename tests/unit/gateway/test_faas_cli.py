@@ -41,7 +41,7 @@ async def status_of(running: Running, step: dict[str, Any], *, chunked: bool) ->
     reader, writer = await connect(running.address)
     try:
         writer.write(wire(step, logins[step["login"]], chunked=chunked))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(100):
             if "follow=true" in step["target"]:
                 head = await reader.readuntil(b"\r\n\r\n")
                 await reader.readuntil(b"\n")

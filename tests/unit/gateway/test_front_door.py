@@ -255,7 +255,7 @@ async def test_the_client_going_away_ends_the_call_at_the_replica(running: Runni
     writer.write(request("POST", "/function/f", b"x"))
     await running.until(lambda: running.replicas()[0].in_flight == 1)
     writer.transport.abort()
-    await asyncio.wait_for(gone.wait(), 10)
+    await asyncio.wait_for(gone.wait(), 100)
     await running.until(lambda: running.gateway.metrics.invocations["f.openfaas-fn"] == 1)
     assert 'gateway_function_invocation_total{code="499",function_name="f.openfaas-fn"} 1.0' in await running.metrics()
 
@@ -295,7 +295,7 @@ async def test_a_slow_reader_holds_back_the_function_not_the_gateways_memory(run
     reader, writer = await connect(running.address)
     reader._limit = 1  # type: ignore[attr-defined]
     writer.write(request("GET", "/function/f"))
-    await asyncio.wait_for(stopped.wait(), 15)
+    await asyncio.wait_for(stopped.wait(), 100)
     assert sent < 60_000_000  # sockets' own buffers and ours, far from the 131 MB of the whole reply
     writer.transport.abort()
 

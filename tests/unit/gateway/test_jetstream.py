@@ -25,7 +25,7 @@ from gateway import jetstream  # noqa: E402
 __all__ = ["receiver"]
 SERVER = shutil.which("nats-server", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 pytestmark = [
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(SERVER is None, reason="nats-server is not installed (Debian's package nats-server)"),
 ]
 
@@ -79,7 +79,7 @@ async def with_function() -> FakeBackend:
 async def connected(running: Running) -> None:
     queue = running.gateway.queue
     assert isinstance(queue, jetstream.JetStreamQueue)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(100):
         while queue._jetstream is None or not queue._client.is_connected:
             await asyncio.sleep(0.01)
 

@@ -154,7 +154,7 @@ async def test_the_feed_tells_every_change_in_a_whole_snapshot(running: Running)
     reader, writer = await connect(running.address)
     token = f"Bearer {running.credentials.feed_token}"
     writer.write(request("GET", "/system/replicas?follow=true", authorization=token))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         await reader.readuntil(b"\r\n\r\n")
         first = await snapshots(reader)
         shown = [{"id": "f-1", "address": replica.state.address, "state": "ready"}]

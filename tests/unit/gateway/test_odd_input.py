@@ -300,5 +300,5 @@ async def test_followers_end_when_the_gateway_does(start: Starter) -> None:
         for reader, _ in streams:
             await reader.readuntil(b"\r\n\r\n")
     for reader, writer in streams:
-        assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"0\r\n\r\n")
+        assert (await asyncio.wait_for(reader.read(), 100)).endswith(b"0\r\n\r\n")
         writer.close()

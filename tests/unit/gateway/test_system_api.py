@@ -442,9 +442,9 @@ async def test_followed_logs_come_line_by_line_and_end_with_the_function(running
     await reader.readuntil(b"\r\n\r\n")
     for number in range(2):
         await running.call("GET", f"/function/f/{number}")
-        assert f"GET /{number}".encode() in await asyncio.wait_for(reader.readuntil(b"}\n"), 10)
+        assert f"GET /{number}".encode() in await asyncio.wait_for(reader.readuntil(b"}\n"), 100)
     await running.system("DELETE", "/system/functions", {"functionName": "f"})
-    assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"0\r\n\r\n")
+    assert (await asyncio.wait_for(reader.read(), 100)).endswith(b"0\r\n\r\n")
     writer.close()
 
 

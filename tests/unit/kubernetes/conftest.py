@@ -21,7 +21,7 @@ from tests.doubles.kubernetes.functions import put, spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.kubernetes.ticks import F, Platforms, Stories, Story
 
-WAIT_S = 20.0
+WAIT_S = 100.0
 Backends = Callable[..., Awaitable[KubernetesBackend]]
 
 

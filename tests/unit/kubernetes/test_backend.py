@@ -14,7 +14,7 @@ from tests.doubles.kubernetes.functions import put_openfaas, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.kubernetes.conftest import Backends, environment, ready, resources, until, until_so
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 F = spec("f")
 MORE = replace(F, limits={"memory": "512Mi", "cpu": "2"}, requests={"memory": "512Mi", "cpu": "50m"})
 
@@ -320,4 +320,4 @@ async def test_followed_logs_go_on_with_replicas_that_come_later(double: Running
     log(first.id, "again", 1e9 + 2)
     await until_so(lambda: sorted(seen) == ["again", "before", "later"])
     await backend.delete("f", DEFAULT_NAMESPACE)
-    await asyncio.wait_for(following, 20)
+    await asyncio.wait_for(following, 100)

@@ -24,7 +24,7 @@ from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
 from tests.unit.kubernetes.ticks import Platforms
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 F, G = "m-expert-0-0", "m-expert-0-1"
 
 

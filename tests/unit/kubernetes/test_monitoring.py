@@ -322,7 +322,7 @@ def test_every_panel_shows_something_and_recorded_numbers_are_right_on_a_real_pr
         url = stack.enter_context(prometheus(tmp_path, settings_for(addresses, tmp_path / "rules.yaml")))
 
         def ask(expression: str) -> list[dict[str, Any]]:
-            reply = requests.get(f"{url}/api/v1/query", params={"query": expression}, timeout=5).json()
+            reply = requests.get(f"{url}/api/v1/query", params={"query": expression}, timeout=100).json()
             assert reply["status"] == "success", (expression, reply)
             return list(reply["data"]["result"])
 
@@ -331,7 +331,7 @@ def test_every_panel_shows_something_and_recorded_numbers_are_right_on_a_real_pr
 
         _poll(lambda: not empty(), 40)
         assert empty() == []
-        targets = requests.get(f"{url}/api/v1/targets?state=active", timeout=5).json()["data"]["activeTargets"]
+        targets = requests.get(f"{url}/api/v1/targets?state=active", timeout=100).json()["data"]["activeTargets"]
         assert sorted(one["labels"]["job"] for one in targets) == sorted(SEEN_IN_A_CLUSTER)
         memory = {one["metric"]["function_name"]: float(one["value"][1]) for one in ask("smoe_replica_memory_bytes")}
         assert memory == dict.fromkeys(("m.openfaas-fn", "m-segment-0.openfaas-fn", f"{EXPERT}.openfaas-fn"), 2.0**24)

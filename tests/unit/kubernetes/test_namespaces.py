@@ -30,7 +30,7 @@ from tests.unit.gateway.gateways import Running as Gateway
 from tests.unit.gateway.gateways import gateway_on
 from tests.unit.kubernetes.conftest import Backends, ready, until_so
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 TEAM = "team-a"
 F = spec("f", namespace=TEAM)
 
@@ -143,7 +143,7 @@ async def test_followed_logs_end_with_the_annotation(double: Running, backends: 
     double.do(lambda: double.cluster.log(TEAM, replica.id, "hello", 1e9))
     await until_so(lambda: seen == ["hello"])
     annotate(double, {})
-    await asyncio.wait_for(following, 20)
+    await asyncio.wait_for(following, 100)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.unit.autoscaler.builders import PRICES, configuration
 from tests.unit.kubernetes.conftest import resources
 from tests.unit.kubernetes.ticks import BIG, TICK_S, F, G, Stories, hits
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(600)
 
 
 def without_right(double: Running) -> None:

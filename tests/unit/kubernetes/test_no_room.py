@@ -15,7 +15,7 @@ from tests.unit.autoscaler.builders import configuration
 from tests.unit.kubernetes.conftest import resources
 from tests.unit.kubernetes.ticks import BIG, SHARE, TICK_S, F, G, Stories, hits
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(600)
 
 
 # replicas without room

@@ -11,7 +11,7 @@ from tests.unit.autoscaler.builders import PRICES, configuration
 from tests.unit.kubernetes.conftest import resources
 from tests.unit.kubernetes.ticks import BIG, TICK_S, F, G, Stories, hits
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_resize_over_quota_is_asked_for_once_and_told_until_it_is_asked_for_again(

@@ -21,7 +21,7 @@ from tests.unit.autoscaler.builders import configuration
 from tests.unit.kubernetes.conftest import environment, resources
 from tests.unit.kubernetes.ticks import Clock, Platforms
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 F = "m-expert-0-0"
 GPU = configuration(cpu_cores=0.0, gpu_share=0.3)
 

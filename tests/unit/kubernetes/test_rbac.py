@@ -120,7 +120,7 @@ async def test_the_gateway_does_all_that_it_may_and_nothing_else(
         await backend.delete("f", place)
         await backend.delete_secret("key", place)
     await until_so(lambda: not second.list())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while (missing := granted("smoe-gateway", files) - used(guarded, "smoe-gateway")) and second.version() >= 0:
             await asyncio.sleep(0.02)
     assert missing == set()

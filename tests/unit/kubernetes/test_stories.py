@@ -22,7 +22,7 @@ from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 from tests.unit.kubernetes.ticks import Platforms
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(600)
 TICK_S = 5.0
 TEN_MINUTES = 120
 NODES = ("expert-0-0", "expert-0-1")

@@ -23,7 +23,7 @@ from tests.unit.autoscaler.servers import Reply, serve
 from tests.unit.kubernetes.test_stories import FUNCTIONS, NODES, TICK_S, Story
 from tests.unit.kubernetes.ticks import Platforms
 
-pytestmark = pytest.mark.timeout(100)
+pytestmark = pytest.mark.timeout(600)
 BUSY = 8.4
 """Calls in flight at each expert: three replicas of four slots at 70 %."""
 Row = dict[str, Any]

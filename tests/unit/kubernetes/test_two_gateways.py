@@ -20,7 +20,7 @@ from tests.doubles.kubernetes.functions import spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.kubernetes.conftest import Backends, ready, until, until_so
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(600)
 F = spec("f", labels={"team": "a"})
 OTHER = replace(F, image="smoe/function:2", env_vars={**F.env_vars, "a": "b"}, labels={"owner": "two"})
 LIVE = replace(F, labels={"live": "yes"}, limits={"memory": "512Mi", "cpu": "2"})

@@ -52,6 +52,8 @@ def test_people_get_a_line_for_each_meter_and_the_file_has_all_rows(trace: Path,
     assert len(rows) == 4 and all(row["feasible"] == "" for row in rows)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(2700)
 def test_the_measured_part_is_that_of_the_feasible_choices(trace: Path, minilm_pipeline: Path) -> None:
     modelled = json.loads(call(trace, "--json").stdout)
     assert modelled["measured_part"] == 0 and {row["measured_part"] for row in modelled["windows"]} == {0}

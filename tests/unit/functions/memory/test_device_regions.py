@@ -37,7 +37,7 @@ def hold(regions: Regions, name: str, content: bytes = CONTENT) -> None:
 
 async def idle(devices: DeviceRegions) -> None:
     """Until nothing is under way."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while devices._tasks:
             await asyncio.gather(*devices._tasks, return_exceptions=True)
             await asyncio.sleep(0)
@@ -213,7 +213,7 @@ async def test_a_gpu_that_is_gone_is_told_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(device_regions, "CHECK_S", 0.001)
     told: list[str] = []
     memory = PlayedMemory(tmp_path / "gpu", plan=fail_at("check", LendError("cudaMemset: device unavailable")))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         await DeviceRegions(filled(tmp_path), memory, on_lost=told.append).watch()
     assert told == ["cudaMemset: device unavailable"]
 

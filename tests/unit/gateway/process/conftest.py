@@ -21,7 +21,7 @@ from gateway.contract import FunctionSpec, FunctionState
 ENTRIES = "tests.unit.gateway.process.entries"
 IMAGES = {f"test/{name}": f"{ENTRIES}:{name}" for name in ("echo", "crash", "broken", "never_ready")}
 NAMESPACE = "openfaas-fn"
-WAIT_S = 30.0
+WAIT_S = 100.0
 
 Starter = Callable[..., AbstractAsyncContextManager[ProcessBackend]]
 

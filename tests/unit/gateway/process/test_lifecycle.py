@@ -75,7 +75,7 @@ async def test_draining_loses_no_call_in_flight(backend: ProcessBackend) -> None
         while sum("asked for /slow" in text for text in await log_texts(backend, "f")) < 8:
             await asyncio.sleep(0.005)
 
-    await asyncio.wait_for(all_arrived(), 10)
+    await asyncio.wait_for(all_arrived(), 100)
     await backend.scale("f", NAMESPACE, 0)
     during = backend.get("f", NAMESPACE)
     assert [replica.state for replica in during.replicas] == ["draining", "draining"]
@@ -164,7 +164,7 @@ async def test_max_inflight_labels_and_annotations_change_without_a_restart(back
     async def limit() -> int:
         return int((await ask_json(before.address))["limit"])
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while await limit() != 5:
             await asyncio.sleep(0.01)
     state = backend.get("f", NAMESPACE)
@@ -204,7 +204,7 @@ async def test_a_healthy_replica_survives_a_false_report(backend: ProcessBackend
     async def probed() -> bool:
         return "asked for /_/health" in await log_texts(backend, "f")
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         while not await probed():
             await asyncio.sleep(0.01)
     assert (await ask_json(before.address))["pid"] == before.pid

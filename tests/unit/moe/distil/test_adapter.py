@@ -111,7 +111,7 @@ def test_the_committed_adapter_fits_every_layer() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_default_pipeline_answers_like_the_dense_model(tmp_path: Path) -> None:
     from moe.distil import evaluate
 

@@ -120,7 +120,7 @@ def test_importing_the_room_and_its_policy_side_imports_no_gymnasium() -> None:
         "import sys, rl, rl.features, rl.reward, rl.episodes, rl.agent.policy, rl.experience\n"
         "print([name for name in ('gymnasium', 'stable_baselines3') if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert found.stdout.strip() == "[]"
 
 

@@ -53,7 +53,7 @@ def learnt(learner: LearnerSettings, windows: int, seed: int = 0) -> PipelineDDP
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_decisions_of_two_experts_keep_the_slo_at_near_the_least_cost() -> None:
     learner = LearnerSettings(random_share=(0.5, 0.1), exploration=0.8, **SETTINGS)  # type: ignore[arg-type]
     agent = learnt(learner, 1600)
