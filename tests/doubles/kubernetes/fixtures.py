@@ -1,4 +1,4 @@
-"""A double of the API server, and the gateway's backend and the controller's platform on it."""
+"""Fixtures: a double of the API server, and the gateway's backends and the controller's platforms on it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from autoscaler.decision.limits import LimitSettings
 from autoscaler.platforms.kubernetes import KubernetesClient, KubernetesPlatform
 from autoscaler.platforms.kubernetes.client import api_client
 from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.connection import Connection
 from gateway.contract import DEFAULT_NAMESPACE, FunctionState
-from tests.doubles.kubernetes import running, store
-from tests.doubles.kubernetes.functions import put, spec
+from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.running import Running
-from tests.unit.kubernetes.ticks import F, Platforms, Stories, Story
 
 WAIT_S = 100.0
 Backends = Callable[..., Awaitable[KubernetesBackend]]
+Platforms = Callable[..., KubernetesPlatform]
 
 
 @pytest.fixture
@@ -70,20 +68,6 @@ def platforms(double: Running) -> Iterator[Platforms]:
     yield make
     for api in apis:
         api.close()
-
-
-@pytest.fixture
-def stories(double: Running, platforms: Platforms, monkeypatch: pytest.MonkeyPatch) -> Stories:
-    """Begins a story of some functions, by default of one; ``limits``: settings of decisions."""
-
-    def begin(*functions: str, **limits: Any) -> Story:
-        for function in functions or (F,):
-            put(double, spec(function))
-        return Story(
-            double, platforms, LimitSettings(**limits), lambda ahead_s: monkeypatch.setattr(store, "ahead_s", ahead_s)
-        )
-
-    return begin
 
 
 async def until(backend: KubernetesBackend, wanted: Callable[[FunctionState], bool], name: str = "f") -> FunctionState:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gateway.backends.kubernetes import KubernetesSettings, objects
 from gateway.backends.kubernetes.api import Object
 from gateway.contract import FunctionSpec, InvalidSpecError
+from tests.doubles.kubernetes.fixtures import environment
 from tests.doubles.kubernetes.functions import spec
-from tests.unit.kubernetes.conftest import environment
 
 SETTINGS = KubernetesSettings()
 

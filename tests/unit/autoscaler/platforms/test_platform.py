@@ -15,11 +15,11 @@ from autoscaler.platforms.kubernetes import GpuSettings, KubernetesPlatform
 from autoscaler.platforms.kubernetes.client import RefusedError
 from tests.doubles.kubernetes.cluster import Node
 from tests.doubles.kubernetes.errors import Refusal
+from tests.doubles.kubernetes.fixtures import Platforms, environment, resources
 from tests.doubles.kubernetes.functions import NAMESPACE, put, put_openfaas, quota, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.conftest import environment, resources
-from tests.unit.kubernetes.ticks import Clock, Platforms
+from tests.unit.autoscaler.platforms.ticks import Clock
 
 pytestmark = pytest.mark.timeout(600)
 F = "m-expert-0-0"

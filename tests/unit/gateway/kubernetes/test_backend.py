@@ -10,9 +10,9 @@ import pytest
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.contract import DEFAULT_NAMESPACE, BackendError, ConflictError, FunctionSpec, InvalidSpecError
 from tests.doubles.kubernetes.cluster import Node
+from tests.doubles.kubernetes.fixtures import Backends, environment, ready, resources, until, until_so
 from tests.doubles.kubernetes.functions import put_openfaas, spec, writes
 from tests.doubles.kubernetes.running import Running
-from tests.unit.kubernetes.conftest import Backends, environment, ready, resources, until, until_so
 
 pytestmark = pytest.mark.timeout(600)
 F = spec("f")

@@ -19,11 +19,10 @@ from autoscaler.platforms.kubernetes import KubernetesClient
 from autoscaler.platforms.kubernetes.client import api_client
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.contract import DEFAULT_NAMESPACE
+from tests.doubles.kubernetes.fixtures import Backends, Platforms, ready, until_so
 from tests.doubles.kubernetes.functions import put, spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.conftest import Backends, ready, until_so
-from tests.unit.kubernetes.ticks import Platforms
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 RBAC = (DEPLOY / "rbac.yaml",)

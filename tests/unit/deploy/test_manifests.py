@@ -17,9 +17,9 @@ from gateway.backends.kubernetes import KubernetesSettings, objects
 from moe.manifest import load
 from smoe.commands import service
 from smoe.deployment import DeploymentSettings, function_deployments
+from tests.doubles.kubernetes.fixtures import Backends, until_so
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.manifests import write_pipeline
-from tests.unit.kubernetes.conftest import Backends, until_so
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 VERSIONS = ("1.30", "1.36")

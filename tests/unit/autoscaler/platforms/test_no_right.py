@@ -7,10 +7,10 @@ import logging
 import pytest
 
 from autoscaler.contract import Configuration
+from tests.doubles.kubernetes.fixtures import resources
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import PRICES, configuration
-from tests.unit.kubernetes.conftest import resources
-from tests.unit.kubernetes.ticks import BIG, TICK_S, F, G, Stories, hits
+from tests.unit.autoscaler.platforms.ticks import BIG, TICK_S, F, G, Stories, hits
 
 pytestmark = pytest.mark.timeout(600)
 

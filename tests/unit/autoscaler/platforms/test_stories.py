@@ -17,10 +17,10 @@ from autoscaler.lease import NotLeaderError
 from autoscaler.loop import Controller
 from autoscaler.platforms.kubernetes import KubernetesPlatform, cache
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
+from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
-from tests.unit.kubernetes.ticks import Platforms
 
 pytestmark = pytest.mark.timeout(600)
 TICK_S = 5.0

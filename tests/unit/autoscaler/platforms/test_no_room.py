@@ -9,11 +9,11 @@ import pytest
 
 from autoscaler.contract import ConfigurationSpace
 from tests.doubles.kubernetes.cluster import Node
+from tests.doubles.kubernetes.fixtures import resources
 from tests.doubles.kubernetes.functions import NAMESPACE, put, quota, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.conftest import resources
-from tests.unit.kubernetes.ticks import BIG, SHARE, TICK_S, F, G, Stories, hits
+from tests.unit.autoscaler.platforms.ticks import BIG, SHARE, TICK_S, F, G, Stories, hits
 
 pytestmark = pytest.mark.timeout(600)
 

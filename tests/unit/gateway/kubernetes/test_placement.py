@@ -11,8 +11,8 @@ import pytest
 from gateway.backends.kubernetes import KubernetesSettings, objects
 from gateway.backends.kubernetes.pods import replicas
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
+from tests.doubles.kubernetes.fixtures import Backends, ready, until
 from tests.doubles.kubernetes.functions import spec
-from tests.unit.kubernetes.conftest import Backends, ready, until
 
 KEY = "kubernetes.io/hostname"
 

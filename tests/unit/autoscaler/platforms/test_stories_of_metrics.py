@@ -16,12 +16,12 @@ from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.state.readings import SHAPES, Series
+from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import topology
+from tests.unit.autoscaler.platforms.test_stories import FUNCTIONS, NODES, TICK_S, Story
 from tests.unit.autoscaler.servers import Reply, serve
-from tests.unit.kubernetes.test_stories import FUNCTIONS, NODES, TICK_S, Story
-from tests.unit.kubernetes.ticks import Platforms
 
 pytestmark = pytest.mark.timeout(600)
 BUSY = 8.4

@@ -19,10 +19,10 @@ from autoscaler.platforms.kubernetes.client import Event, ExpiredError, Rate
 from autoscaler.platforms.kubernetes.conditions import conditions_of
 from autoscaler.platforms.kubernetes.deployments import configuration_of, live_of, resize_patch, settings_patch
 from autoscaler.platforms.kubernetes.store import Known
+from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import put, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
-from tests.unit.kubernetes.ticks import Platforms
 
 pytestmark = pytest.mark.timeout(600)
 F, G = "m-expert-0-0", "m-expert-0-1"

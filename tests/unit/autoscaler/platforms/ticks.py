@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from autoscaler.contract import Configuration, Observation, Proposal, TickReport
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.loop import Controller
-from autoscaler.platforms.kubernetes import KubernetesPlatform
+from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import PRICES, configuration, observation, topology
@@ -46,9 +46,6 @@ class Nothing:
 
     def observe(self, now_s: float, window_s: float) -> Observation:
         return observation(start_s=now_s - window_s, end_s=now_s)
-
-
-Platforms = Callable[..., KubernetesPlatform]
 
 
 class Story:

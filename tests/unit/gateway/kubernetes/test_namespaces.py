@@ -24,11 +24,11 @@ from gateway.contract import (
 from tests.doubles.kubernetes import Cluster, running
 from tests.doubles.kubernetes.copies import copied
 from tests.doubles.kubernetes.errors import Refusal
+from tests.doubles.kubernetes.fixtures import Backends, ready, until_so
 from tests.doubles.kubernetes.functions import spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.gateway.gateways import Running as Gateway
 from tests.unit.gateway.gateways import gateway_on
-from tests.unit.kubernetes.conftest import Backends, ready, until_so
 
 pytestmark = pytest.mark.timeout(600)
 TEAM = "team-a"

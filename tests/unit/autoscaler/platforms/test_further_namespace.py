@@ -17,15 +17,15 @@ from autoscaler.errors import SettingsError
 from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.settings import ControllerSettings, validate
+from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration, topology
 from tests.unit.autoscaler.manifests import write_pipeline
+from tests.unit.autoscaler.platforms.test_cluster_side import kubeconfig as kubeconfig
+from tests.unit.autoscaler.platforms.test_stories import FUNCTIONS, TICK_S, Story
+from tests.unit.autoscaler.platforms.test_stories_of_metrics import BUSY, Exporter, Prometheus
 from tests.unit.autoscaler.servers import Reply, serve
-from tests.unit.kubernetes.test_cluster_side import kubeconfig as kubeconfig
-from tests.unit.kubernetes.test_stories import FUNCTIONS, TICK_S, Story
-from tests.unit.kubernetes.test_stories_of_metrics import BUSY, Exporter, Prometheus
-from tests.unit.kubernetes.ticks import Platforms
 
 TEAM = "team-a"
 

@@ -16,9 +16,9 @@ from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.space import Space
 from gateway.contract import DEFAULT_NAMESPACE, ConflictError, FunctionSpec, GatewayError, NotFoundError
 from tests.doubles.kubernetes.crossing import Order, crossed
+from tests.doubles.kubernetes.fixtures import Backends, ready, until, until_so
 from tests.doubles.kubernetes.functions import spec
 from tests.doubles.kubernetes.running import Running
-from tests.unit.kubernetes.conftest import Backends, ready, until, until_so
 
 pytestmark = pytest.mark.timeout(600)
 F = spec("f", labels={"team": "a"})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.doubles.kubernetes.errors import Refusal
+from tests.doubles.kubernetes.fixtures import resources
 from tests.doubles.kubernetes.functions import quota, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import PRICES, configuration
-from tests.unit.kubernetes.conftest import resources
-from tests.unit.kubernetes.ticks import BIG, TICK_S, F, G, Stories, hits
+from tests.unit.autoscaler.platforms.ticks import BIG, TICK_S, F, G, Stories, hits
 
 pytestmark = pytest.mark.timeout(600)
 

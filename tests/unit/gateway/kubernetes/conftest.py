@@ -1,0 +1,6 @@
+"""The gateway's backends on a double of the API server."""
+
+from __future__ import annotations
+
+from tests.doubles.kubernetes.fixtures import backends as backends
+from tests.doubles.kubernetes.fixtures import double as double
