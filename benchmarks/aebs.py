@@ -10,7 +10,6 @@ placed by ``placement.janus`` from other tokens than those dispatched. Expert ch
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,9 @@ from pathlib import Path
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.harness.options import routing_option, seed_option
+from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import activations_of
 from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, made, real
 from functions.dispatch.aebs import ActivatedExpertBalance, Places, ReplicaTable, replica_table
@@ -130,10 +129,7 @@ def curve(repeats: int, seed: int) -> tuple[dict[str, float], list[tuple[Replica
 
 
 def show(title: str, heads: list[str], rows: list[list[str]]) -> None:
-    table = Table(*heads, title=title)
-    for row in rows:
-        table.add_row(*row)
-    Console(stderr=True, width=130).print(table)
+    print_table(title, heads, rows, width=130)
 
 
 def gap_rows(found: dict[str, dict[int, float]]) -> list[list[str]]:
@@ -141,9 +137,9 @@ def gap_rows(found: dict[str, dict[int, float]]) -> list[list[str]]:
 
 
 @click.command()
-@click.option("--routing", type=click.Path(path_type=Path, exists=True), help="Folder with the routing logs.")
+@routing_option
 @click.option("--repeats", default=2000, show_default=True, help="Timed calls of each cell.")
-@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+@seed_option
 def main(routing: Path | None, repeats: int, seed: int) -> None:
     """Microseconds, distance from the optimum, imbalance."""
     known = made("lognormal", 4096 + 16 * TOKENS, 1, EXPERTS, TOP_K, seed)
@@ -194,7 +190,7 @@ def main(routing: Path | None, repeats: int, seed: int) -> None:
         "targets_met": timed["aebs"][0] <= TARGET_US and mean <= TARGET_OVER,
         "seed": seed,
     }
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

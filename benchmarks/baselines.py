@@ -29,8 +29,8 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from benchmarks.harness.report import print_result, table_of
 from evaluation.comparison.arrivals import DATASETS
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.report import ReportPaths, heading, write_report
@@ -245,12 +245,8 @@ def main(
     with Progress(console=console, transient=True) as progress:
         summaries, tuned, refused = measure(grid, tuning, out, workers, progress)
     paths = write_report(tuned, summaries, out)
-    table = Table(title="simulated: experts' cost above the bound, tuned policies on test hours")
-    for name in HEAD:
-        table.add_column(name, justify="left" if name in HEAD[:2] else "right")
-    for row in rows(summaries):
-        table.add_row(*cells(row))
-    console.print(table)
+    title = "simulated: experts' cost above the bound, tuned policies on test hours"
+    console.print(table_of(title, HEAD, map(cells, rows(summaries)), texts=2))
     console.print(f"report: {paths.html}")
     found = {
         "cells": [as_json(row) for row in rows(summaries)],
@@ -268,7 +264,7 @@ def main(
             summaries,
             page_of(tuned, summaries, found, f"python -m benchmarks.baselines {_asked()}".strip(), tuning.seconds),
         )
-    print(json.dumps(found))
+    print_result(found)
 
 
 def _asked() -> str:

@@ -8,13 +8,14 @@ shows every layer's P95 over time with the bottleneck marked; the last line is o
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
+
+from benchmarks.harness.report import print_result
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "trace_sha256": trace.sha256,
         "picture": str(given.out),
     }
-    print(json.dumps(result))
+    print_result(result, given.seed)
     return 0
 
 

@@ -14,7 +14,6 @@ line is one JSON object.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -26,6 +25,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.harness.options import seed_option
+from benchmarks.harness.report import print_result
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.descent import descend
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables, windows
@@ -158,7 +159,7 @@ def show(cells: list[Cell]) -> None:
 
 @click.command()
 @click.option("--repeats", default=5, show_default=True, help="Timings of each window.")
-@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+@seed_option
 def main(repeats: int, seed: int) -> None:
     """Gaps and milliseconds of the bound."""
     workload = paper_workload(WORKLOAD)
@@ -192,7 +193,7 @@ def main(repeats: int, seed: int) -> None:
         "configurations": len(workload.space),
         "targets_met": all(cell.gap <= TARGET_GAP and cell.ms <= TARGET_MS for cell in cells),
     }
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ every process; ``beyond_weights_mb`` leaves out the pages mapped from weight fil
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import statistics
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.harness.report import print_result
 from functions.wire import format as wire
 from gateway.backends.process import ProcessSettings, create
 from gateway.backends.process.backend import ProcessBackend
@@ -235,7 +235,7 @@ def main(width: int, cold_runs: int) -> None:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     show(result)
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ lengthens least. The last line is one JSON object.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autoscaler.contract import Observation
+from benchmarks.harness.report import print_result
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
 from rl.agent.settings import NetworkSettings
@@ -141,7 +141,7 @@ def main(repeats: int, seed: int) -> None:
         "met": rows["full"]["ms_p50"] <= TARGET_MS and blown_up["ms_p50"] <= TARGET_LARGE_MS,
         "least_of_all_arms": quickest == "full",
     }
-    click.echo(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -35,8 +35,10 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from benchmarks.harness import answers
+from benchmarks.harness.options import seed_option
+from benchmarks.harness.report import print_result, print_table
 from benchmarks.pipeline import make_texts
 from benchmarks.prism_real.network import SWITCH, become_switch, connect
 from functions.local import LocalPipeline, OneMachine, WorkerProcess
@@ -144,11 +146,9 @@ def ask(ingress: WorkerProcess, texts: Sequence[str]) -> dict[str, Any]:
 
 def check_equal(row: Row, texts: Sequence[str], model: WholeModel) -> None:
     """What is measured must also be right. Raises RuntimeError."""
-    ours = np.array(ask(row.ingress, texts)["embeddings"])
-    theirs = model.embed(texts).numpy()
-    worst = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
-    if worst > 1e-5:
-        raise RuntimeError(f"{row.rule}, {row.transfer}: the answer differs from the whole model's by {worst:.1e}")
+    answers.check_equal(
+        ask(row.ingress, texts)["embeddings"], model.embed(texts).numpy(), f"{row.rule}, {row.transfer}"
+    )
 
 
 def turn(row: Row, workers: Sequence[WorkerProcess], requests: Sequence[Sequence[str]]) -> None:
@@ -222,7 +222,7 @@ class Load:
 )
 @click.option("--rounds", default=8, show_default=True, type=click.IntRange(1), help="Turns of each row.")
 @click.option("--calls", default=20, show_default=True, type=click.IntRange(2), help="Requests a turn.")
-@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+@seed_option
 def main(pipeline: str, mbit: float, **load: Any) -> None:
     """Rules of dispatch and ways of transfer over played nodes."""
     directory, _ = ensure_pipeline(pipeline, Path(".smoe/pipelines"))
@@ -240,7 +240,7 @@ def main(pipeline: str, mbit: float, **load: Any) -> None:
         ) as served:
             cells, links = _measure(served, directory, asked, f"{mbit:g} Mbit/s" if mbit else "loopback")
     found = {"pipeline": directory.name, "mbit": mbit or None, **asdict(asked), "cells": cells, "links": links}
-    print(json.dumps(found))
+    print_result(found)
 
 
 def _measure(
@@ -289,12 +289,8 @@ def _play(
 
 def _show(cells: Sequence[dict[str, Any]], title: str) -> None:
     columns = [name for name in cells[0] if name not in ("tokens", "passes", "scatters_a_pass")]
-    table = Table(*columns, title=title)
-    for cell in cells:
-        table.add_row(*(str(cell[name]) for name in columns))
-    console = Console()
-    console.width = max(console.width, 120)
-    console.print(table)
+    width = max(Console().width, 120)
+    print_table(title, columns, [[cell[name] for name in columns] for cell in cells], texts=2, width=width, stdout=True)
 
 
 if __name__ == "__main__":

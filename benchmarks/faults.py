@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import random
 import signal
@@ -24,23 +23,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import requests
-import torch
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from benchmarks.harness.answers import TOLERANCE, expected_answers, relative_difference
+from benchmarks.harness.report import print_figures, print_result
+from benchmarks.harness.running import RunningGateway, local_gateway, running_pipeline
 from gateway.client.client import GatewayClient
-from gateway.client.state import read_gateway, read_password
-from moe.reference import WholeModel
-from smoe import lifecycle
 from smoe.deployment import DeploymentSettings
-from smoe.pipelines import ensure_pipeline
-from traces.prompts import load_prompts
-
-TOLERANCE = 1e-4
-"""Largest relative difference of a right answer: batches of different requests round differently."""
 
 
 @dataclass
@@ -72,36 +64,30 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options.requests, options.kills, options.clients, options.seed)
-    table = Table("measure", "value")
-    for name, value in result.items():
-        table.add_row(name, str(value))
-    Console().print(table)
-    print(json.dumps(result))
+    print_figures(None, result)
+    print_result(result, options.seed)
 
 
 def measure(folder: Path, wanted: int, kills: int, clients: int, seed: int) -> dict[str, Any]:
     """Run until ``wanted`` requests were answered and ``kills`` replicas killed, whichever comes later."""
-    settings = lifecycle.GatewaySettings(folder / "state", port=0, metrics_port=0)
-    directory, manifest = ensure_pipeline("minilm", settings.pipelines)
-    texts, expected = expectations(directory)
-    process = lifecycle.start_gateway(settings, detach=False)
-    try:
-        client = GatewayClient.from_state(settings.state)
-        deployment = DeploymentSettings(min_replicas=2, ingress_replicas=2)
-        names = [entry["service"] for entry in lifecycle.deploy_pipeline(client, manifest, deployment)]
-        wait_two_each(settings.state, client, names)
+    deployment = DeploymentSettings(min_replicas=2, ingress_replicas=2)
+    with running_pipeline(local_gateway(folder / "state"), deployment) as served:
+        client, names = served.client, list(served.functions)
+        texts, expected = expected_answers(served.directory)
+        wait_two_each(served.gateway, client, names)
         tally, killed = Tally(), Counter[str]()
         enough = threading.Event()
-        url = f"{client.url}/function/{manifest.name}"
         threads = [
-            threading.Thread(target=send, args=(url, texts, expected, tally, enough, seed + i), daemon=True)
+            threading.Thread(
+                target=send, args=(served.url, texts, expected.numpy(), tally, enough, seed + i), daemon=True
+            )
             for i in range(clients)
         ]
         for thread in threads:
             thread.start()
         with Progress(transient=True) as bar:
             task = bar.add_task("requests under fire", total=wanted)
-            killer = kill_replicas(settings.state, client, names, kills, seed)
+            killer = kill_replicas(served.gateway, client, names, kills, seed)
             due = wanted / (kills + 1)
             while tally.requests < wanted or sum(killed.values()) < kills:
                 if tally.requests >= due * (sum(killed.values()) + 1) and sum(killed.values()) < kills:
@@ -111,12 +97,10 @@ def measure(folder: Path, wanted: int, kills: int, clients: int, seed: int) -> d
         enough.set()
         for thread in threads:
             thread.join(60)
-    finally:
-        lifecycle.stop_process(process)
     return {
         "requests": tally.requests,
         "kills": sum(killed.values()),
-        "kills_of_ingress": killed[manifest.name],
+        "kills_of_ingress": killed[served.manifest.name],
         "failed": tally.failed,
         "wrong": tally.wrong,
         "reasons": dict(tally.reasons),
@@ -127,16 +111,8 @@ def measure(folder: Path, wanted: int, kills: int, clients: int, seed: int) -> d
     }
 
 
-def expectations(directory: Path, count: int = 24) -> tuple[list[str], torch.Tensor]:
-    """Texts and the whole model's embeddings of them."""
-    texts = list(load_prompts(None, 24).choose(count, 0))
-    torch.set_num_threads(1)
-    whole = WholeModel(directory)
-    return texts, torch.stack([whole.embed([text])[0] for text in texts])
-
-
-def send(url: str, texts: list[str], expected: torch.Tensor, tally: Tally, enough: threading.Event, seed: int) -> None:
-    """One client: request after request, no retries, a kept-alive connection to the gateway."""
+def send(url: str, texts: list[str], expected: np.ndarray, tally: Tally, enough: threading.Event, seed: int) -> None:
+    """One client: request after request, no retries, one kept-alive connection. ``expected`` [texts, d]."""
     session = requests.Session()
     session.trust_env = False
     choice = random.Random(seed)
@@ -150,12 +126,13 @@ def send(url: str, texts: list[str], expected: torch.Tensor, tally: Tally, enoug
         if reply.status_code != 200:
             tally.add(f"{reply.status_code}: {reply.text[:120]}")
             continue
-        answer = torch.tensor(reply.json()["embeddings"][0])
-        difference = (answer - expected[index]).abs().max() / expected[index].abs().max()
-        tally.add(None, wrong=not float(difference) <= TOLERANCE)
+        difference = relative_difference(reply.json()["embeddings"][0], expected[index])
+        tally.add(None, wrong=not difference <= TOLERANCE)
 
 
-def kill_replicas(state: Path, client: GatewayClient, names: list[str], kills: int, seed: int) -> Iterator[str]:
+def kill_replicas(
+    gateway: RunningGateway, client: GatewayClient, names: list[str], kills: int, seed: int
+) -> Iterator[str]:
     """Kill a random replica at each step and say whose it was; every fourth victim is an ingress.
 
     Never the last ready replica of a function: with one left there is nothing to repeat a call on.
@@ -163,7 +140,7 @@ def kill_replicas(state: Path, client: GatewayClient, names: list[str], kills: i
     choice = random.Random(seed)
     for number in itertools.count():
         while True:
-            ready = ready_replicas(state, client)
+            ready = ready_replicas(gateway, client)
             name = names[0] if number % 4 == 3 else choice.choice(names)
             found = ready.get(name, [])
             if len(found) >= 2:
@@ -173,11 +150,10 @@ def kill_replicas(state: Path, client: GatewayClient, names: list[str], kills: i
             time.sleep(0.05)
 
 
-def ready_replicas(state: Path, client: GatewayClient) -> dict[str, list[int]]:
+def ready_replicas(gateway: RunningGateway, client: GatewayClient) -> dict[str, list[int]]:
     """Process ids of ready replicas by function: the owner of each address of the replica feed."""
-    auth = ("admin", read_password(state))
-    feed = requests.get(f"{client.url}/system/replicas", auth=auth, timeout=10).json()
-    owners = listening_processes(int(read_gateway(state)["pid"]))
+    feed = requests.get(f"{client.url}/system/replicas", auth=gateway.auth, timeout=10).json()
+    owners = listening_processes(gateway.pid)
     return {
         key.rsplit(".", 1)[0]: [
             owners[int(replica["address"].rsplit(":", 1)[1])]
@@ -201,11 +177,11 @@ def listening_processes(gateway_pid: int) -> dict[int, int]:
     return found
 
 
-def wait_two_each(state: Path, client: GatewayClient, names: list[str], timeout_s: float = 120.0) -> None:
+def wait_two_each(gateway: RunningGateway, client: GatewayClient, names: list[str], timeout_s: float = 120.0) -> None:
     """Until every function has two ready replicas."""
     end_s = time.monotonic() + timeout_s
     while time.monotonic() < end_s:
-        if all(len(ready_replicas(state, client).get(name, [])) >= 2 for name in names):
+        if all(len(ready_replicas(gateway, client).get(name, [])) >= 2 for name in names):
             return
         time.sleep(0.2)
     raise SystemExit("the functions did not reach two ready replicas each")

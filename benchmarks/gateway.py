@@ -8,25 +8,22 @@ The client is a blocking socket with keep-alive, as cheap as Python allows. The 
 
 from __future__ import annotations
 
-import json
-import signal
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
-import requests
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+
+from benchmarks.harness.report import print_result, print_table
+from benchmarks.harness.running import local_gateway, running_gateway
 
 FUNCTION = "trivial"
 START_TIMEOUT_S = 60.0
@@ -63,51 +60,15 @@ class RawClient:
 
 
 @contextmanager
-def running_gateway(state: Path) -> Iterator[tuple[str, str]]:
+def trivial_function(state: Path) -> Iterator[tuple[str, str]]:
     """A gateway with the trivial function ready: (gateway address, replica address)."""
-    command = [sys.executable, "-m", "gateway", "--state", str(state), "--port", "0", "--metrics-port", "0"]
-    image = ["--image", "bench/trivial=benchmarks.harness.trivial_function:main"]
-    with (state.parent / "gateway.log").open("wb") as log:
-        process = subprocess.Popen([*command, *image], stdout=log, stderr=log)
-    try:
-        found = json.loads(_await_file(state / "gateway.json", process))
-        auth = ("admin", (state / "secrets" / "basic-auth-password").read_text())
-        deployment = {"service": FUNCTION, "image": "bench/trivial:1"}
-        _ask("POST", f"{found['url']}/system/functions", auth, json=deployment)
-        yield found["url"].removeprefix("http://"), _await_replica(found["url"], auth)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _await_file(path: Path, process: subprocess.Popen[bytes]) -> str:
-    end_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < end_s and process.poll() is None:
-        if path.exists():
-            return path.read_text()
-        time.sleep(0.02)
-    raise RuntimeError(f"the gateway did not start: see {path.parent.parent / 'gateway.log'}")
-
-
-def _await_replica(url: str, auth: tuple[str, str]) -> str:
-    end_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < end_s:
-        functions = _ask("GET", f"{url}/system/replicas", auth).json()["functions"]
-        for replica in functions.get(f"{FUNCTION}.openfaas-fn", {}).get("replicas", []):
-            if replica["state"] == "ready":
-                return str(replica["address"])
-        time.sleep(0.02)
-    raise RuntimeError("the trivial function did not become ready")
-
-
-def _ask(method: str, url: str, auth: tuple[str, str], **options: Any) -> requests.Response:
-    reply = requests.request(method, url, auth=auth, timeout=10, **options)
-    reply.raise_for_status()
-    return reply
+    image = "bench/trivial=benchmarks.harness.trivial_function:main"
+    with running_gateway(replace(local_gateway(state), images=(image,))) as gateway:
+        client = gateway.connect()
+        client.deploy({"service": FUNCTION, "image": "bench/trivial:1"})
+        client.wait_ready([FUNCTION], START_TIMEOUT_S)
+        replica = client.replicas()[FUNCTION][0]
+        yield client.url.removeprefix("http://"), str(replica["address"])
 
 
 def in_turns(gateway: str, replica: str, calls: int, console: Console) -> tuple[list[float], list[float]]:
@@ -158,7 +119,7 @@ def percentile_ms(seconds: list[float], percent: int) -> float:
 def main(calls: int, clients: int) -> None:
     """Added latency and calls a second of the gateway."""
     console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as folder, running_gateway(Path(folder) / "state") as (gateway, replica):
+    with tempfile.TemporaryDirectory() as folder, trivial_function(Path(folder) / "state") as (gateway, replica):
         through, straight = in_turns(gateway, replica, calls, console)
         rps, loaded = at_once(gateway, clients, calls // clients)
     result = {
@@ -172,12 +133,13 @@ def main(calls: int, clients: int) -> None:
         "loaded_p99_ms": round(percentile_ms(loaded, 99), 3),
         "clients": clients,
     }
-    table = Table("", "p50 ms", "p99 ms")
-    table.add_row("straight to the replica", f"{result['straight_p50_ms']}", f"{result['straight_p99_ms']}")
-    table.add_row("through the gateway", f"{result['p50_ms']}", f"{result['p99_ms']}")
-    table.add_row(f"{clients} clients at once", f"{result['loaded_p50_ms']}", f"{result['loaded_p99_ms']}")
-    Console().print(table)
-    print(json.dumps(result))
+    rows = [
+        ("straight to the replica", result["straight_p50_ms"], result["straight_p99_ms"]),
+        ("through the gateway", result["p50_ms"], result["p99_ms"]),
+        (f"{clients} clients at once", result["loaded_p50_ms"], result["loaded_p99_ms"]),
+    ]
+    print_table(None, ("", "p50 ms", "p99 ms"), rows, stdout=True)
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,15 +26,14 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.report import print_result
+from benchmarks.harness.running import local_gateway, running_gateway
 from gateway.backends.process.gpu.shares import find_gpus
-from gateway.client.client import GatewayClient
-from gateway.client.state import read_password
 from moe.manifest import Manifest
 from simulation.profiles.fit.rows import COLUMNS, SCHEMA, Row
 from simulation.profiles.measure.gpu import GpuSettings, check_shares, measure_gpu
 from simulation.profiles.measure.machine import this_machine, versions
 from simulation.profiles.measure.measurement_plan import node_classes
-from smoe import lifecycle
 from smoe.commands.profile_gateway import ProfileGateway
 from smoe.deployment import function_deployments
 from smoe.pipelines import ensure_pipeline
@@ -52,11 +52,10 @@ def nodes_of(manifest: Manifest) -> list[str]:
 
 def measured(pipeline: str, work: Path, settings: GpuSettings, console: Console) -> list[Row]:
     """Every row of one pipeline. Raises ProfileError, SmoeError."""
-    gateway = lifecycle.GatewaySettings(work / pipeline, port=0, metrics_port=0, pipelines_dir=work / "pipelines")
+    gateway = replace(local_gateway(work / pipeline), pipelines_dir=work / "pipelines")
     _, manifest = ensure_pipeline(pipeline, gateway.pipelines)
-    process = lifecycle.start_gateway(gateway, detach=False)
-    try:
-        client = ProfileGateway(GatewayClient.from_state(gateway.state), read_password(gateway.state))
+    with running_gateway(gateway) as running:
+        client = ProfileGateway(running.connect(), running.auth[1])
         deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest)}
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, console.status(pipeline) as status:
             return measure_gpu(
@@ -68,8 +67,6 @@ def measured(pipeline: str, work: Path, settings: GpuSettings, console: Console)
                 runner,
                 lambda what, seconds: status.update(f"{pipeline}: {what}"),
             )
-    finally:
-        lifecycle.stop_process(process)
 
 
 def summary(rows: Sequence[Row], tokens: int) -> dict[str, Any]:
@@ -166,7 +163,7 @@ def main(pipelines: tuple[str, ...], shares: tuple[float, ...], seconds: float, 
             show(pipeline, result["pipelines"][pipeline], console)
             if out is not None:
                 save(rows, out)
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass
@@ -34,6 +33,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from autoscaler.contract import Configuration
+from benchmarks.harness.report import print_result
 from evaluation.processes import worker_processes
 from evaluation.uniform import by_price
 from rl.episodes import training_clips, work_of
@@ -244,10 +244,8 @@ def main(workloads: str, rates: str, seeds: int, speed: str, allowed: float, wor
         for rate, pattern in dict.fromkeys((row.mean_rps, row.pattern) for row in rows)
     }
     unserved = float(np.mean(np.concatenate([one.level[WARM_UP:] == len(one.price) for one in found.values()])))
-    print(
-        json.dumps(
-            {"rows": list(map(asdict, rows)), "cheapest": least, "allowed": allowed, "unserved": round(unserved, 5)}
-        )
+    print_result(
+        {"rows": list(map(asdict, rows)), "cheapest": least, "allowed": allowed, "unserved": round(unserved, 5)}
     )
 
 

@@ -19,11 +19,10 @@ import click
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from autoscaler.contract import Topology
 from autoscaler.logger import FunctionLogger
+from benchmarks.harness.report import print_result, print_table
 from evaluation.comparison.episode import Work, prepare
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import limits_of, policy_of
@@ -240,12 +239,10 @@ def main(name: str, pattern: str, seed: int, seconds: float, out: Path) -> None:
     found["flow"] = flow(work, steps[at], log, len(steps))
     out.mkdir(parents=True, exist_ok=True)
     (out / "decision.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
-    table = Table("what", "number", title=f"simulated: {name}, window {at}")
     short = {key: value for key, value in found["flow"].items() if isinstance(value, int | float)}
-    for key, value in short.items():
-        table.add_row(key.replace("_", " "), str(value))
-    Console(stderr=True).print(table)
-    click.echo(json.dumps({"workload": name, "window": at, **short}))
+    numbers = [(key.replace("_", " "), value) for key, value in short.items()]
+    print_table(f"simulated: {name}, window {at}", ("what", "number"), numbers)
+    print_result({"workload": name, "window": at, **short})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from benchmarks.harness.report import print_result
 from functions.local import LocalPipeline
 from moe.preset import PRESETS, byte_tokenizer, minilm_folder, preset_adapter
 from moe.reference import NodeCall, WholeModel, drive, pack
@@ -229,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         quality = {} if options.no_default else default_quality(Path(name))
     for key, value in quality.items():
         print(f"{key:24} {value:.4f}")
-    print(json.dumps({"families": families, **quality, "seeds": options.seeds}))
+    print_result({"families": families, **quality, "seeds": options.seeds}, options.seeds)
     return 0
 
 

@@ -24,13 +24,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import click
+import numpy as np
 import orjson
 import torch
 import uvloop
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
+from benchmarks.harness import answers
+from benchmarks.harness.options import seed_option
+from benchmarks.harness.report import print_figures, print_result
 from functions.dispatch.client import ConnectionPool
 from functions.local import LocalPipeline
 from functions.serving.server import FunctionServer, ServerSettings
@@ -230,11 +233,8 @@ def measure(
 
 def check_equal(model: WholeModel, body: bytes, answer: bytes) -> None:
     """What is measured must also be right. Raises RuntimeError."""
-    ours = torch.tensor(json.loads(answer)["embeddings"])
-    theirs = torch.tensor(json.loads(whole_answer(model, body))["embeddings"])
-    worst = float((ours - theirs).abs().max() / theirs.abs().max())
-    if worst > 1e-5:
-        raise RuntimeError(f"the pipeline's answer differs from the whole model's by {worst:.1e}")
+    expected = np.array(json.loads(whole_answer(model, body))["embeddings"])
+    answers.check_equal(json.loads(answer)["embeddings"], expected, "the pipeline")
 
 
 def figures(model: WholeModel, taken: dict[str, list[float]], loads: dict[str, list[float]]) -> dict[str, object]:
@@ -272,7 +272,7 @@ def figures(model: WholeModel, taken: dict[str, list[float]], loads: dict[str, l
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Turns of each way.")
 @click.option("--calls", default=60, show_default=True, type=click.IntRange(2), help="Calls a turn.")
 @click.option("--seconds", default=2.0, show_default=True, help="Length of each load turn in seconds.")
-@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+@seed_option
 def main(directory: Path, rounds: int, calls: int, seconds: float, seed: int) -> None:
     """Pass over functions against the whole model, in turns."""
     console = Console(stderr=True)
@@ -292,13 +292,8 @@ def main(directory: Path, rounds: int, calls: int, seconds: float, seed: int) ->
             seed=seed,
             progress=lambda what, done: bar.update(task, description=what, completed=done + 1),
         )
-    table = Table(title="pass over functions against the whole model")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in result.items():
-        table.add_row(name, str(value))
-    Console().print(table)
-    print(json.dumps(result))
+    print_figures("pass over functions against the whole model", result)
+    print_result(result)
 
 
 if __name__ == "__main__":

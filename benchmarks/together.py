@@ -20,7 +20,6 @@ policy), ``p95_ms``, ``p95_over_slo``, ``still_p95_ms``, ``max_rel_err`` (answer
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -46,26 +45,28 @@ from autoscaler.build import build_controller
 from autoscaler.contract import ConfigurationSpace, TickReport
 from autoscaler.loop import run as run_controller
 from autoscaler.settings import ControllerSettings
-from benchmarks.fidelity.runs import Player
+from benchmarks.fidelity.runs import SEED
+from benchmarks.harness.options import data_option, seed_option
+from benchmarks.harness.replayer import Replayer
+from benchmarks.harness.report import print_result
 from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
 from benchmarks.prism_real.clients import Counts, counted
 from functions.serving.settings import Dispatch
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayClientError
 from gateway.client.state import read_gateway, read_password
-from moe.manifest import INGRESS, Manifest
+from moe.manifest import INGRESS
 from placement.cluster import make_cluster
 from placement.heterogeneous import Profile, Seen, expert_bytes, places_of, planned
 from placement.moves.cluster import deployed, places_now
 from placement.moves.coordinator import Coordinator
 from placement.moves.errors import MoveError
-from placement.moves.managers import Managers, NodeSettings, read_feed_token, start_nodes
-from smoe import lifecycle
+from placement.moves.managers import Managers, NodeSettings, read_feed_token
 from smoe.commands.rebalance import decided
 from smoe.deployment import DeploymentSettings
 from smoe.errors import SmoeError
 from smoe.parity import compare_with_whole_model
-from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts, scale
 from traces.model import Trace
 from traces.results import RequestRecord
@@ -79,7 +80,7 @@ MAX_WORDS = 24
 LOOK_S = 2.0
 HORIZON_S = 300.0
 """For how long a new place is expected to hold (Eq. (4))."""
-START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
 STATISTICS = 2
 """Intervals of placement that the ingresses' statistics reach back: longer than one, as few calls are noise."""
 WARM_TEXTS = 8
@@ -117,10 +118,10 @@ class Timeline:
 class Stage:
     """The pipeline on its nodes."""
 
-    def __init__(self, settings: lifecycle.GatewaySettings, directory: Path, manifest: Manifest, own: Setting) -> None:
-        self.state, self.directory, self.manifest = settings.state, directory, manifest
-        self.client = GatewayClient.from_state(settings.state)
-        self.coordinator = Coordinator(lambda: GatewayClient.from_state(self.state), manifest, self.state)
+    def __init__(self, served: RunningPipeline, own: Setting) -> None:
+        self.state, self.directory, manifest = served.gateway.state, served.directory, served.manifest
+        self.client, self.manifest = served.client, manifest
+        self.coordinator = Coordinator(served.gateway.connect, manifest, self.state)
         self.shape = (manifest.layers, len(manifest.experts(0)))
         size, bytes_per_s = expert_bytes(manifest), own.mbit * 125_000
         room = math.ceil(MEMORY_PART * self.shape[0] * self.shape[1]) * size
@@ -166,28 +167,15 @@ def manager_pid(client: GatewayClient, state: Path, node: str) -> int:
 @contextmanager
 def running(own: Setting, folder: Path) -> Iterator[Stage]:
     """Gateway, managers, pipeline. Ends with the block."""
-    settings = lifecycle.GatewaySettings(
-        folder / "state", port=0, metrics_port=0, cpu_scale=own.cpu_scale, nodes=NODES, standbys=4
+    environment = {"smoe_dispatch": own.dispatch, "smoe_statistics_window": f"{STATISTICS * own.every_s:g}"}
+    cores = max(1, math.ceil(1 / own.cpu_scale))
+    deployment = DeploymentSettings(
+        cpu_cores=6.0, ingress_cpu_cores=cores, ingress_concurrency=512, extra_environment=environment
     )
-    directory, manifest = ensure_pipeline("minilm", settings.pipelines)
-    process = lifecycle.start_gateway(settings, detach=False)
-    try:
-        client = GatewayClient.from_state(settings.state)
-        line = NodeSettings(link_bytes_per_s=own.mbit * 125_000)
-        start_nodes(client, settings.state, manifest, dict.fromkeys(NODES, line))
-        environment = {"smoe_dispatch": own.dispatch, "smoe_statistics_window": f"{STATISTICS * own.every_s:g}"}
-        cores = max(1, math.ceil(1 / own.cpu_scale))
-        lifecycle.deploy_pipeline(
-            client,
-            manifest,
-            DeploymentSettings(
-                cpu_cores=6.0, ingress_cpu_cores=cores, ingress_concurrency=512, extra_environment=environment
-            ),
-            timeout_s=START_TIMEOUT_S,
-        )
-        yield Stage(settings, directory, manifest, own)
-    finally:
-        lifecycle.stop_process(process)
+    gateway = local_gateway(folder / "state", cpu_scale=own.cpu_scale, machines=NODES, standbys=4)
+    memory = NodeSettings(link_bytes_per_s=own.mbit * 125_000)
+    with running_pipeline(gateway, deployment, memory=memory) as served:
+        yield Stage(served, own)
 
 
 def requests_of(own: Setting, data: Path | None) -> list[tuple[Trace, list[str]]]:
@@ -240,7 +228,7 @@ class Changing:
             finally:
                 stop.set()
                 for part in parts:
-                    part.result(START_TIMEOUT_S)
+                    part.result(STOP_TIMEOUT_S)
 
     def _place(self, stop: threading.Event) -> None:
         """A decision every interval; at three quarters a move whose receiving manager is killed."""
@@ -252,8 +240,9 @@ class Changing:
                     killed, told = True, self._move_and_kill()
                 else:
                     stage = self._stage
-                    arguments = (stage.coordinator, stage.profile, stage.manifest, HORIZON_S, "improved", False)
-                    told = decided(stage.client, *arguments)
+                    told = decided(
+                        stage.client, stage.coordinator, stage.profile, stage.manifest, HORIZON_S, "improved", False
+                    )
             except (SmoeError, GatewayClientError, MoveError) as error:
                 told = {"moved": False, "error": str(error)}
             self._timeline.decisions.append({"at_s": round(begun_s, 2), **told})
@@ -284,12 +273,13 @@ def play(
     """Every node's requests at once, and a look at the counters every :data:`LOOK_S`; records by node."""
     seconds = max(trace.duration_s for trace, _ in asked)
     task = bar.add_task(what, total=seconds)
-    players = [Player(f"http://{address}/") for address in stage.addresses]
+    replayers = [Replayer(f"http://{address}/", SEED) for address in stage.addresses]
     try:
-        with ThreadPoolExecutor(len(players)) as pool:
+        with ThreadPoolExecutor(len(replayers)) as pool:
             timeline.began_s = time.monotonic()
             parts = [
-                pool.submit(player.play, trace, texts) for player, (trace, texts) in zip(players, asked, strict=True)
+                pool.submit(replayer.replay, trace, texts)
+                for replayer, (trace, texts) in zip(replayers, asked, strict=True)
             ]
             while not all(part.done() for part in parts):
                 time.sleep(LOOK_S)
@@ -298,8 +288,8 @@ def play(
                 bar.update(task, completed=min(seconds, moment))
             return [part.result()[1].records for part in parts]
     finally:
-        for player in players:
-            player.__exit__()
+        for replayer in replayers:
+            replayer.__exit__()
 
 
 def latencies(records: list[list[RequestRecord]]) -> tuple[np.ndarray, np.ndarray, int]:
@@ -400,9 +390,9 @@ def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str,
 @click.option(
     "--dispatch", default="aebs", show_default=True, type=click.Choice(get_args(Dispatch)), help="Rule of ingresses."
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
+@data_option
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the picture.")
-@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+@seed_option
 def main(data: Path | None, out: Path | None, **options: Any) -> None:
     """Placement, live scaling, dispatch and the learnt policy on one running pipeline."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -445,7 +435,7 @@ def main(data: Path | None, out: Path | None, **options: Any) -> None:
         "settings": options,
     }
     show(result)
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

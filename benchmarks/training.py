@@ -10,7 +10,6 @@ C_ref, share of windows over λ), ``curves`` of every seed, ``beside`` (each pol
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.report import print_result, table_of
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
 from rl.agent.contract import Batch, State
 from rl.agent.ddpg.exploration import decide as decide_by
@@ -98,13 +98,12 @@ def compared(run: Run) -> dict[str, dict[str, Any]]:
 
 def shown(entries: dict[str, dict[str, Any]]) -> Table:
     """For people."""
-    table = Table(title="simulated: validation clips, experts' cost over the bound")
-    for name in ("policy", "cost over bound", "windows over λ", "mean excess"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
-    for name, entry in entries.items():
-        violated = f"{100 * entry['violated']:.1f} %"
-        table.add_row(name, f"{entry['cost_over_bound']:.3f}", violated, f"{entry['excess']:.3f}")
-    return table
+    heads = ("policy", "cost over bound", "windows over λ", "mean excess")
+    rows = [
+        (name, f"{entry['cost_over_bound']:.3f}", f"{100 * entry['violated']:.1f} %", f"{entry['excess']:.3f}")
+        for name, entry in entries.items()
+    ]
+    return table_of("simulated: validation clips, experts' cost over the bound", heads, rows)
 
 
 @click.command()
@@ -140,17 +139,15 @@ def main(minutes: float, seeds: str, workloads: str, windows: int, changes: tupl
     beside = compared(runs[0])
     console.print(shown(beside))
     curves = {run.settings.seed: [without_clips(entry) for entry in run.progress.curve] for run in runs}
-    print(
-        json.dumps(
-            {
-                "minutes": round(max(run.progress.minutes for run in runs), 1),
-                "windows": max(run.agent.num_timesteps for run in runs),
-                "curve": curves[runs[0].settings.seed],
-                "curves": curves,
-                "beside": beside,
-                "seeds": [run.settings.seed for run in runs],
-            }
-        )
+    print_result(
+        {
+            "minutes": round(max(run.progress.minutes for run in runs), 1),
+            "windows": max(run.agent.num_timesteps for run in runs),
+            "curve": curves[runs[0].settings.seed],
+            "curves": curves,
+            "beside": beside,
+            "seeds": [run.settings.seed for run in runs],
+        }
     )
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.harness.report import print_result, table_of
 from evaluation.comparison.episode import BOUND, prepare, run_bound
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.run import evaluate
@@ -118,12 +118,9 @@ def publish(to: Path, trained: Sequence[Trained], summaries: Sequence[Summary], 
 
 def show(summaries: Sequence[Summary], console: Console) -> None:
     """For people."""
-    table = Table(title="simulated: experts' cost above the bound on test hours, by arm")
-    for name in HEAD:
-        table.add_column("arm" if name == "policy" else name, justify="left" if name in HEAD[:2] else "right")
-    for row in rows(summaries):
-        table.add_row(*cells(row))
-    console.print(table)
+    heads = ["variant" if name == "policy" else name for name in HEAD]
+    title = "simulated: experts' cost above the bound on test hours, by variant"
+    console.print(table_of(title, heads, map(cells, rows(summaries)), texts=2))
 
 
 def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
@@ -195,16 +192,14 @@ def main(
             if to is not None:
                 publish(to, trained, summaries, grid)
     show(summaries, console)
-    click.echo(
-        json.dumps(
-            {
-                "cells": [{**asdict(row), "arm": row.policy} for row in rows(summaries)],
-                "arms": list(arms),
-                "seeds": sorted({one.seed for one in trained}),
-                "minutes": {f"{one.arm}-{one.seed}": one.minutes for one in trained},
-                "windows": {f"{one.arm}-{one.seed}": one.windows for one in trained},
-            }
-        )
+    print_result(
+        {
+            "cells": [{**asdict(row), "arm": row.policy} for row in rows(summaries)],
+            "arms": list(arms),
+            "seeds": sorted({one.seed for one in trained}),
+            "minutes": {f"{one.arm}-{one.seed}": one.minutes for one in trained},
+            "windows": {f"{one.arm}-{one.seed}": one.windows for one in trained},
+        }
     )
 
 

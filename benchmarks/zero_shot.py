@@ -12,7 +12,6 @@ share of windows over λ of each policy, ``ratio`` of the published actor's cost
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.report import print_result
 from benchmarks.training import acting, teaching
 from rl.agent.policy import published
 from rl.train.commands import changed, line_of
@@ -109,7 +109,7 @@ def main(minutes: float, names: str, changes: tuple[str, ...], out: Path) -> Non
         }
     console.print(shown(sizes))
     worst = max(size["ratio"] for size in sizes.values())
-    print(json.dumps({"sizes": sizes, "worst": worst, "minutes": minutes, "target": TARGET, "met": worst <= TARGET}))
+    print_result({"sizes": sizes, "worst": worst, "minutes": minutes, "target": TARGET, "met": worst <= TARGET})
 
 
 if __name__ == "__main__":

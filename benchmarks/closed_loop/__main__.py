@@ -35,9 +35,12 @@ from autoscaler.loop import run as run_loop
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
-from benchmarks.fidelity.runs import Player, routing_of, settle
+from benchmarks.fidelity.runs import SEED, routing_of, settle
+from benchmarks.harness.options import data_option, seed_option
+from benchmarks.harness.replayer import Replayer
+from benchmarks.harness.report import print_result, table_of
+from benchmarks.harness.running import local_gateway, running_pipeline
 from gateway.client.client import GatewayClient
-from gateway.client.state import read_password
 from moe.reference import WholeModel
 from simulation.engine.controlled import play
 from simulation.engine.regions import measured_part
@@ -48,10 +51,8 @@ from simulation.profiles.model.bundled import fitting, open_profile
 from simulation.profiles.model.pipeline import measured_workload
 from simulation.workloads.custom import SEGMENT
 from simulation.workloads.workload import Workload
-from smoe import lifecycle as service
 from smoe.deployment import DeploymentSettings
 from smoe.parity import compare_with_whole_model
-from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts, scale
 from traces.model import Trace
 
@@ -134,10 +135,10 @@ def measured(play_: Play, settings: ControllerSettings, client: GatewayClient) -
         kwargs={"window_s": window_s},
         daemon=True,
     )
-    with Player(f"{client.url}/function/{topology.pipeline}") as player:
+    with Replayer(f"{client.url}/function/{topology.pipeline}", SEED) as replayer:
         thread.start()
         try:
-            _, result = player.play(play_.trace, play_.texts)
+            _, result = replayer.replay(play_.trace, play_.texts)
         finally:
             stop.set()
             thread.join(30)
@@ -208,21 +209,15 @@ def run_all(
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="smoe-closed-loop-") as name:
         folder = Path(name)
-        gateway = service.GatewaySettings(folder / "state", port=0, metrics_port=0, cpu_scale=options["cpu_scale"])
-        directory, manifest = ensure_pipeline("minilm", gateway.pipelines)
-        process = service.start_gateway(gateway, detach=False)
-        try:
-            client = GatewayClient.from_state(gateway.state)
-            cores = max(1, round(1 / options["cpu_scale"]))
-            service.deploy_pipeline(
-                client,
-                manifest,
-                DeploymentSettings(
-                    cpu_cores=SEGMENT.cpu_cores, ingress_cpu_cores=cores, ingress_concurrency=INGRESS_CONCURRENCY
-                ),
-            )
-            play_ = prepare(client, directory, manifest.name, options)
-            password = read_password(gateway.state)
+        cores = max(1, round(1 / options["cpu_scale"]))
+        deployment = DeploymentSettings(
+            cpu_cores=SEGMENT.cpu_cores, ingress_cpu_cores=cores, ingress_concurrency=INGRESS_CONCURRENCY
+        )
+        gateway = local_gateway(folder / "state", cpu_scale=options["cpu_scale"])
+        with running_pipeline(gateway, deployment) as served:
+            client, directory = served.client, served.directory
+            play_ = prepare(client, directory, served.manifest.name, options)
+            password = served.gateway.auth[1]
             workload, sent_s, counts = simulation_of(play_, directory)
             static = settings_of("static", play_, directory, folder)
             refuse_slack(simulated(play_, static, workload, sent_s, counts, CHEAPEST), play_)
@@ -240,8 +235,6 @@ def run_all(
                             "simulated": None if model is None else asdict(model),
                         }
                     )
-        finally:
-            service.stop_process(process)
     progress("done", repeats * len(policies))
     return cells, play_.slo_s
 
@@ -309,28 +302,23 @@ def first_on_cost(cells: Sequence[Mapping[str, Any]]) -> bool:
     return LEARNT in costs and costs[LEARNT] == min(costs.values())
 
 
-def table_of(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
+def policy_table(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
     """A row a play, measured and simulated."""
-    table = Table(title=f"policies on the running pipeline; SLO: P95 within {1000 * slo_s:.0f} ms")
-    for name in ("policy", "repeat", "P50 ms", "P95/SLO", "windows over", "cost/h", "busy/h", "failed", "simulated"):
-        table.add_column(name, justify="left" if name == "policy" else "right")
+    heads = ("policy", "repeat", "P50 ms", "P95/SLO", "windows over", "cost/h", "busy/h", "failed", "simulated")
+    rows = []
     for cell in cells:
         real, model = cell["measured"], cell["simulated"]
-        beside = "" if model is None else f"P95/SLO {model['p95_over_slo']:.2f}, {model['provisioned']:.2f}/h"
+        prediction = "" if model is None else f"P95/SLO {model['p95_over_slo']:.2f}, {model['provisioned']:.2f}/h"
         if model is not None and model["measured_part"] is not None:
-            beside += f", {model['measured_part']:.0%} as profiled"
-        table.add_row(
-            cell["policy"],
-            str(cell["repeat"] + 1),
-            f"{real['p50_ms']:.0f}",
-            f"{real['p95_over_slo']:.2f}",
-            f"{real['violations']:.0%}",
-            f"{real['provisioned']:.3f}",
-            f"{real['busy']:.3f}",
-            str(real["failed"]),
-            beside,
-        )
-    return table
+            prediction += f", {model['measured_part']:.0%} as profiled"
+        rows.append(
+            (
+                cell["policy"], cell["repeat"] + 1, f"{real['p50_ms']:.0f}", f"{real['p95_over_slo']:.2f}",
+                f"{real['violations']:.0%}", f"{real['provisioned']:.3f}", f"{real['busy']:.3f}", real["failed"],
+                prediction,
+            )
+        )  # fmt: skip
+    return table_of(f"policies on the running pipeline; SLO: P95 within {1000 * slo_s:.0f} ms", heads, rows)
 
 
 @click.command()
@@ -364,8 +352,8 @@ def table_of(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
     default=None,
     help="Measured profile. [default: this machine's in simulation/profiles/data]",
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of public traces.")
-@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+@data_option
+@seed_option
 def main(policies: str, repeats: int, **options: Any) -> None:
     """Play the same clip under each policy on the running pipeline, and simulate it beside."""
     names = tuple(policies.split(","))
@@ -374,18 +362,16 @@ def main(policies: str, repeats: int, **options: Any) -> None:
         cells, slo_s = run_all(
             names, repeats, options, lambda what, done: bar.update(task, description=what, completed=done)
         )
-    Console(stderr=True).print(table_of(cells, slo_s))
+    Console(stderr=True).print(policy_table(cells, slo_s))
     failed = sum(cell["measured"]["failed"] for cell in cells)
-    print(
-        json.dumps(
-            {
-                "learnt_first": first_on_cost(cells),
-                "failed": failed,
-                "slo_ms": 1000 * slo_s,
-                "cores": os.cpu_count(),
-                "cells": cells,
-            }
-        )
+    print_result(
+        {
+            "learnt_first": first_on_cost(cells),
+            "failed": failed,
+            "slo_ms": 1000 * slo_s,
+            "cores": os.cpu_count(),
+            "cells": cells,
+        }
     )
 
 

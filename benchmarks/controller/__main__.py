@@ -46,6 +46,7 @@ from autoscaler.loop import Controller
 from autoscaler.platforms.kubernetes import BURST, RATE_PER_S, Rate
 from autoscaler.process import spared_collections
 from autoscaler.settings import ControllerSettings
+from benchmarks.harness.report import print_result
 from gateway.backends.process.kernel import die_with_parent
 from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
 
@@ -262,7 +263,7 @@ def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:
     click.echo("".join(f"{name:>15}" for name in columns))
     for row in curve:
         click.echo("".join(f"{row[name]:>15}" for name in columns))
-    click.echo(json.dumps({**curve[-1], "curve": curve}))
+    print_result({**curve[-1], "curve": curve})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ which no model can go below. The last line is one JSON object.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ import click
 import numpy as np
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
@@ -37,7 +35,6 @@ from benchmarks.fidelity.runs import (
     Bench,
     Cell,
     Outcome,
-    Player,
     Record,
     Script,
     arrivals,
@@ -49,7 +46,9 @@ from benchmarks.fidelity.runs import (
     send_singles,
     steps,
 )
-from gateway.client.client import GatewayClient
+from benchmarks.harness.replayer import Replayer
+from benchmarks.harness.report import print_result, table_of
+from benchmarks.harness.running import local_gateway, running_pipeline
 from moe.reference import WholeModel
 from simulation.engine.controlled import play
 from simulation.engine.regions import measured_part
@@ -60,7 +59,6 @@ from simulation.profiles.model.bundled import find, open_profile
 from simulation.profiles.model.pipeline import measured_workload
 from simulation.profiles.model.storage import Profile
 from simulation.workloads.workload import Workload
-from smoe import lifecycle as service
 from smoe.deployment import DeploymentSettings
 from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts
@@ -126,34 +124,27 @@ def run_cells(
 ) -> list[Record]:
     """Every cell, measured ``runs`` times in turns; ``kept``: a file that gets every record as soon as it is there."""
     with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
-        gateway = service.GatewaySettings(Path(folder), port=0, metrics_port=0)
-        directory, manifest = ensure_pipeline("minilm", gateway.pipelines)
-        model, topology = WholeModel(directory), load_topology(directory)
         chosen = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), MAX_WORDS)
-        found = []
-        process = service.start_gateway(gateway, detach=False)
-        try:
-            client = GatewayClient.from_state(gateway.state)
-            service.deploy_pipeline(client, manifest, DeploymentSettings(ingress_concurrency=512))
-            with Player(f"{client.url}/function/{manifest.name}") as player:
-                alone = chosen.choose(SINGLES, SEED + 1)
-                tokens = routing_of(model, alone)
-                bench = Bench(client, player, topology, gateway.state, seconds)
-                for number in range(len(cells) * runs):
-                    cell = cells[number % len(cells)]
-                    progress(cell.name, number)
-                    texts = list(chosen.choose(arrivals(cell, seconds).requests, SEED))
-                    counts = routing_of(model, texts)
-                    found.append(quietest(bench, cell, texts, counts, (alone, tokens)))
-                    if kept is not None:
-                        save(found, kept)
-                found[-1] = replace(found[-1], after=send_singles(bench, alone, tokens))
+        records: list[Record] = []
+        gateway, deployment = local_gateway(Path(folder)), DeploymentSettings(ingress_concurrency=512)
+        with running_pipeline(gateway, deployment) as served, Replayer(served.url, SEED) as replayer:
+            model, topology = WholeModel(served.directory), load_topology(served.directory)
+            alone = chosen.choose(SINGLES, SEED + 1)
+            tokens = routing_of(model, alone)
+            bench = Bench(served.client, replayer, topology, served.gateway.state, seconds)
+            for number in range(len(cells) * runs):
+                cell = cells[number % len(cells)]
+                progress(cell.name, number)
+                texts = list(chosen.choose(arrivals(cell, seconds).requests, SEED))
+                counts = routing_of(model, texts)
+                records.append(quietest(bench, cell, texts, counts, (alone, tokens)))
                 if kept is not None:
-                    save(found, kept)
-        finally:
-            service.stop_process(process)
-    progress("done", len(found))
-    return found
+                    save(records, kept)
+            records[-1] = replace(records[-1], after=send_singles(bench, alone, tokens))
+            if kept is not None:
+                save(records, kept)
+    progress("done", len(records))
+    return records
 
 
 def quietest(
@@ -207,10 +198,8 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
 
 def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
     """For people."""
-    table = Table(title="the running pipeline and its simulation")
     columns = ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "profiled", "failed")
-    for name in columns:
-        table.add_column(name, justify="left" if name == "cell" else "right")
+    lines = []
     for row in rows:
         figures = []
         for name, digits in zip(METRICS, (0, 0, 3), strict=True):
@@ -221,8 +210,8 @@ def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
             " ".join("–" if one is None else f"{one:.2f}" for one in row[name]) for name in ("pace", "others_cores")
         )
         profiled = "–" if row["measured_part"] is None else f"{row['measured_part']:.0%}"
-        table.add_row(cell.name, *figures, *state, profiled, str(row["failed"]))
-    console.print(table)
+        lines.append((cell.name, *figures, *state, profiled, row["failed"]))
+    console.print(table_of("the running pipeline and its simulation", columns, lines))
 
 
 @click.command()
@@ -252,7 +241,7 @@ def main(profile: Path | None, seconds: float, count: int, runs: int, record: Pa
     names = [f"{name}_{kind}" for kind in ("err", "repeat") for name in METRICS.values()]
     worst = {name: max(row[name] for row in rows) for name in names}
     failed = sum(row["failed"] for row in rows)
-    print(json.dumps({**worst, "failed": failed, "cores": os.cpu_count(), "cells": rows}))
+    print_result({**worst, "failed": failed, "cores": os.cpu_count(), "cells": rows}, SEED)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ compared with, so that a stored one can be compared again with another profile o
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -28,14 +26,13 @@ from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.readings import Series
 from benchmarks.fidelity.machine import SINGLES, SINGLES_PER_S, WARM, Singles, Usage, cpu_s
-from evaluation.processes import worker_processes
+from benchmarks.harness.replayer import Replayer
 from gateway.client.client import GatewayClient
 from gateway.client.state import read_password, running_pid
 from moe.manifest import Manifest
 from moe.reference import WholeModel
 from traces import catalog, generate, scale
 from traces.model import Trace
-from traces.replay import ReplayResult, ReplaySettings, replay
 
 QUIET_END_S = 2.0
 LATE_S = 10.0
@@ -178,7 +175,7 @@ class Bench:
     """The pipeline that is played on, and how long a play takes."""
 
     client: GatewayClient
-    player: Player
+    replayer: Replayer
     topology: Topology
     state: Path
     seconds: float
@@ -190,7 +187,7 @@ class Bench:
     def front_cpu_s(self) -> float:
         """CPU seconds so far of client and gateway."""
         gateway = running_pid(self.state)
-        return cpu_s([self.player.pid, *([] if gateway is None else [gateway])])
+        return cpu_s([self.replayer.pid, *([] if gateway is None else [gateway])])
 
     @property
     def platform(self) -> OpenFaasPlatform:
@@ -200,14 +197,14 @@ class Bench:
 def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Singles:
     """Single requests of ``texts`` in turn, every function with a full core. ``counts [1 + experts, texts]``."""
     settle(bench.client, bench.platform, {node.function: FULL for node in bench.topology.nodes[1:]})
-    bench.player.play(generate.synthetic(WARM, WARM / SINGLES_PER_S, EVEN_CV, SEED), texts)
+    bench.replayer.replay(generate.synthetic(WARM, WARM / SINGLES_PER_S, EVEN_CV, SEED), texts)
     idle = bench.front_cpu_s()
     time.sleep(IDLE_S)
     idle_cores = (bench.front_cpu_s() - idle) / IDLE_S
     source, begun_s, usage = ScrapeSource(bench.client.url, bench.auth), time.time(), Usage()
     source.read(begun_s, 1.0)
     before_s, front_s = time.perf_counter(), bench.front_cpu_s()
-    _, result = bench.player.play(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
+    _, result = bench.replayer.replay(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
     front_s = bench.front_cpu_s() - front_s - idle_cores * (time.perf_counter() - before_s)
     _, others_cores = usage.cores()
     now_s = time.time()
@@ -244,7 +241,7 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
     )
     thread.start()
     try:
-        replayed_s, result = bench.player.play(arrivals(cell, seconds), texts)
+        replayed_s, result = bench.replayer.replay(arrivals(cell, seconds), texts)
         while len(reports) < THIRDS and time.time() < begun_s + seconds + LATE_S:
             stop.wait(0.1)
     finally:
@@ -270,31 +267,6 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
         singles,
         at_s=begun_s,
     )
-
-
-class Player:
-    """Plays traces against the gateway, open loop, from a process of its own: the controller's thread would hold up a
-    client that shared its interpreter."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._pool = worker_processes(1)
-        self.pid = self._pool.submit(os.getpid).result()
-
-    def __enter__(self) -> Player:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
-    def play(self, trace: Trace, texts: Sequence[str]) -> tuple[float, ReplayResult]:
-        """When it began (Unix time), and what came of it."""
-        return self._pool.submit(_replayed, trace, list(texts), self._url).result()
-
-
-def _replayed(trace: Trace, texts: list[str], url: str) -> tuple[float, ReplayResult]:
-    begun_s = time.time()
-    return begun_s, asyncio.run(replay(trace, texts, ReplaySettings(url=url, timeout_s=60.0, seed=SEED)))
 
 
 def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[str, Configuration]) -> None:

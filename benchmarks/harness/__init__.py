@@ -1,1 +1,1 @@
-"""What benchmarks share: run folders, steady load, a trivial function, watches."""
+"""What benchmarks share: a running pipeline, replays, steady load, watches, run folders, options, tables, the last line."""

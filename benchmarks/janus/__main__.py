@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+
+from benchmarks.harness.report import print_result
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -302,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     draw(found[first], traces[first], clock, given.out / "janus.png")
     write_windows(found[first], clock, given.out / "windows.csv")
-    print(json.dumps(summary(found, given.workload, traces)))
+    print_result(summary(found, given.workload, traces), given.seeds)
     return 0
 
 

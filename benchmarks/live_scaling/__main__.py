@@ -23,20 +23,19 @@ dozen requests; its P95 are of the change alone.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.harness.answers import expected_answers
+from benchmarks.harness.report import print_result
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.scaling_watch import Scales
 from benchmarks.live_scaling.report import row, show, summary
@@ -53,14 +52,10 @@ from benchmarks.live_scaling.rows import (
     gateway,
     stage,
 )
-from gateway.client.client import GatewayClient
-from moe.reference import WholeModel
 from smoe import lifecycle
 from smoe.pipelines import ensure_pipeline
-from traces.prompts import load_prompts
 
 PRESET = "minilm"
-TEXTS = 24
 LEAST_S = 2.0
 """Seconds that the throughput of a change is looked at for, at least, in the row at-load."""
 
@@ -181,7 +176,7 @@ def _second(setting: Setting, name: str, replicas: int) -> Measured:
             gateway(setting, f"{name}-second", 0, ()) as second,
             Scales([first.pid, second.pid], first.folders, pause_s=SLOW_SCALES_S) as both,
         ):
-            client = GatewayClient.from_state(second.state)
+            client = second.connect()
             lifecycle.deploy_pipeline(client, setting.manifest, deployment(FRESH, replicas), timeout_s=TIMEOUT_S)
             while any(f.get("availableReplicas", 0) < replicas for f in client.functions()):
                 time.sleep(0.1)
@@ -223,7 +218,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with run_folder("smoe-live-scaling-") as folder:
         directory, manifest = ensure_pipeline(PRESET, folder / "pipelines")
-        texts, expected = expectations(directory)
+        texts, expected = expected_answers(directory)
         setting = Setting(
             folder, directory, manifest, texts, expected.numpy(), clients, rate, pause_s, link, disk, load
         )
@@ -244,15 +239,7 @@ def main(
         rows = {one: rows[one] for one in names}
     result = summary(rows, setting, rounds)
     show(result)
-    print(json.dumps(result))
-
-
-def expectations(directory: Path) -> tuple[list[str], torch.Tensor]:
-    """Texts and the whole model's embeddings of them, [texts, d]."""
-    texts = list(load_prompts(None, 24).choose(TEXTS, 0))
-    torch.set_num_threads(1)
-    whole = WholeModel(directory)
-    return texts, torch.cat([whole.embed([text]) for text in texts])
+    print_result(result)
 
 
 if __name__ == "__main__":

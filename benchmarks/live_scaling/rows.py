@@ -11,12 +11,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.harness.running import RunningGateway, local_gateway, running_gateway
 from benchmarks.harness.scaling_watch import FeedWatch, Picture, Scales, Weight
 from benchmarks.harness.steady_load import Seen, SteadyLoad
 from benchmarks.live_scaling.ablations.fresh import AFTER
 from gateway.backends.process.placement import PREFIX, memory_root
-from gateway.client.client import GatewayClient
-from gateway.client.state import read_gateway
 from moe.manifest import Manifest
 from placement.moves.cluster import deployed
 from placement.moves.coordinator import Coordinator, Options
@@ -93,13 +92,11 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Running:
-    """A gateway that runs."""
+class Running(RunningGateway):
+    """A gateway that runs, and its memory."""
 
-    state: Path
-    pid: int
-    folders: tuple[Path, ...]
-    """Memory folders of its nodes."""
+    folders: tuple[Path, ...] = ()
+    """Memory folders of its machines."""
 
 
 class Stage:
@@ -117,12 +114,8 @@ class Stage:
         self._gateway = psutil.Process(running.pid)
         self._generation = 0
         self._lead_s = 0.0
-        self._coordinator = Coordinator(self._connect, setting.manifest, state, Options(peers, TIMEOUT_S))
+        self._coordinator = Coordinator(running.connect, setting.manifest, state, Options(peers, TIMEOUT_S))
         self.copied: dict[str, int] = {}
-
-    def _connect(self) -> GatewayClient:
-        """A client of its own for whoever asks: a session is for one thread."""
-        return GatewayClient.from_state(self.running.state)
 
     def onto_other_node(self) -> Span:
         """Every function from one replica at home to one on each node."""
@@ -141,7 +134,7 @@ class Stage:
         """Every worker for a new one, by a changed environment."""
         self._generation += 1
         old: dict[str, frozenset[str]] = {}
-        client = self._connect()
+        client = self.running.connect()
         deployments = deployed(client, self._setting.manifest.name).deployments
 
         def order() -> None:
@@ -163,7 +156,7 @@ class Stage:
         """Everything stopped, then everything started with the configuration that is wanted."""
 
         def order() -> None:
-            client = self._connect()
+            client = self.running.connect()
             for name in self.names:
                 client.remove(name)
             self._watch.until(lambda picture: not any(picture.alive.get(name) for name in self.names), TIMEOUT_S)
@@ -267,26 +260,15 @@ def _name(process: psutil.Process) -> str:
 def gateway(setting: Setting, name: str, standbys: int, nodes: tuple[str, ...] = (HOME, OTHER)) -> Iterator[Running]:
     """A gateway with managers on its nodes and all weights at home."""
     state = setting.folder / name
-    settings = lifecycle.GatewaySettings(
-        state,
-        port=0,
-        metrics_port=0,
-        nodes=nodes,
-        standbys=standbys,
-        images=IMAGES,
-        pipelines_dir=setting.directory.parent,
+    settings = replace(
+        local_gateway(state, machines=nodes, standbys=standbys), images=IMAGES, pipelines_dir=setting.directory.parent
     )
-    there = set(memory_root(state).glob(f"{PREFIX}*"))
-    process = lifecycle.start_gateway(settings, detach=False)
-    try:
+    present = set(memory_root(state).glob(f"{PREFIX}*"))
+    with running_gateway(settings) as running:
         if nodes:
-            client = GatewayClient.from_state(state)
-            lines = NodeSettings(0, setting.link_bytes_per_s, setting.disk_bytes_per_s)
-            start_nodes(client, state, setting.manifest, dict.fromkeys(nodes, lines))
-        folders = tuple(set(memory_root(state).glob(f"{PREFIX}*")) - there)
-        yield Running(state, int(read_gateway(state)["pid"]), folders)
-    finally:
-        lifecycle.stop_process(process)
+            links = NodeSettings(0, setting.link_bytes_per_s, setting.disk_bytes_per_s)
+            start_nodes(running.connect(), state, setting.manifest, dict.fromkeys(nodes, links))
+        yield Running(settings, tuple(set(memory_root(state).glob(f"{PREFIX}*")) - present))
 
 
 @contextmanager
@@ -295,7 +277,7 @@ def stage(
 ) -> Iterator[Stage]:
     """A gateway, the pipeline with one replica of each function, clients on it; fills ``measured`` at the end."""
     with gateway(setting, name, standbys) as running:
-        client = GatewayClient.from_state(running.state)
+        client = running.connect()
         fresh_flag(setting).unlink(missing_ok=True)
         settings = deployment(image, 1, {AFTER: str(fresh_flag(setting))} if image == FRESH else None)
         lifecycle.deploy_pipeline(client, setting.manifest, settings, timeout_s=TIMEOUT_S)

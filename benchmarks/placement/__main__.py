@@ -14,7 +14,6 @@ is one JSON object.
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,6 +26,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.options import routing_option, seed_option
+from benchmarks.harness.report import print_result
 from benchmarks.placement.activations import Activations, activations_of
 from benchmarks.placement.eplb import balanced
 from benchmarks.placement.synthetic_routing import Choices, Law, made, real
@@ -252,9 +253,9 @@ def _module(path: Path) -> Any:
 
 @click.command()
 @click.option("--eplb", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The original eplb.py.")
-@click.option("--routing", type=click.Path(path_type=Path, exists=True), help="Folder with the routing logs.")
+@routing_option
 @click.option("--repeats", default=7, show_default=True, help="Timings of each cell; their median counts.")
-@click.option("--seed", default=0, show_default=True, help="Of all random choices.")
+@seed_option
 def main(eplb: Path | None, routing: Path | None, repeats: int, seed: int) -> None:
     """Milliseconds, balance, co-activation and movement, side by side."""
     torch.set_num_threads(1)
@@ -284,7 +285,7 @@ def main(eplb: Path | None, routing: Path | None, repeats: int, seed: int) -> No
         "targets_met": not missed and over["Algorithm 2 + search"][0] <= TARGET_OVER,
         "seed": seed,
     }
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

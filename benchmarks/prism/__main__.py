@@ -18,7 +18,6 @@ JSON object.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.heterogeneous_compared import eplb, redundance, smartmoe, uniform
 from benchmarks.placement.replay_log import Costs, PlanChange, Replay, Requests, replay
 from benchmarks.placement.synthetic_routing import Choices
@@ -320,10 +320,7 @@ def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None
             draw(found, out / f"prism-shift-{name.lower()}.png")
     over, seconds, grown = over_optimum(0), plan_seconds(0), scaling(lite_work, message_ms, 0)
     heads = ("gpus", "arrival_s", "mbit", "latency_s", "local", "plan_s")
-    scale_table = Table(*heads, title="Fig. 8, V2-Lite")
-    for row in grown:
-        scale_table.add_row(*(str(row[head]) for head in heads))
-    Console(stderr=True, width=120).print(scale_table)
+    print_table("Fig. 8, V2-Lite", heads, [[row[head] for head in heads] for row in grown], width=120)
     below = table["V2-Lite, clustered prompts, 10 s"]["below_eplb"]
     result = {
         "below_eplb": below,
@@ -340,7 +337,7 @@ def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None
             "plan_s": seconds["3 nodes"]["improved"] <= TARGETS["plan_s"],
         },
     }
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ object.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.harness.report import print_result
 from benchmarks.harness.run_folder import run_folder
+from benchmarks.harness.running import (
+    START_TIMEOUT_S,
+    RunningGateway,
+    deployed_pipeline,
+    local_gateway,
+    running_gateway,
+)
 from benchmarks.prism.__main__ import METHODS, planners
 from benchmarks.prism_real.clients import Counts, Served, counted, joined, play
 from benchmarks.prism_real.network import SWITCH, Node, become_switch, connect, measure
-from gateway.client.client import GatewayClient
 from moe.manifest import INGRESS, Manifest
 from moe.preset import minilm_folder
 from moe.split import split
@@ -48,8 +54,7 @@ from placement.layout import Floats
 from placement.migration import Scale, decide
 from placement.moves.cluster import Places
 from placement.moves.coordinator import Coordinator, Options
-from placement.moves.managers import NodeSettings, start_nodes
-from smoe import lifecycle
+from placement.moves.managers import NodeSettings
 from smoe.deployment import DeploymentSettings
 from traces.prompts import load_prompts
 
@@ -57,7 +62,6 @@ NODES = ("a", "b", "c")
 GPUS = [1, 1, 2]
 TASKS = ("gsm8k", "humaneval", "wikitext")
 PLACES_PER_EXPERT = 1.3
-START_TIMEOUT_S = 300.0
 FLOAT_BYTES = 4
 BIN_S, WARM_S = 3.0, 2.0
 
@@ -80,12 +84,10 @@ class Setting:
 class Stage:
     """The pipeline on its three nodes, the plan it has, and requests on it."""
 
-    def __init__(self, nodes: tuple[Node, ...], state: Path, manifest: Manifest, mbit: float) -> None:
+    def __init__(self, nodes: tuple[Node, ...], gateway: RunningGateway, manifest: Manifest, mbit: float) -> None:
         self._nodes = nodes
         self._manifest = manifest
-        self._coordinator = Coordinator(
-            lambda: GatewayClient.from_state(state), manifest, state, Options(True, START_TIMEOUT_S)
-        )
+        self._coordinator = Coordinator(gateway.connect, manifest, gateway.state, Options(True, START_TIMEOUT_S))
         self.shape = (manifest.layers, len(manifest.experts(0)))
         self.expert_bytes = max(one.parameter_bytes for one in manifest.experts(0))
         places = int(PLACES_PER_EXPERT * self.shape[0] * self.shape[1] / sum(GPUS))
@@ -94,7 +96,7 @@ class Stage:
             GPUS, places * self.expert_bytes, load_bytes_per_s=self.bytes_per_s, bytes_per_s=self.bytes_per_s
         )
         self.plan: PlanArray | None = None
-        feed = GatewayClient.from_state(state)
+        feed = gateway.connect()
         self._move({manifest.function_name(INGRESS): dict.fromkeys(NODES, 1)})
         ingresses = feed.replicas()[manifest.function_name(INGRESS)]
         by_node = {str(one["node"]): str(one["address"]) for one in ingresses if one["state"] == "ready"}
@@ -236,26 +238,18 @@ def _decide(stage: Stage, seen: Floats, window_s: float, setting: Setting, at_s:
 def running(nodes: tuple[Node, ...], folder: Path, experts: int, top_k: int, mbit: float) -> Iterator[Stage]:
     """A gateway on the switch, a weights manager on every node, the pipeline deployed. Ends with the block."""
     pipelines = folder / "pipelines"
-    with Console(stderr=True).status("splitting MiniLM and starting"):
+    with Console(stderr=True).status("splitting MiniLM"):
         manifest = split(minilm_folder(), pipelines / "minilm", "minilm", experts, top_k)
-        settings = lifecycle.GatewaySettings(
-            folder / "state",
-            host=SWITCH,
-            port=0,
-            metrics_port=0,
-            nodes=NODES,
-            networks=tuple(f"{node.name}={node.address}@{node.namespace}" for node in nodes),
-            pipelines_dir=pipelines,
-        )
-        process = lifecycle.start_gateway(settings, detach=False)
-    try:
-        client = GatewayClient.from_state(settings.state)
-        start_nodes(client, settings.state, manifest, dict.fromkeys(NODES, NodeSettings()))
-        deployment = DeploymentSettings(extra_environment={"smoe_dispatch": "local-first"})
-        lifecycle.deploy_pipeline(client, manifest, deployment, timeout_s=START_TIMEOUT_S)
-        yield Stage(nodes, settings.state, manifest, mbit)
-    finally:
-        lifecycle.stop_process(process)
+    settings = replace(
+        local_gateway(folder / "state", machines=NODES),
+        host=SWITCH,
+        networks=tuple(f"{node.name}={node.address}@{node.namespace}" for node in nodes),
+        pipelines_dir=pipelines,
+    )
+    deployment = DeploymentSettings(extra_environment={"smoe_dispatch": "local-first"})
+    with running_gateway(settings) as gateway:
+        deployed_pipeline(gateway, pipelines / "minilm", manifest, deployment, NodeSettings())
+        yield Stage(nodes, gateway, manifest, mbit)
 
 
 def show(rows: dict[str, Any]) -> None:
@@ -380,7 +374,7 @@ def main(
         "shift": shifted,
         "settings": {"experts": experts, "top_k": top_k, "words": words, **options},
     }
-    print(json.dumps(result))
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ starts is refused: it would prove nothing of them. The last line is one JSON obj
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoscaler.contract import Configuration
+from benchmarks.harness.report import print_result
 from benchmarks.simulator.oracle import PipelineModel
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for name, value in result.items():
         print(f"{name:>32}  {value}")
-    print(json.dumps(result))
+    print_result(result, given.seed)
     return 0
 
 

@@ -55,8 +55,9 @@ def _serves(port: int) -> bool:
 
 def _run() -> int:
     from functions import worker
+    from moe import runtime
 
-    private.runtime.read_mapped = private.read_private
+    runtime.read_mapped = private.read_private
     return worker._run_from_environment()
 
 

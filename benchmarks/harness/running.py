@@ -1,0 +1,103 @@
+"""A gateway of the benchmark's own, and a pipeline on it, for as long as a ``with`` block lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_gateway, read_password
+from moe.manifest import Manifest
+from placement.moves.managers import NodeSettings, start_nodes
+from smoe import lifecycle
+from smoe.deployment import DeploymentSettings
+from smoe.lifecycle import GatewaySettings
+from smoe.pipelines import ensure_pipeline
+
+START_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class RunningGateway:
+    """A gateway that runs, on ports that were free."""
+
+    settings: GatewaySettings
+
+    @property
+    def state(self) -> Path:
+        return self.settings.state
+
+    @property
+    def pid(self) -> int:
+        return int(read_gateway(self.state)["pid"])
+
+    @property
+    def auth(self) -> tuple[str, str]:
+        return "admin", read_password(self.state)
+
+    def connect(self) -> GatewayClient:
+        """A client of its own for whoever asks: a session is for one thread."""
+        return GatewayClient.from_state(self.state)
+
+
+@dataclass(frozen=True)
+class RunningPipeline:
+    """A pipeline that answers."""
+
+    gateway: RunningGateway
+    client: GatewayClient
+    directory: Path
+    manifest: Manifest
+    functions: tuple[str, ...]
+    """Names of what was deployed, the ingress first."""
+
+    @property
+    def url(self) -> str:
+        return f"{self.client.url}/function/{self.manifest.name}"
+
+
+def local_gateway(
+    state: Path, *, cpu_scale: float = 1.0, machines: Sequence[str] = (), standbys: int = GatewaySettings.standbys
+) -> GatewaySettings:
+    """Settings of a gateway on free ports, with ``machines`` emulated."""
+    return GatewaySettings(state, port=0, metrics_port=0, cpu_scale=cpu_scale, nodes=tuple(machines), standbys=standbys)
+
+
+@contextmanager
+def running_gateway(settings: GatewaySettings) -> Iterator[RunningGateway]:
+    """Started when the block begins, stopped when it ends, and by the kernel where this process is killed."""
+    process = lifecycle.start_gateway(settings, detach=False)
+    try:
+        yield RunningGateway(settings)
+    finally:
+        lifecycle.stop_process(process)
+
+
+@contextmanager
+def running_pipeline(
+    settings: GatewaySettings,
+    deployment: DeploymentSettings | None = None,
+    pipeline: str = "minilm",
+    memory: NodeSettings | None = None,
+) -> Iterator[RunningPipeline]:
+    """A gateway with a preset (or folder) deployed. ``memory``: of the weights manager on every emulated machine."""
+    directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
+    with running_gateway(settings) as gateway:
+        yield deployed_pipeline(gateway, directory, manifest, deployment, memory)
+
+
+def deployed_pipeline(
+    gateway: RunningGateway,
+    directory: Path,
+    manifest: Manifest,
+    deployment: DeploymentSettings | None = None,
+    memory: NodeSettings | None = None,
+) -> RunningPipeline:
+    """Weights managers where ``memory`` is given, then the pipeline, ready."""
+    client = gateway.connect()
+    if memory is not None:
+        start_nodes(client, gateway.state, manifest, dict.fromkeys(gateway.settings.nodes, memory))
+    entries = lifecycle.deploy_pipeline(client, manifest, deployment or DeploymentSettings(), timeout_s=START_TIMEOUT_S)
+    return RunningPipeline(gateway, client, directory, manifest, tuple(str(entry["service"]) for entry in entries))
