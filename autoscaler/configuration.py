@@ -230,19 +230,19 @@ class ConfigurationSpace:
             and found.concurrency in self.concurrencies
         )
 
-    def nearest(self, wish: Configuration) -> Configuration:
+    def nearest(self, desired: Configuration) -> Configuration:
         """The lattice point next to ``wish``: memory rounded up, other axes to the nearest allowed value."""
         cores, share = 0.0, 0.0
-        if self.cpu_cores and (wish.cpu_cores > 0 or not self.gpu_shares):
-            cores = min(self.cpu_cores, key=lambda value: abs(value - wish.cpu_cores))
+        if self.cpu_cores and (desired.cpu_cores > 0 or not self.gpu_shares):
+            cores = min(self.cpu_cores, key=lambda value: abs(value - desired.cpu_cores))
         else:
-            share = min(self.gpu_shares, key=lambda value: abs(value - wish.gpu_share))
+            share = min(self.gpu_shares, key=lambda value: abs(value - desired.gpu_share))
         return Configuration(
-            self._memory_at_least(wish.memory_mb) or self.memory_sizes_mb[-1],
+            self._memory_at_least(desired.memory_mb) or self.memory_sizes_mb[-1],
             cores,
             share,
-            min(max(wish.replicas, self.replicas_min), self.replicas_max),
-            min(max(wish.concurrency, self.concurrency_min), self.concurrency_max),
+            min(max(desired.replicas, self.replicas_min), self.replicas_max),
+            min(max(desired.concurrency, self.concurrency_min), self.concurrency_max),
         )
 
     def least_memory_mb(self, need: MemoryNeed, replicas: int) -> int | None:

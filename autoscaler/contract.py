@@ -47,7 +47,7 @@ NAMESPACE = "openfaas-fn"
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What the topology says of one node; nothing here changes while the pipeline runs.
+    """One node in the topology; nothing here changes while the pipeline runs.
 
     One node is one function, unless an installation limits functions: then several nodes name the same function.
     """
@@ -98,7 +98,7 @@ class Topology:
 
 
 class NodeObservation(NamedTuple):
-    """One function in one window: the expert-level features of section 4.2, with raw values beside them.
+    """One function in one window: the expert-level features of section 4.2, with raw values next to them.
 
     A named tuple: thousands are made in every window, and a frozen dataclass takes ten times as long to make.
     """
@@ -120,7 +120,7 @@ class NodeObservation(NamedTuple):
     concurrency_utilisation: float | None
     """CU(t): mean calls in flight at replicas over replicas × concurrency."""
     latency_p95_s: float | None
-    """EL(t): 95th percentile of the time from the wish to call until the reply; None without calls."""
+    """EL(t): 95th percentile of the time from the time it was to be called until the reply; None without calls."""
     latency_mean_s: float | None
     tokens_per_s: float | None
     """TPS(t)."""
@@ -141,7 +141,7 @@ class NodeObservation(NamedTuple):
     request_share: float | None = None
     """RS(t): share of the layer's calls; experts only."""
     straggler_ratio: float | None = None
-    """SR(t): own tail latency over that of the layer's slowest expert; experts only."""
+    """SR(t): this expert's tail latency over that of the layer's slowest expert; experts only."""
     measured_replicas: int | None = None
     """Replicas whose CPU time was measured over the window; ready ones beyond it are too new to be judged."""
     busy_replica_s: float | None = None
@@ -205,13 +205,13 @@ class Observation:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a policy wishes: configurations by function, each with the reason, and the policy's state for next time.
+    """What a policy asks for: configurations by function, each with the reason, and the policy's state for next time.
 
-    A function with a reason and no wish is one the policy manages but cannot judge (no data): its scale is held. A
+    A function with a reason and no configuration is one the policy manages but cannot judge (no data): its scale is held. A
     function with neither is none of the policy's business.
     """
 
-    wishes: Mapping[str, Configuration]
+    desired: Mapping[str, Configuration]
     reasons: Mapping[str, str]
     memory: object = None
 
@@ -223,11 +223,11 @@ class Decision(NamedTuple):
     node: str
     """Its node; node ids joined by ``_`` where a function serves several."""
     present: Configuration
-    wish: Configuration
+    desired: Configuration
     target: Configuration
     reason: str
     limits_hit: tuple[str, ...] = ()
-    """What kept the target from the wish, in words."""
+    """What kept the target from the desired configuration, in words."""
     valid: bool = True
     """False: made on missing or stale data, so the target is the present configuration."""
 
@@ -250,11 +250,11 @@ class MetricsSource(Protocol):
     """Where observations come from: Prometheus, direct scrapes, or the simulator."""
 
     def observe(self, now_s: float, window_s: float) -> Observation:
-        """The window that ends at ``now_s`` (Unix time). Never raises for missing data: it says so in ``problems``."""
+        """The window that ends at ``now_s`` (Unix time). Never raises for missing data: they are named in ``problems``."""
 
 
 class Policy(Protocol):
-    """Wishes from observations. Pure: what it must remember comes in as ``memory`` and goes out in the proposal."""
+    """Desired configurations from observations. Pure: what it must remember comes in as ``memory`` and goes out in the proposal."""
 
     name: str
 
@@ -265,7 +265,7 @@ class Platform(Protocol):
     """The only thing that changes functions. Methods raise ``autoscaler.errors.PlatformError``."""
 
     def configurations(self) -> Mapping[str, Configuration]:
-        """Present configuration of every function of the pipeline, read anew."""
+        """Present configuration of every function of the pipeline, read again on every call."""
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         """Ask for ``target``; ``present`` is what was read last. Applying twice changes nothing more.

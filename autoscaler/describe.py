@@ -39,7 +39,7 @@ def summary(report: TickReport, bill: ShadowBill | None = None, conditions: Sequ
             {
                 "function": decision.function,
                 "present": short(decision.present),
-                "wish": short(decision.wish),
+                "wish": short(decision.desired),
                 "target": short(decision.target),
                 "replicas": [decision.present.replicas, decision.target.replicas],
                 "reason": decision.reason,

@@ -100,7 +100,7 @@ def _labels(decision: Decision, report: TickReport) -> list[str]:
         decision.function,
         result_of(decision, report),
         short(decision.present),
-        short(decision.wish),
+        short(decision.desired),
         short(decision.target),
         _cut("; ".join(decision.limits_hit)),
         _cut(decision.reason),

@@ -69,6 +69,9 @@ PIPELINE = pa.schema(
         **_COSTS,
     }
 )
+_SIDES = {"present": "present", "wish": "desired", "target": "target"}
+"""Prefix of a decision's columns → attribute; ``wish`` is what stored logs call the desired configuration."""
+
 DECISIONS = pa.schema(
     {
         "end_s": _F,
@@ -82,7 +85,7 @@ DECISIONS = pa.schema(
         "applied": _B,
         "failure": _S,
         "dry_run": _B,
-        **{f"{side}_{name}": kind for side in ("present", "wish", "target") for name, kind in _CONFIGURATION.items()},
+        **{f"{side}_{name}": kind for side in _SIDES for name, kind in _CONFIGURATION.items()},
     }
 )
 _SCHEMAS = {"windows": WINDOWS, "pipeline": PIPELINE, "decisions": DECISIONS}
@@ -213,8 +216,8 @@ def decision_columns(report: TickReport) -> Columns:
     """One row a decision, those that change nothing too."""
     made, applied = report.decisions, set(report.applied)
     columns = _attributes(made, ("function", "node", "reason", "limits_hit", "valid", "changes"))
-    for side in ("present", "wish", "target"):
-        found = _attributes([getattr(one, side) for one in made], CONFIGURATION_FIELDS)
+    for side, attribute in _SIDES.items():
+        found = _attributes([getattr(one, attribute) for one in made], CONFIGURATION_FIELDS)
         columns |= {f"{side}_{name}": values for name, values in found.items()}
     for name, value in (
         ("end_s", report.observation.end_s),

@@ -1,4 +1,4 @@
-"""The controller's loop: observe, wish, decide, apply, log. Each tick stands alone; a bad one is survived."""
+"""The controller's loop: observe, propose, decide, apply, log. Each tick stands alone; a bad one is survived."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Controller:
         except PlatformError:
             return decisions, result
         done = {function: present[function] for function in result.applied if function in present}
-        rest = replace(proposal, wishes={**proposal.wishes, **done})
+        rest = replace(proposal, desired={**proposal.desired, **done})
         anew = {one.function: one for one in self._decide(observation, rest, present, now_s, known) if one.changes}
         second = self._apply(tuple(anew.values()))
         failures = {function: why for function, why in result.failures.items() if function not in second.applied}
@@ -197,7 +197,7 @@ class Controller:
 
 
 def describe(decision: Decision, report: TickReport) -> str:
-    """One structured line: inputs, wish, limits hit, result."""
+    """One structured line: inputs, desired configuration, limits hit, result."""
     outcome = "dry-run" if report.dry_run else "applied" if decision.function in report.applied else "kept"
     if decision.function in report.failures:
         outcome = f"failed: {report.failures[decision.function]}"
@@ -219,7 +219,7 @@ def describe(decision: Decision, report: TickReport) -> str:
         (
             f"policy={report.policy} function={decision.function}",
             *parts,
-            f"present={short(decision.present)} wish={short(decision.wish)} target={short(decision.target)}",
+            f"present={short(decision.present)} desired={short(decision.desired)} target={short(decision.target)}",
             f"limits={'; '.join(decision.limits_hit) or 'none'!r} reason={decision.reason!r} result={outcome!r}",
         )
     )

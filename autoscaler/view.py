@@ -130,7 +130,7 @@ def _decision(decision: Decision, report: TickReport) -> dict[str, Any]:
         "function": decision.function,
         "node": decision.node,
         "present": decision.present,
-        "wish": decision.wish,
+        "wish": decision.desired,
         "target": decision.target,
         "reason": decision.reason,
         "limits_hit": list(decision.limits_hit),

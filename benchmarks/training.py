@@ -67,8 +67,8 @@ def last_window(settings: TrainingSettings) -> Decide:
         for episode, state in zip(episodes, states, strict=True):
             planner = LastWindowPolicy(episode.workload, LastWindowSettings(meter=settings.meter))
             planner = planners.setdefault(id(episode), (episode, planner))[1]
-            wishes = planner.propose(episode.observation, episode.observation.end_s, None).wishes
-            plans.append(on_lattice(wishes, episode, state))
+            desired = planner.propose(episode.observation, episode.observation.end_s, None).desired
+            plans.append(on_lattice(desired, episode, state))
         return plans
 
     return decide

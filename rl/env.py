@@ -100,14 +100,14 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         episode, layer = self.episode, self._layer
         if not episode.windows_left:
             raise RuntimeError("the episode has ended: call reset()")
-        wish = self._state.present.copy()
-        wish[layer] = np.asarray(action).reshape(self._width, 4)
-        wish = self._encoder.lattice.within(wish, self._state.least_memory)
+        desired = self._state.present.copy()
+        desired[layer] = np.asarray(action).reshape(self._width, 4)
+        desired = self._encoder.lattice.within(desired, self._state.least_memory)
         if layer == 0:
             episode.begin()
-        reward = episode.decide_layer(layer, wish[layer])
-        self._decided[layer] = wish[layer]
-        info: dict[str, Any] = {"layer": layer, "executed": wish[layer]}
+        reward = episode.decide_layer(layer, desired[layer])
+        self._decided[layer] = desired[layer]
+        info: dict[str, Any] = {"layer": layer, "executed": desired[layer]}
         self._layer += 1
         if self._layer == self._layers:
             outcome = episode.end()

@@ -1,4 +1,4 @@
-"""From wishes to decisions: hold on missing data, cool-down, space, rate of change, what the platform cannot give,
+"""From what a policy desires to decisions: hold on missing data, cool-down, space, rate of change, what the platform cannot give,
 memory of Eq. (2), budget."""
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ def decide(
     needs: dict[str, MemoryNeed | None] = {}
     for function, nodes in topology.functions().items():
         now = present.get(function)
-        wish = proposal.wishes.get(function)
+        desired = proposal.desired.get(function)
         reason = proposal.reasons.get(function, "")
-        if now is None or (wish is None and not reason):
+        if now is None or (desired is None and not reason):
             continue
         name = "_".join(node.id for node in nodes)
-        why = _held(observation, wish, reason)
-        if wish is None or why:
-            decisions.append(Decision(function, name, now, wish or now, now, why, ("no or old data",), valid=False))
+        why = _held(observation, desired, reason)
+        if desired is None or why:
+            decisions.append(Decision(function, name, now, desired or now, now, why, ("no or old data",), valid=False))
             continue
         bound = bounds.get(function)
-        if wish == now and (bound is None or now.replicas <= bound.replicas):
-            decisions.append(Decision(function, name, now, wish, now, reason))
+        if desired == now and (bound is None or now.replicas <= bound.replicas):
+            decisions.append(Decision(function, name, now, desired, now, reason))
             continue
         needs[function] = memory_need(nodes, [observation.node(node.id) for node in nodes], settings)
         floor = floors.get(function, 0)
-        target, hits = _limited(function, now, wish, needs[function], now_s, state, settings, bound, floor)
-        decisions.append(Decision(function, name, now, wish, target, reason, tuple(hits)))
+        target, hits = _limited(function, now, desired, needs[function], now_s, state, settings, bound, floor)
+        decisions.append(Decision(function, name, now, desired, target, reason, tuple(hits)))
     if settings.budget_per_hour is not None:
         decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
     return tuple(decisions)
@@ -114,17 +114,17 @@ def memory_need(
     return MemoryNeed(runtime_bytes, max(node.bytes_per_token for node in nodes), sum(known), settings.alpha)
 
 
-def _held(observation: Observation, wish: Configuration | None, reason: str) -> str:
+def _held(observation: Observation, desired: Configuration | None, reason: str) -> str:
     """Why the present scale is held; empty when it need not be."""
     if observation.stale:
         return f"present scale held: {observation.problems[0] if observation.problems else 'no data of this window'}"
-    return f"present scale held: {reason}" if wish is None else ""
+    return f"present scale held: {reason}" if desired is None else ""
 
 
 def _limited(
     function: str,
     now: Configuration,
-    wish: Configuration,
+    desired: Configuration,
     need: MemoryNeed | None,
     now_s: float,
     state: LimitState,
@@ -136,7 +136,7 @@ def _limited(
     if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
         return now, [f"cool-down of {settings.cooldown_s:g} s"]
     hits: list[str] = []
-    target = _on_lattice(now, wish, settings.space, hits)
+    target = _on_lattice(now, desired, settings.space, hits)
     target = _in_step(now, target, settings, hits)
     target = _on_its_nodes(target, floor, settings.space, hits)
     if bound is None:
@@ -149,19 +149,21 @@ def _limited(
     return (target if target == bound.possible(runs, target) else runs), hits
 
 
-def _on_lattice(now: Configuration, wish: Configuration, space: ConfigurationSpace, hits: list[str]) -> Configuration:
+def _on_lattice(
+    now: Configuration, desired: Configuration, space: ConfigurationSpace, hits: list[str]
+) -> Configuration:
     """Axes that the wish changes must lie on the lattice; those it leaves alone may stay as deployed."""
-    nearest = space.nearest(wish)
-    same_resource = (wish.cpu_cores, wish.gpu_share) == (now.cpu_cores, now.gpu_share)
+    nearest = space.nearest(desired)
+    same_resource = (desired.cpu_cores, desired.gpu_share) == (now.cpu_cores, now.gpu_share)
     resource = now if same_resource else nearest
     target = Configuration(
-        now.memory_mb if wish.memory_mb == now.memory_mb else nearest.memory_mb,
+        now.memory_mb if desired.memory_mb == now.memory_mb else nearest.memory_mb,
         resource.cpu_cores,
         resource.gpu_share,
-        now.replicas if wish.replicas == now.replicas else nearest.replicas,
-        now.concurrency if wish.concurrency == now.concurrency else nearest.concurrency,
+        now.replicas if desired.replicas == now.replicas else nearest.replicas,
+        now.concurrency if desired.concurrency == now.concurrency else nearest.concurrency,
     )
-    if target != wish:
+    if target != desired:
         hits.append("configuration space")
     return target
 

@@ -87,11 +87,11 @@ class AttainmentPolicy:
         streak = Streak(streak.violating + 1 if share < s.target else 0, streak.slack + 1 if slack else 0)
         said = f"{share:.0%} of requests within {s.slo_s:g} s"
         if streak.violating >= s.up_windows:
-            wishes, reasons = self._up(rows, said)
-            return Proposal(wishes, reasons, Streak())
+            desired, reasons = self._up(rows, said)
+            return Proposal(desired, reasons, Streak())
         if streak.slack >= s.down_windows:
-            wishes, reasons = self._down(rows, said)
-            return Proposal(wishes, reasons, Streak())
+            desired, reasons = self._down(rows, said)
+            return Proposal(desired, reasons, Streak())
         return Proposal({}, dict.fromkeys(rows, said), streak)
 
     def _up(
@@ -114,14 +114,14 @@ class AttainmentPolicy:
     def _stepped(
         self, rows: Mapping[str, Sequence[NodeObservation]], chosen: set[str], step: int, reason: str
     ) -> tuple[dict[str, Configuration], dict[str, str]]:
-        wishes, reasons = {}, {}
+        desired, reasons = {}, {}
         for name, nodes in rows.items():
             present = nodes[0].configuration
             reasons[name] = reason if name in chosen else "not the one to change"
             if name in chosen and present is not None:
                 wanted = min(max(present.replicas + step, self.settings.min_replicas), self.settings.max_replicas)
-                wishes[name] = replace(present, replicas=wanted)
-        return wishes, reasons
+                desired[name] = replace(present, replicas=wanted)
+        return desired, reasons
 
     def _pressed(self, nodes: Sequence[NodeObservation], step: int) -> bool:
         """Whether calls wait for slots or fill them, with ``step`` replicas more."""

@@ -49,18 +49,20 @@ class FallbackPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         before = memory if isinstance(memory, FallbackMemory) else FallbackMemory()
-        wish = self._chosen.propose(observation, now_s, before.chosen)
+        proposal = self._chosen.propose(observation, now_s, before.chosen)
         instead = self._other.propose(observation, now_s, before.other)
-        after = replace(_judged(before, observation, wish, self._settings), chosen=wish.memory, other=instead.memory)
+        after = replace(
+            _judged(before, observation, proposal, self._settings), chosen=proposal.memory, other=instead.memory
+        )
         if not after.active:
-            return replace(wish, memory=after)
+            return replace(proposal, memory=after)
         why = f"{self._other.name} instead of {self.name}, which wanted less while the SLO was missed"
         reasons = {function: f"{reason} ({why})" for function, reason in instead.reasons.items()}
-        return Proposal(instead.wishes, reasons, after)
+        return Proposal(instead.desired, reasons, after)
 
 
 def _judged(
-    before: FallbackMemory, observation: Observation, wish: Proposal, settings: FallbackSettings
+    before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings
 ) -> FallbackMemory:
     """The next state of the watch. A window without data of the pipeline's latency counts for nothing."""
     latency_s = observation.latency_p95_s
@@ -74,16 +76,18 @@ def _judged(
             if calm >= settings.calm_windows
             else replace(before, calm=calm)
         )
-    bad = before.bad + 1 if missed and wants_less(observation, wish.wishes) else 0
+    bad = before.bad + 1 if missed and wants_less(observation, proposal.desired) else 0
     return replace(before, bad=bad, calm=0, active=bad >= settings.windows)
 
 
-def wants_less(observation: Observation, wishes: Mapping[str, Configuration]) -> bool:
+def wants_less(observation: Observation, desired: Mapping[str, Configuration]) -> bool:
     """Whether some function is to get less capacity and none more: fewer replicas × cores, GPU shares or call slots."""
     present = {node.function: node.configuration for node in observation.nodes if node.configuration is not None}
-    pairs = [(capacity(wish), capacity(present[name])) for name, wish in wishes.items() if name in present]
-    less = any(new < old for wish, now in pairs for new, old in zip(wish, now, strict=True))
-    more = any(new > old for wish, now in pairs for new, old in zip(wish, now, strict=True))
+    pairs = [
+        (capacity(configuration), capacity(present[name])) for name, configuration in desired.items() if name in present
+    ]
+    less = any(new < old for configuration, now in pairs for new, old in zip(configuration, now, strict=True))
+    more = any(new > old for configuration, now in pairs for new, old in zip(configuration, now, strict=True))
     return less and not more
 
 

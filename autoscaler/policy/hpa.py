@@ -46,7 +46,7 @@ class HpaPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         histories: dict[str, History] = dict(memory) if isinstance(memory, dict) else {}
-        wishes: dict[str, Configuration] = {}
+        desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
         for function, nodes in by_function(observation, self.settings.kinds).items():
             present = nodes[0].configuration
@@ -59,9 +59,9 @@ class HpaPolicy:
                 continue
             history = histories.get(function, NOTHING)
             wanted, histories[function], why = limit(raw, present.replicas, history, now_s, self.settings)
-            wishes[function] = present if wanted == present.replicas else present.with_replicas(wanted)
+            desired[function] = present if wanted == present.replicas else present.with_replicas(wanted)
             reasons[function] = f"{reason}; {why}" if why else reason
-        return Proposal(wishes, reasons, histories)
+        return Proposal(desired, reasons, histories)
 
 
 def recommend(nodes: Sequence[NodeObservation], settings: HpaSettings) -> tuple[int | None, str]:

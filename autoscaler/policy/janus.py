@@ -158,16 +158,16 @@ class JanusPolicy:
         if late or queued or plan.present.p95_s > budget_s:
             why = "P95 nears the SLO" if late else "calls wait" if queued else "P95 would near the SLO"
             action = plan.least(budget_s, up=True)
-            return self._wish(action, why, seen, managed, replace(after, calm=0, shared_out_s=now_s))
+            return self._proposal(action, why, seen, managed, replace(after, calm=0, shared_out_s=now_s))
         after = replace(after, calm=before.calm + 1)
         if after.calm >= s.down_windows:
             action = plan.least(budget_s, up=False)
             if action.p95_s <= budget_s and action.cost < plan.present.cost:
-                return self._wish(action, "calm", seen, managed, replace(after, calm=0, shared_out_s=now_s))
+                return self._proposal(action, "calm", seen, managed, replace(after, calm=0, shared_out_s=now_s))
         if after.shared_out_s is not None and now_s - after.shared_out_s >= s.rebalance_s:
             action = plan.shared_out()
-            return self._wish(action, "shared out anew", seen, managed, replace(after, shared_out_s=now_s))
-        return self._wish(plan.present, "held", seen, managed, after)
+            return self._proposal(action, "shared out anew", seen, managed, replace(after, shared_out_s=now_s))
+        return self._proposal(plan.present, "held", seen, managed, after)
 
     def _plan(
         self,
@@ -231,14 +231,14 @@ class JanusPolicy:
         after = replace(before, tails=tails, alone_s=alone, calls_per_s=rates, activations=activations)
         return model({name: rate * factor for name, rate in rates.items()}), after
 
-    def _wish(
+    def _proposal(
         self, action: Action, why: str, seen: Mapping[str, Seen], managed: Sequence[str], memory: JanusMemory
     ) -> Proposal:
-        wishes = {name: seen[name].configuration.with_replicas(action.replicas[name]) for name in managed}
+        desired = {name: seen[name].configuration.with_replicas(action.replicas[name]) for name in managed}
         predicted = "more than can be served" if math.isinf(action.p95_s) else f"{1000 * action.p95_s:.0f} ms"
         said = f"{action.attention.said}, {action.experts.said}"
         reason = f"{why}: {said}, predicted P95 {predicted} of {1000 * self.settings.slo_s:.0f}"
-        return Proposal(wishes, dict.fromkeys(managed, reason), memory)
+        return Proposal(desired, dict.fromkeys(managed, reason), memory)
 
 
 def _blend(before: float | None, last: float, weight: float) -> float:

@@ -109,7 +109,7 @@ class KedaPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         states: dict[str, KedaState] = dict(memory) if isinstance(memory, dict) else {}
-        wishes: dict[str, Configuration] = {}
+        desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
         for function, nodes in by_function(observation, self.settings.kinds).items():
             present = nodes[0].configuration
@@ -123,8 +123,8 @@ class KedaPolicy:
                 continue
             state = poll(states.get(function, KedaState()), known, now_s, self.settings)
             replicas, states[function], reasons[function] = wanted(state, known, present, now_s, self.settings)
-            wishes[function] = replace(present, replicas=replicas)
-        return Proposal(wishes, reasons, states)
+            desired[function] = replace(present, replicas=replicas)
+        return Proposal(desired, reasons, states)
 
 
 def poll(state: KedaState, values: Sequence[float], now_s: float, settings: KedaSettings) -> KedaState:

@@ -99,7 +99,7 @@ class KpaPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         states: dict[str, KpaState] = dict(memory) if isinstance(memory, dict) else {}
-        wishes: dict[str, Configuration] = {}
+        desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
         for function, nodes in by_function(observation, self.settings.kinds).items():
             present, ready = nodes[0].configuration, nodes[0].ready_replicas
@@ -116,8 +116,8 @@ class KpaPolicy:
             bounded = min(max(wanted, self.settings.min_replicas), self.settings.max_replicas)
             if present.replicas == 0 and wanted == 0:
                 bounded, why = 0, "scaled to zero and without calls: left alone"
-            wishes[function], reasons[function] = replace(present, replicas=bounded), why
-        return Proposal(wishes, reasons, states)
+            desired[function], reasons[function] = replace(present, replicas=bounded), why
+        return Proposal(desired, reasons, states)
 
 
 def target(configuration: Configuration, settings: KpaSettings) -> float:

@@ -27,9 +27,9 @@ class BesidePolicy:
         before = memory if isinstance(memory, BesideMemory) else BesideMemory()
         first = self._first.propose(observation, now_s, before.first)
         second = self._second.propose(observation, now_s, before.second)
-        others = {function: wish for function, wish in second.wishes.items() if function not in first.reasons}
+        others = {function: desired for function, desired in second.desired.items() if function not in first.reasons}
         return Proposal(
-            {**others, **first.wishes},
+            {**others, **first.desired},
             {**second.reasons, **first.reasons},
             BesideMemory(first.memory, second.memory),
         )

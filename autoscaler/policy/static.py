@@ -18,11 +18,11 @@ class StaticPolicy:
         self._configurations = dict(configurations or {})
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        wishes: dict[str, Configuration] = {}
+        desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
         for node in observation.nodes:
-            wish = self._configurations.get(node.function, node.configuration)
-            if wish is not None:
-                wishes[node.function] = wish
+            configuration = self._configurations.get(node.function, node.configuration)
+            if configuration is not None:
+                desired[node.function] = configuration
                 reasons[node.function] = self.name
-        return Proposal(wishes, reasons, memory)
+        return Proposal(desired, reasons, memory)

@@ -105,7 +105,7 @@ class TokenLoadPolicy:
         rows = by_function(observation, EXPERTS)
         loads = {function: total([node.tokens_per_s for node in nodes]) for function, nodes in rows.items()}
         classes = terciles({function: load for function, load in loads.items() if load is not None})
-        wishes: dict[str, Configuration] = {}
+        desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
         for function, nodes in rows.items():
             present, load = nodes[0].configuration, loads[function]
@@ -114,10 +114,10 @@ class TokenLoadPolicy:
                 continue
             state = _measured(states.get(function, TokenLoadState()), nodes, present, observation.window_s)
             states[function] = _classed(state, classes[function], self.settings.class_windows)
-            wish, reasons[function] = wanted(states[function], load, present, self.settings)
-            if wish is not None:
-                wishes[function] = wish
-        return Proposal(wishes, reasons, states)
+            configuration, reasons[function] = wanted(states[function], load, present, self.settings)
+            if configuration is not None:
+                desired[function] = configuration
+        return Proposal(desired, reasons, states)
 
 
 def terciles(loads: Mapping[str, float]) -> dict[str, int]:

@@ -27,12 +27,12 @@ class VerticalHpaPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         found = self._hpa.propose(observation, now_s, memory)
-        wishes = dict(found.wishes)
-        for function, wish in found.wishes.items():
+        desired = dict(found.desired)
+        for function, configuration in found.desired.items():
             vertical = self.verticals.get(function)
-            if vertical is not None and wish.replicas > 0:
-                wishes[function] = vertical.with_replicas(wish.replicas)
-        return replace(found, wishes=wishes)
+            if vertical is not None and configuration.replicas > 0:
+                desired[function] = vertical.with_replicas(configuration.replicas)
+        return replace(found, desired=desired)
 
 
 def draw(

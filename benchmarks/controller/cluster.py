@@ -141,8 +141,8 @@ def merged(live: Any, patch: Any) -> Any:
             found[key] = merged(found.get(key), value)
         return {key: value for key, value in found.items() if value is not None}
     if isinstance(patch, list) and patch and isinstance(live, list) and all("name" in item for item in patch):
-        wishes = {item["name"]: item for item in patch}
-        return [merged(item, wishes.pop(item["name"], {})) for item in live] + list(wishes.values())
+        desired = {item["name"]: item for item in patch}
+        return [merged(item, desired.pop(item["name"], {})) for item in live] + list(desired.values())
     return patch
 
 

@@ -124,8 +124,8 @@ class Script:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         at_s = now_s - self._begun_s
-        wish = [configurations for from_s, configurations in self._steps if at_s >= from_s - 1.0][-1]
-        return Proposal(wish, dict.fromkeys(wish, "script"))
+        desired = [configurations for from_s, configurations in self._steps if at_s >= from_s - 1.0][-1]
+        return Proposal(desired, dict.fromkeys(desired, "script"))
 
 
 def steps(cell: Cell, topology: Topology, seconds: float) -> list[tuple[float, dict[str, Configuration]]]:

@@ -49,12 +49,12 @@ class FeedWatch:
         self._stop.set()
         self._thread.join(FEED_TIMEOUT_S + 5)
 
-    def until(self, wished: Callable[[Picture], bool], timeout_s: float) -> float:
+    def until(self, desired: Callable[[Picture], bool], timeout_s: float) -> float:
         """Monotonic time of the first picture from now on that ``wished(picture)`` accepts. Raises TimeoutError."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
-                if self.pictures and wished(self.pictures[-1]):
+                if self.pictures and desired(self.pictures[-1]):
                     return self.pictures[-1].at_s
                 left_s = end_s - time.monotonic()
                 if left_s <= 0:

@@ -88,8 +88,11 @@ class DoublingPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         found = self._inner.propose(observation, now_s, memory)
-        wishes = {name: wish.with_replicas(doubled(wish.replicas)) for name, wish in found.wishes.items()}
-        return replace(found, wishes=wishes)
+        desired = {
+            name: configuration.with_replicas(doubled(configuration.replicas))
+            for name, configuration in found.desired.items()
+        }
+        return replace(found, desired=desired)
 
 
 def doubled(replicas: int) -> int:

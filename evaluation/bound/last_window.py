@@ -118,10 +118,10 @@ class LastWindowPolicy:
             return Proposal({}, dict.fromkeys(functions, "no configuration serves the last window's load"), memory)
         numbers = np.concatenate(found.numbers) if found.numbers else np.zeros(0, np.int64)
         space = self._physics.workload.space
-        wishes: Mapping[str, Configuration] = {
+        desired: Mapping[str, Configuration] = {
             function: space[int(number)] for function, number in zip(functions, numbers, strict=True)
         }
-        return Proposal(wishes, dict.fromkeys(functions, reason), memory)
+        return Proposal(desired, dict.fromkeys(functions, reason), memory)
 
     def _outside_s(self, observation: Observation) -> float:
         """Mean seconds outside of experts: measured at the segments, by the queueing model where they were not."""

@@ -77,7 +77,7 @@ class Pass:
     embedding: Tensor
     hidden: list[Tensor]
     chosen: list[Tensor]
-    wished: list[Tensor]
+    desired: list[Tensor]
 
 
 class StudentLayer(nn.Module):
@@ -145,7 +145,7 @@ class Student(nn.Module):
         size = batch.ids.shape
         mask = batch.seen[:, None, None, :]  # [B, 1, 1, L]
         h = embed(self.encoder, batch)  # [T, d]
-        hidden, chosen, wished = [], [], []
+        hidden, chosen, desired = [], [], []
         for module in self.layers:
             layer: StudentLayer = module  # type: ignore[assignment]
             attended = attention(layer.linear(h, "attention.qkv"), size, mask, self.encoder.heads)
@@ -159,8 +159,8 @@ class Student(nn.Module):
             h = self._norm(a + y + bias, layer, "finish.norm")  # [T, d]
             hidden.append(h.view(*size, -1))
             chosen.append(hard)
-            wished.append(soft / self.top_k)
-        return Pass(sentence(hidden[-1], batch.seen), hidden, chosen, wished)
+            desired.append(soft / self.top_k)
+        return Pass(sentence(hidden[-1], batch.seen), hidden, chosen, desired)
 
     def gates(self, layer: StudentLayer, a: Tensor) -> tuple[Tensor, Tensor]:
         """1 for the ``top_k`` chosen experts and 0 else, and the router's probabilities times ``top_k``."""

@@ -89,7 +89,7 @@ def loss_of(student: Pass, teacher: Pass, seen: Tensor, recipe: Recipe) -> tuple
         ]
     ).mean()
     real = seen.flatten()
-    shares = torch.stack([wished[real].mean(0) for wished in student.wished])  # [layers, E]
+    shares = torch.stack([desired[real].mean(0) for desired in student.desired])  # [layers, E]
     collapse = (recipe.floor - shares).clamp_min(0.0).sum()
     return (1.0 - cosine) + recipe.hidden * error + recipe.collapse * collapse, cosine
 

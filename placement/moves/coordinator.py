@@ -227,13 +227,13 @@ class Coordinator:
         now = self._known_places(found)
         orders: dict[str, dict[str, Any]] = {}
         for name in target:
-            wished = {node: count for node, count in target[name].items() if count}
-            if wished == now[name]:
+            desired = {node: count for node, count in target[name].items() if count}
+            if desired == now[name]:
                 continue
-            orders[name] = {"replicas": sum(wished.values())}
+            orders[name] = {"replicas": sum(desired.values())}
             annotation = found.deployments[name].get("annotations", {}).get(PLACEMENT, "")
-            if wished and not _in_proportion(annotation, wished):
-                text = ",".join(f"{node}={count}" for node, count in sorted(wished.items()))
+            if desired and not _in_proportion(annotation, desired):
+                text = ",".join(f"{node}={count}" for node, count in sorted(desired.items()))
                 orders[name]["annotations"] = {PLACEMENT: text}
         if orders:
             self._client.scale_all(orders)
@@ -245,18 +245,18 @@ class Coordinator:
         """
         looked_s = time.monotonic()
         end_s = looked_s + self._options.switch_timeout_s
-        settled, late, wished = False, list(target), dict(target)
+        settled, late, desired = False, list(target), dict(target)
         with closing(self._client.follow_replicas()) as feed:
             for replicas in feed:
                 now_s = time.monotonic()
                 if late and now_s - looked_s >= LOOK_S:
-                    wished |= self._resized(late, target)
+                    desired |= self._resized(late, target)
                     looked_s = now_s
-                late = [name for name in wished if not _is_reached(replicas.get(name, []), wished[name], settled)]
+                late = [name for name in desired if not _is_reached(replicas.get(name, []), desired[name], settled)]
                 if not late and not settled:
                     yield time.monotonic()
                     settled = True
-                    late = [name for name in wished if not _is_reached(replicas.get(name, []), wished[name], settled)]
+                    late = [name for name in desired if not _is_reached(replicas.get(name, []), desired[name], settled)]
                 if not late:
                     yield time.monotonic()
                     return
@@ -330,22 +330,22 @@ def _before(step: Step, there: Mapping[tuple[str, str], threading.Event]) -> thr
     return there.get((step.peer, step.region))
 
 
-def _in_proportion(annotation: str, wished: Mapping[str, int]) -> bool:
+def _in_proportion(annotation: str, desired: Mapping[str, int]) -> bool:
     """Whether scaling alone reaches what is wished: the same nodes in the same proportions are ordered already."""
     ordered = {node: int(count or 0) for node, _, count in (part.partition("=") for part in annotation.split(","))}
-    total, wanted = sum(ordered.values()), sum(wished.values())
-    return ordered.keys() == wished.keys() and all(
-        ordered[node] * wanted == count * total for node, count in wished.items()
+    total, wanted = sum(ordered.values()), sum(desired.values())
+    return ordered.keys() == desired.keys() and all(
+        ordered[node] * wanted == count * total for node, count in desired.items()
     )
 
 
-def _is_reached(replicas: list[dict[str, Any]], wished: Mapping[str, int], settled: bool) -> bool:
+def _is_reached(replicas: list[dict[str, Any]], desired: Mapping[str, int], settled: bool) -> bool:
     ready: dict[str, int] = {}
     for one in replicas:
         if one["state"] == "ready":
             ready[one["node"]] = ready.get(one["node"], 0) + 1
         elif settled:
             return False
-    return all(ready.get(node, 0) >= count for node, count in wished.items()) and (
-        not settled or sum(ready.values()) == sum(wished.values())
+    return all(ready.get(node, 0) >= count for node, count in desired.items()) and (
+        not settled or sum(ready.values()) == sum(desired.values())
     )

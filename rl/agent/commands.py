@@ -114,7 +114,9 @@ def _show(found: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Mapp
             for row in found
         )
         more = f"; {kept} were kept as they were, as fewer calls at once would have changed nothing" if kept else ""
-        console.print(f"{same} of {len(found)} wishes are those that were stored when it was decided{more}")
+        console.print(
+            f"{same} of {len(found)} desired configurations are those that were stored when it was decided{more}"
+        )
 
 
 def _text(configuration: Configuration) -> str:

@@ -105,36 +105,36 @@ class LearntPolicy:
             batch = Batch.of(self.encoder.space, [state])
             chosen = self._actor.decide(batch)
             pointer, score = (part[0].numpy()[lattice.mask] for part in self._actor.explain(batch, chosen))
-        wishes = lattice.configurations(chosen[0].numpy())
+        desired = lattice.configurations(chosen[0].numpy())
         reasons = {
             function: f"pointer {weight:.3f}, score {value:.3f}"
             for function, weight, value in zip(functions, pointer.tolist(), score.tolist(), strict=True)
         }
         for function, missing in unknown(self.encoder.topology, observation).items():
-            del wishes[function]
+            del desired[function]
             reasons[function] = f"no data: the {missing} of {function} is not known"
-        return Proposal(settled(observation, wishes), reasons, history)
+        return Proposal(settled(observation, desired), reasons, history)
 
 
-def settled(observation: Observation, wishes: Mapping[str, Configuration]) -> dict[str, Configuration]:
+def settled(observation: Observation, desired: Mapping[str, Configuration]) -> dict[str, Configuration]:
     """``wishes``, and the present configuration where the only wish is that replicas take fewer calls at once than now
     and far fewer than that come anyway: such orders change nothing but the log."""
-    found = dict(wishes)
+    found = dict(desired)
     for seen in observation.nodes:
-        now, wish = seen.configuration, wishes.get(seen.function)
-        if now is not None and wish is not None and _limits_nobody(seen, now, wish):
+        now, configuration = seen.configuration, desired.get(seen.function)
+        if now is not None and configuration is not None and _limits_nobody(seen, now, configuration):
             found[seen.function] = now
     return found
 
 
-def _limits_nobody(seen: NodeObservation, now: Configuration, wish: Configuration) -> bool:
+def _limits_nobody(seen: NodeObservation, now: Configuration, desired: Configuration) -> bool:
     slots = seen.concurrency_utilisation
-    return slots is not None and only_fewer_calls(now, wish) and slots * now.concurrency < IDLE * wish.concurrency
+    return slots is not None and only_fewer_calls(now, desired) and slots * now.concurrency < IDLE * desired.concurrency
 
 
-def only_fewer_calls(now: Configuration, wish: Configuration) -> bool:
+def only_fewer_calls(now: Configuration, desired: Configuration) -> bool:
     """Whether all that ``wish`` would change is that a replica takes fewer calls at once."""
-    return wish.concurrency < now.concurrency and replace(wish, concurrency=now.concurrency) == now
+    return desired.concurrency < now.concurrency and replace(desired, concurrency=now.concurrency) == now
 
 
 def unknown(topology: Topology, observation: Observation) -> dict[str, str]:

@@ -77,7 +77,7 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
         str(making.table().get("actor", "") or published(making.topology.pipeline, meter_of(making)))
     )
     state = state_at(policy.encoder, stored, last)
-    wishes = {
+    desired = {
         row["function"]: Configuration(**{entry.name: row[f"wish_{entry.name}"] for entry in fields(Configuration)})
         for row in read_decisions(folder).to_pylist()
         if abs(row["end_s"] - last.observation.end_s) < SLACK_S
@@ -88,7 +88,7 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
         "policy": last.policy,
         "simulated": False,
     }
-    return Window(load(path), policy.encoder, state, about, wishes)
+    return Window(load(path), policy.encoder, state, about, desired)
 
 
 def controller_context(folder: Path) -> Mapping[str, Any] | None:

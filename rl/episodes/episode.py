@@ -209,17 +209,17 @@ class Episode:
             for meter in METERS
         }
 
-    def _order(self, wishes: Mapping[str, Configuration]) -> None:
+    def _order(self, desired: Mapping[str, Configuration]) -> None:
         """What the controller does with a proposal."""
-        result = apply(self._platform, self._decided(wishes), wait=lambda pause_s: None)
+        result = apply(self._platform, self._decided(desired), wait=lambda pause_s: None)
         self._limit_state = self._limit_state.after(result.applied, self._simulation.now_s)
 
-    def _decided(self, wishes: Mapping[str, Configuration]) -> tuple[Decision, ...]:
+    def _decided(self, desired: Mapping[str, Configuration]) -> tuple[Decision, ...]:
         """What the decision limits make of ``wishes``."""
         return decide(
             self.workload.topology,
             self.observation,
-            Proposal(wishes, dict.fromkeys(wishes, REASON)),
+            Proposal(desired, dict.fromkeys(desired, REASON)),
             self.present,
             self._simulation.now_s,
             self._limit_state,

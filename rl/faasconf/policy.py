@@ -70,7 +70,7 @@ class Pipeline:
         reason = "no data: an expert's numbers are not known, and all are decided together"
         return Proposal({}, {node.function: reason for node in self.agents}, memory)
 
-    def wished(self, chosen: Mapping[str, Configuration], why: str, memory: object = None) -> Proposal:
+    def desired(self, chosen: Mapping[str, Configuration], why: str, memory: object = None) -> Proposal:
         return Proposal(chosen, dict.fromkeys(chosen, why), memory)
 
 
@@ -90,7 +90,7 @@ class FaasconfPolicy:
             return pipeline.held(memory)
         outputs = self._agent.outputs(seen, pipeline.adjacency)
         why = f"decision of {len(outputs)} agents"
-        return pipeline.wished(pipeline.configurations(outputs, observation), why, memory)
+        return pipeline.desired(pipeline.configurations(outputs, observation), why, memory)
 
 
 def make(making: Making) -> Policy:

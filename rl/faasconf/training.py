@@ -138,7 +138,7 @@ class LearningPolicy:
         if self._learns:
             trainer.update(trainer.settings.updates)
         last, chosen = self._act(seen, observation)
-        return pipeline.wished(chosen, "exploring", last)
+        return pipeline.desired(chosen, "exploring", last)
 
     def _act(self, seen: Singles, observation: Observation) -> tuple[Last, dict[str, Configuration]]:
         trainer, pipeline, refused = self._trainer, self._pipeline, None

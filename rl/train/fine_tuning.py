@@ -74,11 +74,11 @@ def fine_tune(
     logged = online.read(log, policy_settings, None if slo_ms is None else slo_ms / 1000)
     agent = PipelineDDPG.load(checkpoint)
     agent.set_logger(Logger(None, []))
-    before = online.wishes(agent, logged)
+    before = online.desired(agent, logged)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("updates", total=updates)
         online.fine_tune(agent, logged, updates, lambda: bar.advance(task))
-    after = online.wishes(agent, logged)
+    after = online.desired(agent, logged)
     tuned = {"log_sha256": path_sha256(log), "windows": len(logged.windows), "updates": updates}
     out.parent.mkdir(parents=True, exist_ok=True)
     run = json.loads(made_by.read_text())
@@ -87,7 +87,7 @@ def fine_tune(
     click.echo(json.dumps(found) if as_json else _told(found))
 
 
-def _compared(logged: online.Logged, before: online.Wishes, after: online.Wishes) -> dict[str, Any]:
+def _compared(logged: online.Logged, before: online.Desired, after: online.Desired) -> dict[str, Any]:
     judged = [one.p95_s for one in logged.windows if one.p95_s is not None]
     over = sum(p95_s > logged.encoder.slo_s for p95_s in judged)
     return {
@@ -107,7 +107,7 @@ def _told(found: dict[str, Any]) -> str:
     return (
         f"{found['actor']}: learnt from {found['windows']} windows of {found['pipeline']}, {found['updates']} updates\n"
         f"experts in these windows: {money} {found['ran_per_hour']:.4g} an hour provisioned as they ran{over}; "
-        f"the actor wishes for {found['before_per_hour']:.4g} before and {found['after_per_hour']:.4g} after, "
+        f"the actor asks for {found['before_per_hour']:.4g} before and {found['after_per_hour']:.4g} after, "
         f"otherwise in {100 * found['changed']:.0f} % of them. "
         "What P95 these wishes would have had is not known: nothing was tried."
     )

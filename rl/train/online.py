@@ -41,7 +41,7 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Desired:
     """What an actor would have wished for in the windows of a log."""
 
     unit_per_s: tuple[float, ...]
@@ -54,7 +54,7 @@ class Wishes:
         """Currency an hour, in the mean of the windows."""
         return 3600 * float(np.mean(self.unit_per_s))
 
-    def unlike(self, other: Wishes) -> float:
+    def unlike(self, other: Desired) -> float:
         """Share of windows in which at least one expert is wished for otherwise, 0 to 1."""
         pairs = zip(self.actions, other.actions, strict=True)
         return float(np.mean([not np.array_equal(one, another) for one, another in pairs]))
@@ -119,7 +119,7 @@ def fine_tune(
         on_update()
 
 
-def wishes(agent: PipelineDDPG, logged: Logged) -> Wishes:
+def desired(agent: PipelineDDPG, logged: Logged) -> Desired:
     """What the agent's actor decides in each window, without noise."""
     lattice, chosen = logged.encoder.lattice, []
     with torch.inference_mode():
@@ -130,7 +130,7 @@ def wishes(agent: PipelineDDPG, logged: Logged) -> Wishes:
         sum(each.replicas * prices.unit_per_s(each) for each in lattice.configurations(actions).values())
         for actions in chosen
     )
-    return Wishes(units, tuple(chosen))
+    return Desired(units, tuple(chosen))
 
 
 def executed(logged: Logged) -> Sequence[float]:

@@ -67,9 +67,9 @@ def teacher_of(episode: Episode, settings: TeacherSettings) -> Teaching:
     return Teacher(episode.workload, episode.requests, settings)
 
 
-def on_lattice(wishes: PLANS, episode: Episode, state: State) -> Actions:
+def on_lattice(desired: PLANS, episode: Episode, state: State) -> Actions:
     """[n, K, 4] made to satisfy Eq. (2); what is in force where there is no plan."""
-    if not wishes:
+    if not desired:
         return state.present
     lattice = episode.encoder.lattice
-    return lattice.within(lattice.actions(wishes), state.least_memory)
+    return lattice.within(lattice.actions(desired), state.least_memory)

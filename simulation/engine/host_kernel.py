@@ -110,11 +110,11 @@ def deal_out(rules: Rules, replicas: Replicas, busy: int, running: Ints, active:
     for k in range(active):
         node, r = running[0, k], running[1, k]
         row, size = replicas.slot[node, ROW, r], replicas.slot[node, ACTIVE, r]
-        wish = rules.rows.use[row, size] if size else 1.0
+        desired = rules.rows.use[row, size] if size else 1.0
         if size and replicas.clock[node, LEVEL, r] <= 0:
-            wish = min(wish, rules.rows.bucket[row, REFILL])
-        given[k] = wish
-        whole += wish
+            desired = min(desired, rules.rows.bucket[row, REFILL])
+        given[k] = desired
+        whole += desired
     for k in range(busy):
         given[active + k] = 1.0
         whole += 1.0

@@ -98,7 +98,7 @@ class Sited(NamedTuple):
     token_bytes: Floats
     """[nodes]: both ways."""
     meeting: float
-    wished: Small
+    desired: Small
     """[nodes, requests]: machine that aebs or random has chosen; -1: none."""
     met: Small
     """[nodes, requests]: experts that the request activates there, this one included; 1 where none was chosen."""
@@ -136,12 +136,12 @@ def plan_stage(
     if found.rule == RANDOM:
         keys = np.array([stream_key(seed, DISPATCH, int(node)) for node in nodes], dtype=np.uint64)
         start, site = _table([sorted(sites) for sites in held])
-        _at_random(keys, nodes, due, counts, source, start, site, machines, found.wished, found.met)
+        _at_random(keys, nodes, due, counts, source, start, site, machines, found.desired, found.met)
         return
     start, _ = _table([sorted(set(sites)) for sites in held])
     every = range(machines)
     turned = [_table([sorted({(site - turn) % machines for site in sites}) for sites in held])[1] for turn in every]
-    _by_activation(nodes, due, counts, source, start, np.stack(turned), machines, found.wished, found.met)
+    _by_activation(nodes, due, counts, source, start, np.stack(turned), machines, found.desired, found.met)
 
 
 def _table(held: Sequence[Sequence[int]]) -> tuple[Places, Places]:
@@ -153,7 +153,7 @@ def _table(held: Sequence[Sequence[int]]) -> tuple[Places, Places]:
 @compiled
 def _at_random(
     keys: Keys, nodes: Ints, due: Calls, counts: Tokens, source: Ints, start: Places, site: Places,
-    machines: int, wished: Small, met: Small,
+    machines: int, desired: Small, met: Small,
 ) -> None:  # fmt: skip
     load = np.zeros(machines, dtype=np.int8)
     for request in due:
@@ -162,14 +162,14 @@ def _at_random(
             many = start[k + 1] - start[k]
             if counts[source[nodes[k]], request] > 0 and many > 0:
                 drawn = np.int64((draw_bits(keys[k], request) >> np.uint64(33)) % np.uint64(many))
-                wished[nodes[k], request] = site[start[k] + drawn]
+                desired[nodes[k], request] = site[start[k] + drawn]
                 load[site[start[k] + drawn]] += 1
-        _meet(nodes, request, load, wished, met)
+        _meet(nodes, request, load, desired, met)
 
 
 @compiled
 def _by_activation(
-    nodes: Ints, due: Calls, counts: Tokens, source: Ints, start: Places, turned: Places, machines: int, wished: Small,
+    nodes: Ints, due: Calls, counts: Tokens, source: Ints, start: Places, turned: Places, machines: int, desired: Small,
     met: Small,
 ) -> None:  # fmt: skip
     """Janus, Algorithm 1 with repair (:mod:`functions.dispatch.aebs`). ``turned [machines, places]``: the places'
@@ -189,16 +189,16 @@ def _by_activation(
         load[:] = 0
         for at in range(size):
             here = (out[at] + turn) % machines
-            wished[nodes[ids[at]], request] = here
+            desired[nodes[ids[at]], request] = here
             load[here] += 1
-        _meet(nodes, request, load, wished, met)
+        _meet(nodes, request, load, desired, met)
 
 
 @inner
-def _meet(nodes: Ints, request: np.uint32, load: Small, wished: Small, met: Small) -> None:
+def _meet(nodes: Ints, request: np.uint32, load: Small, desired: Small, met: Small) -> None:
     for k in range(nodes.size):
-        if wished[nodes[k], request] >= 0:
-            met[nodes[k], request] = load[wished[nodes[k], request]]
+        if desired[nodes[k], request] >= 0:
+            met[nodes[k], request] = load[desired[nodes[k], request]]
 
 
 @inner
@@ -208,7 +208,7 @@ def choose_at(found: Sited, node: int, request: np.uint32, active: Ints, room: I
     if found.rule == LOCAL_FIRST:
         wanted = int(found.home[request])
     elif found.rule != LEAST_LOADED:
-        wanted = int(found.wished[node, request])
+        wanted = int(found.desired[node, request])
     if wanted >= 0:
         least = NO_LIMIT
         for r in range(count):

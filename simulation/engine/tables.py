@@ -75,8 +75,8 @@ class ResourceTables:
             limit = model.throttle(cost, cores, share)
             work = _checked(where, model.work_seconds(cost, tokens, share))
             pace = _rates(where, calls, model.core_speedup(cost, typical, cores, share, calls))
-            wishes = np.clip(model.core_use(cost, typical, calls, share), 1e-6, 1.0)
-            use = np.asarray(np.round(wishes, DIGITS), dtype=np.float64)
+            desired = np.clip(model.core_use(cost, typical, calls, share), 1e-6, 1.0)
+            use = np.asarray(np.round(desired, DIGITS), dtype=np.float64)
             bucket = round(float(limit.burst_s), DIGITS), round(float(limit.refill), DIGITS)
         if not (np.isfinite(bucket).all() and bucket[0] >= 0 and 0 < bucket[1] <= 1):
             raise SimulationError(f"{where}: a limit holds 0 CPU seconds or more and refills at 0 to 1, got {bucket}")

@@ -65,7 +65,7 @@ class KubernetesPlatform:
         self._version: tuple[int, int] | None = None
         self._known = Known(pipeline)
         self._read = False
-        self._wished: dict[str, Live] = {}
+        self._desired: dict[str, Live] = {}
         """What this controller asked for on Deployments whose owner may forget it."""
         self._unschedulable_s = unschedulable_s
         self._not_live: dict[str, tuple[str, ...]] = {}
@@ -232,7 +232,7 @@ class KubernetesPlatform:
     def _change(self, function: str, before: Live, after: Live) -> None:
         deployment = self._deployment(function)
         if not own(deployment):
-            self._wished[function] = after
+            self._desired[function] = after
         resized = (before.limits, before.requests) != (after.limits, after.requests)
         settled = before.max_inflight == after.max_inflight or d.takes_live_settings(deployment)
         if settled and (not resized or (self._resizes and d.only_resizes(before, after))):
@@ -304,10 +304,10 @@ class KubernetesPlatform:
         live = d.live_of(deployment)
         if live is None:
             return
-        wish = self._wished.get(function)
-        if wish is not None and wish != live and not _noted(deployment):
+        desired = self._desired.get(function)
+        if desired is not None and desired != live and not _noted(deployment):
             log.info("function %s was deployed anew without what was set here; it is set again", function)
-            self._change(function, live, wish)
+            self._change(function, live, desired)
             return
         obstacles = list(self._obstacles(function))
         moving = None if d.moved(deployment, live) else self._placed_anew(function, live, obstacles)
@@ -348,8 +348,8 @@ class KubernetesPlatform:
         bound = refused_limits(why.kind, order.known, order.target, why.message)
         self.holds.limits(function, why.kind, bound, why.message)
         del self._ordered[function]
-        if function in self._wished:
-            self._wished[function] = order.before
+        if function in self._desired:
+            self._desired[function] = order.before
         self._patch(function, d.take_back_patch(self._deployment(function), order.before, self._gpu))
         return True
 

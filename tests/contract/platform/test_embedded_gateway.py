@@ -86,8 +86,8 @@ def test_an_update_keeps_the_rest_of_the_deployment(
 
 
 def test_more_replicas_than_the_function_s_label_allows_are_not_called_applied(platform: OpenFaasPlatform) -> None:
-    wish = configuration(8)
-    result = apply(platform, [Decision(FUNCTION, FUNCTION, configuration(), wish, wish, "")], lambda _: None)
+    desired = configuration(8)
+    result = apply(platform, [Decision(FUNCTION, FUNCTION, configuration(), desired, desired, "")], lambda _: None)
     assert result.applied == [] and "but it has 5 replicas" in result.failures[FUNCTION]
 
 

@@ -26,11 +26,11 @@ def resized(cluster: Cluster, pod: dict[str, Any], patched: dict[str, Any]) -> d
     name = pod["metadata"]["name"]
     result = copied(pod)
     result["metadata"]["resourceVersion"] = patched["metadata"].get("resourceVersion")
-    for container, wished in zip(result["spec"]["containers"], patched["spec"]["containers"], strict=True):
-        if wished.get("resizePolicy") != container.get("resizePolicy"):
+    for container, desired in zip(result["spec"]["containers"], patched["spec"]["containers"], strict=True):
+        if desired.get("resizePolicy") != container.get("resizePolicy"):
             raise invalid("Pod", name, _ONLY)
-        _check(name, container.get("resources", {}), wished.get("resources", {}))
-        container["resources"] = wished.get("resources", {})
+        _check(name, container.get("resources", {}), desired.get("resources", {}))
+        container["resources"] = desired.get("resources", {})
     if qos(pod["spec"]) != qos(result["spec"]):
         raise invalid("Pod", name, "spec: Invalid value: Pod QOS Class may not change as a result of resizing")
     _fits_node(cluster, result)

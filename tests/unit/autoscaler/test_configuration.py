@@ -15,7 +15,7 @@ from tests.unit.autoscaler.builders import configuration
 PAPER = ConfigurationSpace()
 SMALL = ConfigurationSpace(128, 320, 64, (1, 2.5), (0.5,), 1, 3, 2, 4)
 
-wishes = st.builds(
+desired = st.builds(
     lambda memory, resource, replicas, concurrency: Configuration(memory, *resource, replicas, concurrency),
     st.integers(1, 20_000),
     st.one_of(
@@ -46,27 +46,29 @@ def test_numbers_follow_the_order_of_iteration() -> None:
     assert [SMALL[i] for i in range(len(SMALL))] == list(SMALL)
 
 
-@given(wishes)
+@given(desired)
 def test_the_nearest_configuration_is_a_member_and_never_has_less_memory_while_there_is_more(
-    wish: Configuration,
+    configuration: Configuration,
 ) -> None:
     for space in (PAPER, SMALL):
-        nearest = space.nearest(wish)
+        nearest = space.nearest(configuration)
         assert nearest in space
-        assert nearest.memory_mb >= min(wish.memory_mb, space.memory_sizes_mb[-1])
-        if wish in space:
-            assert nearest == wish
+        assert nearest.memory_mb >= min(configuration.memory_mb, space.memory_sizes_mb[-1])
+        if configuration in space:
+            assert nearest == configuration
 
 
 @pytest.mark.parametrize(
-    ("space", "wish"),
+    ("space", "desired"),
     [
         pytest.param(ConfigurationSpace(gpu_shares=()), configuration(cpu_cores=0.0, gpu_share=0.4), id="no GPU"),
         pytest.param(ConfigurationSpace(cpu_cores=()), configuration(), id="no CPU"),
     ],
 )
-def test_a_space_with_one_kind_of_resource_takes_any_wish(space: ConfigurationSpace, wish: Configuration) -> None:
-    assert space.nearest(wish) in space
+def test_a_space_with_one_kind_of_resource_takes_any_configuration(
+    space: ConfigurationSpace, desired: Configuration
+) -> None:
+    assert space.nearest(desired) in space
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ NODES = {node.function: node for node in TOPOLOGY.nodes}
 
 
 def decisions(
-    wishes: dict[str, Configuration],
+    desired: dict[str, Configuration],
     present: dict[str, Configuration],
     settings: LimitSettings = SETTINGS,
     seen: Observation | None = None,
@@ -32,24 +32,24 @@ def decisions(
     bounds: dict[str, Bound] | None = None,
     floors: dict[str, int] | None = None,
 ) -> dict[str, Decision]:
-    proposal, state = Proposal(wishes, reasons or dict.fromkeys(wishes, "wished")), state or LimitState()
+    proposal, state = Proposal(desired, reasons or dict.fromkeys(desired, "scripted")), state or LimitState()
     known = (bounds or {}, floors or {})
     found = decide(TOPOLOGY, seen or observation(), proposal, present, NOW_S, state, settings, PRICES, *known)
     return {decision.function: decision for decision in found}
 
 
-def decision(wish: Configuration, present: Configuration | None = None, **more: Any) -> Decision:
-    return decisions({FUNCTION: wish}, {FUNCTION: present or configuration()}, **more)[FUNCTION]
+def decision(desired: Configuration, present: Configuration | None = None, **more: Any) -> Decision:
+    return decisions({FUNCTION: desired}, {FUNCTION: present or configuration()}, **more)[FUNCTION]
 
 
-def test_a_wish_inside_all_limits_is_granted() -> None:
+def test_a_configuration_inside_all_limits_is_granted() -> None:
     found = decision(configuration(3, memory_mb=512, concurrency=8))
-    assert found.target == found.wish and found.limits_hit == () and found.valid and found.changes
-    assert (found.node, found.reason) == (NODE, "wished")
+    assert found.target == found.desired and found.limits_hit == () and found.valid and found.changes
+    assert (found.node, found.reason) == (NODE, "scripted")
 
 
 @pytest.mark.parametrize(
-    ("wish", "target"),
+    ("desired", "target"),
     [
         pytest.param(configuration(9), configuration(8), id="replicas"),
         pytest.param(configuration(0), configuration(1), id="not to zero"),
@@ -60,12 +60,14 @@ def test_a_wish_inside_all_limits_is_granted() -> None:
         ),
     ],
 )
-def test_a_wish_off_the_lattice_becomes_the_nearest_and_says_so(wish: Configuration, target: Configuration) -> None:
-    found = decision(wish)
+def test_a_configuration_outside_the_space_becomes_the_nearest_which_is_reported(
+    desired: Configuration, target: Configuration
+) -> None:
+    found = decision(desired)
     assert found.target == target and found.limits_hit == ("configuration space",)
 
 
-def test_axes_that_were_deployed_off_the_lattice_stay_when_they_are_not_wished_otherwise() -> None:
+def test_axes_deployed_outside_the_space_stay_unless_the_policy_changes_them() -> None:
     odd = configuration(1, memory_mb=200, cpu_cores=0.5, concurrency=64)
     assert decision(odd.with_replicas(3), odd).target == odd.with_replicas(3)
 
@@ -79,7 +81,7 @@ def test_replicas_change_by_at_most_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("now", "wish", "target"),
+    ("now", "desired", "target"),
     [
         pytest.param(configuration(), configuration(memory_mb=2048), configuration(memory_mb=512), id="memory up"),
         pytest.param(configuration(memory_mb=2048), configuration(), configuration(memory_mb=1024), id="memory down"),
@@ -100,11 +102,11 @@ def test_replicas_change_by_at_most_a_step() -> None:
     ],
 )
 def test_limits_change_by_at_most_a_factor_where_one_is_set(
-    now: Configuration, wish: Configuration, target: Configuration
+    now: Configuration, desired: Configuration, target: Configuration
 ) -> None:
-    found = decision(wish, now, settings=LimitSettings(max_step_factor=2.0))
+    found = decision(desired, now, settings=LimitSettings(max_step_factor=2.0))
     assert found.target == target
-    assert found.limits_hit == (() if target == wish else ("limits at most 2 times a step",))
+    assert found.limits_hit == (() if target == desired else ("limits at most 2 times a step",))
 
 
 @given(
@@ -113,18 +115,18 @@ def test_limits_change_by_at_most_a_factor_where_one_is_set(
     end=st.sampled_from(SPACE.memory_sizes_mb),
     cores=st.tuples(st.sampled_from(SPACE.cpu_cores), st.sampled_from(SPACE.cpu_cores)),
 )
-def test_step_by_step_every_wish_is_reached_and_never_passed(
+def test_step_by_step_every_desired_scale_is_reached_and_never_passed(
     factor: float, begin: int, end: int, cores: tuple[float, float]
 ) -> None:
-    now, wish = configuration(memory_mb=begin, cpu_cores=cores[0]), configuration(memory_mb=end, cpu_cores=cores[1])
+    now, desired = configuration(memory_mb=begin, cpu_cores=cores[0]), configuration(memory_mb=end, cpu_cores=cores[1])
     for _ in range(len(SPACE.memory_sizes_mb) + 1):
-        after = limits_in_step(now, wish, factor, SPACE)
+        after = limits_in_step(now, desired, factor, SPACE)
         for axis, least in (("memory_mb", 64), ("cpu_cores", 1)):
-            one, two, goal = getattr(now, axis), getattr(after, axis), getattr(wish, axis)
+            one, two, goal = getattr(now, axis), getattr(after, axis), getattr(desired, axis)
             assert min(one, goal) <= two <= max(one, goal)
             assert max(one, two) <= factor * min(one, two) * 1.0001 or abs(one - two) == least
         now = after
-    assert now == wish
+    assert now == desired
 
 
 def test_eq_2_goes_before_the_rate_of_change() -> None:
@@ -168,7 +170,7 @@ def test_equation_2_keeps_the_present_where_the_lattice_has_too_little_memory() 
 
 def test_equation_2_never_forbids_what_is_no_worse_than_the_present() -> None:
     found = decision(configuration(2, memory_mb=128), configuration(1, memory_mb=128), seen=peak(1e9))
-    assert found.target == found.wish and found.limits_hit == ()
+    assert found.target == found.desired and found.limits_hit == ()
 
 
 def test_without_data_of_the_peak_neither_memory_nor_replicas_shrink() -> None:
@@ -203,22 +205,22 @@ def test_functions_that_are_not_managed_or_not_deployed_get_no_decision() -> Non
 def test_a_budget_takes_growth_back_replica_by_replica_and_leaves_the_present() -> None:
     present = {"m-expert-0-0": configuration(1), "m-expert-0-1": configuration(1)}
     one = per_hour(configuration(1), PRICES)
-    wishes = {"m-expert-0-0": configuration(4), "m-expert-0-1": configuration(2)}
-    found = decisions(wishes, present, LimitSettings(budget_per_hour=4 * one))
+    desired = {"m-expert-0-0": configuration(4), "m-expert-0-1": configuration(2)}
+    found = decisions(desired, present, LimitSettings(budget_per_hour=4 * one))
     assert [found[function].target.replicas for function in present] == [2, 2]
     assert found["m-expert-0-0"].limits_hit == ("budget",) and found["m-expert-0-1"].limits_hit == ()
-    tight = decisions(wishes, present, LimitSettings(budget_per_hour=one))
+    tight = decisions(desired, present, LimitSettings(budget_per_hour=one))
     assert all(not one_.changes for one_ in tight.values())
 
 
 def test_a_part_of_a_growth_that_could_not_hold_its_tokens_is_taken_back_whole() -> None:
     # (74 + 256 / replicas) / 0.9 MiB: 128 MiB are enough for seven replicas, not for six.
-    present, wish = configuration(1, memory_mb=384), configuration(8, memory_mb=128)
-    budget = 4.5 * per_hour(wish.with_replicas(1), PRICES)
-    found = decision(wish, present, seen=peak(32768.0), settings=LimitSettings(budget_per_hour=budget))
+    present, desired = configuration(1, memory_mb=384), configuration(8, memory_mb=128)
+    budget = 4.5 * per_hour(desired.with_replicas(1), PRICES)
+    found = decision(desired, present, seen=peak(32768.0), settings=LimitSettings(budget_per_hour=budget))
     assert found.target == present and found.limits_hit == ("budget",)
-    free = decision(wish, present, seen=peak(32768.0))
-    assert free.target == wish
+    free = decision(desired, present, seen=peak(32768.0))
+    assert free.target == desired
 
 
 def test_a_budget_counts_functions_that_are_not_managed() -> None:
@@ -239,7 +241,7 @@ functions = st.sampled_from(sorted(NODES))
 
 
 @given(
-    wishes=st.dictionaries(functions, any_configuration, max_size=9),
+    desired=st.dictionaries(functions, any_configuration, max_size=9),
     present=st.dictionaries(functions, any_configuration, min_size=1, max_size=9),
     tokens=st.one_of(st.none(), st.floats(0, 1e6)),
     step=st.integers(0, 5),
@@ -248,7 +250,7 @@ functions = st.sampled_from(sorted(NODES))
     stale=st.booleans(),
 )
 def test_no_proposal_breaks_a_limit(
-    wishes: dict[str, Configuration],
+    desired: dict[str, Configuration],
     present: dict[str, Configuration],
     tokens: float | None,
     step: int,
@@ -259,8 +261,8 @@ def test_no_proposal_breaks_a_limit(
     settings = LimitSettings(max_step_replicas=step, cooldown_s=50.0, budget_per_hour=budget)
     changes: dict[str, dict[str, Any]] = {node.id: {"peak_tokens": tokens} for node in TOPOLOGY.nodes}
     seen = observation(changes, stale=stale)
-    found = decisions(wishes, present, settings, seen, LimitState(changed))
-    assert set(found) == set(wishes) & set(present)
+    found = decisions(desired, present, settings, seen, LimitState(changed))
+    assert set(found) == set(desired) & set(present)
     for function, one in found.items():
         now, target = one.present, one.target
         if target == now:
@@ -272,7 +274,7 @@ def test_no_proposal_breaks_a_limit(
         assert not step or abs(target.replicas - now.replicas) <= step
         need = memory_need([NODES[function]], [seen.node(NODES[function].id)], settings)
         assert no_worse(now, target) or (need is not None and need.holds(target))
-        assert target == one.wish or one.limits_hit
+        assert target == one.desired or one.limits_hit
     if budget is not None and any(
         per_hour(one.target, PRICES) > per_hour(one.present, PRICES) for one in found.values()
     ):
@@ -294,20 +296,20 @@ def _axes_kept(target: Configuration, now: Configuration, space: ConfigurationSp
 
 
 def test_deciding_is_pure() -> None:
-    wishes, present = {FUNCTION: configuration(4)}, {FUNCTION: configuration()}
-    assert decisions(wishes, present) == decisions(wishes, present)
+    desired, present = {FUNCTION: configuration(4)}, {FUNCTION: configuration()}
+    assert decisions(desired, present) == decisions(desired, present)
     assert present == {FUNCTION: configuration()} and replace(SETTINGS) == SETTINGS
 
 
 # what the platform cannot give
 
 
-def bounded(wish: Configuration, bound: Bound, present: Configuration | None = None, **more: Any) -> Decision:
-    return decision(wish, present, bounds={FUNCTION: bound}, **more)
+def bounded(desired: Configuration, bound: Bound, present: Configuration | None = None, **more: Any) -> Decision:
+    return decision(desired, present, bounds={FUNCTION: bound}, **more)
 
 
 @pytest.mark.parametrize(
-    ("bound", "wish", "target"),
+    ("bound", "desired", "target"),
     [
         pytest.param(Bound("quota", memory_mb=512), configuration(3, memory_mb=512), configuration(3), id="memory"),
         pytest.param(Bound("quota", cpu_cores=3), configuration(2, cpu_cores=4.0), configuration(2), id="cores"),
@@ -318,9 +320,9 @@ def bounded(wish: Configuration, bound: Bound, present: Configuration | None = N
     ],
 )
 def test_an_axis_does_not_grow_to_what_the_platform_refuses_and_the_others_do(
-    bound: Bound, wish: Configuration, target: Configuration
+    bound: Bound, desired: Configuration, target: Configuration
 ) -> None:
-    found = bounded(wish, bound)
+    found = bounded(desired, bound)
     assert found.target == target and found.limits_hit == ("platform: quota",)
 
 
@@ -331,7 +333,7 @@ def test_less_than_what_was_refused_is_granted_and_so_is_shrinking_from_beyond_i
     assert less.target.memory_mb == 1536 and less.limits_hit == ()
 
 
-def test_replicas_that_cannot_run_are_taken_back_also_where_the_wish_is_for_them() -> None:
+def test_replicas_that_cannot_run_are_taken_back_also_where_the_policy_desires_them() -> None:
     found = bounded(configuration(5), Bound("unschedulable", replicas=2), configuration(5))
     assert found.target == configuration(2) and found.limits_hit == ("platform: unschedulable",) and found.changes
 
@@ -353,17 +355,19 @@ def test_taking_back_what_cannot_run_asks_for_nothing_else() -> None:
 
 
 @given(
-    wish=st.builds(configuration, st.integers(1, 12), memory_mb=st.integers(1, 4096), concurrency=st.integers(1, 12)),
+    desired=st.builds(
+        configuration, st.integers(1, 12), memory_mb=st.integers(1, 4096), concurrency=st.integers(1, 12)
+    ),
     present=st.builds(configuration, st.integers(1, 8), memory_mb=st.integers(128, 2048)),
     replicas=st.integers(0, 8),
     memory_mb=st.integers(0, 4096),
     peak=st.none() | st.floats(0, 1e6),
 )
-def test_no_wish_grows_to_what_the_platform_refuses(
-    wish: Configuration, present: Configuration, replicas: int, memory_mb: int, peak: float | None
+def test_no_decision_grows_to_what_the_platform_refuses(
+    desired: Configuration, present: Configuration, replicas: int, memory_mb: int, peak: float | None
 ) -> None:
     seen = observation({NODE: {"peak_tokens": peak}})
-    target = bounded(wish, Bound("no", replicas, memory_mb), present, seen=seen).target
+    target = bounded(desired, Bound("no", replicas, memory_mb), present, seen=seen).target
     assert target.replicas <= max(1, replicas) or target.replicas < present.replicas <= replicas
     assert target.memory_mb <= present.memory_mb or target.memory_mb < memory_mb
 

@@ -179,14 +179,14 @@ def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pyte
     assert plant.replicas() == 2 and "could not write" in caplog.text
 
 
-def test_a_decision_s_line_has_inputs_wish_limits_and_result(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_decision_s_line_has_inputs_desired_limits_and_result(caplog: pytest.LogCaptureFixture) -> None:
     plant = Plant()
     plant.calls = 100.0
     with caplog.at_level(logging.INFO, "smoe.autoscaler"):
         controller(plant, limits=LimitSettings(max_step_replicas=2)).tick(NOW_S)
     (text,) = [record.message for record in caplog.records if record.levelno == logging.INFO]
     assert text.startswith(f"policy=hpa function={FUNCTION} cpu=0 concurrency=0 p95_s=none")
-    assert "present=256MiB/1cpu/1x4 wish=256MiB/1cpu/5x4 target=256MiB/1cpu/3x4" in text
+    assert "present=256MiB/1cpu/1x4 desired=256MiB/1cpu/5x4 target=256MiB/1cpu/3x4" in text
     assert "limits='at most 2 replicas a step'" in text and "result='applied'" in text
 
 
@@ -320,10 +320,10 @@ def test_what_the_platform_refuses_is_planned_anew_within_the_tick_and_not_order
     """The budget has room for one of both wishes, and the platform only for the dearer one."""
     other, plant = "m-expert-0-1", Plant()
     plant.platform = NoRoom(dict(plant.platform.functions), 256 * len(topology().nodes) + 256)
-    wishes = {FUNCTION: configuration(memory_mb=1024), other: configuration(2)}
+    desired = {FUNCTION: configuration(memory_mb=1024), other: configuration(2)}
     present_per_s = sum(PRICES.unit_per_s(one) for one in plant.platform.functions.values())
     limits = LimitSettings(budget_per_hour=(present_per_s + 2.5) * 3600)
-    subject = controller(plant, Scripted(wishes), limits=limits)
+    subject = controller(plant, Scripted(desired), limits=limits)
     first = subject.tick(NOW_S)
     assert first.applied == (other,) and first.failures == {FUNCTION: "full"}
     assert {one.function for one in first.decisions if one.changes} == {FUNCTION, other}
@@ -363,8 +363,8 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, wishes: dict[str, Configuration]) -> None:
-        self.wishes = wishes
+    def __init__(self, desired: dict[str, Configuration]) -> None:
+        self.desired = desired
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        return Proposal(self.wishes, dict.fromkeys(self.wishes, "wished"))
+        return Proposal(self.desired, dict.fromkeys(self.desired, "scripted"))

@@ -43,7 +43,7 @@ def busy(calls: float, replicas: int = 1, **more: Any) -> dict[str, Any]:
     ],
 )
 def test_hpa_scales_by_the_metric_that_asks_for_most(fields: dict[str, Any], replicas: int) -> None:
-    assert propose(**fields).wishes[FUNCTION] == configuration(replicas)
+    assert propose(**fields).desired[FUNCTION] == configuration(replicas)
 
 
 def test_the_reason_names_metrics_targets_and_what_held_it_back() -> None:
@@ -63,13 +63,13 @@ def test_the_reason_names_metrics_targets_and_what_held_it_back() -> None:
 )
 def test_without_data_hpa_wishes_nothing_and_says_why(fields: dict[str, Any], sentence: str) -> None:
     found = propose(**fields)
-    assert FUNCTION not in found.wishes and sentence in found.reasons[FUNCTION]
+    assert FUNCTION not in found.desired and sentence in found.reasons[FUNCTION]
 
 
 def test_a_metric_without_data_forbids_scaling_down_but_not_up() -> None:
     settings = HpaSettings(down_stabilisation_s=0.0)
-    assert propose(settings, **busy(0.0, 3, cpu_utilisation=None)).wishes[FUNCTION].replicas == 3
-    assert propose(settings, **busy(14.0, 3, cpu_utilisation=None)).wishes[FUNCTION].replicas == 5
+    assert propose(settings, **busy(0.0, 3, cpu_utilisation=None)).desired[FUNCTION].replicas == 3
+    assert propose(settings, **busy(14.0, 3, cpu_utilisation=None)).desired[FUNCTION].replicas == 5
 
 
 def test_a_gpu_function_is_judged_by_calls_alone() -> None:
@@ -77,17 +77,17 @@ def test_a_gpu_function_is_judged_by_calls_alone() -> None:
     settings = HpaSettings(down_stabilisation_s=0.0)
     first = propose(settings, **busy(1.0, 3, configuration=gpu, cpu_utilisation=None))
     again = propose(settings, first.memory, **busy(1.0, 3, configuration=gpu, cpu_utilisation=None))
-    assert again.wishes[FUNCTION] == replace(gpu, replicas=1)
+    assert again.desired[FUNCTION] == replace(gpu, replicas=1)
 
 
 def test_a_function_scaled_to_zero_is_left_alone() -> None:
     fields = {"configuration": configuration(0), "ready_replicas": 0, "in_flight": 0.0}
-    assert propose(**fields).wishes[FUNCTION].replicas == 0
+    assert propose(**fields).desired[FUNCTION].replicas == 0
 
 
 def test_only_the_chosen_kinds_are_managed() -> None:
     found = HpaPolicy(HpaSettings(kinds=frozenset(("expert",)))).propose(observation(), NOW_S, None)
-    assert set(found.wishes) == set(found.reasons) == {f"m-expert-{i}" for i in ("0-0", "0-1", "1-0", "1-1", "1-2")}
+    assert set(found.desired) == set(found.reasons) == {f"m-expert-{i}" for i in ("0-0", "0-1", "1-0", "1-1", "1-2")}
 
 
 def test_nodes_that_share_a_function_are_judged_together() -> None:
@@ -96,7 +96,7 @@ def test_nodes_that_share_a_function_are_judged_together() -> None:
         for node in observation().nodes
     ]
     found = HpaPolicy().propose(replace(observation(), nodes=tuple(together)), NOW_S, None)
-    assert found.wishes["m-experts-0"].replicas == 2
+    assert found.desired["m-experts-0"].replicas == 2
 
 
 def test_a_burst_is_followed_at_once_and_left_after_the_window() -> None:
@@ -107,7 +107,7 @@ def test_a_burst_is_followed_at_once_and_left_after_the_window() -> None:
     for now_s in range(0, 120, 5):
         calls = 8.4 if 10 <= now_s < 30 else 0.0
         found = policy.propose(observation({NODE: busy(calls, replicas)}), float(now_s), memory)
-        memory, replicas = found.memory, found.wishes[FUNCTION].replicas
+        memory, replicas = found.memory, found.desired[FUNCTION].replicas
         seen[now_s] = replicas
     assert [seen[t] for t in (5, 10, 25, 30, 80, 85, 115)] == [1, 3, 3, 3, 3, 1, 1]
 
@@ -119,12 +119,12 @@ def test_proposing_changes_neither_the_policy_nor_the_memory_it_was_given() -> N
     assert policy.propose(seen, NOW_S + 5, memory) == policy.propose(seen, NOW_S + 5, memory)
 
 
-def wishes_of(policy: StaticPolicy, seen: Observation) -> dict[str, Configuration]:
-    return dict(policy.propose(seen, NOW_S, None).wishes)
+def desired_of(policy: StaticPolicy, seen: Observation) -> dict[str, Configuration]:
+    return dict(policy.propose(seen, NOW_S, None).desired)
 
 
 def test_static_wishes_the_present_configuration_or_the_given_one() -> None:
     given = configuration(4, memory_mb=512)
-    found = wishes_of(StaticPolicy({FUNCTION: given}), observation({"expert-0-1": {"configuration": None}}))
+    found = desired_of(StaticPolicy({FUNCTION: given}), observation({"expert-0-1": {"configuration": None}}))
     assert found[FUNCTION] == given and found["m-segment-0"] == configuration()
     assert "m-expert-0-1" not in found

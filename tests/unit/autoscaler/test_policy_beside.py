@@ -16,7 +16,7 @@ class Says:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         asked = memory if isinstance(memory, int) else 0
-        return Proposal(self.proposal.wishes, self.proposal.reasons, asked + 1)
+        return Proposal(self.proposal.desired, self.proposal.reasons, asked + 1)
 
 
 def proposal(memory: object = None) -> Proposal:
@@ -26,7 +26,7 @@ def proposal(memory: object = None) -> Proposal:
 
 
 def test_each_function_has_the_wish_of_the_policy_that_speaks_of_it() -> None:
-    found: dict[str, Configuration] = dict(proposal().wishes)
+    found: dict[str, Configuration] = dict(proposal().desired)
     assert found == {"x": A, "y": C}
 
 

@@ -22,12 +22,12 @@ class Fixed:
     """A policy that always wishes the same for one function, and counts how often it was asked."""
 
     name: str
-    wish: Configuration
+    desired: Configuration
     asked: list[object] = field(default_factory=list)
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         self.asked.append(memory)
-        return Proposal({FUNCTION: self.wish}, {FUNCTION: self.name}, len(self.asked))
+        return Proposal({FUNCTION: self.desired}, {FUNCTION: self.name}, len(self.asked))
 
 
 def window(p95_s: float | None, **more: Any) -> Observation:
@@ -41,12 +41,12 @@ def replicas(policy: FallbackPolicy, windows: list[Observation]) -> list[int]:
     for one in windows:
         proposal = policy.propose(one, NOW_S, memory)
         memory = proposal.memory
-        found.append(proposal.wishes[FUNCTION].replicas)
+        found.append(proposal.desired[FUNCTION].replicas)
     return found
 
 
-def policy(wish: Configuration = LESS, **settings: int) -> FallbackPolicy:
-    return FallbackPolicy(Fixed("learnt", wish), Fixed("hpa", configuration(5)), FallbackSettings(SLO_S, **settings))
+def policy(desired: Configuration = LESS, **settings: int) -> FallbackPolicy:
+    return FallbackPolicy(Fixed("learnt", desired), Fixed("hpa", configuration(5)), FallbackSettings(SLO_S, **settings))
 
 
 MISSED, KEPT = window(0.2), window(0.05)
@@ -61,8 +61,8 @@ def test_a_window_that_keeps_the_slo_starts_the_count_anew() -> None:
 
 
 def test_a_policy_that_misses_the_slo_and_grows_or_holds_is_left_alone() -> None:
-    for wish in (configuration(8), configuration(3)):
-        assert set(replicas(policy(wish), [MISSED] * 10)) == {wish.replicas}
+    for desired in (configuration(8), configuration(3)):
+        assert set(replicas(policy(desired), [MISSED] * 10)) == {desired.replicas}
 
 
 def test_the_policy_comes_back_after_calm_windows_in_a_row() -> None:
@@ -89,7 +89,7 @@ def test_the_reason_names_who_decided_and_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "less"),
+    ("desired", "less"),
     [
         pytest.param(configuration(2), True, id="replicas"),
         pytest.param(configuration(3, cpu_cores=0.5), True, id="cores"),
@@ -99,5 +99,5 @@ def test_the_reason_names_who_decided_and_why() -> None:
         pytest.param(configuration(3, cpu_cores=0.0, gpu_share=0.3), False, id="cores for a GPU share"),
     ],
 )
-def test_wanting_less_is_less_capacity_and_none_more(wish: Configuration, less: bool) -> None:
-    assert wants_less(window(0.2), {FUNCTION: wish}) is less
+def test_wanting_less_is_less_capacity_and_none_more(desired: Configuration, less: bool) -> None:
+    assert wants_less(window(0.2), {FUNCTION: desired}) is less

@@ -66,7 +66,7 @@ def story(policy: JanusPolicy, *windows: Observation, step_s: float = 10.0) -> P
 
 
 def counts(found: Proposal) -> dict[str, int]:
-    return {function.removeprefix("m-"): wish.replicas for function, wish in found.wishes.items()}
+    return {function.removeprefix("m-"): desired.replicas for function, desired in found.desired.items()}
 
 
 RATES = dict.fromkeys((*SEGMENTS, *EXPERTS), 10.0)
@@ -114,7 +114,7 @@ def test_no_pair_of_attention_and_slots_that_meets_the_slo_is_cheaper(slo_s: flo
     }
     measured = window(alone, RATES, 0.9, **heavy)
     policy = JanusPolicy(settings(slo_s=slo_s), PRICES)
-    wished = counts(policy.propose(measured, NOW_S, None))
+    desired = counts(policy.propose(measured, NOW_S, None))
     nodes = {node.node: node for node in measured.nodes}
     mean_s = sum(nodes[n].latency_mean_s or 0 for n in SEGMENTS)
     mean_s += sum(max(nodes[n].latency_mean_s or 0 for n in EXPERTS if n.startswith(f"expert-{i}")) for i in (0, 1))
@@ -130,7 +130,7 @@ def test_no_pair_of_attention_and_slots_that_meets_the_slo_is_cheaper(slo_s: flo
 
     pairs = [shared_out(attention, extra) for attention, extra in product(range(1, 9), range(15))]
     meeting = [cost(pair) for pair in pairs if p95_s(pair) <= slo_s]
-    assert cost(wished) == pytest.approx(min(meeting)) and p95_s(wished) <= slo_s * (1 + 1e-9)
+    assert cost(desired) == pytest.approx(min(meeting)) and p95_s(desired) <= slo_s * (1 + 1e-9)
 
 
 def shared_out(attention: int, extra: int) -> dict[str, int]:
@@ -194,7 +194,7 @@ def test_more_than_anything_can_serve_takes_all_there_is() -> None:
 def test_one_unknown_number_holds_everything(name: str) -> None:
     measured = window({}, RATES, 0.5, expert_1_0={name: None})
     found = JanusPolicy(settings(), PRICES).propose(measured, NOW_S, None)
-    assert found.wishes == {} and "expert-1-0 is not known" in found.reasons["m-segment-0"]
+    assert found.desired == {} and "expert-1-0 is not known" in found.reasons["m-segment-0"]
 
 
 def test_an_idle_pipeline_comes_down_and_remembers_how_long_calls_take() -> None:

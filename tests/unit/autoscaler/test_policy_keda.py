@@ -18,7 +18,7 @@ def fields(replicas: int, **more: Any) -> dict[str, Any]:
 
 
 def replicas_of(policy: KedaPolicy, now_s: float = 0.0, **node: Any) -> int:
-    return policy.propose(observation({NODE: node}), now_s, None).wishes[FUNCTION].replicas
+    return policy.propose(observation({NODE: node}), now_s, None).desired[FUNCTION].replicas
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_story_by_the_minute_with_the_hpa_s_scale_down_window() -> None:
     replicas, seen = 1, []
     for minute, calls in enumerate([6.0, 18.0, 18.0, 4.0, 4.0, 4.0, 4.0, 4.0]):
         found = policy.propose(observation({NODE: fields(replicas, in_flight=calls)}), 60.0 * minute, memory)
-        memory, replicas = found.memory, found.wishes[FUNCTION].replicas
+        memory, replicas = found.memory, found.desired[FUNCTION].replicas
         seen.append(replicas)
     assert seen == [3, 7, 8, 8, 8, 8, 8, 2]
 
@@ -58,7 +58,7 @@ def test_to_zero_after_the_cooldown_and_back_at_the_next_poll() -> None:
     for now_s in range(0, 450, 10):
         waiting = 1.0 if now_s <= 40 or now_s >= 400 else 0.0
         found = policy.propose(observation({NODE: fields(replicas, waiting=waiting)}), float(now_s), memory)
-        memory, replicas = found.memory, found.wishes[FUNCTION].replicas
+        memory, replicas = found.memory, found.desired[FUNCTION].replicas
         seen[now_s] = replicas
     assert [seen[t] for t in (0, 330, 340, 400, 410, 420, 440)] == [1, 1, 0, 0, 0, 1, 1]
 
@@ -72,7 +72,7 @@ def test_activation_is_strict() -> None:
 def test_without_data_it_wishes_nothing() -> None:
     for node in ({"in_flight": None}, {"configuration": None}):
         found = KedaPolicy().propose(observation({NODE: node}), 0.0, None)
-        assert FUNCTION not in found.wishes and found.reasons[FUNCTION].startswith("no data")
+        assert FUNCTION not in found.desired and found.reasons[FUNCTION].startswith("no data")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def story(policy: KpaPolicy, calls: list[float], length_s: float, replicas: int 
     for number, value in enumerate(calls, start=1):
         now_s = 1000.0 + number * length_s
         found = policy.propose(window(now_s, length_s, value, replicas), now_s, memory)
-        memory, replicas = found.memory, found.wishes[FUNCTION].replicas
+        memory, replicas = found.memory, found.desired[FUNCTION].replicas
         seen.append(replicas)
     return seen
 
@@ -95,17 +95,17 @@ def test_the_scale_down_delay_keeps_the_most_of_its_time() -> None:
 def test_calls_per_second_have_a_target_of_their_own() -> None:
     policy = KpaPolicy(KpaSettings(metric="rps"))
     seen = window(60.0, 60.0, 0.0, 1, requests_per_s=300.0)
-    assert policy.propose(seen, 60.0, None).wishes[FUNCTION].replicas == 3
+    assert policy.propose(seen, 60.0, None).desired[FUNCTION].replicas == 3
 
 
 def test_without_a_limit_of_calls_the_default_concurrency_is_the_target() -> None:
     seen = window(60.0, 60.0, 141.0, 1, configuration=configuration(1, concurrency=0))
-    assert KpaPolicy().propose(seen, 60.0, None).wishes[FUNCTION].replicas == 3
+    assert KpaPolicy().propose(seen, 60.0, None).desired[FUNCTION].replicas == 3
 
 
 def test_calls_that_wait_count() -> None:
     found = KpaPolicy().propose(window(60.0, 60.0, 2.8, 1, waiting=2.8), 60.0, None)
-    assert found.wishes[FUNCTION] == configuration(2)
+    assert found.desired[FUNCTION] == configuration(2)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_calls_that_wait_count() -> None:
 )
 def test_without_data_it_wishes_nothing_says_why_and_remembers_nothing(fields: dict[str, Any], sentence: str) -> None:
     found: Proposal = KpaPolicy().propose(replace(observation({NODE: fields})), 60.0, None)
-    assert FUNCTION not in found.wishes and sentence in found.reasons[FUNCTION]
+    assert FUNCTION not in found.desired and sentence in found.reasons[FUNCTION]
     assert FUNCTION not in found.memory  # type: ignore[operator]
 
 
@@ -150,7 +150,7 @@ def test_the_average_is_that_of_a_fine_grid(stretches: list[tuple[float, float]]
 def test_a_function_at_zero_wakes_for_calls_only() -> None:
     for calls, replicas in ((0.0, 0), (1.0, 1)):
         seen = window(60.0, 60.0, 0.0, 0, waiting=calls)
-        assert KpaPolicy().propose(seen, 60.0, None).wishes[FUNCTION].replicas == replicas
+        assert KpaPolicy().propose(seen, 60.0, None).desired[FUNCTION].replicas == replicas
 
 
 @pytest.mark.parametrize(

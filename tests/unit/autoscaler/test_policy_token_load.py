@@ -25,7 +25,7 @@ def propose(loads: tuple[float, ...], memory: object = None, replicas: int = 1) 
 
 
 def shapes(found: Proposal) -> list[tuple[float, int]]:
-    return [(found.wishes[f"m-{node}"].cpu_cores, found.wishes[f"m-{node}"].replicas) for node in NODES]
+    return [(found.desired[f"m-{node}"].cpu_cores, found.desired[f"m-{node}"].replicas) for node in NODES]
 
 
 def test_terciles_by_rank_and_equal_loads_together() -> None:
@@ -43,8 +43,8 @@ def test_memory_and_concurrency_stay_unless_the_class_says_otherwise() -> None:
     settings = TokenLoadSettings((LoadClass(gpu_share=0.5, memory_mb=512, concurrency=2, tokens_per_s=10.0),) * 3)
     rows = {node: {"tokens_per_s": 1.0} for node in NODES}
     found = TokenLoadPolicy(settings).propose(observation(rows), NOW_S, None)
-    assert found.wishes["m-expert-0-0"] == Configuration(512, 0.0, 0.5, 1, 2)
-    assert propose((50.0,) * 5).wishes["m-expert-0-0"] == configuration()
+    assert found.desired["m-expert-0-0"] == Configuration(512, 0.0, 0.5, 1, 2)
+    assert propose((50.0,) * 5).desired["m-expert-0-0"] == configuration()
 
 
 def test_replicas_never_leave_the_bounds() -> None:
@@ -57,7 +57,7 @@ def test_a_class_changes_only_after_so_many_windows_of_the_same_other_tercile() 
     for loads in (low, high, low, high, high):
         found = propose(loads, memory)
         memory = found.memory
-        seen.append(found.wishes["m-expert-0-0"].cpu_cores)
+        seen.append(found.desired["m-expert-0-0"].cpu_cores)
     assert seen == [1, 1, 1, 1, 4]
 
 
@@ -70,7 +70,7 @@ def test_a_class_changes_only_after_so_many_windows_of_the_same_other_tercile() 
     ],
 )
 def test_replicas_go_only_with_room_to_spare(load: float, replicas: int) -> None:
-    assert propose((load,) * 5, replicas=4).wishes["m-expert-0-0"].replicas == replicas
+    assert propose((load,) * 5, replicas=4).desired["m-expert-0-0"].replicas == replicas
 
 
 def test_without_a_profile_the_speed_of_a_busy_replica_is_measured_and_scaled_by_cores() -> None:
@@ -80,7 +80,7 @@ def test_without_a_profile_the_speed_of_a_busy_replica_is_measured_and_scaled_by
     found = TokenLoadPolicy().propose(observation(rows), NOW_S, None)
     assert shapes(found) == [(1, 1), (1, 1), (1, 1), (1, 1), (4, 2)]
     again = TokenLoadPolicy().propose(observation({NODES[0]: {"tokens_per_s": 300.0}}), NOW_S, found.memory)
-    assert again.wishes["m-expert-0-0"].replicas == 3
+    assert again.desired["m-expert-0-0"].replicas == 3
 
 
 def test_seconds_at_replicas_stand_in_for_busy_seconds_up_to_all_there_are() -> None:
@@ -90,19 +90,19 @@ def test_seconds_at_replicas_stand_in_for_busy_seconds_up_to_all_there_are() -> 
 
 def test_an_expert_never_used_nor_measured_is_held() -> None:
     found = TokenLoadPolicy().propose(observation(), NOW_S, None)
-    assert not found.wishes and "tokens per second of a replica" in found.reasons["m-expert-0-0"]
+    assert not found.desired and "tokens per second of a replica" in found.reasons["m-expert-0-0"]
 
 
 def test_speed_measured_on_cores_says_nothing_of_a_gpu_share() -> None:
     settings = TokenLoadSettings((LoadClass(gpu_share=0.5),) * 3)
     rows = {node: {"tokens_per_s": 70.0, "busy_s": 3.0} for node in NODES}
-    assert not TokenLoadPolicy(settings).propose(observation(rows), NOW_S, None).wishes
+    assert not TokenLoadPolicy(settings).propose(observation(rows), NOW_S, None).desired
 
 
 def test_only_experts_are_its_business_and_missing_loads_are_told() -> None:
     rows: dict[str, dict[str, Any]] = {node: {"tokens_per_s": None} for node in NODES}
     found = TokenLoadPolicy(SETTINGS).propose(observation(rows), NOW_S, None)
-    assert set(found.reasons) == {f"m-{node}" for node in NODES} and not found.wishes
+    assert set(found.reasons) == {f"m-{node}" for node in NODES} and not found.desired
 
 
 def test_settings_that_are_not_allowed_are_named() -> None:

@@ -25,7 +25,7 @@ def test_hpa_by_the_minute() -> None:
     for minute, calls in enumerate([2.8, 5.6, 14.0, 30.8, 30.8, 8.4, 8.4, 2.8, 0.0, 0.0, 0.0, 0.0, 0.0]):
         row = {"configuration": configuration(replicas), "ready_replicas": replicas, "in_flight": calls}
         found = policy.propose(observation({NODE: row}), 60.0 * minute, memory)
-        memory, replicas = found.memory, found.wishes[FUNCTION].replicas
+        memory, replicas = found.memory, found.desired[FUNCTION].replicas
         seen.append(replicas)
     assert seen == [1, 2, 5, 8, 8, 8, 8, 8, 8, 3, 3, 1, 1]
 
@@ -35,8 +35,8 @@ def test_the_other_axes_are_given_and_replicas_are_the_hpa_s() -> None:
     seen = observation({NODE: {"in_flight": 5.6}})
     found = VerticalHpaPolicy("tuned-hpa", {FUNCTION: given}).propose(seen, NOW_S, None)
     plain = HpaPolicy().propose(seen, NOW_S, None)
-    assert found.wishes[FUNCTION] == given.with_replicas(2)
-    assert {**found.wishes, FUNCTION: None} == {**plain.wishes, FUNCTION: None}
+    assert found.desired[FUNCTION] == given.with_replicas(2)
+    assert {**found.desired, FUNCTION: None} == {**plain.desired, FUNCTION: None}
     assert found.reasons == plain.reasons and found.memory == plain.memory
 
 
@@ -75,4 +75,4 @@ def test_a_function_that_no_memory_holds_is_named() -> None:
 def test_a_function_at_zero_is_left_alone_with_all_its_axes() -> None:
     at_zero = {"configuration": configuration(0), "ready_replicas": 0}
     policy = VerticalHpaPolicy("tuned-hpa", {FUNCTION: configuration(2, memory_mb=1024)})
-    assert policy.propose(observation({NODE: at_zero}), NOW_S, None).wishes[FUNCTION] == configuration(0)
+    assert policy.propose(observation({NODE: at_zero}), NOW_S, None).desired[FUNCTION] == configuration(0)

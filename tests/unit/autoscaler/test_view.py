@@ -117,7 +117,7 @@ def told(metrics: ControllerMetrics) -> list[tuple[dict[str, str], float]]:
 def test_the_last_decision_of_a_function_is_told_with_its_reason_and_limits_and_what_became_of_it() -> None:
     metrics = ControllerMetrics("m", 0.5)
     metrics.add(report(MORE, SAME))
-    metrics.add(report(MORE._replace(wish=configuration(5), reason="busier"), SAME, end_s=105.0, applied=()))
+    metrics.add(report(MORE._replace(desired=configuration(5), reason="busier"), SAME, end_s=105.0, applied=()))
     expected = {
         "pipeline": "m",
         "function": "m-expert-0-0",

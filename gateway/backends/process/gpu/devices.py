@@ -40,7 +40,7 @@ class Seats:
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = tuple(gpus)
         self._seats: list[_Seat] = []
-        self._wished: dict[str, int] = {}
+        self._desired: dict[str, int] = {}
         self._waiting: dict[str, Callable[[], None]] = {}
 
     def reserve(self, function: str, tenths: int, replicas: int, *, anew: bool = False) -> None:
@@ -60,7 +60,7 @@ class Seats:
         for seat in going:
             seat.leaving = True
         self._seats = [seat for seat in self._seats if seat.holder or not seat.leaving] + added
-        self._wished[function] = replicas if tenths else 0
+        self._desired[function] = replicas if tenths else 0
         self._waiting.pop(function, None)
         self._wake()
 
@@ -79,20 +79,20 @@ class Seats:
         """``replica`` is on its way out by order; its seat is needed no more once it is gone."""
         for seat in self._seats:
             if seat.holder == replica and not seat.leaving:
-                seat.leaving = self._promised(seat.function) > self._wished.get(seat.function, 0)
+                seat.leaving = self._promised(seat.function) > self._desired.get(seat.function, 0)
 
     def gone(self, replica: str) -> None:
         """The process of ``replica`` has ended. A seat that its function still needs is free for another of its."""
         for seat in [one for one in self._seats if one.holder == replica]:
             seat.holder = ""
-            if seat.leaving or self._promised(seat.function) > self._wished.get(seat.function, 0):
+            if seat.leaving or self._promised(seat.function) > self._desired.get(seat.function, 0):
                 self._seats.remove(seat)
         self._wake()
 
     def forget(self, function: str) -> None:
         """The function is deleted; what its replicas hold is free when they are gone."""
         self.reserve(function, 0, 0)
-        del self._wished[function]
+        del self._desired[function]
 
     def promised(self, gpu: Gpu) -> int:
         """Tenths of ``gpu`` that are promised."""

@@ -36,7 +36,7 @@ class _Group:
 class Standbys:
     """The pool. ``prepare(entry, environ)`` makes one and returns its slot and own bytes; ``end(slot)`` ends one."""
 
-    wished: int
+    desired: int
     limit_bytes: int
     prepare: Callable[[str, Mapping[str, str]], Awaitable[tuple[str, int]]]
     end: Callable[[str], None]
@@ -47,7 +47,7 @@ class Standbys:
 
     def take(self, name: str, function: str, entry: str, environ: Mapping[str, str]) -> str | None:
         """A standby for a function of group ``name``, or None; the group is now the one used last."""
-        if not name or not self.wished:
+        if not name or not self.desired:
             return None
         group = self._groups.setdefault(name, _Group(entry, environ))
         group.entry, group.environ = entry, environ
@@ -78,7 +78,7 @@ class Standbys:
     async def _add(self, name: str) -> bool:
         """One more standby of a group; False where it has enough or memory is used up by groups used later."""
         group = self._groups[name]
-        if len(group.slots) >= min(self.wished, len(group.functions)) or not self._room(name, group.bytes_each):
+        if len(group.slots) >= min(self.desired, len(group.functions)) or not self._room(name, group.bytes_each):
             return False
         try:
             slot, group.bytes_each = await self.prepare(group.entry, group.environ)

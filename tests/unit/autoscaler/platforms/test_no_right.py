@@ -30,8 +30,8 @@ def test_without_the_right_to_resize_limits_are_rolled_out_in_the_same_tick_and_
     story = stories(F, G)
     without_right(double)
     with caplog.at_level(logging.WARNING):
-        report = story.wish({F: BIG, G: BIG})
-        story.wish({F: configuration(memory_mb=512)})
+        report = story.desired({F: BIG, G: BIG})
+        story.desired({F: configuration(memory_mb=512)})
         story.tick(20)
     assert set(report.applied) == {F, G} and not report.failures
     assert [resources(pod)["limits"]["memory"] for pod in double.pods(F)] == ["512Mi"]
@@ -49,16 +49,16 @@ def without(double: Running, missing: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "wish"),
+    ("missing", "desired"),
     [("deployments/scale", configuration(4)), ("deployments", BIG)],
     ids=["replicas", "limits"],
 )
 def test_an_order_without_the_right_to_it_is_tried_again_after_growing_times(
-    double: Running, stories: Stories, missing: str, wish: Configuration
+    double: Running, stories: Stories, missing: str, desired: Configuration
 ) -> None:
     story, tries = stories(), []
     without(double, missing)
-    first = story.wish({F: wish})
+    first = story.desired({F: desired})
     assert f'cannot patch resource "{missing}"' in first.failures[F]
     for tick in range(1, 40):
         before = story.asked(f"patch {missing}")
@@ -71,7 +71,7 @@ def test_an_order_without_the_right_to_it_is_tried_again_after_growing_times(
     assert tries == pytest.approx([60, 180], abs=2 * TICK_S)
     double.set(grants=None)
     story.tick(49)
-    assert story.present() == wish and story.kinds() == []
+    assert story.present() == desired and story.kinds() == []
 
 
 def test_within_the_tick_the_budget_of_what_there_is_no_right_to_goes_to_another(
@@ -80,18 +80,18 @@ def test_within_the_tick_the_budget_of_what_there_is_no_right_to_goes_to_another
     replica_per_hour = (PRICES.cpu_core_s + 0.25 * PRICES.memory_gib_s) * 3600
     story = stories(F, G, budget_per_hour=3 * replica_per_hour)
     without(double, "deployments")
-    report = story.wish({F: BIG, G: configuration(2)})
+    report = story.desired({F: BIG, G: configuration(2)})
     assert report.applied == (G,) and set(report.failures) == {F} and story.present(G) == configuration(2)
 
 
 def test_the_right_is_looked_for_again_after_a_while(double: Running, stories: Stories) -> None:
     story = stories()
     without_right(double)
-    story.wish({F: configuration(memory_mb=512)})
+    story.desired({F: configuration(memory_mb=512)})
     double.set(grants=None)
     story.clock.ahead_s += 600.0
     (before,) = double.pods(F)
-    story.wish({F: BIG})
+    story.desired({F: BIG})
     (after,) = double.pods(F)
     assert resources(after)["limits"]["memory"] == "1024Mi" and story.kinds() == []
     assert after["metadata"]["name"] == before["metadata"]["name"]
@@ -101,9 +101,9 @@ def test_a_right_that_is_lost_leaves_no_replica_with_the_limits_of_an_old_templa
     double: Running, stories: Stories
 ) -> None:
     story = stories()
-    story.wish({F: configuration(memory_mb=512)})
+    story.desired({F: configuration(memory_mb=512)})
     without_right(double)
-    story.wish({F: configuration(2, memory_mb=512)})
+    story.desired({F: configuration(2, memory_mb=512)})
     story.tick(2)
     assert [resources(pod)["limits"]["memory"] for pod in double.pods(F)] == ["512Mi"] * 2
     assert story.kinds() == [("m", "forbidden")]

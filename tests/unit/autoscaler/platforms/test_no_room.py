@@ -30,7 +30,7 @@ def test_replicas_that_no_node_takes_are_waited_for_and_then_taken_back_and_trie
 ) -> None:
     story = stories()
     small_node(double, "1Gi")  # room for four
-    story.wish({F: configuration(8)})
+    story.desired({F: configuration(8)})
     seen = [story.tick() and story.present().replicas for _ in range(64)]
     assert set(seen) == {8, 4}
     changes = [tick * TICK_S for tick in range(1, len(seen)) if seen[tick] != seen[tick - 1]]
@@ -41,15 +41,15 @@ def test_replicas_that_no_node_takes_are_waited_for_and_then_taken_back_and_trie
 def test_while_replicas_wait_for_a_node_no_more_are_asked_for(double: Running, stories: Stories) -> None:
     story = stories()
     small_node(double, "1Gi")
-    story.wish({F: configuration(6)})
-    report = story.wish({F: configuration(8)})
+    story.desired({F: configuration(6)})
+    report = story.desired({F: configuration(8)})
     assert story.present() == configuration(6) and hits(report) == ("platform: unschedulable",)
 
 
 def test_taken_back_replicas_stay_told_and_come_when_there_is_a_node(double: Running, stories: Stories) -> None:
     story = stories()
     small_node(double, "1Gi")
-    story.wish({F: configuration(6)})
+    story.desired({F: configuration(6)})
     story.tick(14)
     assert story.present() == configuration(4) and story.kinds() == [(F, "unschedulable")]
     begun = len(writes(double))
@@ -66,7 +66,7 @@ def test_replicas_without_a_node_never_go_below_the_least_and_unmanaged_ones_are
     story = stories(F, G, space=ConfigurationSpace(replicas_min=3))
     small_node(double, "512Mi")
     put(double, spec("m-expert-1-0"), replicas=5)
-    story.wish({F: configuration(6)})
+    story.desired({F: configuration(6)})
     story.tick(20)
     assert story.present() == configuration(3)
     assert story.present("m-expert-1-0") == configuration(5)
@@ -78,7 +78,7 @@ def test_replicas_without_a_node_stay_at_the_least_that_the_function_s_label_say
     story = stories(G)
     small_node(double, "1Gi")
     put(double, spec(F, labels={"smoe.pipeline": "m", "com.openfaas.scale.min": "5"}))
-    story.wish({F: configuration(8)})
+    story.desired({F: configuration(8)})
     story.tick(16)
     assert story.present() == configuration(5)
 
@@ -96,7 +96,7 @@ def test_replicas_beyond_a_limit_range_are_taken_back_in_the_next_tick_and_not_a
     """Of pods that run from before it; its words as in Kubernetes' plugin/pkg/admission/limitranger."""
     story = stories()
     double.do(lambda: double.cluster.refuse_new_pods(LIMIT_RANGE))
-    story.wish({F: configuration(4)})
+    story.desired({F: configuration(4)})
     assert story.kinds() == [(F, "quota")]
     report = story.tick()
     assert story.present() == configuration(1) and hits(report) == ("platform: quota",)
@@ -111,8 +111,8 @@ def test_replicas_whose_pods_are_refused_for_a_minute_are_taken_back_and_tried_a
 ) -> None:
     story = stories()
     double.do(lambda: double.cluster.refuse_new_pods(POD_SECURITY))
-    story.wish({F: configuration(4)})
-    report = story.wish({F: configuration(6)})
+    story.desired({F: configuration(4)})
+    report = story.desired({F: configuration(6)})
     assert story.present() == configuration(4) and hits(report) == ("platform: refused",)
     story.tick(12)
     assert story.present() == configuration(1) and story.kinds() == [(F, "refused")]
@@ -124,7 +124,7 @@ def test_replicas_whose_pods_are_refused_for_a_minute_are_taken_back_and_tried_a
 def test_pods_that_are_refused_for_a_moment_come_afterwards(double: Running, stories: Stories) -> None:
     story = stories()
     double.do(lambda: double.cluster.refuse_new_pods("failed calling webhook"))
-    story.wish({F: configuration(4)})
+    story.desired({F: configuration(4)})
     story.tick(4)
     double.do(lambda: double.cluster.refuse_new_pods(""))
     story.tick()
@@ -144,7 +144,7 @@ def test_a_share_of_a_gpu_that_no_node_has_is_taken_back_and_replicas_go_on_serv
     story = stories()
     no_gpu(double)
     (before,) = double.pods(F)
-    story.wish({F: SHARE})
+    story.desired({F: SHARE})
     assert story.present() == SHARE and story.kinds() == [(F, "unschedulable")]
     story.tick(13)
     assert story.present() == configuration()
@@ -160,7 +160,7 @@ def test_a_share_of_a_gpu_that_no_node_has_is_taken_back_and_replicas_go_on_serv
 def test_a_roll_out_over_quota_is_taken_back(double: Running, stories: Stories) -> None:
     story = stories()
     quota(double, pods="1")
-    story.wish({F: SHARE})
+    story.desired({F: SHARE})
     assert story.kinds() == [(F, "quota")]
     story.tick(14)
     assert story.present() == configuration() and len(double.pods(F)) == 1
@@ -171,7 +171,7 @@ def test_a_resize_that_waits_and_finds_no_other_node_either_is_taken_back(double
     small_node(double, "1Gi")
     double.do(lambda: double.cluster.set_resizing("deferred"))
     (before,) = double.pods(F)
-    story.wish({F: configuration(memory_mb=896)})
+    story.desired({F: configuration(memory_mb=896)})
     assert story.kinds() == [(F, "deferred")]
     story.tick(8)
     assert story.kinds() == [(F, "deferred"), (F, "unschedulable")]
@@ -187,7 +187,7 @@ def test_a_resize_that_waits_and_finds_no_other_node_either_is_taken_back(double
 
 def test_limits_that_a_person_rolls_out_are_not_taken_back(double: Running, stories: Stories) -> None:
     story = stories()
-    story.wish({F: configuration()})
+    story.desired({F: configuration()})
     small_node(double, "512Mi")
 
     def redeploy() -> None:
@@ -210,8 +210,8 @@ def test_limits_that_a_person_rolls_out_are_not_taken_back(double: Running, stor
 def test_limits_do_not_grow_further_while_a_resize_waits(double: Running, stories: Stories) -> None:
     story = stories()
     double.do(lambda: double.cluster.set_resizing("deferred"))
-    story.wish({F: configuration(memory_mb=512)})
-    report = story.wish({F: BIG})
+    story.desired({F: configuration(memory_mb=512)})
+    report = story.desired({F: BIG})
     assert story.present() == configuration(memory_mb=512) and hits(report) == ("platform: deferred",)
 
 
@@ -223,7 +223,7 @@ def test_replicas_of_a_lost_node_are_elsewhere_in_the_next_tick_with_their_limit
 ) -> None:
     story = stories()
     double.do(lambda: double.cluster.nodes.update({"node-2": Node()}))
-    story.wish({F: configuration(2, memory_mb=512)})
+    story.desired({F: configuration(2, memory_mb=512)})
     double.do(lambda: double.cluster.lose_node("node-1"))
     story.tick()
     assert story.kinds() == [(F, "node lost")] * 2

@@ -215,14 +215,14 @@ def test_what_is_forbidden_is_named_until_it_is_allowed_and_others_go_on(
     assert "forbidden" not in kinds(platform)
 
 
-@pytest.mark.parametrize(("before", "wished", "after"), [(1, 3, 3), (3, 1, 3)], ids=["more", "fewer"])
+@pytest.mark.parametrize(("before", "desired", "after"), [(1, 3, 3), (3, 1, 3)], ids=["more", "fewer"])
 def test_where_limits_are_refused_replicas_may_grow_and_not_shrink(
-    double: Running, platform: KubernetesPlatform, before: int, wished: int, after: int
+    double: Running, platform: KubernetesPlatform, before: int, desired: int, after: int
 ) -> None:
     platform.apply(F, configuration(), configuration(before))
     double.set(refusals={("patch", "pods/resize"): FORBIDDEN})
     with pytest.raises(RefusedError, match="is forbidden"):
-        platform.apply(F, configuration(before), configuration(wished, memory_mb=512))
+        platform.apply(F, configuration(before), configuration(desired, memory_mb=512))
     assert platform.configurations() == {F: configuration(after)}
 
 

@@ -29,16 +29,16 @@ class Clock:
         return time.time() + self.ahead_s
 
 
-class Wishes:
+class Desired:
     """A policy that wishes what it is told."""
 
-    name = "wishes"
+    name = "scripted"
 
     def __init__(self) -> None:
         self.now: dict[str, Configuration] = {}
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        return Proposal(dict(self.now), dict.fromkeys(self.now, "wished"))
+        return Proposal(dict(self.now), dict.fromkeys(self.now, "scripted"))
 
 
 class Nothing:
@@ -58,7 +58,7 @@ class Story:
         self._moved = moved
         self.clock = Clock()
         self.platform = platforms(clock=self.clock)
-        self.policy = Wishes()
+        self.policy = Desired()
         parts = (topology(), Nothing(), self.policy, self.platform, limits, PRICES)
         self.controller = Controller(*parts, wait=lambda _: None, window_s=TICK_S)
 
@@ -70,8 +70,8 @@ class Story:
             self.platform.keep()
         return report
 
-    def wish(self, wishes: Mapping[str, Configuration]) -> TickReport:
-        self.policy.now.update(wishes)
+    def configuration(self, desired: Mapping[str, Configuration]) -> TickReport:
+        self.policy.now.update(desired)
         return self.tick()
 
     def present(self, function: str = F) -> Configuration:

@@ -47,8 +47,8 @@ def rates(calls_per_s: float) -> dict[str, float | None]:
 
 
 def replicas(policy: LastWindowPolicy, found: Observation) -> list[int]:
-    wishes = policy.propose(found, 10.0, None).wishes
-    return [wishes[f"t-expert-{i}-{j}"].replicas for i in range(2) for j in range(2)]
+    desired = policy.propose(found, 10.0, None).desired
+    return [desired[f"t-expert-{i}-{j}"].replicas for i in range(2) for j in range(2)]
 
 
 def test_it_wishes_the_optimum_of_the_window_it_saw() -> None:
@@ -62,7 +62,7 @@ def test_it_wishes_the_optimum_of_the_window_it_saw() -> None:
     load = next(windows(physics, drawn, 10.0, 10.0))
     oracle = deterministic(load, "provisioned", 0.8)
     found = LastWindowPolicy(one, LastWindowSettings(headroom=0.8)).propose(observation(rates(50.0)), 10.0, None)
-    assert oracle.feasible and dict(found.wishes) == configurations(physics, oracle.numbers)
+    assert oracle.feasible and dict(found.desired) == configurations(physics, oracle.numbers)
 
 
 def test_a_layer_goes_from_cores_to_gpus_where_the_seconds_that_it_saves_are_missing() -> None:
@@ -75,8 +75,8 @@ def test_a_layer_goes_from_cores_to_gpus_where_the_seconds_that_it_saves_are_mis
 
     def on_gpus(slo_s: float) -> int:
         policy = LastWindowPolicy(workload(slo_s), LastWindowSettings(headroom=0.5))
-        wishes = policy.propose(observation(rates(1e-6)), 10.0, None).wishes
-        return sum(wish.gpu_share > 0 for wish in wishes.values())
+        desired = policy.propose(observation(rates(1e-6)), 10.0, None).desired
+        return sum(configuration.gpu_share > 0 for configuration in desired.values())
 
     def least_slo_s(most: int) -> float:
         low_s, high_s = 1e-3, 10.0
@@ -93,7 +93,9 @@ def test_a_layer_goes_from_cores_to_gpus_where_the_seconds_that_it_saves_are_mis
 def test_more_load_or_less_room_never_takes_less() -> None:
     policy = LastWindowPolicy(workload(SLO_S))
     cost = [
-        sum(c.replicas * PRICES.unit_per_s(c) for c in policy.propose(observation(rates(x)), 0.0, None).wishes.values())
+        sum(
+            c.replicas * PRICES.unit_per_s(c) for c in policy.propose(observation(rates(x)), 0.0, None).desired.values()
+        )
         for x in (1.0, 40.0, 80.0, 110.0)
     ]
     assert cost == sorted(cost) and cost[0] < cost[-1]
@@ -103,18 +105,18 @@ def test_more_load_or_less_room_never_takes_less() -> None:
 
 def test_an_slo_that_cannot_be_met_takes_the_fastest_choice_and_says_so() -> None:
     found = LastWindowPolicy(workload(0.001)).propose(observation(rates(10.0)), 0.0, None)
-    assert {wish.gpu_share for wish in found.wishes.values()} == {0.2}
+    assert {desired.gpu_share for desired in found.desired.values()} == {0.2}
     assert "cannot be met" in found.reasons["t-expert-0-0"]
 
 
 def test_a_load_that_nothing_serves_holds() -> None:
     found = LastWindowPolicy(workload(SLO_S)).propose(observation(rates(1e6)), 0.0, None)
-    assert not found.wishes and "serves" in found.reasons["t-expert-1-1"]
+    assert not found.desired and "serves" in found.reasons["t-expert-1-1"]
 
 
 def test_one_unknown_load_holds_every_expert_and_no_segment_is_touched() -> None:
     found = LastWindowPolicy(workload(SLO_S)).propose(observation({**rates(10.0), "expert-1-0": None}), 0.0, None)
-    assert not found.wishes and set(found.reasons) == {f"t-expert-{i}-{j}" for i in range(2) for j in range(2)}
+    assert not found.desired and set(found.reasons) == {f"t-expert-{i}-{j}" for i in range(2) for j in range(2)}
     assert "expert-1-0" in found.reasons["t-expert-0-1"]
 
 

@@ -33,7 +33,7 @@ class Thrice:
         first = self._policy.propose(observation, now_s, memory)
         for other in (self._policy, self._make()):
             again = other.propose(observation, now_s, memory)
-            if (again.wishes, again.reasons) != (first.wishes, first.reasons):
+            if (again.desired, again.reasons) != (first.desired, first.reasons):
                 self.differences.append((first, again))
         self.asked += 1
         return first

@@ -27,8 +27,8 @@ class Processes:
         self.made.append(f"{entry}{len(self.made)}")
         return self.made[-1], self.bytes_by_entry[entry]
 
-    def pool(self, wished: int, limit_bytes: int) -> Standbys:
-        return Standbys(wished, limit_bytes, self.prepare, self.ended.append)
+    def pool(self, desired: int, limit_bytes: int) -> Standbys:
+        return Standbys(desired, limit_bytes, self.prepare, self.ended.append)
 
     @property
     def alive_bytes(self) -> int:
@@ -106,12 +106,12 @@ async def test_a_standby_that_cannot_be_prepared_is_left_out() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=25), st.integers(1, 4), st.integers(0, 60))
 def test_memory_stays_within_its_limit_whatever_is_started(
-    uses: list[tuple[str, bool]], wished: int, limit: int
+    uses: list[tuple[str, bool]], desired: int, limit: int
 ) -> None:
     processes = Processes({"a": 5, "b": 11, "c": 23})
 
     async def story() -> None:
-        pool = processes.pool(wished, limit)
+        pool = processes.pool(desired, limit)
         for number, (name, filled) in enumerate(uses):
             taken = pool.take(name, f"function-{number % 3}", name, {})
             if taken is not None:

@@ -50,8 +50,8 @@ def test_reasons_are_those_of_the_decision(network: SisoActor) -> None:
     one = episode(seconds=60.0)
     found = explain(network, one.encoder, one.state(), top=4)
     chosen = network.decide(Batch.of(one.encoder.space, [one.state()]))[0].numpy()
-    wishes = one.encoder.lattice.configurations(chosen)
-    assert {row.function: row.chosen.configuration for row in found} == wishes
+    desired = one.encoder.lattice.configurations(chosen)
+    assert {row.function: row.chosen.configuration for row in found} == desired
     weights: dict[int, float] = defaultdict(float)
     for row in found:
         weights[row.layer] += row.pointer
@@ -107,10 +107,10 @@ def test_a_stored_decision_is_explained_from_the_log(
     window = logged(folder, seen.observation.end_s, None)
     reasons = explain(window.actor, window.encoder, window.state)
     assert {row.function: row.chosen.configuration for row in reasons} == dict(window.stored)
-    assert window.stored == {decision.function: decision.wish for decision in seen.decisions}
+    assert window.stored == {decision.function: decision.desired for decision in seen.decisions}
     result = CliRunner().invoke(cli, ["explain", "--log", str(folder), "--layer", "0"])
     assert result.exit_code == 0, result.output
-    assert "4 of 4 wishes are those that were stored" in result.output
+    assert "4 of 4 desired configurations are those that were stored" in result.output
     with pytest.raises(NetworkError, match="has no window that ended at 5"):
         logged(folder, 5.0, None)
 

@@ -37,12 +37,12 @@ class Replay:
 
     name = "replay"
 
-    def __init__(self, wishes: Sequence[dict[str, Configuration]]) -> None:
-        self._wishes = list(wishes)
+    def __init__(self, desired: Sequence[dict[str, Configuration]]) -> None:
+        self._desired = list(desired)
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        wishes = self._wishes.pop(0) if self._wishes else {}
-        return Proposal(wishes, dict.fromkeys(wishes, "replay"))
+        desired = self._desired.pop(0) if self._desired else {}
+        return Proposal(desired, dict.fromkeys(desired, "replay"))
 
 
 def loop(ordered: Sequence[Actions], one: Episode) -> list[Step]:

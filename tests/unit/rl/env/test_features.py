@@ -275,10 +275,10 @@ SPACES = (
 def test_positions_are_those_of_the_space_s_nearest(
     space: ConfigurationSpace, memory_mb: int, gpu: bool, amount: float, replicas: int, concurrency: int
 ) -> None:
-    wish = Configuration(memory_mb, 0.0 if gpu else 8 * amount, amount if gpu else 0.0, replicas, concurrency)
+    desired = Configuration(memory_mb, 0.0 if gpu else 8 * amount, amount if gpu else 0.0, replicas, concurrency)
     lattice = Lattice(topology(), space, PRICES)
-    found = lattice.actions({"m-expert-0-1": wish})
-    assert lattice.configurations(found)["m-expert-0-1"] == space.nearest(wish)
+    found = lattice.actions({"m-expert-0-1": desired})
+    assert lattice.configurations(found)["m-expert-0-1"] == space.nearest(desired)
     assert not found[0, 0].any() and not found[1].any()
 
 
@@ -288,8 +288,8 @@ def test_any_action_is_moved_within_eq_2_and_a_valid_one_is_left_alone(data: st.
     least = np.sort(data.draw(st.lists(st.integers(0, 159), min_size=8, max_size=8)))[::-1].astype(np.int16)
     table = np.tile(least, (2, 3, 1))
     positions = data.draw(st.tuples(*(st.integers(0, size - 1) for size in lattice.sizes)))
-    wish = np.tile(np.array(positions, dtype=np.int16), (2, 3, 1))
-    found = lattice.within(wish, table)[1, 2]
+    desired = np.tile(np.array(positions, dtype=np.int16), (2, 3, 1))
+    found = lattice.within(desired, table)[1, 2]
     memory, resource, replicas, concurrency = positions
     if memory >= least[replicas]:
         assert tuple(found) == positions

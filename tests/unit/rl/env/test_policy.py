@@ -123,7 +123,7 @@ def test_every_expert_gets_a_wish_with_the_pointer_s_weight_and_score_and_nothin
     decisions = steps[0].report.decisions
     assert {decision.function for decision in decisions} == {node.function for node in workload().experts}
     assert all(decision.reason == "pointer 0.250, score 2.000" and decision.valid for decision in decisions)
-    assert all(decision.target == decision.wish for decision in decisions)
+    assert all(decision.target == decision.desired for decision in decisions)
 
 
 def observed(**more: Any) -> Observation:
@@ -140,7 +140,7 @@ def observed(**more: Any) -> Observation:
 )
 def test_without_data_all_experts_are_held_and_the_memory_is_kept(more: dict[str, Any], sentence: str) -> None:
     found = LearntPolicy(Scripted(), made_encoder()).propose(observed(**more), 0.0, "memory")
-    assert not found.wishes and found.memory == "memory"
+    assert not found.desired and found.memory == "memory"
     assert len(found.reasons) == 48 and set(found.reasons.values()) == {sentence}
 
 
@@ -153,7 +153,7 @@ def test_an_expert_without_data_is_held_alone(field: str, what: str) -> None:
     nodes = tuple(node._replace(**{field: None}) if node.node == "expert-3-1" else node for node in seen.nodes)
     found = LearntPolicy(Scripted(), made_encoder()).propose(replace(seen, nodes=nodes), 0.0, None)
     assert found.reasons["bert-4-expert-3-1"] == f"no data: the {what} of bert-4-expert-3-1 is not known"
-    assert len(found.wishes) == 47 and "bert-4-expert-3-1" not in found.wishes
+    assert len(found.desired) == 47 and "bert-4-expert-3-1" not in found.desired
 
 
 @pytest.mark.parametrize(
@@ -174,9 +174,9 @@ def test_an_order_for_fewer_calls_at_once_is_left_out_where_fewer_still_come(
     seen = observed()
     nodes = {node.node: node for node in seen.nodes}
     nodes["expert-3-1"] = one = nodes["expert-3-1"]._replace(configuration=now, concurrency_utilisation=slots)
-    wishes = {one.function: replace(now, **changed)}
-    found = settled(replace(seen, nodes=tuple(nodes.values())), wishes)
-    assert found == ({one.function: now} if kept else wishes)
+    desired = {one.function: replace(now, **changed)}
+    found = settled(replace(seen, nodes=tuple(nodes.values())), desired)
+    assert found == ({one.function: now} if kept else desired)
 
 
 @pytest.fixture
@@ -250,5 +250,5 @@ def test_segments_are_hpa_s_where_the_controller_scales_them(exported: Path, tmp
     policy = make_policy(making(tmp_path, f'actor = "{exported}"\n', scale_segments=True))
     found = policy.propose(observed(), 0.0, None)
     kinds = {node.function: node.kind for node in workload().topology.nodes}
-    assert {kinds[function] for function in found.wishes} == {"segment", "expert"}
+    assert {kinds[function] for function in found.desired} == {"segment", "expert"}
     assert all("pointer" in reason for function, reason in found.reasons.items() if kinds[function] == "expert")

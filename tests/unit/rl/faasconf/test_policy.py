@@ -77,21 +77,21 @@ def test_a_decision_by_hand(pipeline: Pipeline, observe: Observe) -> None:
         last.weight[OUTPUTS.index("gpu"), 0] = 2.0  # type: ignore[union-attr, index, operator]
         last.bias.copy_(torch.tensor([-1.0, 0.0, 0.0, 1.0, 0.0]))  # type: ignore[union-attr, operator]
     one = Agent(actor, torch.zeros(count), torch.ones(count))
-    wishes = FaasconfPolicy(one, pipeline).propose(observe(2, waiting=3.0), 0.0, None).wishes
+    desired = FaasconfPolicy(one, pipeline).propose(observe(2, waiting=3.0), 0.0, None).desired
     cores, share = Configuration(128, 1.0, 0.0, 2, 3), Configuration(128, 0.0, 0.2, 2, 3)
-    assert wishes == {f"t-expert-{i}-{j}": share if (i, j) == (1, 0) else cores for i in range(2) for j in range(2)}
+    assert desired == {f"t-expert-{i}-{j}": share if (i, j) == (1, 0) else cores for i in range(2) for j in range(2)}
 
 
 @pytest.mark.parametrize("missing", ["configuration", "tokens_per_s", "requests_per_s", "peak_tokens"])
 def test_all_are_held_where_a_number_of_one_is_missing(pipeline: Pipeline, observe: Observe, missing: str) -> None:
     found = FaasconfPolicy(agent(), pipeline).propose(observe(2, **{missing: None}), 0.0, None)
-    assert not found.wishes and len(found.reasons) == 4
+    assert not found.desired and len(found.reasons) == 4
     assert all("no data" in reason for reason in found.reasons.values())
 
 
 def test_a_function_without_calls_is_no_missing_number(pipeline: Pipeline, observe: Observe) -> None:
     idle = observe(1, latency_p95_s=None, latency_mean_s=None, tokens_per_s=0.0, requests_per_s=0.0)
-    assert len(FaasconfPolicy(agent(), pipeline).propose(idle, 0.0, None).wishes) == 4
+    assert len(FaasconfPolicy(agent(), pipeline).propose(idle, 0.0, None).desired) == 4
 
 
 def test_old_data_is_not_decided_on(pipeline: Pipeline, observe: Observe) -> None:
@@ -106,9 +106,9 @@ def test_wishes_are_in_the_space_and_keep_eq_2(seed: int, peak: float, load_per_
     chosen = FaasconfPolicy(agent(seed), Pipeline(workload.topology, limits, 0.08)).propose(
         observed(workload, peak, load_per_s, latency_s), 0.0, None
     )
-    assert len(chosen.wishes) == 48
+    assert len(chosen.desired) == 48
     for node in workload.experts:
-        found = chosen.wishes[node.function]
+        found = chosen.desired[node.function]
         need = memory_need([node], [observed(workload, peak, 0, 0).node(node.id)], limits)
         assert need is not None and found in workload.space
         assert need.holds(found) or all(size is None for size in workload.space.mask(need).values())

@@ -128,9 +128,9 @@ def _mean_wish(of: PipelineDDPG, folder: Path, encoder: Encoder) -> float:
     seen = [tick.observation for tick in ticks(folder)]
     for observation in seen[:-1]:
         decided = of.actor.network.decide(Batch.of(encoder.space, [encoder.encode(observation, memory)[0]]))
-        wishes = encoder.lattice.configurations(decided[0].numpy())
+        desired = encoder.lattice.configurations(decided[0].numpy())
         memory = policy.propose(observation, 0.0, memory).memory
-        costs.append(sum(one.replicas * encoder.prices.unit_per_s(one) for one in wishes.values()))
+        costs.append(sum(one.replicas * encoder.prices.unit_per_s(one) for one in desired.values()))
     return 3600 * sum(costs) / len(costs)
 
 

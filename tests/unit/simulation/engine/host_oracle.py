@@ -164,20 +164,20 @@ class HostModel(PipelineModel):
 
     def plan(self) -> None:
         """Deal out the cores, smallest wishes first, and wake up when the first thing ends."""
-        wishes: list[tuple[float, int, Replica | str]] = [
+        desired: list[tuple[float, int, Replica | str]] = [
             (1.0, number, name) for number, name in enumerate(self.lines) if self.lines[name]
         ]
         for number, (node, replica) in enumerate(self.running(), len(self.lines)):
-            wish = self.use(node.info, replica.configuration, len(replica.calls))
+            cores_wanted = self.use(node.info, replica.configuration, len(replica.calls))
             if replica.level_s <= 0:
-                wish = min(wish, self.limit(node.info, replica.configuration).refill)
-            wishes.append((wish, number, replica))
+                cores_wanted = min(cores_wanted, self.limit(node.info, replica.configuration).refill)
+            desired.append((cores_wanted, number, replica))
         self.starting = {replica: left for replica, left in self.starting.items() if replica.until_s > self.clock.now}
-        first = len(self.lines) + len(wishes)
-        wishes += [(1.0, first + number, replica) for number, replica in enumerate(self.starting)]
+        first = len(self.lines) + len(desired)
+        desired += [(1.0, first + number, replica) for number, replica in enumerate(self.starting)]
         self.given, cores = {}, self.host.cores
-        for place, (wish, _, who) in enumerate(sorted(wishes, key=lambda found: found[:2])):
-            self.given[who] = min(wish, cores / (len(wishes) - place))
+        for place, (cores_wanted, _, who) in enumerate(sorted(desired, key=lambda found: found[:2])):
+            self.given[who] = min(cores_wanted, cores / (len(desired) - place))
             cores -= self.given[who]
         coming: list[tuple[float, Any]] = []
         for name, left in self.lines_left.items():

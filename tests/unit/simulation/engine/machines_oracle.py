@@ -84,13 +84,13 @@ class MachineModel(PipelineModel):
         requests: Requests,
         configurations: Mapping[str, Configuration],
         machines: Machines,
-        wished: np.ndarray,
+        desired: np.ndarray,
         met: np.ndarray,
         orders: Iterable[tuple[float, str, Configuration]] = (),
         seed: int = 0,
     ) -> None:
         super().__init__(workload, requests, configurations, orders, seed)
-        self.machines, self.wished, self.met = machines, wished, met
+        self.machines, self.desired, self.met = machines, desired, met
         infos = (*workload.segments, *workload.experts)
         sites = machines.sites(infos)
         self.nodes = [
@@ -100,7 +100,7 @@ class MachineModel(PipelineModel):
     def wanted(self, node: int, request: int) -> int:
         if self.machines.dispatch == "local-first":
             return request % self.machines.ingresses
-        return int(self.wished[node, request]) if self.wished.size else -1
+        return int(self.desired[node, request]) if self.desired.size else -1
 
     def slowed(self, node: int, request: int) -> float:
         return 1 + self.machines.meeting * (int(self.met[node, request]) - 1) if self.met.size else 1.0

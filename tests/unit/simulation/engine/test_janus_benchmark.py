@@ -72,7 +72,7 @@ def test_doublings_are_never_below_what_is_wanted(replicas: int, found: int) -> 
     assert doubled(replicas) == found
     inner = StaticPolicy({"m-expert-0-0": REPLICA.with_replicas(replicas)})
     proposal = DoublingPolicy(inner).propose(observation(), NOW_S, None)
-    assert proposal.wishes["m-expert-0-0"] == REPLICA.with_replicas(found)
+    assert proposal.desired["m-expert-0-0"] == REPLICA.with_replicas(found)
 
 
 def played(cores: float, violated: float) -> Played:

@@ -91,14 +91,14 @@ def test_aebs_chooses_the_machines_with_the_least_activated_experts_on_the_fulle
     simulation = Simulation(found, requests, start, seed=1, machines=machines)
     simulation.advance(500.0)
     assert simulation._sited is not None
-    wished, met = simulation._sited.wished[2:], simulation._sited.met[2:]
+    desired, met = simulation._sited.desired[2:], simulation._sited.met[2:]
     for request in range(40):
         active = np.flatnonzero(requests.counts[1:, request])
         loads = [np.bincount(sites) for sites in product(*(placement[f"m-expert-0-{j}"] for j in active))]
-        chosen = np.bincount(wished[active, request], minlength=count)
+        chosen = np.bincount(desired[active, request], minlength=count)
         assert chosen.max() == min(load.max() for load in loads)
-        assert all(wished[j, request] in placement[f"m-expert-0-{j}"] for j in active)
-        assert met[active, request].tolist() == chosen[wished[active, request]].tolist()
+        assert all(desired[j, request] in placement[f"m-expert-0-{j}"] for j in active)
+        assert met[active, request].tolist() == chosen[desired[active, request]].tolist()
 
 
 def test_ties_of_aebs_turn_so_that_no_machine_is_always_first() -> None:
@@ -108,7 +108,7 @@ def test_ties_of_aebs_turn_so_that_no_machine_is_always_first() -> None:
     simulation = Simulation(found, requests, initial(found, configuration(4)), seed=1, machines=machines)
     simulation.advance(100.0)
     assert simulation._sited is not None
-    assert set(simulation._sited.wished[4].tolist()) == {0, 1, 2, 3}
+    assert set(simulation._sited.desired[4].tolist()) == {0, 1, 2, 3}
 
 
 def test_random_uses_every_replica_about_as_often() -> None:
@@ -118,7 +118,7 @@ def test_random_uses_every_replica_about_as_often() -> None:
     simulation = Simulation(found, requests, initial(found, configuration(3)), seed=1, machines=machines)
     simulation.advance(1000.0)
     assert simulation._sited is not None
-    assert np.abs(np.bincount(simulation._sited.wished[2], minlength=3) - 300).max() < 60
+    assert np.abs(np.bincount(simulation._sited.desired[2], minlength=3) - 300).max() < 60
 
 
 def test_experts_that_meet_on_a_machine_take_turns() -> None:
@@ -154,7 +154,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(rule: Any, seed:
     latency, _ = play(simulation, [*moments, SPAN_S + 500.0], orders)
     sited = simulation._sited
     assert sited is not None
-    oracle = MachineModel(found, requests, initial(found), machines, sited.wished, sited.met, orders, seed)
+    oracle = MachineModel(found, requests, initial(found), machines, sited.desired, sited.met, orders, seed)
     oracle.run(SPAN_S + 500.0)
     expected = oracle.answered_s - requests.arrival_s
     assert not np.isnan(latency).any() and np.abs(latency - expected).max() <= 1e-9

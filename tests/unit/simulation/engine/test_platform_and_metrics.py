@@ -136,8 +136,8 @@ class Doubling:
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         node = observation.node("expert-0-0")
         assert node is not None and node.configuration is not None
-        wish = node.configuration.with_replicas(min(8, 2 * node.configuration.replicas))
-        return Proposal({node.function: wish}, {node.function: "test"}, memory)
+        desired = node.configuration.with_replicas(min(8, 2 * node.configuration.replicas))
+        return Proposal({node.function: desired}, {node.function: "test"}, memory)
 
 
 def run() -> list[Step]:
