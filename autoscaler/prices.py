@@ -19,6 +19,8 @@ from autoscaler.errors import SettingsError
 DEFAULT_SHEET = Path(__file__).with_name("prices.toml")
 Meter = Literal["busy", "provisioned"]
 METERS: tuple[Meter, ...] = ("busy", "provisioned")
+DEFAULT_METER: Meter = "provisioned"
+"""The meter of rewards and published policies unless another is named: what a cluster's owner pays."""
 
 
 @dataclass(frozen=True)

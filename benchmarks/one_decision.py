@@ -25,13 +25,14 @@ from autoscaler.logger import FunctionLogger
 from benchmarks.harness.report import print_result, print_table
 from evaluation.comparison.episode import Work, prepare
 from evaluation.comparison.grid import Grid, Group
+from evaluation.comparison.learnt_files import published_actor
 from evaluation.comparison.policies import limits_of, policy_of
 from rl.agent.actor import Actor
 from rl.agent.contract import Batch, State
 from rl.agent.encoder import padded
 from rl.agent.explain import ExpertReasons, explain
 from rl.agent.export import load, made
-from rl.agent.policy import LearntPolicy, published
+from rl.agent.policy import LearntPolicy
 from rl.agent.siso import Cliques
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features import Encoder as StateEncoder
@@ -235,7 +236,7 @@ def main(name: str, pattern: str, seed: int, seconds: float, out: Path) -> None:
         log = logged(Path(folder))
     counted = range(grid.warm_up_windows, len(steps))
     at = max(counted, key=lambda number: sum(one.changes for one in steps[number].report.decisions))
-    found = document(work, policy, published(name, "provisioned"), steps, at)
+    found = document(work, policy, published_actor(name, "provisioned"), steps, at)
     found["flow"] = flow(work, steps[at], log, len(steps))
     out.mkdir(parents=True, exist_ok=True)
     (out / "decision.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from benchmarks.harness.report import print_result
 from benchmarks.training import acting, teaching
-from rl.agent.policy import published
+from evaluation.comparison.learnt_files import published_actor
 from rl.train.commands import changed, line_of
 from rl.train.parallel_episodes import Decide
 from rl.train.run import BEST, Run
@@ -98,7 +98,7 @@ def main(minutes: float, names: str, changes: tuple[str, ...], out: Path) -> Non
     for name in names.split(","):
         run = trained(name, minutes, changes, out, console)
         policies: dict[str, Decide] = {
-            "published": acting(published(name, run.settings.meter)),
+            "published": acting(published_actor(name, run.settings.meter)),
             "trained there": acting(run.out / BEST),
             "teacher": teaching(run.settings.teacher),
         }

@@ -1,21 +1,124 @@
-"""Which code a result hangs on."""
+"""Which code a result depends on: the modules that its entry points import, however indirectly.
+
+The imports are read from the source, those inside functions too. Docstrings, comments and layout do not count, so a
+reworded sentence, or a module that the result never runs through, leaves stored results valid.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-ROOMS = ("rl", "evaluation", "simulation", "autoscaler", "traces")
-"""Whose code a training run or a simulated run hangs on."""
+ROOT = Path(__file__).parents[1]
+ROOMS = (
+    "autoscaler",
+    "benchmarks",
+    "evaluation",
+    "functions",
+    "gateway",
+    "moe",
+    "placement",
+    "platform_words",
+    "rl",
+    "simulation",
+    "smoe",
+    "traces",
+)
+"""Top-level packages of this project. Versions of other packages are recorded by name, not hashed."""
 
 
 @cache
-def code_sha256() -> str:
-    """Of the Python files of the rooms that training and evaluation run through, with their paths; as they are when it
-    is first asked for."""
-    root = Path(__file__).parents[1]
+def code_sha256(*entry_points: str) -> str:
+    """Hash of the code that ``entry_points`` (names of modules) run through, as it is when it is first asked for.
+
+    Modules of other packages are left out. Raises SyntaxError where a module cannot be read as Python.
+    """
     digest = hashlib.sha256()
-    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    for module, path in sorted(import_closure(entry_points, ROOT).items()):
+        digest.update(module.encode() + b"\0" + _read(module, path).code_sha256 + b"\0")
     return digest.hexdigest()
+
+
+def import_closure(entry_points: tuple[str, ...], root: Path) -> dict[str, Path]:
+    """Module → file of ``entry_points`` and all that they import from the packages under ``root``, packages of a
+    module included."""
+    closure: dict[str, Path] = {}
+    pending = [package for module in entry_points for package in _with_packages(module)]
+    while pending:
+        module = pending.pop()
+        path = _file_of(module, root)
+        if path is None or module in closure:
+            continue
+        closure[module] = path
+        for imported in _read(module, path).imports:
+            pending += _with_packages(imported)
+    return closure
+
+
+class _Module(NamedTuple):
+    code_sha256: bytes
+    imports: frozenset[str]
+
+
+@cache
+def _read(module: str, path: Path) -> _Module:
+    """A module's code and imports; cached, since the closures of entry points overlap."""
+    source = path.read_text()
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return _Module(hashlib.sha256(code_of(source).encode()).digest(), frozenset(_imports(source, package)))
+
+
+def code_of(source: str) -> str:
+    """The syntax tree of ``source`` as text, without docstrings, comments and positions.
+
+    Any expression that is only a string counts as a docstring: it does nothing, and below an attribute it is one.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if isinstance(statements, list):
+                setattr(node, field, [statement for statement in statements if not _is_text(statement)])
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.AST) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _imports(source: str, package: str) -> Iterator[str]:
+    """Names that may be modules: ``from a import b`` names ``a`` and ``a.b``."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _with_packages(module: str) -> list[str]:
+    """``a.b.c`` and the packages ``a`` and ``a.b``, whose code runs when it is imported."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _file_of(module: str, root: Path) -> Path | None:
+    """Its file; None for modules of other packages, which may be installed in the same folder, and for names that are
+    no module."""
+    if module.partition(".")[0] not in ROOMS:
+        return None
+    place = root.joinpath(*module.split("."))
+    files = (place / "__init__.py", place.with_suffix(".py"))
+    return next((path for path in files if path.is_file()), None)

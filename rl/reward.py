@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoscaler.prices import METERS, Meter
+from autoscaler.prices import DEFAULT_METER, METERS, Meter
 from simulation.arrays import Floats
 
 
@@ -19,7 +19,7 @@ from simulation.arrays import Floats
 class RewardSettings:
     """Weights; all above 0."""
 
-    meter: Meter = "provisioned"
+    meter: Meter = DEFAULT_METER
     """The cost that counts: what a cluster's owner pays, or replicas while they are busy (Eq. (7))."""
     cost_weight: float = 1.0
     slo_weight: float = 5.0

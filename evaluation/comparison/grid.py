@@ -12,9 +12,9 @@ from typing import Any
 
 from autoscaler.contract import Configuration
 from autoscaler.prices import PriceSheet, load_prices
-from autoscaler.settings import is_policy
+from autoscaler.settings import ELSEWHERE, SHORT_NAMES, is_policy
 from evaluation.comparison.errors import EvaluationError
-from evaluation.comparison.named import NAMES, learnt_file
+from evaluation.comparison.learnt_files import learnt_file
 from evaluation.provenance import code_sha256
 from simulation.workloads.custom import MOST_TOKENS, CustomPipeline
 from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
@@ -24,6 +24,8 @@ from traces.splits import Split
 
 VERSION = 1
 """Of the stored results; older ones are made anew."""
+RUN = "evaluation.comparison.run"
+"""Module that evaluates; what it imports makes a result."""
 FROM_FILE = "file"
 """Pattern of a trace that was given."""
 
@@ -97,7 +99,7 @@ class Grid:
         bad = [policy for policy in self.policies if not is_policy(policy)]
         if bad or not self.policies or len(set(self.policies)) < len(self.policies):
             raise EvaluationError(
-                f"policies are {', '.join(NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
+                f"policies are {', '.join(SHORT_NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
             )
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
@@ -145,20 +147,23 @@ class Grid:
             "split": self.split,
             "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
             "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
-            **self.made_by(group.workload),
+            **self.made_by(group.workload, policy),
         }
         if (pipeline := self.custom_of(group.workload)) is not None:
             numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens, pipeline.cluster)
             own["own"] = [*numbers, pipeline.sha256]
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
-    def made_by(self, workload: str) -> dict[str, str]:
-        """Hashes of what no option names: ``code_sha256`` of the rooms that are run through, ``prices_sha256`` of the
-        price sheet."""
+    def made_by(self, workload: str, policy: str) -> dict[str, str]:
+        """Hashes of what no option names: ``code_sha256`` of the code that evaluates and of the policy's own,
+        ``prices_sha256`` of the price sheet."""
         pipeline = self.custom_of(workload)
         own = load_prices(PAPER_PRICES) if pipeline is None else pipeline.prices
         sheet = json.dumps(asdict(self.prices or own), sort_keys=True)
-        return {"code_sha256": code_sha256(), "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest()}
+        return {
+            "code_sha256": code_sha256(RUN, *maker_modules(policy)),
+            "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest(),
+        }
 
     def custom_of(self, workload: str) -> CustomPipeline | None:
         """The pipeline of one's own, if that is the workload."""
@@ -180,6 +185,12 @@ class Grid:
 
     def settings_of(self, policy: str, group: Group) -> Path | None:
         return _nearest(self.settings, policy, group, "toml")
+
+
+def maker_modules(policy: str) -> list[str]:
+    """The module of a policy's maker where it is loaded by name: no import leads there."""
+    module, colon, _ = ELSEWHERE.get(policy, policy).partition(":")
+    return [module] if colon else []
 
 
 def file_name(policy: str) -> str:

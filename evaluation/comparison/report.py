@@ -16,7 +16,7 @@ from pyarrow.csv import write_csv as write_table
 from evaluation.comparison.episode import BOUND, METERS
 from evaluation.comparison.figures import figure_7, figure_8
 from evaluation.comparison.grid import Grid
-from evaluation.comparison.named import learnt_file
+from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.store import windows_of
 from evaluation.comparison.tables import HEAD, NAMES, binds, cells, markdown, rows, write_csv
 from simulation.workloads.paper import PAPER_CLUSTER

@@ -101,10 +101,10 @@ def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
     """The group's runs, from disk where they are there already. Raises EvaluationError and what its parts raise."""
     work = prepare(grid, group)
     found = GroupRuns([], {}, set())
-    made_by = grid.made_by(group.workload)
     names = ([BOUND] if grid.bound else []) + list(grid.policies)
     for name in names:
         path = path_of(out, group, name)
+        made_by = grid.made_by(group.workload, name)
         fingerprint = grid.fingerprint(group, name, work.requests.sha256)
         stored = load_run(path, fingerprint)
         if stored is None:

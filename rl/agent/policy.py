@@ -29,6 +29,7 @@ from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
 from autoscaler.policy.rows import refuse_broken
 from autoscaler.prices import METERS
+from evaluation.comparison.learnt_files import published_actor
 from moe.manifest import load as load_manifest
 from rl.agent.contract import ActorNetwork, Batch
 from rl.agent.errors import NetworkError
@@ -46,8 +47,6 @@ from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import manifest_cost
 
 NAME = "smoe"
-PUBLISHED = Path(__file__).parents[1] / "policies"
-"""Published actors: ``PIPELINE-METER.safetensors`` where a pipeline has its own, else ``smoe-METER.safetensors``."""
 MEAN_TOKENS = 64
 """Of a request, with a profile."""
 IDLE = 0.5
@@ -173,7 +172,7 @@ def make(making: Making) -> Policy:
     )
     if slo_s is None:
         raise SettingsError(f"slo_s is None; {NAME} decides for a latency target (--slo-ms)")
-    path = Path(own.actor) if own.actor else published(making.topology.pipeline, own.meter)
+    path = Path(own.actor) if own.actor else published_actor(making.topology.pipeline, own.meter)
     try:
         actor = load_actor(path)
         calls, space = call_times(making, own, slo_s)
@@ -181,12 +180,6 @@ def make(making: Making) -> Policy:
         return LearntPolicy(actor, Encoder(making.topology, limits, making.prices, slo_s, calls))
     except (NetworkError, ProfileError, ValueError) as error:
         raise SettingsError(f"{NAME}: {error}") from error
-
-
-def published(pipeline: str, meter: str, folder: Path = PUBLISHED) -> Path:
-    """The published actor for a pipeline: its own, else the one for all."""
-    own = folder / f"{pipeline}-{meter}.safetensors"
-    return own if own.is_file() else folder / f"{NAME}-{meter}.safetensors"
 
 
 def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallTimes, ConfigurationSpace]:

@@ -14,11 +14,12 @@ from autoscaler.policies import Making
 from autoscaler.prices import PriceSheet
 from autoscaler.settings import ControllerSettings
 from autoscaler.topology import load_topology
+from evaluation.comparison.learnt_files import published_actor
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch, State
 from rl.agent.errors import NetworkError
 from rl.agent.export import load
-from rl.agent.policy import LearntPolicy, make, published
+from rl.agent.policy import LearntPolicy, make
 from rl.episodes import Clip, episode_of, work_of
 from rl.experience import Tick, ticks
 from rl.features import Encoder
@@ -43,7 +44,7 @@ class Window:
 
 def fresh(actor_file: Path | None, name: str, pattern: str, seed: int, mean_rps: float, number: int) -> Window:
     """Window ``number`` of an episode of the validation set, played under the actor. Raises NetworkError."""
-    actor = load(actor_file or published(name, "provisioned"))
+    actor = load(actor_file or published_actor(name, "provisioned"))
     clip = Clip(name, pattern, seed, "validation", mean_rps=mean_rps, seconds=30.0 * (number + 2))
     episode = episode_of(clip, start=work_of(clip).workload.initial(START))
     if episode.windows_left < number:
@@ -74,7 +75,7 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
     if not isinstance(policy, LearntPolicy):
         raise NetworkError(f"{folder} is not of a learnt policy")
     path = actor_file or Path(
-        str(making.table().get("actor", "") or published(making.topology.pipeline, meter_of(making)))
+        str(making.table().get("actor", "") or published_actor(making.topology.pipeline, meter_of(making)))
     )
     state = state_at(policy.encoder, stored, last)
     desired = {

@@ -14,7 +14,7 @@ from autoscaler.contract import Configuration, MemoryNeed, Observation, Policy, 
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, from_table
-from evaluation.comparison.named import learnt_file
+from evaluation.comparison.learnt_files import learnt_file
 from rl.faasconf.actions import configuration
 from rl.faasconf.agent import Agent, load
 from rl.faasconf.features import states

@@ -82,7 +82,7 @@ def fine_tune(
     tuned = {"log_sha256": path_sha256(log), "windows": len(logged.windows), "updates": updates}
     out.parent.mkdir(parents=True, exist_ok=True)
     run = json.loads(made_by.read_text())
-    save(out, agent.actor.network, {**run, "fine_tuned": {**tuned, "code_sha256": code_sha256()}})
+    save(out, agent.actor.network, {**run, "fine_tuned": {**tuned, "code_sha256": code_sha256("rl.train.fine_tuning")}})
     found = {**tuned, "actor": str(out), **_compared(logged, before, after)}
     click.echo(json.dumps(found) if as_json else _told(found))
 

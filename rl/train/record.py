@@ -26,7 +26,7 @@ def record(settings: TrainingSettings, data: Path | None) -> dict[str, Any]:
     """JSON of all that a run is made from."""
     return {
         "settings": settings.as_json(),
-        "code_sha256": code_sha256(),
+        "code_sha256": code_sha256("rl.train.run"),
         "traces_sha256": traces_sha256(data),
         "pipelines_sha256": {own.name: own.sha256 for own in settings.pipelines},
         "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},

@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from evaluation.bound import descent
-from evaluation.bound.descent import descend
+from benchmarks.bound import descent
+from benchmarks.bound.descent import descend
 from evaluation.bound.loads import WindowLoad
 from evaluation.bound.oracle import Feasible, cheapest_feasible, play
 from tests.unit.evaluation.bound.builders import FOUR, window, with_slo

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from autoscaler.prices import load_prices
 from autoscaler.settings import ELSEWHERE
 from evaluation.bound.physics import Physics
-from evaluation.comparison import episode, named, run
+from evaluation.comparison import episode, learnt_files, run
 from evaluation.comparison.episode import BOUND, beyond_cluster, check_binding, prepare
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid
@@ -236,7 +236,7 @@ def test_short_names_stand_for_makers_that_are_there(name: str) -> None:
 
 
 def test_other_weights_are_another_run(grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named, "FAASCONF", tmp_path)
+    monkeypatch.setattr(learnt_files, "FAASCONF", tmp_path)
     group = next(grid.groups())
     without = grid.fingerprint(group, "faasconf", "0")
     (tmp_path / "bert-4.safetensors").write_bytes(b"1")
@@ -254,7 +254,7 @@ def test_another_actor_is_another_run(grid: Grid, tmp_path: Path, monkeypatch: p
         asked.append((workload, meter))
         return published
 
-    monkeypatch.setattr("rl.agent.policy.published", found_at)
+    monkeypatch.setattr(learnt_files, "published_actor", found_at)
     published.write_bytes(b"1")
     own.write_bytes(b"2")
     group = next(grid.groups())
@@ -275,7 +275,7 @@ def test_another_actor_is_another_run(grid: Grid, tmp_path: Path, monkeypatch: p
 def test_a_policy_that_cannot_serve_a_workload_is_left_out_with_the_reason(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(named, "FAASCONF", tmp_path)
+    monkeypatch.setattr(learnt_files, "FAASCONF", tmp_path)
     both = replace(grid, policies=("static", "faasconf"), bound=False, seeds=(7,))
     refused: dict[str, str] = {}
     found = evaluate(both, tmp_path, workers=1, refused=refused)
@@ -345,7 +345,7 @@ def test_runs_of_other_code_or_prices_are_played_anew_which_is_said_once(
 
     first, nothing = said(one)
     assert not nothing and len(first) == 2
-    monkeypatch.setattr("evaluation.comparison.grid.code_sha256", lambda: "another")
+    monkeypatch.setattr("evaluation.comparison.grid.code_sha256", lambda *entry_points: "another")
     again, lines = said(one)
     assert lines == [f"{tmp_path}: stored runs were made by other code; they are played anew"]
     assert {run["code_sha256"] for run in again} == {"another"} and "another" not in {

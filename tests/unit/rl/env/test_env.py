@@ -130,8 +130,8 @@ def test_the_published_actor_is_loaded_where_nothing_of_training_is_installed() 
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('gymnasium', 'stable_baselines3', 'optuna', 'tensorboard')))\n"
         "from rl.agent.export import load\n"
-        "from rl.agent.policy import published\n"
-        "print(type(load(published('any', 'provisioned'))).__name__)"
+        "from evaluation.comparison.learnt_files import published_actor\n"
+        "print(type(load(published_actor('any', 'provisioned'))).__name__)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert (found.returncode, found.stdout.strip()) == (0, "Actor"), found.stderr

@@ -16,10 +16,11 @@ from autoscaler.errors import SettingsError
 from autoscaler.logger import FunctionLogger
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings, validate
+from evaluation.comparison.learnt_files import published_actor
 from evaluation.comparison.policies import limits_of
 from rl.agent.contract import Batch
 from rl.agent.export import save
-from rl.agent.policy import LearntPolicy, published, settled
+from rl.agent.policy import LearntPolicy, settled
 from rl.agent.settings import NetworkSettings
 from rl.agent.variants import actor
 from rl.experience import Experience, experiences, ticks
@@ -234,9 +235,9 @@ def test_call_times_are_those_of_the_workload_and_its_lengths(
 
 
 def test_a_pipeline_s_own_published_actor_goes_before_the_one_for_all(tmp_path: Path) -> None:
-    assert published("minilm", "busy", tmp_path).name == "smoe-busy.safetensors"
+    assert published_actor("minilm", "busy", tmp_path).name == "smoe-busy.safetensors"
     (tmp_path / "minilm-busy.safetensors").touch()
-    assert published("minilm", "busy", tmp_path).name == "minilm-busy.safetensors"
+    assert published_actor("minilm", "busy", tmp_path).name == "minilm-busy.safetensors"
 
 
 def test_states_of_the_policy_have_the_features_that_networks_are_made_for() -> None:

@@ -17,9 +17,9 @@ from autoscaler.decision.limits import memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
-from evaluation.comparison import named
+from evaluation.comparison import learnt_files
 from evaluation.comparison.grid import Grid, Group
-from evaluation.comparison.named import learnt_file
+from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.policies import limits_of, policy_of
 from rl.faasconf.actions import OUTPUTS
 from rl.faasconf.agent import Agent, load, save
@@ -180,7 +180,7 @@ def test_workloads_of_the_paper_have_weights_of_their_family(name: str) -> None:
 
 
 def test_weights_of_the_same_name_come_before_the_familys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named, "FAASCONF", tmp_path)
+    monkeypatch.setattr(learnt_files, "FAASCONF", tmp_path)
     assert learnt_file("faasconf", "bert-8") is None and learnt_file("hpa", "bert-8") is None
     for name in ("bert-4", "bert-6"):
         (tmp_path / f"{name}.safetensors").touch()

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.bound.descent import descend
 from benchmarks.harness.options import seed_option
 from benchmarks.harness.report import print_result
 from evaluation.bound.bounds import deterministic, lower_bound
-from evaluation.bound.descent import descend
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables, windows
 from evaluation.bound.oracle import cheapest_feasible, play
 from evaluation.bound.physics import Physics

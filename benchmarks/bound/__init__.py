@@ -1,0 +1,1 @@
+"""How close and how fast the lower bound is."""
