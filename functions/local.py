@@ -196,7 +196,7 @@ class LocalPipeline:
             "max_inflight": str(self._max_inflight),
             "smoe_max_functions": str(self._max_functions),
             "write_timeout": "5s",
-            "smoe_node": node,
+            "smoe_machine": node,
             **self._environ,
             **own,
         }

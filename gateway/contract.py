@@ -78,8 +78,8 @@ class Replica:
     pid: int | None = None
     started_at_s: float = 0.0
     """Unix time."""
-    node: str = ""
-    """Where it runs, when the backend places replicas on nodes."""
+    machine: str = ""
+    """Where it runs, when the backend places replicas on machines."""
 
 
 @dataclass(frozen=True)

@@ -81,18 +81,19 @@ class _Duration(click.ParamType[float]):
     "--pipelines-dir", type=click.Path(path_type=Path), default=None, help="process: folder of pipelines by name."
 )
 @click.option(
-    "--node",
-    "nodes",
+    "--machine",
+    "machines",
     multiple=True,
     metavar="NAME",
-    help="process: a node to play on this machine; repeatable, the first is home.",
+    help="process: a machine to emulate on this one; repeatable, the first is home.",
 )
+@click.option("--node", "older_machines", multiple=True, hidden=True, help="Older name of --machine.")
 @click.option(
     "--network",
     "networks",
     multiple=True,
-    metavar="NODE=ADDRESS@FILE",
-    help="process: network namespace that a node lives in (root); repeatable.",
+    metavar="MACHINE=ADDRESS@FILE",
+    help="process: network namespace that a machine lives in (root); repeatable.",
 )
 @click.option(
     "--standbys",
@@ -164,6 +165,9 @@ def main(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     cluster = take_kubernetes_options(options)
+    if older := options.pop("older_machines"):
+        log.warning("--node is the older name of --machine; give --machine, the next release takes no --node")
+        options["machines"] += older
     settings = GatewaySettings(
         keeps_functions=backend == "process",
         images=_image_table(images),
@@ -269,8 +273,8 @@ def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:
         inject_env=environment,
         cpu_scale=settings.cpu_scale,
         host=settings.host,
-        nodes=settings.nodes,
-        networks=parse_networks(settings.networks, settings.nodes),
+        machines=settings.machines,
+        networks=parse_networks(settings.networks, settings.machines),
         standbys=settings.standbys,
     )
 

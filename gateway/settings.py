@@ -49,10 +49,10 @@ class GatewaySettings:
     pipelines_dir: Path | None = None
     controllers: tuple[str, ...] = ()
     """Addresses of controllers whose views the page shows, beside those of the state folder."""
-    nodes: tuple[str, ...] = ()
-    """Nodes played on this machine, each with a memory folder of its own."""
+    machines: tuple[str, ...] = ()
+    """Machines emulated on this one, each with a memory folder of its own."""
     networks: tuple[str, ...] = ()
-    """Network namespaces of nodes, ``NODE=ADDRESS@FILE``."""
+    """Network namespaces of machines, ``MACHINE=ADDRESS@FILE``."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
     keeps_functions: bool = True

@@ -340,9 +340,9 @@ class SystemApi:
 
 
 def _replica(replica: Replica) -> dict[str, str]:
-    """A replica in the feed; ``node`` where the backend has any."""
+    """A replica in the feed; ``node``: its machine, where the backend reports any."""
     entry = {"id": replica.id, "address": replica.address, "state": replica.state}
-    return {**entry, "node": replica.node} if replica.node else entry
+    return {**entry, "node": replica.machine} if replica.machine else entry
 
 
 async def gateway_error(request: Request, error: Exception) -> Response:

@@ -66,7 +66,7 @@ def gateway_command(settings: GatewaySettings) -> list[str]:
         *("--pipelines-dir", str(settings.pipelines.resolve())),
         *("--standbys", str(settings.standbys)),
         *(part for image in settings.images for part in ("--image", image)),
-        *(part for node in settings.nodes for part in ("--node", node)),
+        *(part for node in settings.nodes for part in ("--machine", node)),
         *(part for network in settings.networks for part in ("--network", network)),
     ]
 

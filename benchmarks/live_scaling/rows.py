@@ -15,7 +15,7 @@ from benchmarks.harness.running import RunningGateway, local_gateway, running_ga
 from benchmarks.harness.scaling_watch import FeedWatch, Picture, Scales, Weight
 from benchmarks.harness.steady_load import Seen, SteadyLoad
 from benchmarks.live_scaling.ablations.fresh import AFTER
-from gateway.backends.process.placement import PREFIX, memory_root
+from gateway.backends.process.machines import PREFIX, memory_root
 from moe.manifest import Manifest
 from placement.moves.cluster import deployed
 from placement.moves.coordinator import Coordinator, Options

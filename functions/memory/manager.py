@@ -6,7 +6,7 @@
     POST /bytes/NAME  with x-smoe-offset                 a piece of a region and its digest, for other managers
 
 Every path takes the bearer token of the replica feed. A region that is coming already is waited for, not fetched twice.
-Environment: ``smoe_weights_dir`` (the node's memory folder), ``smoe_pipelines_dir`` (disk), ``smoe_node``,
+Environment: ``smoe_weights_dir`` (the node's memory folder), ``smoe_pipelines_dir`` (disk), ``smoe_machine``,
 ``smoe_memory_bytes``, ``smoe_link_bytes_per_s``, ``smoe_disk_bytes_per_s`` (0: no limit), ``smoe_feed_token_file``;
 with ``smoe_device`` ``cuda`` it lends regions on GPUs too (``lending``), at most ``smoe_device_memory_bytes`` on each.
 """
@@ -69,9 +69,9 @@ def from_environment(environ: Mapping[str, str]) -> ManagerSettings:
         key for key in ("smoe_weights_dir", "smoe_pipelines_dir", "smoe_feed_token_file") if not environ.get(key)
     ]
     if missing:
-        raise SettingsError(f"{missing[0]} is not set; a weights manager runs on a node (gateway option --node)")
+        raise SettingsError(f"{missing[0]} is not set; a weights manager runs on a node (gateway option --machine)")
     return ManagerSettings(
-        node=environ.get("smoe_node", ""),
+        node=environ.get("smoe_machine") or environ.get("smoe_node", ""),
         folder=Path(environ["smoe_weights_dir"]),
         pipelines=Path(environ["smoe_pipelines_dir"]),
         token=Path(environ["smoe_feed_token_file"]).read_text().strip(),

@@ -45,7 +45,7 @@ class GatewayClient:
         return found
 
     def replicas(self) -> dict[str, list[dict[str, Any]]]:
-        """The replica feed as it is now: function → replicas with ``id``, ``address``, ``state``, maybe ``node``."""
+        """The replica feed now: function → replicas with ``id``, ``address``, ``state``, maybe ``node`` (machine)."""
         return _by_name(self._call("GET", "/system/replicas").json())
 
     def follow_replicas(self) -> Generator[dict[str, list[dict[str, Any]]]]:

@@ -19,9 +19,9 @@ from typing import Any, NoReturn
 
 from functions.memory.move_plan import MovePlan, Step, plan_move
 from functions.memory.regions import Region, RegionError
-from gateway.backends.process.stored_plan import spread
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayClientError
+from gateway.placement import spread
 from moe.manifest import Manifest
 from placement.errors import PlacementError
 from placement.moves.cluster import Deployed, Places, deployed, places_now, regions_by_node, regions_of

@@ -22,10 +22,10 @@ from gateway.backends.kubernetes.live import (
 )
 from gateway.backends.kubernetes.placement import placed
 from gateway.backends.kubernetes.settings import KubernetesSettings
-from gateway.backends.process.placement import parse_placement
 from gateway.backends.process.quantities import checked_quantity
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
 from gateway.durations import parse_duration
+from gateway.placement import parse_placement
 from gateway.specs import deployment_of, max_inflight, parse_deployment
 from platform_words.labels import FUNCTION_LABEL, LIVE, POD_SETTINGS, SPEC
 from platform_words.live import Live
@@ -40,6 +40,8 @@ SETTLE_S = 3
 LOST_S = 5
 """Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
 LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+MACHINE_VARIABLES = ("smoe_machine", "smoe_node")
+"""Names of the variable that holds a pod's machine: the present one, and the older one for one release."""
 _RESERVED = (
     "port",
     "secret_mount_path",
@@ -47,7 +49,7 @@ _RESERVED = (
     "smoe_live_period",
     "OPENFAAS_NAME",
     "OPENFAAS_NAMESPACE",
-    "smoe_node",
+    *MACHINE_VARIABLES,
 )
 _PROBES = {"livenessProbe": "com.openfaas.health.http", "readinessProbe": "com.openfaas.ready.http"}
 _PROBE_DEFAULTS = {"initialDelaySeconds": 2, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3}
@@ -293,7 +295,8 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Objec
         environment.pop("max_inflight", None)
         environment |= {"smoe_live_settings": f"{LIVE_FOLDER}/{LIVE_FILE}", "smoe_live_period": "2s"}
     entries: list[Object] = [{"name": key, "value": value} for key, value in sorted(environment.items())]
-    return [*entries, {"name": "smoe_node", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
+    machine = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    return [*entries, *({"name": name, "valueFrom": machine} for name in MACHINE_VARIABLES)]
 
 
 def _volumes(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from gateway.backends.kubernetes.api import Object
-from gateway.backends.process.placement import parse_placement
 from gateway.contract import FunctionSpec, InvalidSpecError
+from gateway.placement import parse_placement
 from platform_words.labels import FUNCTION_LABEL, PLACEMENT
 
 HOSTNAME = "kubernetes.io/hostname"

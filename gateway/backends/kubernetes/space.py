@@ -21,8 +21,8 @@ from gateway.backends.kubernetes.pods import addresses, is_ready, moment, replic
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.usage import PodUsage
-from gateway.backends.process.placement import parse_placement
 from gateway.contract import FunctionSpec, FunctionState, InvalidSpecError, LogLine, NotFoundError, Usage
+from gateway.placement import parse_placement
 from gateway.specs import MAX_REPLICAS
 from platform_words.labels import FUNCTION_LABEL
 

@@ -16,7 +16,7 @@ from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
-from gateway.backends.process.placement import NodeFolders, check_nodes, memory_root
+from gateway.backends.process.machines import MachineFolders, check_machines, machine_variables, memory_root
 from gateway.backends.process.probes import probe
 from gateway.backends.process.programs import Prepared, prepare
 from gateway.backends.process.secret import mount as secret_mount
@@ -50,12 +50,12 @@ class ProcessBackend:
         self._settings = settings
         self._functions: dict[str, ManagedFunction] = {}
         self._secrets = SecretFiles(settings.state)
-        self._nodes: NodeFolders | None = None
-        if settings.nodes:
-            check_nodes(settings.nodes)
+        self._machines: MachineFolders | None = None
+        if settings.machines:
+            check_machines(settings.machines)
             settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._nodes = NodeFolders(settings.nodes, settings.memory_root or memory_root(settings.state))
-        self._launcher = Launcher(settings, (self._nodes.folder,) if self._nodes else ())
+            self._machines = MachineFolders(settings.machines, settings.memory_root or memory_root(settings.state))
+        self._launcher = Launcher(settings, (self._machines.folder,) if self._machines else ())
         self._gpus = gpus or GpuShares(settings)
         self._start_seconds: list[float] = []
         self._version = 0
@@ -69,7 +69,7 @@ class ProcessBackend:
             starts=asyncio.Semaphore(settings.concurrent_starts),
             exchanges=Exchanges(settings.exchanges),
             gpus=self._gpus,
-            node_environment=self._node_environment,
+            machine_environment=self._machine_environment,
             start_seconds=self._start_seconds,
             changed=self._changed,
             spawn=self._spawn,
@@ -94,8 +94,8 @@ class ProcessBackend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._launcher.close()
         await self._gpus.close()
-        if self._nodes is not None:
-            self._nodes.close()
+        if self._machines is not None:
+            self._machines.close()
         self._changed()
 
     def info(self) -> BackendInfo:
@@ -213,10 +213,10 @@ class ProcessBackend:
         self._secrets.mount(spec)
         return prepared
 
-    def _node_environment(self, node: str) -> dict[str, str]:
-        if self._nodes is None or not node:
+    def _machine_environment(self, machine: str) -> dict[str, str]:
+        if self._machines is None or not machine:
             return {}
-        return {"smoe_node": node, "smoe_weights_dir": str(self._nodes.of(node))}
+        return machine_variables(machine) | {"smoe_weights_dir": str(self._machines.of(machine))}
 
     def _live_settings(self, spec: FunctionSpec) -> Path:
         return (self._settings.state / "live" / f"{spec.key}.json").resolve()

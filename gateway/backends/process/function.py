@@ -18,11 +18,12 @@ from gateway.backends.process.gpu.devices import Gpu
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.programs import Prepared
+from gateway.backends.process.replica_changes import Member, next_change
 from gateway.backends.process.settings import ProcessSettings
-from gateway.backends.process.stored_plan import Seen, plan, spread
 from gateway.backends.process.workers.exchanges import Exchanges
 from gateway.backends.process.workers.launcher import Ended, Launcher, Program
 from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
+from gateway.placement import spread
 from platform_words.labels import PLACEMENT
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Record:
     generation: int
     order: int
     started_at_s: float
-    node: str = ""
+    machine: str = ""
     gpu: Gpu | None = None
     state: ReplicaState = "starting"
     slot: str = ""
@@ -72,8 +73,8 @@ class Context:
     starts: asyncio.Semaphore
     exchanges: Exchanges
     gpus: GpuShares
-    node_environment: Callable[[str], Mapping[str, str]]
-    """What replicas on a node are told besides their function's environment."""
+    machine_environment: Callable[[str], Mapping[str, str]]
+    """What replicas on a machine are told besides their function's environment."""
     start_seconds: list[float]
     changed: Callable[[], None]
     spawn: Callable[..., object]
@@ -111,7 +112,7 @@ class ManagedFunction:
     def state(self) -> FunctionState:
         """A picture of now."""
         replicas = tuple(
-            Replica(record.id, record.address, record.state, record.pid, record.started_at_s, record.node)
+            Replica(record.id, record.address, record.state, record.pid, record.started_at_s, record.machine)
             for record in self.replicas.values()
         )
         return FunctionState(
@@ -167,12 +168,13 @@ class ManagedFunction:
 
     def reconcile(self) -> None:
         """Take the next step towards the desired state. Called after every change."""
-        seen = [
-            Seen(record.id, record.state, record.generation, record.order, record.node)
+        members = [
+            Member(record.id, record.state, record.generation, record.order, record.machine)
             for record in self.replicas.values()
         ]
         places = self.prepared.places
-        step = plan(seen, self.desired, self.generation, None if places is None else spread(places, self.desired))
+        by_machine = None if places is None else spread(places, self.desired)
+        step = next_change(members, self.desired, self.generation, by_machine)
         for replica_id in step.stop:
             self._drain(self.replicas[replica_id])
         if not step.exchanging:
@@ -187,8 +189,8 @@ class ManagedFunction:
             if self._timer is None:
                 self._timer = self._loop.call_later(wait_s, self._on_timer)
             return
-        for node in step.nodes:
-            record = Record(uuid.uuid4().hex[:12], self.generation, next(_orders), time.time(), node)
+        for machine in step.machines:
+            record = Record(uuid.uuid4().hex[:12], self.generation, next(_orders), time.time(), machine)
             if self.prepared.gpu_tenths:
                 record.gpu = self._context.gpus.seats.hold(self.spec.key, record.id, self.reconcile)
                 if record.gpu is None:
@@ -242,7 +244,7 @@ class ManagedFunction:
 
     def _program(self, record: Record) -> Program:
         program = self.prepared.program
-        environ = {**program.environ, **self._context.node_environment(record.node)}
+        environ = {**program.environ, **self._context.machine_environment(record.machine)}
         if record.gpu is not None:
             environ |= self._context.gpus.environment(record.gpu, self.prepared.gpu_tenths)
         elif self.prepared.gpu_memory:

@@ -1,7 +1,8 @@
-"""Nodes with a network of their own: a namespace of the kernel's in which a node's replicas listen and call.
+"""Machines with a network of their own: a namespace of the kernel's in which a machine's replicas listen and call.
 
-So what goes between two played nodes crosses a device that can be limited and watched, and what stays on a node does
-not. Making namespaces, devices and limits is somebody else's work; here they are entered only (CAP_SYS_ADMIN).
+What goes between two emulated machines then crosses a device that can be limited and watched, and what stays on a
+machine does not. Namespaces, devices and limits are set up by somebody else; this module only enters them
+(CAP_SYS_ADMIN).
 """
 
 from __future__ import annotations
@@ -18,29 +19,29 @@ from gateway.contract import BackendError
 
 @dataclass(frozen=True)
 class Network:
-    """Where replicas of a node live: the namespace's file (``/run/netns/NAME``) and the node's address inside."""
+    """Where replicas of a machine live: the namespace's file (``/run/netns/NAME``) and the machine's address inside."""
 
     namespace: str
     address: str
 
 
-def parse_networks(entries: Iterable[str], nodes: Iterable[str]) -> dict[str, Network]:
-    """From ``NODE=ADDRESS@FILE``. Raises BackendError naming the entry."""
-    known, found = tuple(nodes), dict[str, Network]()
+def parse_networks(entries: Iterable[str], machines: Iterable[str]) -> dict[str, Network]:
+    """From ``MACHINE=ADDRESS@FILE``. Raises BackendError naming the entry."""
+    names, networks = tuple(machines), dict[str, Network]()
     for entry in entries:
-        node, _, rest = entry.partition("=")
+        machine, _, rest = entry.partition("=")
         address, _, namespace = rest.partition("@")
         try:
             ipaddress.IPv4Address(address)
         except ValueError:
             address = ""
-        if node not in known or node in found or not address or not namespace.startswith("/"):
+        if machine not in names or machine in networks or not address or not namespace.startswith("/"):
             raise BackendError(
-                f"network {entry[:80]!r} is not of the form NODE=ADDRESS@FILE with one of the nodes "
-                f"{', '.join(known) or '(none given)'}, an IPv4 address and a namespace's file"
+                f"network {entry[:80]!r} is not of the form MACHINE=ADDRESS@FILE with one of the machines "
+                f"{', '.join(names) or '(none given)'}, an IPv4 address and a namespace's file"
             )
-        found[node] = Network(namespace, address)
-    return found
+        networks[machine] = Network(namespace, address)
+    return networks
 
 
 def listen(network: Network, backlog: int) -> socket.socket:

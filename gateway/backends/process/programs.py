@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.backends.process.placement import placement_of
+from gateway.backends.process.machines import placement_of
 from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, limits_of, whole_number
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import WATCHDOG_MODULE, Program
@@ -31,7 +31,7 @@ class Prepared:
     write_timeout_s: float
     secrets: frozenset[str]
     places: Mapping[str, int] | None
-    """Proportions of replicas by node; None where no nodes are played."""
+    """Proportions of replicas by machine; None where no machines are emulated."""
     gpu_tenths: int
     """Share of a GPU, fixed when a process starts; 0 computes on the CPU."""
     gpu_memory: bool
@@ -90,7 +90,7 @@ def prepare(
         whole_number(spec.env_vars, "max_inflight", 0),
         write_timeout_s,
         frozenset(spec.secrets),
-        placement_of(spec, settings.nodes),
+        placement_of(spec, settings.machines),
         gpu_tenths(spec),
         spec.annotations.get(GPU_MEMORY) == "true",
     )

@@ -54,12 +54,12 @@ class ProcessSettings:
     enough for all it is no limit."""
     background_share: float = 0.5
     """The same for functions that give way to others."""
-    nodes: tuple[str, ...] = ()
-    """Nodes played on this machine, each with a memory folder of its own; the first takes what names none."""
+    machines: tuple[str, ...] = ()
+    """Machines emulated on this one, each with a memory folder of its own; the first takes what names none."""
     networks: Mapping[str, Network] = field(default_factory=dict)
-    """Of nodes whose replicas live in a network namespace; the others share the gateway's network."""
+    """Of machines whose replicas live in a network namespace; the others share the gateway's network."""
     memory_root: Path | None = None
-    """Where the nodes' memory folders go; None: shared memory where it is there, else ``state``."""
+    """Where the machines' memory folders go; None: shared memory where it is there, else ``state``."""
     exchanges: int = 6
     """Functions that may have more replicas than wished at once because old ones wait for new ones; bounds memory."""
     concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))

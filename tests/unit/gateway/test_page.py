@@ -34,7 +34,7 @@ class Placed(FakeBackend):
 
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
         return [
-            replace(one, replicas=tuple(replace(each, node="ab"[at % 2]) for at, each in enumerate(one.replicas)))
+            replace(one, replicas=tuple(replace(each, machine="ab"[at % 2]) for at, each in enumerate(one.replicas)))
             for one in super().list(namespace)
         ]
 

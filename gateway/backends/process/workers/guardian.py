@@ -1,7 +1,7 @@
 """The guardian: a small process that ends whatever the gateway and the warm parent could not end themselves.
 
 It is forked from the warm parent before anything is imported, reads one pipe whose writing end only the parent holds,
-and knows from it the process groups (``+PID``, ``-PID``), the cgroups (``@PATH``) and the nodes' memory folder
+and knows from it the process groups (``+PID``, ``-PID``), the cgroups (``@PATH``) and the machines' memory folder
 (``#PATH``) in use. When the pipe ends — the parent is gone, and the parent never outlives the gateway — it kills them,
 removes the cgroups and ends; the memory folder goes only when the gateway is gone too.
 """
@@ -14,7 +14,7 @@ import signal
 import time
 from pathlib import Path
 
-from gateway.backends.process import kernel, placement
+from gateway.backends.process import kernel, machines
 
 _IGNORED = (
     signal.SIGTERM,
@@ -47,7 +47,7 @@ def watch(reading_end: int) -> None:
         cgroups = [path for path in cgroups if not empty_cgroup(path)]
         time.sleep(0.02)
     for folder in folders:
-        placement.remove_if_abandoned(folder)
+        machines.remove_if_abandoned(folder)
 
 
 def _note(line: str, groups: set[int], cgroups: list[Path], folders: list[Path]) -> None:

@@ -20,6 +20,7 @@ from gateway.backends.process.backoff import Backoff
 from gateway.backends.process.cgroup.limits import Cgroups, Measured, NoCgroups
 from gateway.backends.process.cgroup.mounts import detect
 from gateway.backends.process.logs import LineReader
+from gateway.backends.process.machines import MACHINE_VARIABLE
 from gateway.backends.process.quantities import Limits
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers import channel
@@ -184,7 +185,7 @@ class Launcher:
             raise BackendError(f"a memory limit of {limits.memory_bytes} bytes is less than an empty replica uses")
         reading, writing = os.pipe()
         try:
-            network = self._settings.networks.get(program.environ.get("smoe_node", ""))
+            network = self._settings.networks.get(program.environ.get(MACHINE_VARIABLE, ""))
             with self._listener(network) as listener:
                 # Inherited by every connection: asyncio does not set it where the socket came from elsewhere.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -66,21 +66,22 @@ def test_another_plan_takes_new_pods_and_the_same_plan_written_otherwise_does_no
 def test_a_pod_is_told_its_node_and_no_function_may_say_otherwise() -> None:
     made = objects.deployment(spec("f"), KubernetesSettings(), frozenset())
     env = made["spec"]["template"]["spec"]["containers"][0]["env"]
-    assert {"name": "smoe_node", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in env
-    with pytest.raises(InvalidSpecError, match="smoe_node"):
-        objects.check(spec("f", env_vars={"smoe_node": "a"}))
+    for name in ("smoe_machine", "smoe_node"):  # the older name, for functions of the release before
+        assert {"name": name, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in env
+        with pytest.raises(InvalidSpecError, match=name):
+            objects.check(spec("f", env_vars={name: "a"}))
 
 
 def test_a_replica_is_known_with_its_node_once_it_is_scheduled() -> None:
     pods = [{"metadata": {"name": "p"}, "spec": {"nodeName": "a"}}, {"metadata": {"name": "q"}, "spec": {}}]
-    assert [replica.node for replica in replicas(pods, {})] == ["a", ""]
+    assert [replica.machine for replica in replicas(pods, {})] == ["a", ""]
 
 
 async def test_a_changed_plan_sets_the_number_of_replicas(backends: Backends) -> None:
     backend = await backends()
     await backend.create(spec("f"), 1)
     await until(backend, ready(1))
-    nodes = sorted(replica.node for replica in backend.get("f", DEFAULT_NAMESPACE).replicas)
+    nodes = sorted(replica.machine for replica in backend.get("f", DEFAULT_NAMESPACE).replicas)
     await backend.update(replace(placed(f"{nodes[0]}=2"), env_vars=spec("f").env_vars))
     await until(backend, ready(2))
     await backend.update(placed(f"{nodes[0]}=2"))

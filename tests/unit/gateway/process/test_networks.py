@@ -1,4 +1,4 @@
-"""Replicas of a node with a network of its own listen and call inside it, and nowhere else."""
+"""Replicas of a machine with a network of its own listen and call inside it, and nowhere else."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ async def test_a_replica_of_the_node_lives_in_its_network_and_is_reached_there(
     running: Starter, namespace: str, tmp_path: Path
 ) -> None:
     networks = {"b": Network(namespace, "127.0.0.1")}
-    async with running(nodes=("a", "b"), networks=networks, memory_root=tmp_path) as backend:
+    async with running(machines=("a", "b"), networks=networks, memory_root=tmp_path) as backend:
         await backend.create(spec("f", annotations={"smoe.placement": "a=1,b=1"}), 2)
         state = await until(backend, "f", ready(2))
-        here = {replica.node: replica.address for replica in state.ready}
+        here = {replica.machine: replica.address for replica in state.ready}
         outside = await ask_json(here["a"], "/")
 
         def inside() -> object:
             enter_network(namespace)
             return asyncio.run(ask_json(here["b"], "/"))
 
-        assert outside["environ"]["smoe_node"] == "a"
+        assert outside["environ"]["smoe_machine"] == "a"
         found = await asyncio.to_thread(lambda: ThreadPoolExecutor(1).submit(inside).result())
-        assert found["environ"]["smoe_node"] == "b"  # type: ignore[index]
-        pid = next(replica.pid for replica in state.ready if replica.node == "b")
+        assert found["environ"]["smoe_machine"] == "b"  # type: ignore[index]
+        pid = next(replica.pid for replica in state.ready if replica.machine == "b")
         assert Path(f"/proc/{pid}/ns/net").stat().st_ino == Path(namespace).stat().st_ino
         await backend.delete("f", NAMESPACE)
 
@@ -67,7 +67,7 @@ async def test_a_replica_of_the_node_lives_in_its_network_and_is_reached_there(
     "entry", ["a", "a=10.0.0.1", "a=x@/f", "a=10.0.0.1@f", "c=10.0.0.1@/f", "=10.0.0.1@/f", "a=::1@/f"]
 )
 def test_a_network_that_cannot_be_is_refused(entry: str) -> None:
-    with pytest.raises(BackendError, match="NODE=ADDRESS@FILE"):
+    with pytest.raises(BackendError, match="MACHINE=ADDRESS@FILE"):
         parse_networks([entry], ("a", "b"))
 
 

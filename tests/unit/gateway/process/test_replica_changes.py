@@ -4,37 +4,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends.process.backoff import Backoff
+from gateway.backends.process.replica_changes import Member, next_change
 from gateway.backends.process.settings import BackoffSettings
-from gateway.backends.process.stored_plan import Seen, plan
 from gateway.contract import ReplicaState
 
 STATES: list[ReplicaState] = ["starting", "ready", "draining"]
 replicas = st.lists(st.tuples(st.sampled_from(STATES), st.integers(0, 2)), max_size=8).map(
-    lambda rows: [Seen(f"r{index}", state, generation, index) for index, (state, generation) in enumerate(rows)]
+    lambda rows: [Member(f"r{index}", state, generation, index) for index, (state, generation) in enumerate(rows)]
 )
 
 
 def test_starts_what_is_missing() -> None:
-    assert plan([], 3, 0).start == 3
+    assert next_change([], 3, 0).start == 3
 
 
 def test_the_newest_ready_replica_goes_first_but_starting_ones_before_it() -> None:
-    seen = [Seen("a", "ready", 0, 0), Seen("b", "ready", 0, 1), Seen("c", "starting", 0, 2)]
-    assert plan(seen, 1, 0).stop == ("c", "b")
+    seen = [Member("a", "ready", 0, 0), Member("b", "ready", 0, 1), Member("c", "starting", 0, 2)]
+    assert next_change(seen, 1, 0).stop == ("c", "b")
 
 
 def test_a_new_replica_is_ready_before_an_old_one_drains() -> None:
-    old = [Seen("a", "ready", 0, 0), Seen("b", "ready", 0, 1)]
-    first = plan(old, 2, 1)
+    old = [Member("a", "ready", 0, 0), Member("b", "ready", 0, 1)]
+    first = next_change(old, 2, 1)
     assert (first.start, first.stop) == (1, ())
-    waiting = plan([*old, Seen("c", "starting", 1, 2)], 2, 1)
+    waiting = next_change([*old, Member("c", "starting", 1, 2)], 2, 1)
     assert (waiting.start, waiting.stop) == (0, ())
-    assert plan([*old, Seen("c", "ready", 1, 2)], 2, 1).stop == ("a",)
+    assert next_change([*old, Member("c", "ready", 1, 2)], 2, 1).stop == ("a",)
 
 
 @given(replicas, st.integers(0, 5))
-def test_a_step_never_leaves_fewer_ready_than_wished_or_than_there_were(seen: list[Seen], desired: int) -> None:
-    step = plan(seen, desired, 2)
+def test_a_step_never_leaves_fewer_ready_than_desired_or_than_there_were(seen: list[Member], desired: int) -> None:
+    step = next_change(seen, desired, 2)
     before = sum(one.state == "ready" for one in seen)
     after = sum(one.state == "ready" and one.id not in step.stop for one in seen)
     assert after >= min(before, desired)
@@ -43,24 +43,24 @@ def test_a_step_never_leaves_fewer_ready_than_wished_or_than_there_were(seen: li
 
 
 @given(replicas, st.integers(0, 5))
-def test_repeated_steps_end_with_exactly_the_wished_replicas(seen: list[Seen], desired: int) -> None:
+def test_repeated_steps_end_with_exactly_the_desired_replicas(seen: list[Member], desired: int) -> None:
     order = 100
     for _ in range(60):
-        step = plan(seen, desired, 2)
+        step = next_change(seen, desired, 2)
         if step.start:
             alive = sum(one.state != "draining" for one in seen)
             assert alive + step.start <= desired + 1
         # Everything stopped is gone and everything started is ready by the next step.
         seen = [
-            Seen(one.id, "ready", one.generation, one.order)
+            Member(one.id, "ready", one.generation, one.order)
             for one in seen
             if one.id not in step.stop and one.state != "draining"
         ]
         for _ in range(step.start):
             order += 1
-            seen.append(Seen(f"n{order}", "starting", 2, order))
+            seen.append(Member(f"n{order}", "starting", 2, order))
     assert [one.generation for one in seen] == [2] * desired
-    assert plan(seen, desired, 2) == plan([], 0, 2)
+    assert next_change(seen, desired, 2) == next_change([], 0, 2)
 
 
 def test_delays_grow_by_a_scripted_clock_and_a_stable_run_resets_them() -> None:

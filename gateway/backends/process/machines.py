@@ -1,0 +1,107 @@
+"""Machines emulated on this one: where a function's replicas go, and the memory folder that each machine has.
+
+A machine is a name and a folder in memory (tmpfs where there is one), in which a weights manager keeps what replicas on
+that machine map. The folders belong to the gateway: they outlive workers and managers, and end with the gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from gateway.contract import BackendError, FunctionSpec, InvalidSpecError
+from gateway.placement import parse_placement
+from platform_words.labels import PLACEMENT
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?")
+MACHINE_VARIABLE = "smoe_machine"
+PREFIX = "smoe-nodes-"
+LOCK = "lock"
+
+
+def placement_of(spec: FunctionSpec, machines: tuple[str, ...]) -> dict[str, int] | None:
+    """Proportions of a function's replicas by machine; None where no machines are emulated. Raises InvalidSpecError."""
+    places = parse_placement(spec)
+    if not machines:
+        if places:
+            text = spec.annotations[PLACEMENT]
+            raise InvalidSpecError(f"annotation {PLACEMENT} is {text[:80]!r}, but this gateway was given no machines")
+        return None
+    for name in places:
+        if name not in machines:
+            raise InvalidSpecError(
+                f"annotation {PLACEMENT} names machine {name[:40]!r}; known are {', '.join(machines)}"
+            )
+    return places or {machines[0]: 1}
+
+
+def check_machines(machines: tuple[str, ...]) -> None:
+    """Raises BackendError for names that cannot be used."""
+    for name in machines:
+        if NAME.fullmatch(name) is None or name == LOCK or machines.count(name) > 1:
+            raise BackendError(
+                f"machine {name[:40]!r}: a name is of lower-case letters, digits and hyphens, given once, not {LOCK!r}"
+            )
+
+
+def machine_variables(machine: str) -> dict[str, str]:
+    """Environment by which a replica knows its machine; ``smoe_node``, the older name, is still set for one release."""
+    return {MACHINE_VARIABLE: machine, "smoe_node": machine}
+
+
+class MachineFolders:
+    """One memory folder for each machine, below a folder of this gateway that a lock marks as in use."""
+
+    def __init__(self, machines: Iterable[str], root: Path) -> None:
+        """Makes the folders; those that a gateway left behind which is gone are removed. Raises OSError."""
+        remove_abandoned(root)
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=root))
+        self._lock: IO[str] = (self.folder / LOCK).open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._by_machine = {machine: self.folder / machine for machine in machines}
+        for folder in self._by_machine.values():
+            folder.mkdir(mode=0o700)
+
+    def of(self, machine: str) -> Path:
+        return self._by_machine[machine]
+
+    def close(self) -> None:
+        """Give the memory back; pages that a worker still maps go with that worker."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._lock.close()
+
+
+def remove_if_abandoned(folder: Path) -> bool:
+    """Remove a gateway's folder when no live gateway holds its lock."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def remove_abandoned(root: Path) -> None:
+    """Remove what gateways left behind that were killed."""
+    with contextlib.suppress(OSError):
+        for folder in root.glob(f"{PREFIX}*"):
+            remove_if_abandoned(folder)
+
+
+def memory_root(state: Path) -> Path:
+    """Shared memory of the machine where a process may write there, else the state folder (files in the page cache)."""
+    shared = Path("/dev/shm")  # noqa: S108 (a fixed place of the kernel's; folders in it have names of their own)
+    return shared if shared.is_dir() and os.access(shared, os.W_OK) else state
