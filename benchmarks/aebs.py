@@ -39,17 +39,17 @@ TARGET_US, TARGET_OVER = 50.0, 1.01
 
 def table_for(choices: Choices, experts: int, nodes: int) -> ReplicaTable:
     """Replicas placed from the first layer of ``choices`` [tokens, layers, k]."""
-    known = activations_of(choices[:, :1], experts)
+    statistics = activations_of(choices[:, :1], experts)
     slots = int(np.ceil(SPARE * experts / nodes))
-    return replica_table(place(known.tokens, known.together, Nodes(nodes, slots)).held[0], experts)
+    return replica_table(place(statistics.tokens, statistics.together, Nodes(nodes, slots)).held[0], experts)
 
 
 def choosers(table: ReplicaTable) -> dict[str, Chooser]:
-    own = {
+    balanced = {
         "aebs": ActivatedExpertBalance(table).choose,
         "aebs, as published": ActivatedExpertBalance(table, repair=False).choose,
     }
-    return {**own, **{rule: ReplicaRule(table, rule).choose for rule in RULES}}
+    return {**balanced, **{rule: ReplicaRule(table, rule).choose for rule in RULES}}
 
 
 def timed_us(choose: Chooser, batches: list[Choices], repeats: int) -> tuple[float, float]:
@@ -91,36 +91,36 @@ def misleading(seed: int) -> Iterator[tuple[ReplicaTable, Choices]]:
 
 def over_optimum(cases: list[tuple[ReplicaTable, Choices]]) -> dict[str, tuple[float, float]]:
     """(mean, worst) of the fullest node over the least possible, by rule."""
-    found: dict[str, list[float]] = {}
+    ratios: dict[str, list[float]] = {}
     for table, batch in cases:
         if batch.size:
             least = optimum(table, batch)
             for name, choose in choosers(table).items():
-                found.setdefault(name, []).append(loads(table, choose, batch).max() / least)
-    return {name: (float(np.mean(ratio)), float(np.max(ratio))) for name, ratio in found.items()}
+                ratios.setdefault(name, []).append(loads(table, choose, batch).max() / least)
+    return {name: (float(np.mean(ratio)), float(np.max(ratio))) for name, ratio in ratios.items()}
 
 
 def imbalance(table: ReplicaTable, choices: Choices) -> dict[str, dict[int, float]]:
     """Fig. 11: mean of fullest less emptiest node, by rule and batch size; the batches are cut from ``choices``."""
-    found: dict[str, dict[int, float]] = {}
+    gaps_of: dict[str, dict[int, float]] = {}
     for name, choose in choosers(table).items():
         for size in BATCHES:
             cuts = [choices[at : at + size] for at in range(0, min(len(choices) - size + 1, 40 * size), size)]
             gaps = [np.ptp(loads(table, choose, np.ascontiguousarray(cut))) for cut in cuts]
-            found.setdefault(name, {})[size] = round(float(np.mean(gaps)), 2)
-    return found
+            gaps_of.setdefault(name, {})[size] = round(float(np.mean(gaps)), 2)
+    return gaps_of
 
 
 def curve(repeats: int, seed: int) -> tuple[dict[str, float], list[tuple[ReplicaTable, Choices]]]:
     """Median microseconds by "tokens x nodes", and the batches with their tables."""
     times, cases = {}, []
-    known = made("lognormal", 8192, 1, EXPERTS, TOP_K, seed)
+    drawn = made("lognormal", 8192, 1, EXPERTS, TOP_K, seed)
     for nodes in CURVE_NODES:
-        table = table_for(known[:4096], EXPERTS, nodes)
+        table = table_for(drawn[:4096], EXPERTS, nodes)
         choose = ActivatedExpertBalance(table).choose
         for tokens in CURVE_TOKENS:
             batches = [
-                np.ascontiguousarray(known[4096 + at : 4096 + at + tokens, 0])
+                np.ascontiguousarray(drawn[4096 + at : 4096 + at + tokens, 0])
                 for at in range(0, 4097 - tokens, max(tokens, 4096 // 8))
             ]
             times[f"{tokens}x{nodes}"] = round(timed_us(choose, batches, repeats)[0], 2)
@@ -132,8 +132,8 @@ def show(title: str, heads: list[str], rows: list[list[str]]) -> None:
     print_table(title, heads, rows, width=130)
 
 
-def gap_rows(found: dict[str, dict[int, float]]) -> list[list[str]]:
-    return [[name, *(f"{gap:.1f}" for gap in by_size.values())] for name, by_size in found.items()]
+def gap_rows(gaps: dict[str, dict[int, float]]) -> list[list[str]]:
+    return [[name, *(f"{gap:.1f}" for gap in by_size.values())] for name, by_size in gaps.items()]
 
 
 @click.command()
@@ -142,9 +142,9 @@ def gap_rows(found: dict[str, dict[int, float]]) -> list[list[str]]:
 @seed_option
 def main(routing: Path | None, repeats: int, seed: int) -> None:
     """Microseconds, distance from the optimum, imbalance."""
-    known = made("lognormal", 4096 + 16 * TOKENS, 1, EXPERTS, TOP_K, seed)
-    table = table_for(known[:4096], EXPERTS, NODES)
-    batches = [np.ascontiguousarray(known[4096 + at : 4096 + at + TOKENS, 0]) for at in range(0, 16 * TOKENS, TOKENS)]
+    sample = made("lognormal", 4096 + 16 * TOKENS, 1, EXPERTS, TOP_K, seed)
+    table = table_for(sample[:4096], EXPERTS, NODES)
+    batches = [np.ascontiguousarray(sample[4096 + at : 4096 + at + TOKENS, 0]) for at in range(0, 16 * TOKENS, TOKENS)]
     timed = {name: timed_us(choose, batches, repeats) for name, choose in choosers(table).items()}
     times, cases = curve(repeats // 4, seed)
     usual = over_optimum([*cases, *((table, batch) for batch in batches)])

@@ -94,12 +94,12 @@ def as_json(row: Row) -> dict[str, Any]:
 
 def searches(plans: Path) -> dict[str, dict[str, Any]]:
     """Each search in a folder of plans: how many trials, and whether it converged."""
-    found = {}
+    summary_of = {}
     for path in sorted(plans.glob("*.csv")):
         plan = next(iter(sorted(plans.glob(f"{path.stem}.*.json"))), None)
         made_by = json.loads(plan.read_text())["made_by"] if plan else {}
-        found[path.stem] = {"trials": len(best_so_far(path)), "converged": made_by.get("converged")}
-    return found
+        summary_of[path.stem] = {"trials": len(best_so_far(path)), "converged": made_by.get("converged")}
+    return summary_of
 
 
 def write_searches(path: Path, plans: Path) -> None:
@@ -107,8 +107,8 @@ def write_searches(path: Path, plans: Path) -> None:
     with path.open("w", newline="") as file:
         writer = None
         for search in sorted(plans.glob("*.csv")):
-            with search.open(newline="") as own:
-                for trial in csv.DictReader(own):
+            with search.open(newline="") as file_of_search:
+                for trial in csv.DictReader(file_of_search):
                     row = {"search": search.stem, **trial}
                     if writer is None:
                         writer = csv.DictWriter(file, row)
@@ -128,8 +128,8 @@ def pack_plans(path: Path, plans: Path) -> None:
 
 def trace_hashes(grid: Grid) -> dict[str, str]:
     """File → sha256 of the traces that hours are taken from."""
-    known = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(grid.data))}
-    used = next((known[name] for name in DATASETS if name in known), None)
+    paths = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(grid.data))}
+    used = next((paths[name] for name in DATASETS if name in paths), None)
     return {} if used is None else {used.name: path_sha256(used)}
 
 
@@ -152,12 +152,12 @@ def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping
 
 
 def page_of(
-    grid: Grid, summaries: Sequence[Mapping[str, Any]], found: Mapping[str, Any], command: str, tune_s: float
+    grid: Grid, summaries: Sequence[Mapping[str, Any]], result: Mapping[str, Any], command: str, tune_s: float
 ) -> str:
     """Markdown: what was run, the table, and what the files hold. ``tune_s``: seconds of each validation hour."""
-    done = found["searches"].values()
+    done = result["searches"].values()
     converged = sum(bool(search["converged"]) for search in done)
-    traces = "; ".join(f"`{name}` sha256 `{digest}`" for name, digest in found["traces"].items()) or "made arrivals"
+    traces = "; ".join(f"`{name}` sha256 `{digest}`" for name, digest in result["traces"].items()) or "made arrivals"
     lines = [
         "# Baselines, tuned, against the bound (simulated)",
         f"Command: `{command}`. {heading(grid, summaries)} At {grid.mean_rps:g} requests/s on average. "
@@ -169,7 +169,7 @@ def page_of(
         "`searches.csv`). Settings: every trial "
         "in `sweep.csv`. To play with the same ones: `tar xzf plans.tar.gz` here, then `smoe lab evaluate --plans plans "
         "--policy-settings settings` from here, or with these folders' paths.",
-        *([f"Left out: {'; '.join(dict.fromkeys(found['refused'].values()))}."] if found["refused"] else []),
+        *([f"Left out: {'; '.join(dict.fromkeys(result['refused'].values()))}."] if result["refused"] else []),
         markdown(summaries),
         "![cost and P95 by workload, bursty](figure-7.png)",
         "![cost and P95 by pattern](figure-8.png)",
@@ -248,7 +248,7 @@ def main(
     title = "simulated: experts' cost above the bound, tuned policies on test hours"
     console.print(table_of(title, HEAD, map(cells, rows(summaries)), texts=2))
     console.print(f"report: {paths.html}")
-    found = {
+    result = {
         "cells": [as_json(row) for row in rows(summaries)],
         "policies": list(grid.policies),
         "refused": refused,
@@ -262,9 +262,9 @@ def main(
             out,
             paths,
             summaries,
-            page_of(tuned, summaries, found, f"python -m benchmarks.baselines {_asked()}".strip(), tuning.seconds),
+            page_of(tuned, summaries, result, f"python -m benchmarks.baselines {_asked()}".strip(), tuning.seconds),
         )
-    print_result(found)
+    print_result(result)
 
 
 def _asked() -> str:

@@ -89,15 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     workload = paper_workload(given.workload, seed=given.seed)
     tails_s = layer_tails(workload, trace, given.window, given.seed)
     draw(tails_s, workload, trace, given.window, given.out)
-    known = tails_s[~np.isnan(tails_s).all(axis=1)]
-    slowest = np.nanargmax(known, axis=1).tolist()
+    measured_s = tails_s[~np.isnan(tails_s).all(axis=1)]
+    slowest = np.nanargmax(measured_s, axis=1).tolist()
     moves = sum(one != other for one, other in pairwise(slowest))
     counts = {str(layer): slowest.count(layer) for layer in sorted(set(slowest))}
     result = {
         "windows": len(slowest),
         "moves": moves,
         "layers_that_were_bottleneck": counts,
-        "p95_over_mean_layer": round(float(np.nanmean(np.nanmax(known, axis=1) / np.nanmean(known, axis=1))), 3),
+        "p95_over_mean_layer": round(float(np.nanmean(np.nanmax(measured_s, axis=1) / np.nanmean(measured_s, axis=1))), 3),
         "requests": trace.requests,
         "trace_sha256": trace.sha256,
         "picture": str(given.out),

@@ -101,7 +101,7 @@ def measure(episode: Episode, arms: Sequence[str], repeats: int) -> dict[str, di
         for arm, network in networks.items():
             if arm != "full-joint" or turn % SLOWER == 0:
                 decide(network, episode.encoder, episode.observation, memory, times[arm])
-    return {arm: own.row() for arm, own in times.items()}
+    return {arm: times_of_arm.row() for arm, times_of_arm in times.items()}
 
 
 def show(rows: dict[str, dict[str, float]], title: str, console: Console) -> None:

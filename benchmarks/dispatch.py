@@ -140,8 +140,8 @@ def ask(ingress: WorkerProcess, texts: Sequence[str]) -> dict[str, Any]:
     body = json.dumps({"inputs": list(texts)}).encode()
     request = urllib.request.Request(f"http://{ingress.address}/", body, {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as reply:
-        found: dict[str, Any] = json.load(reply)
-        return found
+        answer: dict[str, Any] = json.load(reply)
+        return answer
 
 
 def check_equal(row: Row, texts: Sequence[str], model: WholeModel) -> None:
@@ -164,8 +164,8 @@ def turn(row: Row, workers: Sequence[WorkerProcess], requests: Sequence[Sequence
 def links_of(row: Row) -> dict[str, dict[str, float]]:
     """What the row's ingress measured of its lines."""
     with urllib.request.urlopen(f"http://{row.ingress.address}/statistics", timeout=10) as reply:
-        found: dict[str, dict[str, float]] = json.load(reply)["links"]
-        return found
+        links: dict[str, dict[str, float]] = json.load(reply)["links"]
+        return links
 
 
 def wait_for_links(row: Row, nodes: int, within_s: float = 30.0) -> None:
@@ -239,8 +239,8 @@ def main(pipeline: str, mbit: float, **load: Any) -> None:
             directory, replicas=asked.replicas, max_inflight=16, nodes=nodes, environ=environ, ground=ground
         ) as served:
             cells, links = _measure(served, directory, asked, f"{mbit:g} Mbit/s" if mbit else "loopback")
-    found = {"pipeline": directory.name, "mbit": mbit or None, **asdict(asked), "cells": cells, "links": links}
-    print_result(found)
+    result = {"pipeline": directory.name, "mbit": mbit or None, **asdict(asked), "cells": cells, "links": links}
+    print_result(result)
 
 
 def _measure(
@@ -252,15 +252,15 @@ def _measure(
     cells: list[dict[str, Any]] = []
     links: dict[str, Any] = {}
     for size in asked.tokens:
-        known = make_texts(model, 64, size, asked.seed)
+        texts = make_texts(model, 64, size, asked.seed)
         total = asked.calls * asked.rounds
-        requests = [[known[(i * asked.texts + j) % 64] for j in range(asked.texts)] for i in range(total)]
+        requests = [[texts[(i * asked.texts + j) % 64] for j in range(asked.texts)] for i in range(total)]
         rows = [Row(rule, transfer, one) for (rule, transfer), one in zip(ROWS, ingresses, strict=True)]
         _play(rows, served.workers, requests, model, asked)
-        found = [{"tokens": size * asked.texts, **row.figures(model.manifest.layers)} for row in rows]
+        figures = [{"tokens": size * asked.texts, **row.figures(model.manifest.layers)} for row in rows]
         links = {row.rule: links_of(row) for row in rows if row.transfer == "adaptive"}
-        _show(found, f"{directory.name}: {size * asked.texts} tokens a pass, {asked.count} nodes, {line}")
-        cells += found
+        _show(figures, f"{directory.name}: {size * asked.texts} tokens a pass, {asked.count} nodes, {line}")
+        cells += figures
     return cells, links
 
 

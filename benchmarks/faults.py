@@ -142,9 +142,9 @@ def kill_replicas(
         while True:
             ready = ready_replicas(gateway, client)
             name = names[0] if number % 4 == 3 else choice.choice(names)
-            found = ready.get(name, [])
-            if len(found) >= 2:
-                os.kill(choice.choice(found), signal.SIGKILL)
+            pids = ready.get(name, [])
+            if len(pids) >= 2:
+                os.kill(choice.choice(pids), signal.SIGKILL)
                 yield name
                 break
             time.sleep(0.05)
@@ -166,15 +166,15 @@ def ready_replicas(gateway: RunningGateway, client: GatewayClient) -> dict[str, 
 
 def listening_processes(gateway_pid: int) -> dict[int, int]:
     """Listening port → process id, over the replicas below the gateway."""
-    found = {}
+    pid_of_port = {}
     for child in psutil.Process(gateway_pid).children(recursive=True):
         try:
             for connection in child.net_connections(kind="tcp"):
                 if connection.status == psutil.CONN_LISTEN:
-                    found[connection.laddr.port] = child.pid
+                    pid_of_port[connection.laddr.port] = child.pid
         except psutil.Error:
             continue
-    return found
+    return pid_of_port
 
 
 def wait_two_each(gateway: RunningGateway, client: GatewayClient, names: list[str], timeout_s: float = 120.0) -> None:

@@ -90,14 +90,14 @@ def at_once(gateway: str, clients: int, calls: int) -> tuple[float, list[float]]
     times: list[list[float]] = [[] for _ in range(clients)]
     failures: list[Exception] = []
 
-    def loop(own: list[float]) -> None:
+    def loop(taken_s: list[float]) -> None:
         try:
             with closing(RawClient(gateway, f"/function/{FUNCTION}")) as client:
-                own.extend(client.call() for _ in range(calls))
+                taken_s.extend(client.call() for _ in range(calls))
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=loop, args=(own,)) for own in times]
+    threads = [threading.Thread(target=loop, args=(taken_s,)) for taken_s in times]
     begun_s = time.perf_counter()
     for thread in threads:
         thread.start()
@@ -106,7 +106,7 @@ def at_once(gateway: str, clients: int, calls: int) -> tuple[float, list[float]]
     seconds = time.perf_counter() - begun_s
     if failures:
         raise failures[0]
-    return clients * calls / seconds, [one for own in times for one in own]
+    return clients * calls / seconds, [one for taken_s in times for one in taken_s]
 
 
 def percentile_ms(seconds: list[float], percent: int) -> float:

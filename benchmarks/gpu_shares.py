@@ -75,26 +75,26 @@ def summary(rows: Sequence[Row], tokens: int) -> dict[str, Any]:
     ``busy_ms``: by share; ``beside``: by own and the neighbour's share, how many times longer a call takes than without
     the neighbour; ``exchange_s``: over all changes of share.
     """
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for node in dict.fromkeys(row.node for row in rows):
-        own = [row for row in rows if row.node == node]
+        rows_of_node = [row for row in rows if row.node == node]
         busy = {
             row.gpu_share: row.p50_s
-            for row in own
+            for row in rows_of_node
             if row.family == "gpu_busy" and (row.tokens, row.concurrency) == (tokens, 1) and row.p50_s
         }
         beside = {
             f"{row.gpu_share:g}+{row.beside_share:g}": round(row.p50_s / busy[row.gpu_share], 3)
-            for row in own
+            for row in rows_of_node
             if row.family == "gpu_beside" and row.p50_s and row.gpu_share in busy
         }
-        exchanges = [row.p50_s for row in own if row.family == "gpu_exchange" and row.p50_s]
-        found[node] = {
+        exchanges = [row.p50_s for row in rows_of_node if row.family == "gpu_exchange" and row.p50_s]
+        numbers[node] = {
             "busy_ms": {f"{share:g}": round(1000 * seconds, 3) for share, seconds in busy.items()},
             "beside": beside,
             "exchange_s": round(median(exchanges), 3) if exchanges else None,
         }
-    return found
+    return numbers
 
 
 def show(pipeline: str, numbers: dict[str, Any], console: Console) -> None:
@@ -104,8 +104,8 @@ def show(pipeline: str, numbers: dict[str, Any], console: Console) -> None:
         for share, ms in values["busy_ms"].items():
             table.add_row(node, f"call with {share} of the GPU", f"{ms:g} ms")
         for pair, ratio in values["beside"].items():
-            own, _, other = pair.partition("+")
-            table.add_row(node, f"{own} beside a busy neighbour with {other}", f"{ratio:g} times as long")
+            share_here, _, other = pair.partition("+")
+            table.add_row(node, f"{share_here} beside a busy neighbour with {other}", f"{ratio:g} times as long")
         if values["exchange_s"] is not None:
             table.add_row(node, "exchange of a worker for another share", f"{values['exchange_s']:g} s")
     console.print(table)
@@ -144,9 +144,9 @@ def save(rows: Sequence[tuple[str, Row]], path: Path) -> None:
 def main(pipelines: tuple[str, ...], shares: tuple[float, ...], seconds: float, out: Path | None) -> None:
     """Measure GPU shares on this machine."""
     check_shares(shares)
-    found = find_gpus()
-    if not found.gpus:
-        reasons = " ".join(found.notes) or "NVML finds no NVIDIA GPU on this machine."
+    detected = find_gpus()
+    if not detected.gpus:
+        reasons = " ".join(detected.notes) or "NVML finds no NVIDIA GPU on this machine."
         print(f"GPU shares can only be measured on a GPU: {reasons}", file=sys.stderr)
         raise SystemExit(WITHOUT_GPU)
     settings = GpuSettings(seconds_per_point=seconds)
@@ -154,12 +154,12 @@ def main(pipelines: tuple[str, ...], shares: tuple[float, ...], seconds: float, 
         settings = GpuSettings(shares=tuple(sorted(set(shares))), seconds_per_point=seconds)
     console = Console(stderr=True)
     rows: list[tuple[str, Row]] = []
-    result: dict[str, Any] = {"gpu": found.gpus[0].name, "tokens": settings.beside_tokens, "pipelines": {}}
+    result: dict[str, Any] = {"gpu": detected.gpus[0].name, "tokens": settings.beside_tokens, "pipelines": {}}
     with tempfile.TemporaryDirectory(prefix="smoe-gpu-") as work:
         for pipeline in pipelines:
-            own = measured(pipeline, Path(work), settings, console)
-            rows += [(pipeline, row) for row in own]
-            result["pipelines"][pipeline] = summary(own, settings.beside_tokens)
+            pipeline_rows = measured(pipeline, Path(work), settings, console)
+            rows += [(pipeline, row) for row in pipeline_rows]
+            result["pipelines"][pipeline] = summary(pipeline_rows, settings.beside_tokens)
             show(pipeline, result["pipelines"][pipeline], console)
             if out is not None:
                 save(rows, out)

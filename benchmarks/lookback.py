@@ -121,12 +121,12 @@ def policies(needs: Needs) -> Iterator[tuple[str, NDArray[np.int64]]]:
         yield f"always {name}", np.full(windows - WARM_UP, place)
 
 
-def compared(found: Sequence[Needs]) -> list[Row]:
+def compared(all_needs: Sequence[Needs]) -> list[Row]:
     """Means over hours, by rate and pattern."""
     rows = []
-    for key in dict.fromkeys((one.hour.mean_rps, one.hour.pattern) for one in found):
+    for key in dict.fromkeys((one.hour.mean_rps, one.hour.pattern) for one in all_needs):
         figures: dict[str, list[tuple[float, float]]] = {}
-        for needs in (one for one in found if (one.hour.mean_rps, one.hour.pattern) == key):
+        for needs in (one for one in all_needs if (one.hour.mean_rps, one.hour.pattern) == key):
             needed, base = needs.level[WARM_UP:], None
             for name, given in policies(needs):
                 cost = float(needs.price[given].mean())
@@ -174,10 +174,10 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     for (line, rate), (place, pattern) in itertools.product(enumerate(rates), enumerate(PATTERNS)):
         axis = grid[line, place]
         for begins, colour, marker in (("look back", "tab:orange", "o"), ("always", "tab:blue", "s")):
-            own = [one for one in rows if (one.mean_rps, one.pattern) == (rate, pattern)]
-            own = [one for one in own if one.policy.startswith(begins) and one.violated < 0.5]
+            points = [one for one in rows if (one.mean_rps, one.pattern) == (rate, pattern)]
+            points = [one for one in points if one.policy.startswith(begins) and one.violated < 0.5]
             axis.plot(
-                [one.cost for one in own], [100 * one.violated for one in own], marker=marker, color=colour,
+                [one.cost for one in points], [100 * one.violated for one in points], marker=marker, color=colour,
                 linewidth=1, markersize=4, label=f"{begins} …",
             )  # fmt: skip
         axis.axhline(1.0, color="grey", linewidth=1, linestyle=":", label="1 % of windows")
@@ -220,14 +220,14 @@ def main(workloads: str, rates: str, seeds: int, speed: str, allowed: float, wor
         for workload in workloads.split(",")
         for seed in range(seeds)
     ]
-    found: dict[Hour, Needs] = {}
+    needs: dict[Hour, Needs] = {}
     with Progress(console=Console(stderr=True), transient=True) as bar, worker_processes(workers) as pool:
         task = bar.add_task("hours", total=len(hours))
         asked = {pool.submit(needs_of, hour): hour for hour in hours}
         for done in as_completed(asked):
-            found[asked[done]] = done.result()
+            needs[asked[done]] = done.result()
             bar.update(task, advance=1)
-    rows = compared([found[hour] for hour in hours])
+    rows = compared([needs[hour] for hour in hours])
     Console(stderr=True, width=160).print(shown(rows))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -243,7 +243,7 @@ def main(workloads: str, rates: str, seeds: int, speed: str, allowed: float, wor
         }
         for rate, pattern in dict.fromkeys((row.mean_rps, row.pattern) for row in rows)
     }
-    unserved = float(np.mean(np.concatenate([one.level[WARM_UP:] == len(one.price) for one in found.values()])))
+    unserved = float(np.mean(np.concatenate([one.level[WARM_UP:] == len(one.price) for one in needs.values()])))
     print_result(
         {"rows": list(map(asdict, rows)), "cheapest": least, "allowed": allowed, "unserved": round(unserved, 5)}
     )

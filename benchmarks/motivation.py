@@ -53,8 +53,8 @@ _BOUNDS = (*BOUNDS[:-1].tolist(), float("inf"))
 def p95_ms(counts: NDArray[np.int64]) -> list[float | None]:
     """Of each row of ``counts [rows, bounds]``; None where it has no call."""
     rows = np.cumsum(counts, axis=1).tolist()
-    found = [histogram_quantile(0.95, tuple(zip(_BOUNDS, row, strict=True))) for row in rows]
-    return [None if value is None else round(1000 * value, 3) for value in found]
+    seconds = [histogram_quantile(0.95, tuple(zip(_BOUNDS, row, strict=True))) for row in rows]
+    return [None if value is None else round(1000 * value, 3) for value in seconds]
 
 
 def routing_of(workload: Workload, folder: Path | None, phase_s: float) -> RoutingStatistics | None:
@@ -82,9 +82,9 @@ def rows_of(workload: Workload, window: Window, number: int) -> tuple[list[dict[
     experts = []
     for node, meter, tail in zip(workload.experts, window.meter[first:], tails, strict=True):
         in_flight = (meter[kernel.SERVED_S] + meter[kernel.WAITED_S]) / length_s
-        own = {"tokens": int(meter[kernel.TOKENS]), "calls": int(meter[kernel.CALLS])}
+        totals = {"tokens": int(meter[kernel.TOKENS]), "calls": int(meter[kernel.CALLS])}
         place = {"window": number, "layer": node.layer, "expert": node.expert}
-        experts.append({**place, **own, "in_flight": round(float(in_flight), 5), "p95_ms": tail})
+        experts.append({**place, **totals, "in_flight": round(float(in_flight), 5), "p95_ms": tail})
     answered = int(window.finished.size)
     layers = [
         {"window": number, "layer": layer, "answered": answered, "p95_ms": tail}
@@ -145,10 +145,10 @@ def summary(experts: Sequence[dict[str, Any]], layers: Sequence[dict[str, Any]])
     }
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def show(result: dict[str, Any], console: Console) -> None:
     """For people."""
     table = Table("what", "number", title="simulated: one fixed configuration")
-    for name, value in found.items():
+    for name, value in result.items():
         table.add_row(name.replace("_", " "), str(value))
     console.print(table)
 
@@ -223,7 +223,7 @@ def main(
         more_experts, more_layers = rows_of(workload, window, round(window.start_s / window_s))
         experts += more_experts
         layers += more_layers
-    found = summary(experts, layers)
+    result = summary(experts, layers)
     out.mkdir(parents=True, exist_ok=True)
     write(out / "experts.csv", experts)
     write(out / "layers.csv", layers)
@@ -242,10 +242,10 @@ def main(
             "node": plain.experts[0].id, "arrivals": "Poisson", "rps": SURFACE_RPS, "seconds": SURFACE_S,
             "mib_per_core": MIB_PER_CORE, "tokens": plain.tokens.source,
         },
-        "result": found,
+        "result": result,
     }  # fmt: skip
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    show(found, Console(stderr=True))
+    show(result, Console(stderr=True))
     click.echo(json.dumps(about))
 
 

@@ -86,12 +86,12 @@ def embeddings(actor: Actor, batch: Batch) -> dict[str, Any]:
     if propagation is None:
         raise click.ClickException("the actor has no DAGNN")
     experts = actor.encoder.of_expert(batch.experts)
-    segments, found = propagation.dagnn(propagation.of_segment(batch.segments), experts, mask)
+    segments, hidden = propagation.dagnn(propagation.of_segment(batch.segments), experts, mask)
     _, read_out = propagation(batch, experts, mask)
     width = actor.settings.width
     return {
         "segments": plain(segments[0, :, -width:]),
-        "experts": plain(found[0, :, :, -width:]),
+        "experts": plain(hidden[0, :, :, -width:]),
         "read_out": plain(read_out[0]),
     }
 
@@ -99,12 +99,12 @@ def embeddings(actor: Actor, batch: Batch) -> dict[str, Any]:
 @torch.no_grad()
 def scores(actor: Actor, encoder: StateEncoder, batch: Batch, row: int) -> dict[str, Any]:
     """g of one expert over replicas × resource and over replicas × memory, each at the best of the other axes."""
-    found = actor.scores(batch, actor.decide(batch))
-    if not isinstance(found, Cliques):
+    cliques = actor.scores(batch, actor.decide(batch))
+    if not isinstance(cliques, Cliques):
         raise click.ClickException("the actor does not score by cliques")
     _, resources, replicas, concurrencies = encoder.lattice.sizes
-    compute = found.compute[row].view(replicas, resources, concurrencies)
-    memory = found.memory[row]
+    compute = cliques.compute[row].view(replicas, resources, concurrencies)
+    memory = cliques.memory[row]
     space = encoder.lattice.space
     return {
         "resources": [*(f"{cores:g} cores" for cores in space.cpu_cores), *(f"{s:g} GPU" for s in space.gpu_shares)],
@@ -122,12 +122,12 @@ def plain(values: Any) -> Any:
 
 def logged(folder: Path) -> dict[str, dict[str, int]]:
     """Kind of file → rows and columns of all windows."""
-    found: dict[str, dict[str, int]] = {}
+    entries: dict[str, dict[str, int]] = {}
     for path in sorted(folder.glob("*.parquet")):
         metadata = pq.read_metadata(path)
-        entry = found.setdefault(path.name.partition("-")[0], {"rows": 0, "columns": metadata.num_columns})
+        entry = entries.setdefault(path.name.partition("-")[0], {"rows": 0, "columns": metadata.num_columns})
         entry["rows"] += metadata.num_rows
-    return found
+    return entries
 
 
 def flow(work: Work, step: Step, log: dict[str, dict[str, int]], steps: int) -> dict[str, Any]:
@@ -236,11 +236,11 @@ def main(name: str, pattern: str, seed: int, seconds: float, out: Path) -> None:
         log = logged(Path(folder))
     counted = range(grid.warm_up_windows, len(steps))
     at = max(counted, key=lambda number: sum(one.changes for one in steps[number].report.decisions))
-    found = document(work, policy, published_actor(name, "provisioned"), steps, at)
-    found["flow"] = flow(work, steps[at], log, len(steps))
+    stored = document(work, policy, published_actor(name, "provisioned"), steps, at)
+    stored["flow"] = flow(work, steps[at], log, len(steps))
     out.mkdir(parents=True, exist_ok=True)
-    (out / "decision.json").write_text(json.dumps(found, separators=(",", ":")) + "\n")
-    short = {key: value for key, value in found["flow"].items() if isinstance(value, int | float)}
+    (out / "decision.json").write_text(json.dumps(stored, separators=(",", ":")) + "\n")
+    short = {key: value for key, value in stored["flow"].items() if isinstance(value, int | float)}
     numbers = [(key.replace("_", " "), value) for key, value in short.items()]
     print_table(f"simulated: {name}, window {at}", ("what", "number"), numbers)
     print_result({"workload": name, "window": at, **short})

@@ -118,12 +118,12 @@ class Timeline:
 class Stage:
     """The pipeline on its nodes."""
 
-    def __init__(self, served: RunningPipeline, own: Setting) -> None:
+    def __init__(self, served: RunningPipeline, setting: Setting) -> None:
         self.state, self.directory, manifest = served.gateway.state, served.directory, served.manifest
         self.client, self.manifest = served.client, manifest
         self.coordinator = Coordinator(served.gateway.connect, manifest, self.state)
         self.shape = (manifest.layers, len(manifest.experts(0)))
-        size, bytes_per_s = expert_bytes(manifest), own.mbit * 125_000
+        size, bytes_per_s = expert_bytes(manifest), setting.mbit * 125_000
         room = math.ceil(MEMORY_PART * self.shape[0] * self.shape[1]) * size
         self.profile = Profile(
             NODES, make_cluster([1, 1], [room, room], load_bytes_per_s=bytes_per_s, bytes_per_s=bytes_per_s)
@@ -139,18 +139,18 @@ class Stage:
         alike = Seen(np.ones((len(NODES), *self.shape)), HORIZON_S)
         target |= places_of(planned(alike, self.profile, self.manifest), self.profile, self.manifest)
         self.coordinator.move(target)
-        found = self.client.replicas()[self.manifest.function_name(INGRESS)]
-        by_node = {str(one["node"]): str(one["address"]) for one in found if one["state"] == "ready"}
+        ingresses = self.client.replicas()[self.manifest.function_name(INGRESS)]
+        by_node = {str(one["node"]): str(one["address"]) for one in ingresses if one["state"] == "ready"}
         return [by_node[node] for node in NODES]
 
     def experts_by_node(self) -> dict[str, int]:
         """Ready replicas of experts on each node."""
-        replicas, found = self.client.replicas(), dict.fromkeys(NODES, 0)
+        replicas, count_of = self.client.replicas(), dict.fromkeys(NODES, 0)
         for layer in range(self.manifest.layers):
             for expert in self.manifest.experts(layer):
                 for one in replicas.get(self.manifest.function_name(expert.id), []):
-                    found[one["node"]] += one["state"] == "ready"
-        return found
+                    count_of[one["node"]] += one["state"] == "ready"
+        return count_of
 
 
 def manager_pid(client: GatewayClient, state: Path, node: str) -> int:
@@ -165,39 +165,39 @@ def manager_pid(client: GatewayClient, state: Path, node: str) -> int:
 
 
 @contextmanager
-def running(own: Setting, folder: Path) -> Iterator[Stage]:
+def running(setting: Setting, folder: Path) -> Iterator[Stage]:
     """Gateway, managers, pipeline. Ends with the block."""
-    environment = {"smoe_dispatch": own.dispatch, "smoe_statistics_window": f"{STATISTICS * own.every_s:g}"}
-    cores = max(1, math.ceil(1 / own.cpu_scale))
+    environment = {"smoe_dispatch": setting.dispatch, "smoe_statistics_window": f"{STATISTICS * setting.every_s:g}"}
+    cores = max(1, math.ceil(1 / setting.cpu_scale))
     deployment = DeploymentSettings(
         cpu_cores=6.0, ingress_cpu_cores=cores, ingress_concurrency=512, extra_environment=environment
     )
-    gateway = local_gateway(folder / "state", cpu_scale=own.cpu_scale, machines=NODES, standbys=4)
-    memory = NodeSettings(link_bytes_per_s=own.mbit * 125_000)
+    gateway = local_gateway(folder / "state", cpu_scale=setting.cpu_scale, machines=NODES, standbys=4)
+    memory = NodeSettings(link_bytes_per_s=setting.mbit * 125_000)
     with running_pipeline(gateway, deployment, memory=memory) as served:
-        yield Stage(served, own)
+        yield Stage(served, setting)
 
 
-def requests_of(own: Setting, data: Path | None) -> list[tuple[Trace, list[str]]]:
+def requests_of(setting: Setting, data: Path | None) -> list[tuple[Trace, list[str]]]:
     """By node: arrivals, and texts of its task until half of the time, of the other's afterwards."""
     texts = [prompts.load_prompts(catalog.text_folder(data), MAX_WORDS, (task,)).texts for task in TASKS]
-    found = []
+    by_node = []
     for node in range(len(NODES)):
-        hour = catalog.bursty_hour(data, "uniform", own.seed + node)
-        trace = scale.fit(hour, own.seconds, own.mean_rps, own.seed + node)
-        rng = np.random.default_rng((own.seed, node))
-        task = [(node + int(at_s > own.seconds / 2)) % len(TASKS) for at_s in trace.arrival_s]
-        found.append((trace, [texts[one][int(rng.integers(len(texts[one])))] for one in task]))
-    return found
+        hour = catalog.bursty_hour(data, "uniform", setting.seed + node)
+        trace = scale.fit(hour, setting.seconds, setting.mean_rps, setting.seed + node)
+        rng = np.random.default_rng((setting.seed, node))
+        task = [(node + int(at_s > setting.seconds / 2)) % len(TASKS) for at_s in trace.arrival_s]
+        by_node.append((trace, [texts[one][int(rng.integers(len(texts[one])))] for one in task]))
+    return by_node
 
 
 class Changing:
     """What sizes and moves experts while requests are served: controller and placement, each in a thread."""
 
-    def __init__(self, stage: Stage, own: Setting, slo_s: float, folder: Path, timeline: Timeline) -> None:
-        self._stage, self._own, self._timeline = stage, own, timeline
+    def __init__(self, stage: Stage, setting: Setting, slo_s: float, folder: Path, timeline: Timeline) -> None:
+        self._stage, self._own, self._timeline = stage, setting, timeline
         settings = folder / "policy.toml"
-        settings.write_text(f"cpu_scale = {own.cpu_scale}\n")
+        settings.write_text(f"cpu_scale = {setting.cpu_scale}\n")
         self._controller, self._window_s = build_controller(
             ControllerSettings(
                 gateway_url=stage.client.url,
@@ -206,7 +206,7 @@ class Changing:
                 policy=POLICY,
                 policy_settings=settings,
                 space=ConfigurationSpace(gpu_shares=()),
-                interval_s=own.window_s,
+                interval_s=setting.window_s,
                 slo_s=slo_s,
                 scale_segments=False,
             )
@@ -303,14 +303,14 @@ def latencies(records: list[list[RequestRecord]]) -> tuple[np.ndarray, np.ndarra
 
 def local_over_time(timeline: Timeline) -> list[tuple[float, float | None]]:
     """Part of expert calls that stayed on their node, between two looks."""
-    found: list[tuple[float, float | None]] = []
+    ratios: list[tuple[float, float | None]] = []
     for (_, before, _), (at_s, now, _) in zip(timeline.looks, timeline.looks[1:], strict=False):
         part = (now - before).local_ratio
-        found.append((round(at_s, 2), None if math.isnan(part) else round(part, 4)))
-    return found
+        ratios.append((round(at_s, 2), None if math.isnan(part) else round(part, 4)))
+    return ratios
 
 
-def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: float, own: Setting, file: Path) -> None:
+def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: float, setting: Setting, file: Path) -> None:
     """Latency, where experts are, local calls, and what happened when."""
     import matplotlib
 
@@ -328,7 +328,7 @@ def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: fl
     ratio = local_over_time(timeline)
     bottom.plot([at_s for at_s, _ in ratio], [np.nan if part is None else part for _, part in ratio], color="tab:grey")
     bottom.set(ylabel="local part of expert calls", ylim=(0, 1), xlabel="seconds")
-    events = [(own.seconds / 2, "tasks change nodes", "black", "-")]
+    events = [(setting.seconds / 2, "tasks change nodes", "black", "-")]
     for decision in timeline.decisions:
         if decision["moved"]:
             killed = decision.get("manager_killed", False)
@@ -397,28 +397,28 @@ def main(data: Path | None, out: Path | None, **options: Any) -> None:
     """Placement, live scaling, dispatch and the learnt policy on one running pipeline."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     torch.set_num_threads(1)
-    own, timelines = Setting(**options), {"all at once": Timeline(), STILL: Timeline()}
-    asked, records = requests_of(own, catalog.data_folder(data)), dict[str, list[list[RequestRecord]]]()
+    setting, timelines = Setting(**options), {"all at once": Timeline(), STILL: Timeline()}
+    asked, records = requests_of(setting, catalog.data_folder(data)), dict[str, list[list[RequestRecord]]]()
     with (
         run_folder("smoe-together-") as folder,
         Progress(console=Console(stderr=True), transient=True) as bar,
-        running(own, folder) as stage,
+        running(setting, folder) as stage,
     ):
         texts = asked[0][1][:WARM_TEXTS]
         parity = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
-        slo_s = own.slo_factor * parity.unloaded_p50_s
+        slo_s = setting.slo_factor * parity.unloaded_p50_s
         for name, timeline in timelines.items():
             if name == STILL:
                 records[name] = play(stage, asked, timeline, bar, name)
                 continue
-            with Changing(stage, own, slo_s, folder, timeline).at_work():
+            with Changing(stage, setting, slo_s, folder, timeline).at_work():
                 records[name] = play(stage, asked, timeline, bar, name)
         after = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
     plays = {name: summary(records[name], timelines[name]) for name in timelines}
     first = timelines["all at once"]
     if out is not None:
         due_s, latency_s, _ = latencies(records["all at once"])
-        draw(first, due_s, latency_s, slo_s, own, out / "together.png")
+        draw(first, due_s, latency_s, slo_s, setting, out / "together.png")
     one = plays["all at once"]
     result = {
         "failed": sum(part["failed"] for part in plays.values()),

@@ -83,17 +83,17 @@ def compared(run: Run) -> dict[str, dict[str, Any]]:
         "teacher": teaching(settings.teacher),
         "last window's optimum": last_window(settings),
     }
-    found = {}
+    figures = {}
     for name, decide in policies.items():
         judged = validator.judge(decide, profiled=True)
         bounds = [validator.bound(clip) for clips in validator.clips.values() for clip in clips]
         over = [clip.cost / bound for clip, bound in zip(judged.clips, bounds, strict=True)]
-        found[name] = {
+        figures[name] = {
             "cost_over_bound": round(float(np.mean(over)), 4),
             "violated": round(judged.violated, 4),
             "excess": round(judged.excess, 4),
         }
-    return found
+    return figures
 
 
 def shown(entries: dict[str, dict[str, Any]]) -> Table:

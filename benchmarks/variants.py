@@ -69,17 +69,17 @@ def test(grid: Grid, trained: Trained, out: Path, workers: int) -> list[Summary]
     settings = out / "settings"
     settings.mkdir(parents=True, exist_ok=True)
     (settings / f"{POLICY}.toml").write_text(f"actor = {json.dumps(str(trained.actor.resolve()))}\n")
-    own: Summary = {
+    actor_columns: Summary = {
         "arm": trained.arm, "training_seed": trained.seed, "minutes": trained.minutes,
         "trained_windows": trained.windows, "policy": trained.arm, "actor": file_sha256(trained.actor),
     }  # fmt: skip
-    found = evaluate(replace(grid, settings=settings, bound=False), out / f"evaluation-{own['actor'][:12]}", workers)
-    return [{**summary, **own} for summary in found]
+    summaries = evaluate(replace(grid, settings=settings, bound=False), out / f"evaluation-{actor_columns['actor'][:12]}", workers)
+    return [{**summary, **actor_columns} for summary in summaries]
 
 
 def bounds(grid: Grid, out: Path) -> list[Summary]:
     """The bound of every group, once for all arms."""
-    found = []
+    summaries = []
     for group in grid.groups():
         work = prepare(grid, group)
         path, fingerprint = path_of(out, group, BOUND), grid.fingerprint(group, BOUND, work.requests.sha256)
@@ -87,8 +87,8 @@ def bounds(grid: Grid, out: Path) -> list[Summary]:
         if summary is None:
             summary = {**run_bound(work), "fingerprint": fingerprint}
             save_run(path, summary, None)
-        found.append(summary)
-    return found
+        summaries.append(summary)
+    return summaries
 
 
 def write(path: Path, summaries: Sequence[Summary]) -> None:

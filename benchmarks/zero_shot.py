@@ -48,22 +48,22 @@ def trained(name: str, minutes: float, changes: tuple[str, ...], out: Path, cons
 def judged(run: Run, policies: dict[str, Decide]) -> dict[str, list[Judged]]:
     """Policy → clips that training has not chosen on."""
     wider = replace(run.settings, validation=replace(run.settings.validation, seeds=SEEDS))
-    validator, found = Validator(wider, run.out / "cache", run.data), {}
+    validator, clips_of = Validator(wider, run.out / "cache", run.data), {}
     for policy, decide in policies.items():
         clips = validator.judge(decide).clips
-        found[policy] = [clip for number, clip in enumerate(clips) if number % SEEDS]
-    return found
+        clips_of[policy] = [clip for number, clip in enumerate(clips) if number % SEEDS]
+    return clips_of
 
 
-def compared(found: dict[str, list[Judged]]) -> dict[str, Any]:
+def compared(clips_of: dict[str, list[Judged]]) -> dict[str, Any]:
     """Cost over the trained agent's, clip by clip, and windows over λ."""
-    own = found["trained there"]
+    trained = clips_of["trained there"]
     table = {
         policy: {
-            "cost": round(float(np.mean([one.cost / beside.cost for one, beside in zip(clips, own, strict=True)])), 4),
+            "cost": round(float(np.mean([one.cost / beside.cost for one, beside in zip(clips, trained, strict=True)])), 4),
             "violated": round(sum(one.violated for one in clips) / max(1, sum(one.judged for one in clips)), 4),
         }
-        for policy, clips in found.items()
+        for policy, clips in clips_of.items()
     }
     return {"policies": table, "ratio": table["published"]["cost"]}
 

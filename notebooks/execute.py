@@ -54,15 +54,15 @@ def run(path: Path) -> Any:
 
 def differences(stored: Any, fresh: Any) -> list[str]:
     """What a reader of the stored notebook would see otherwise than in the fresh one."""
-    found = []
+    changes = []
     for number, (one, other) in enumerate(zip(stored.cells, fresh.cells, strict=True)):
         if one.cell_type != "code":
             continue
         if [_told(output) for output in one.outputs] != [_told(output) for output in other.outputs]:
-            found.append(f"the text below cell {number}")
+            changes.append(f"the text below cell {number}")
         elif not all(map(_alike, _pictures(one), _pictures(other))):
-            found.append(f"the picture below cell {number}")
-    return found
+            changes.append(f"the picture below cell {number}")
+    return changes
 
 
 @contextmanager
@@ -110,9 +110,9 @@ def main(names: Sequence[str], check: bool) -> None:
     stale = False
     for path in [HERE / f"{name}.ipynb" for name in names] or sorted(HERE.glob("*.ipynb")):
         stored, fresh = nbformat.read(path, as_version=4), run(path)
-        found = differences(stored, fresh)
-        stale |= bool(found)
-        click.echo(f"{path.name}: {', '.join(found) or 'as stored'}")
+        changes = differences(stored, fresh)
+        stale |= bool(changes)
+        click.echo(f"{path.name}: {', '.join(changes) or 'as stored'}")
         if not check:
             nbformat.write(fresh, path)
     sys.exit(1 if check and stale else 0)

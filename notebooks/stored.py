@@ -56,10 +56,10 @@ OURS = "(ours)"
 def compared(claims: Iterable[tuple[str, str, bool | None]]) -> Any:
     """A table of (what the paper's figure shows, what is found here, whether that is so; None: not measured)."""
     lines = ["| the paper's figure | here | |", "|---|---|---|"]
-    for claim, found, holds in claims:
+    for claim, measured, holds in claims:
         words = ("true", "**not true**") if claim.startswith(OURS) else ("the same", "**not the same**")
         verdict = "not measured" if holds is None else words[0] if holds else words[1]
-        lines.append(f"| {claim} | {found} | {verdict} |")
+        lines.append(f"| {claim} | {measured} | {verdict} |")
     return Markdown("\n".join(lines))
 
 

@@ -119,13 +119,13 @@ def fetch_folder() -> Path:
 
 def datasets(data: Path | None) -> list[DataSet]:
     """What is really there: real files of ``data`` first, then the made samples."""
-    found = (
+    public = (
         []
         if data is None
         else [DataSet(name, data / part, kind, about, name not in NOT_MEASURED) for name, part, kind, about in KNOWN]
     )
     made = [DataSet(name, SAMPLES / part, kind, about, measured=False) for name, part, kind, about in MADE]
-    return [dataset for dataset in found + made if dataset.path.is_file()]
+    return [dataset for dataset in public + made if dataset.path.is_file()]
 
 
 def resolve(name: str, data: Path | None) -> Path:
@@ -151,16 +151,16 @@ def bursty_hour(data: Path | None, placement: Placement = "uniform", seed: int =
     The trace's ``source`` says which. Raises TraceError.
     """
     dataset, row, minute = BURSTY_HOUR
-    for known in datasets(data):
-        if known.name == dataset:
-            counts = azure_functions_2019.find_row(known.path, row).hour(minute)
+    for candidate in datasets(data):
+        if candidate.name == dataset:
+            counts = azure_functions_2019.find_row(candidate.path, row).hour(minute)
             return placing.to_trace(counts, placement, seed)
     return loading.load(MADE_BURSTY_HOUR)
 
 
 def allowed(pattern: str) -> Pattern:
     """``pattern`` as one of the three names. Raises TraceError."""
-    for known in PATTERNS:
-        if pattern == known:
-            return known
+    for pattern_name in PATTERNS:
+        if pattern == pattern_name:
+            return pattern_name
     raise TraceError(f"{pattern!r} is no pattern; allowed are slow, normal, bursty")

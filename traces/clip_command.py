@@ -75,11 +75,11 @@ def clips(
     if plot is not None:
         plots.plot_clips([(f"{clip.row[:16]} {clip.split or ''}", hour) for clip, hour in chosen], plot)
     if as_json:
-        found = [
+        written = [
             {**clip.as_json(), "file": None if file is None else str(file), "arrivals": describe(hour)}
             for (clip, hour), file in zip(chosen, files, strict=True)
         ]
-        click.echo(json.dumps({"path": str(path), "hours": _counts(table, split_by), "clips": found}))
+        click.echo(json.dumps({"path": str(path), "hours": _counts(table, split_by), "clips": written}))
         return
     _show(table, chosen, split_by)
 

@@ -85,8 +85,8 @@ def candidates(table: HourTable, pattern: Pattern | None = None, split: Split | 
         keep &= table.is_pattern(pattern)
     if split is not None:
         keep &= _sets(table, by) == SPLITS.index(split)
-    found: np.ndarray = np.flatnonzero(keep)
-    return found
+    rows: np.ndarray = np.flatnonzero(keep)
+    return rows
 
 
 def choose(
@@ -100,8 +100,8 @@ def choose(
     placement: Placement = "uniform",
 ) -> list[tuple[Clip, Trace]]:
     """``count`` hours of ``pattern`` in random (seeded) order with their arrivals. Raises NoMatchError, TraceError."""
-    found = candidates(table, pattern, split, by)
-    order = found[np.random.default_rng(seed).permutation(found.size)]
+    rows = candidates(table, pattern, split, by)
+    order = rows[np.random.default_rng(seed).permutation(rows.size)]
     chosen: list[tuple[Clip, Trace]] = []
     for at in range(0, order.size, BATCH * count):
         some = clips(table, order[at : at + BATCH * count], by)
@@ -161,7 +161,7 @@ def _extract(wanted: Sequence[Clip], placement: Placement, seed: int) -> list[Tr
 
 
 def _from_counts(wanted: Sequence[Clip], placement: Placement, seed: int) -> list[Trace]:
-    found: dict[int, Trace] = {}
+    traces: dict[int, Trace] = {}
     by_name: dict[str, list[int]] = {}
     for index, clip in enumerate(wanted):
         by_name.setdefault(clip.row, []).append(index)
@@ -175,8 +175,8 @@ def _from_counts(wanted: Sequence[Clip], placement: Placement, seed: int) -> lis
                 hour = azure_functions_2019.row_of(block, at).hour(first)
                 # a name that a day holds twice is told apart by its requests
                 if int(hour.counts.sum()) == wanted[index].requests:
-                    found[index] = placing.to_trace(hour, placement, seed)
-    return _all_of(wanted, found)
+                    traces[index] = placing.to_trace(hour, placement, seed)
+    return _all_of(wanted, traces)
 
 
 def _from_windows(wanted: Sequence[Clip], seed: int) -> list[Trace]:
@@ -238,8 +238,8 @@ def _one_hour(clip: Clip, parts: Sequence[Batch], last_s: float) -> Trace:
     )
 
 
-def _all_of(wanted: Sequence[Clip], found: dict[int, Trace]) -> list[Trace]:
-    missing = [clip for index, clip in enumerate(wanted) if index not in found]
+def _all_of(wanted: Sequence[Clip], traces: dict[int, Trace]) -> list[Trace]:
+    missing = [clip for index, clip in enumerate(wanted) if index not in traces]
     if missing:
         raise NoMatchError(f"{missing[0].path}: row {missing[0].row} minutes {missing[0].minutes} are no longer there")
-    return [found[index] for index in range(len(wanted))]
+    return [traces[index] for index in range(len(wanted))]

@@ -179,8 +179,8 @@ class _Joined(io.RawIOBase):
         head, self._head = self._head, b""
         rest: bytes = self._stream.read(max(0, size - len(head)) if size >= 0 else BLOCK_BYTES)
         chunk = head + rest
-        seen = self._last + chunk
-        self.perhaps_hexadecimal |= b"0x" in seen or b"0X" in seen
+        window = self._last + chunk
+        self.perhaps_hexadecimal |= b"0x" in window or b"0X" in window
         self._last = chunk[-1:]
         return chunk
 

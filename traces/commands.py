@@ -91,14 +91,14 @@ def describe_(
     loaded = loading.load(path, row=row, start_s=start_s, duration_s=duration_s, placement=placement, seed=seed)
     if plot is not None:
         plots.plot_arrivals(loaded, plot, plots.title_of(loaded))
-    found = describe(loaded)
+    summary = describe(loaded)
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(summary))
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for key, value in found.items():
+    for key, value in summary.items():
         if value is not None:
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
     Console().print(table)

@@ -72,18 +72,18 @@ def hours(path: Path, min_requests: int = 3, max_requests: int = 2**62) -> HourT
     """Raises TraceError."""
     if not 3 <= min_requests <= max_requests:
         raise TraceError(f"request counts must satisfy 3 <= min <= max, got {min_requests} and {max_requests}")
-    found = loading.identify(path)
-    if found.format == "azure-functions-2019":
+    file = loading.identify(path)
+    if file.format == "azure-functions-2019":
         gathered, first = _of_counts(path, min_requests, max_requests)
-    elif found.format == "servegen":
+    elif file.format == "servegen":
         gathered, first = _of_windows(path, min_requests, max_requests), 0
-    elif found.format == "arrivals":
-        whole = arrivals.read_arrivals(found.path)
+    elif file.format == "arrivals":
+        whole = arrivals.read_arrivals(file.path)
         gathered, first = _of_requests([Batch(whole.arrival_s)], path, min_requests, max_requests), 0
         gathered.span_s = max(gathered.span_s, whole.duration_s)
     else:
-        gathered, first = _of_requests(loading.batches(found), path, min_requests, max_requests), 0
-    return gathered.table(path, found.format, first)
+        gathered, first = _of_requests(loading.batches(file), path, min_requests, max_requests), 0
+    return gathered.table(path, file.format, first)
 
 
 @dataclass
@@ -104,9 +104,9 @@ class _Gathered:
     def add(
         self, row: IntArray, start_s: IntArray, requests: IntArray, low: FloatArray, high: FloatArray, still: FloatArray
     ) -> None:
-        known = np.isfinite(low) & np.isfinite(high)
+        finite = np.isfinite(low) & np.isfinite(high)
         both = np.minimum(low, high), np.maximum(low, high)
-        self.columns.append((row[known], start_s[known], requests[known], both[0][known], both[1][known], still[known]))
+        self.columns.append((row[finite], start_s[finite], requests[finite], both[0][finite], both[1][finite], still[finite]))
 
     def table(self, path: Path, kind: loading.Format, first_minute: int) -> HourTable:
         empty = np.zeros(0, dtype=np.int64)

@@ -86,9 +86,9 @@ def detect(path: Path) -> Format:
     return identify(path).format
 
 
-def batches(found: Found) -> Iterator[Batch]:
+def batches(file: Found) -> Iterator[Batch]:
     """Requests of a format that names them. Raises TraceError."""
-    return READERS[found.format](found.path, found.member)
+    return READERS[file.format](file.path, file.member)
 
 
 def load(
@@ -108,18 +108,18 @@ def load(
     it, in seconds of the file (for per-minute counts 0 is the first minute of its first day). ``placement`` says
     how per-minute counts become times, see :mod:`traces.arrival_process`. Raises TraceError, NoMatchError.
     """
-    found = identify(path)
-    if found.format == "servegen":
+    file = identify(path)
+    if file.format == "servegen":
         return _load_servegen(path, row, start_s, duration_s, seed)
-    if found.format == "azure-functions-2019":
+    if file.format == "azure-functions-2019":
         counts = azure_functions_2019.find_row(path, row) if row is not None else _busiest_row(path)
         counts, start_s, duration_s = _whole_minutes(counts, start_s, duration_s)
         return _clip(placing.to_trace(counts, placement, seed, placement_cv), start_s, duration_s)
-    if found.format == "arrivals":
+    if file.format == "arrivals":
         if row is not None:
             raise NoMatchError(f"{path}: the file holds one trace, it has no row {row!r}")
-        return _clip(arrivals.read_arrivals(found.path), start_s, duration_s)
-    return gather(batches(found), found.path, row=row, start_s=start_s, duration_s=duration_s)
+        return _clip(arrivals.read_arrivals(file.path), start_s, duration_s)
+    return gather(batches(file), file.path, row=row, start_s=start_s, duration_s=duration_s)
 
 
 def _format_of(source: Source) -> Format:

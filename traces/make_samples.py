@@ -80,10 +80,10 @@ def counts(kind: str, minutes: int, rng: np.random.Generator) -> list[int]:
     if kind == "steady":
         return [int(count) for count in rng.poisson(4, minutes)]
     if kind == "bursty":
-        found = np.zeros(minutes, dtype=np.int64)
+        per_minute = np.zeros(minutes, dtype=np.int64)
         bursts = rng.choice(minutes, max(1, minutes // 40), replace=False)
-        found[bursts] = rng.integers(30, 90, bursts.size)
-        return [int(count) for count in found]
+        per_minute[bursts] = rng.integers(30, 90, bursts.size)
+        return [int(count) for count in per_minute]
     busy = np.cumsum(rng.random(minutes) < 0.15) % 2 == 1
     return [int(count) for count in rng.poisson(np.where(busy, 40.0, 3.0))]
 

@@ -75,9 +75,9 @@ def load_prompts(folder: Path | None, max_words: int = 64, kinds: tuple[str, ...
         name, reader = READERS[kind]
         path = folder / name
         if path.is_file():
-            found = [cut(text, max_words) for text in reader(path) if text.split()]
-            texts.extend(found)
-            used.append(f"{name} ({len(found)})")
+            cut_texts = [cut(text, max_words) for text in reader(path) if text.split()]
+            texts.extend(cut_texts)
+            used.append(f"{name} ({len(cut_texts)})")
         elif kinds:
             raise NoMatchError(f"{path} is not there")
     if not texts:

@@ -332,8 +332,8 @@ def judge(status: int) -> Outcome:
 
 
 def _tokens(answer: bytes) -> int | None:
-    found = TOKENS_FIELD.findall(answer[-200:]) or TOKENS_FIELD.findall(answer[:200])
-    return int(found[-1]) if found else None
+    numbers = TOKENS_FIELD.findall(answer[-200:]) or TOKENS_FIELD.findall(answer[:200])
+    return int(numbers[-1]) if numbers else None
 
 
 def _seconds(text: str | None) -> float | None:

@@ -217,10 +217,10 @@ async def _with_progress(
     trace: Trace, texts: list[str], settings: client.ReplaySettings, sink: CsvSink, *, quiet: bool
 ) -> client.ReplayResult:
     stop = asyncio.Event()
-    seen: list[client.Progress] = []
+    started: list[client.Progress] = []
     async with _stop_on_interrupt(stop):
         work = asyncio.create_task(
-            client.replay(trace, texts, settings, on_record=sink.add, on_start=seen.append, stop=stop)
+            client.replay(trace, texts, settings, on_record=sink.add, on_start=started.append, stop=stop)
         )
         columns = (
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
@@ -230,8 +230,8 @@ async def _with_progress(
             task = bar.add_task("replay", total=trace.requests, extra="")
             while not work.done():
                 await asyncio.wait((work,), timeout=0.25)
-                if seen:
-                    bar.update(task, completed=seen[0].done, extra=_extra(seen[0]))
+                if started:
+                    bar.update(task, completed=started[0].done, extra=_extra(started[0]))
         return await work
 
 

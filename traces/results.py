@@ -93,7 +93,7 @@ def _record(path: Path, line: int, cells: Sequence[str]) -> RequestRecord:
     if len(cells) != len(CSV_COLUMNS):
         raise broken(path, line, f"{len(cells)} fields, {len(CSV_COLUMNS)} are needed")
     cell = dict(zip(CSV_COLUMNS, cells, strict=True))
-    outcome = next((known for known in OUTCOMES if known == cell["outcome"]), None)
+    outcome = next((name for name in OUTCOMES if name == cell["outcome"]), None)
     if outcome is None:
         raise broken(path, line, f"outcome {cell['outcome'][:40]!r}, allowed are {', '.join(OUTCOMES)}")
     try:

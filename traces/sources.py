@@ -87,15 +87,15 @@ def sources(path: Path, wanted: Callable[[str], bool] | None = None) -> Generato
 @contextmanager
 def one(path: Path, member: str | None = None) -> Iterator[Source]:
     """The file ``path`` or its ``member``; without a member the first. Raises TraceError when there is none."""
-    found = sources(path)
+    walk = sources(path)
     try:
-        for source in found:
+        for source in walk:
             if member is None or source.member == member:
                 yield source
                 return
         raise TraceError(f"{path}: holds no file{'' if member is None else f' {member!r}'}")
     finally:
-        found.close()
+        walk.close()
 
 
 def natural(path: Path | str) -> list[tuple[int, int, str]]:

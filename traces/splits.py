@@ -48,8 +48,8 @@ class TimeCuts:
 
     def of(self, start_s: IntArray) -> IntArray:
         """[n] int64 index into SPLITS for hours that begin at ``start_s`` [n]."""
-        found: IntArray = (start_s >= self.validation_s).astype(np.int64) + (start_s >= self.test_s)
-        return found
+        number: IntArray = (start_s >= self.validation_s).astype(np.int64) + (start_s >= self.test_s)
+        return number
 
 
 def cuts(span_s: float) -> TimeCuts:

@@ -90,24 +90,24 @@ def loads(workload: Workload, seed: int) -> Iterator[tuple[str, WindowLoad]]:
 
 def slos(load: WindowLoad, meter: Meter, seed: int) -> list[float]:
     """λs that bind in the separable problem, λs that bind in simulation, and the workload's own."""
-    own = load.physics.workload.slo_s
+    workload_slo_s = load.physics.workload.slo_s
     tables, outside_s = expected_tables(load, meter)
     ends = enclose(tables, load.physics.lattice, np.inf)
     fastest = enclose(tables, load.physics.lattice, ends.fastest_s * (1 + 1e-9))
     _, p95_s = play(load, fastest.numbers, meter, seed)
     between = [ends.fastest_s + share * (ends.cheapest_s - ends.fastest_s) for share in SHARES]
-    return [*(outside_s + budget_s for budget_s in between), *(factor * p95_s for factor in FACTORS), own]
+    return [*(outside_s + budget_s for budget_s in between), *(factor * p95_s for factor in FACTORS), workload_slo_s]
 
 
 def timed(load: WindowLoad, meter: Meter, repeats: int) -> tuple[float, float, float]:
     """(gap, median milliseconds, median milliseconds of the processor) of the separable problem."""
-    times, own = [], []
+    times, cpu_times = [], []
     for _ in range(repeats):
         began, began_own = time.perf_counter(), time.process_time()
-        found = deterministic(load, meter)
+        solution = deterministic(load, meter)
         times.append((time.perf_counter() - began) * 1000)
-        own.append((time.process_time() - began_own) * 1000)
-    return found.gap, statistics.median(times), statistics.median(own)
+        cpu_times.append((time.process_time() - began_own) * 1000)
+    return solution.gap, statistics.median(times), statistics.median(cpu_times)
 
 
 def measure(pattern: str, load: WindowLoad, meter: Meter, slo_s: float, repeats: int, seed: int) -> Cell:

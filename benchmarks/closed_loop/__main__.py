@@ -101,15 +101,15 @@ class Outcome:
 
 def settings_of(policy: str, play_: Play, directory: Path, folder: Path) -> ControllerSettings:
     """The controller of one policy; its own settings lie in ``folder``."""
-    own = None
+    policy_settings = None
     if policy in WITH_PROFILE:
-        own = folder / f"{policy}.toml"
-        own.write_text(f"profile = {json.dumps(str(play_.profile))}\ncpu_scale = {play_.cpu_scale}\n")
+        policy_settings = folder / f"{policy}.toml"
+        policy_settings.write_text(f"profile = {json.dumps(str(play_.profile))}\ncpu_scale = {play_.cpu_scale}\n")
     return ControllerSettings(
         gateway_url="http://127.0.0.1:1",
         manifest_dir=directory,
         policy=policy,
-        policy_settings=own,
+        policy_settings=policy_settings,
         interval_s=play_.window_s,
         slo_s=play_.slo_s,
         max_replicas=SPACE.replicas_max,
@@ -167,8 +167,8 @@ def simulated(
         windows.append(simulation.advance(simulation.now_s + 60.0))
     ends = np.concatenate([sent_s[window.finished] + window.latency_s for window in windows])
     latencies = np.concatenate([window.latency_s for window in windows])
-    found = outcome(play_, ends, latencies, [step.report for step in steps], 0)
-    return replace(found, measured_part=measured_part(workload, simulation.requests, steps))
+    without_part = outcome(play_, ends, latencies, [step.report for step in steps], 0)
+    return replace(without_part, measured_part=measured_part(workload, simulation.requests, steps))
 
 
 def outcome(

@@ -103,13 +103,13 @@ def _node(
 def measure(functions: int, ticks: int, folder: Path) -> dict[str, Any]:
     """One size, in a process of its own (this one)."""
     directory = folder / "large"
-    found = pipeline(directory, functions)
+    manifest = pipeline(directory, functions)
     port = _free_port()
     kubeconfig = _kubeconfig(folder / "kubeconfig", f"http://127.0.0.1:{port}")
     cluster = subprocess.Popen([sys.executable, "-m", "benchmarks.controller.cluster", str(directory), str(port)])
     try:
         _wait_for(f"http://127.0.0.1:{port}/version")
-        return _run(functions, ticks, found, directory, kubeconfig, f"http://127.0.0.1:{port}")
+        return _run(functions, ticks, manifest, directory, kubeconfig, f"http://127.0.0.1:{port}")
     finally:
         cluster.kill()
         cluster.wait(20)
@@ -136,7 +136,7 @@ class Ticks:
     changed: list[int] = field(default_factory=list)
 
 
-def _run(functions: int, ticks: int, found: Manifest, directory: Path, kubeconfig: Path, url: str) -> dict[str, Any]:
+def _run(functions: int, ticks: int, manifest: Manifest, directory: Path, kubeconfig: Path, url: str) -> dict[str, Any]:
     settings = ControllerSettings(
         gateway_url=url,
         manifest_dir=directory,
@@ -147,12 +147,12 @@ def _run(functions: int, ticks: int, found: Manifest, directory: Path, kubeconfi
         log_dir=directory.parent / "log",
     )
     passed = Passed()
-    side = ClusterSide(settings, found.name, Rate(RATE_PER_S, BURST, passed))
+    side = ClusterSide(settings, manifest.name, Rate(RATE_PER_S, BURST, passed))
     controller, _ = build_controller(settings, side.platform)
     stop = threading.Event()
     side.start(stop)
     try:
-        measured = _play(controller, side, ControllerMetrics(found.name, settings.slo_s), ticks + 2, url, passed)
+        measured = _play(controller, side, ControllerMetrics(manifest.name, settings.slo_s), ticks + 2, url, passed)
     finally:
         stop.set()
         side.close()
@@ -178,7 +178,7 @@ def _play(
     registry.register(metrics)
     side.register(registry)
     session = requests.Session()
-    found = Ticks()
+    measured = Ticks()
     with spared_collections() as settle:
         for number in range(ticks):
             before = int(session.get(f"{url}/calls", timeout=5).json()["calls"])
@@ -190,16 +190,16 @@ def _play(
             line(report, None, side.conditions())
             side.keep()
             generate_latest(registry)
-            found.seconds.append(time.perf_counter() - begun_s)
-            found.cpu_s.append(time.process_time() - begun_cpu_s)
-            found.calls.append(int(session.get(f"{url}/calls", timeout=5).json()["calls"]) - before)
-            found.changed.append(len(report.applied))
+            measured.seconds.append(time.perf_counter() - begun_s)
+            measured.cpu_s.append(time.process_time() - begun_cpu_s)
+            measured.calls.append(int(session.get(f"{url}/calls", timeout=5).json()["calls"]) - before)
+            measured.changed.append(len(report.applied))
             if report.failures or report.observation.stale:
                 raise click.ClickException(f"a tick failed: {report.failures or report.observation.problems}")
             while side.platform.behind():
                 time.sleep(0.01)
             passed.skipped_s += max(0.0, INTERVAL_S - (time.perf_counter() - begun_s))
-    return found
+    return measured
 
 
 def _quantile(values: list[float], q: float) -> float:

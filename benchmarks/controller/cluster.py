@@ -91,11 +91,11 @@ class Cluster:
         function = deployment["metadata"]["name"]
         for i in itertools.count():
             name, wanted = f"{function}-5d7f9c6b8-{i:05d}", i < deployment["spec"]["replicas"]
-            known = self.pods.objects.get(name)
-            if wanted and known is None:
+            pod = self.pods.objects.get(name)
+            if wanted and pod is None:
                 self.put(self.pods, _pod(deployment, name))
-            elif not wanted and known is not None:
-                self.put(self.pods, known, "DELETED")
+            elif not wanted and pod is not None:
+                self.put(self.pods, pod, "DELETED")
             elif not wanted:
                 break
         self.answers.forget(function)
@@ -136,10 +136,10 @@ def _pod(deployment: Object, name: str) -> Object:
 def merged(live: Any, patch: Any) -> Any:
     """A merge patch; lists of named objects are merged by name, as a strategic one does."""
     if isinstance(patch, dict) and isinstance(live, dict):
-        found = dict(live)
+        document = dict(live)
         for key, value in patch.items():
-            found[key] = merged(found.get(key), value)
-        return {key: value for key, value in found.items() if value is not None}
+            document[key] = merged(document.get(key), value)
+        return {key: value for key, value in document.items() if value is not None}
     if isinstance(patch, list) and patch and isinstance(live, list) and all("name" in item for item in patch):
         desired = {item["name"]: item for item in patch}
         return [merged(item, desired.pop(item["name"], {})) for item in live] + list(desired.values())
@@ -199,8 +199,8 @@ async def _watch(kind: Kind, request: web.Request) -> web.StreamResponse:
 async def _patch(cluster: Cluster, request: web.Request) -> web.Response:
     cluster.calls += 1
     kind: Kind = getattr(cluster, request.match_info["kind"])
-    known = kind.objects[request.match_info["name"]]
-    made = cluster.put(kind, merged(known, orjson.loads(await request.read())), "MODIFIED")
+    stored = kind.objects[request.match_info["name"]]
+    made = cluster.put(kind, merged(stored, orjson.loads(await request.read())), "MODIFIED")
     if request.match_info["sub"] == "/scale":
         cluster.start(made)
         made = {"metadata": made["metadata"], "spec": {"replicas": made["spec"]["replicas"]}}

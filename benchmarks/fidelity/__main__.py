@@ -91,10 +91,10 @@ def simulated(record: Record, workload: Workload, seed: int) -> Outcome:
     limits = LimitSettings(space=workload.space, runtime_mb=0)
     played = play(simulation, policy, limits, window_s=seconds / THIRDS, until_s=seconds)
     latencies = [step.window.latency_s for step in played]
-    if simulation.requests.arrival_s.size > sum(found.size for found in latencies):
+    if simulation.requests.arrival_s.size > sum(simulated_outcome.size for simulated_outcome in latencies):
         latencies.append(simulation.advance(simulation.now_s + 60.0).latency_s)
-    found = outcome(np.concatenate(latencies), [step.report for step in played], 0)
-    return replace(found, measured_part=measured_part(workload, simulation.requests, played))
+    simulated_outcome = outcome(np.concatenate(latencies), [step.report for step in played], 0)
+    return replace(simulated_outcome, measured_part=measured_part(workload, simulation.requests, played))
 
 
 def workload_of(directory: Path, profile: Profile, record: Record, sets: Sequence[Singles]) -> Workload:
@@ -102,7 +102,7 @@ def workload_of(directory: Path, profile: Profile, record: Record, sets: Sequenc
     ``sets``: single requests of all records. What client and gateway compute takes cores; the rest of their seconds is
     constant."""
     front_s = 0.0 if record.singles is None else min(record.singles.front_cpu_s, record.front_s)
-    found = measured_workload(
+    workload = measured_workload(
         directory,
         profile,
         np.array(record.counts[0]),
@@ -112,11 +112,11 @@ def workload_of(directory: Path, profile: Profile, record: Record, sets: Sequenc
         front_s=record.front_s - front_s,
         segment_configuration=INGRESS,
     )
-    assert found.host is not None
+    assert workload.host is not None
     close = near(sets, record.at_s, record.at_s + record.seconds) if record.at_s else []
     close = close or ([] if record.singles is None else [record.singles])
-    pace = pace_of(close, found, FULL) if close else 1.0
-    return replace(found, host=replace(found.host, pace=pace, front_s=front_s))
+    pace = pace_of(close, workload, FULL) if close else 1.0
+    return replace(workload, host=replace(workload.host, pace=pace, front_s=front_s))
 
 
 def run_cells(
@@ -173,9 +173,9 @@ def compare(records: Sequence[Record], paces: Sequence[float], ours: Sequence[Ou
     row["measured_part"] = round(float(np.mean(parts)), 4) if parts else None
     for name, short in METRICS.items():
         theirs = np.array([getattr(record.measured, name) for record in records])
-        mean, own = float(theirs.mean()), float(np.mean([getattr(one, name) for one in ours]))
-        row[name] = {"measured": theirs.round(4).tolist(), "simulated": round(own, 4)}
-        row[f"{short}_err"] = round(abs(own / mean - 1), 4)
+        mean, predicted = float(theirs.mean()), float(np.mean([getattr(one, name) for one in ours]))
+        row[name] = {"measured": theirs.round(4).tolist(), "simulated": round(predicted, 4)}
+        row[f"{short}_err"] = round(abs(predicted / mean - 1), 4)
         row[f"{short}_repeat"] = round(float(np.abs(theirs / mean - 1).max()), 4)
     return row
 
@@ -186,14 +186,14 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
         directory, _ = ensure_pipeline("minilm", Path(folder) / "pipelines")
         machine = this_machine()
         profile = open_profile(profile_path, directory, machine) if profile_path else find(directory, machine)
-        found = []
+        rows = []
         sets = [one for record in records for one in (record.singles, record.after) if one is not None]
         for cell in dict.fromkeys(record.cell for record in records):
             runs = [record for record in records if record.cell == cell]
             workloads = [workload_of(directory, profile, run, sets) for run in runs]
             ours = [simulated(*one, SEED + n) for one in zip(runs, workloads, strict=True) for n in range(SIMULATIONS)]
-            found.append(compare(runs, [one.host.pace for one in workloads if one.host is not None], ours))
-    return found
+            rows.append(compare(runs, [one.host.pace for one in workloads if one.host is not None], ours))
+    return rows
 
 
 def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:

@@ -116,8 +116,8 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 def own_cpu_s() -> float:
     """CPU seconds of this process and all its descendants, ended ones included."""
-    total_s, own = 0.0, psutil.Process()
-    for process in (own, *own.children(recursive=True)):
+    total_s, this_process = 0.0, psutil.Process()
+    for process in (this_process, *this_process.children(recursive=True)):
         try:
             times = process.cpu_times()
         except psutil.Error:

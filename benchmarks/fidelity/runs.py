@@ -210,9 +210,9 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
     now_s = time.time()
     values = source.read(now_s, now_s - begun_s).values
     spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
-    seen = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
+    latencies_s = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
     return Singles(
-        seen, counts.tolist(), float(np.mean(seen) - spent_s / count), others_cores, max(0.0, front_s / count), begun_s
+        latencies_s, counts.tolist(), float(np.mean(latencies_s) - spent_s / count), others_cores, max(0.0, front_s / count), begun_s
     )
 
 
@@ -326,7 +326,7 @@ def save(records: Sequence[Record], path: Path) -> None:
 
 def load_records(path: Path) -> list[Record]:
     """What :func:`save` wrote."""
-    found = []
+    records = []
     for line in path.read_text().splitlines():
         document = json.loads(line)
         document["cell"] = Cell(**document["cell"])
@@ -334,5 +334,5 @@ def load_records(path: Path) -> list[Record]:
         for name in ("singles", "after"):
             if document.get(name) is not None:
                 document[name] = Singles(**document[name])
-        found.append(Record(**document))
-    return found
+        records.append(Record(**document))
+    return records

@@ -137,10 +137,10 @@ def _held(folder: Path) -> int:
     held = 0
     for path in folder.rglob("*"):
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             continue
-        held += found.st_blocks * 512
+        held += status.st_blocks * 512
     return held
 
 

@@ -87,12 +87,12 @@ class DoublingPolicy:
         self._inner = inner
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        found = self._inner.propose(observation, now_s, memory)
+        proposal = self._inner.propose(observation, now_s, memory)
         desired = {
             name: configuration.with_replicas(doubled(configuration.replicas))
-            for name, configuration in found.desired.items()
+            for name, configuration in proposal.desired.items()
         }
-        return replace(found, desired=desired)
+        return replace(proposal, desired=desired)
 
 
 def doubled(replicas: int) -> int:
@@ -159,7 +159,7 @@ def candidates(name: str, workload: Workload) -> list[Setting]:
 def best(tried: Sequence[tuple[Setting, Played]], most: float = MOST_VIOLATED) -> Setting:
     """The cheapest that keeps the SLO but in ``most`` of the windows; where none does, the one with the fewest violated
     ones."""
-    keeping = [(one, found) for one, found in tried if found.violated <= most]
+    keeping = [(one, run) for one, run in tried if run.violated <= most]
     if keeping:
         return min(keeping, key=lambda pair: pair[1].mean_cores)[0]
     return min(tried, key=lambda pair: (pair[1].violated, pair[1].mean_cores))[0]
@@ -167,7 +167,7 @@ def best(tried: Sequence[tuple[Setting, Played]], most: float = MOST_VIOLATED) -
 
 def over_with(setting: Setting, tried: Sequence[tuple[Setting, Played]]) -> float:
     """Part of the windows over the SLO when ``setting`` was tried."""
-    return next(found.violated for one, found in tried if one is setting)
+    return next(run.violated for one, run in tried if one is setting)
 
 
 def worlds_of(bare: Workload, machines: int, slo_factor: float, seed: int) -> dict[str, World]:
@@ -186,7 +186,7 @@ def compare(
     workload = worlds[WHOLE].workload
     before = draw_requests(workload, tuning.arrival_s, seed=seed, source=tuning.source)
     requests = draw_requests(workload, trace.arrival_s, seed=seed, source=trace.source)
-    found: dict[str, Played] = {}
+    runs: dict[str, Played] = {}
     said: dict[str, str] = {}
     trials: dict[str, list[tuple[Setting, Played]]] = {}
     picked: dict[str, Setting] = {}
@@ -200,39 +200,39 @@ def compare(
         settings = candidates(name, one.workload)
         tried = [(setting, play_one(one, before, setting.policy, tuning)) for setting in settings]
         trials[name], picked[name] = tried, best(tried)
-        found[name], said[name] = play_one(one, requests, picked[name].policy, trace), picked[name].said
-        tuned = ", ".join(f"{it.said}: {own.mean_cores:.1f} cores, {own.violated:.3f} over" for it, own in tried)
+        runs[name], said[name] = play_one(one, requests, picked[name].policy, trace), picked[name].said
+        tuned = ", ".join(f"{it.said}: {run.mean_cores:.1f} cores, {run.violated:.3f} over" for it, run in tried)
         print(f"{name}: {said[name]} (tuned on {tuned})", file=sys.stderr, flush=True)
     janus, as_often = worlds[JANUS], over_with(picked[WHOLE], trials[WHOLE])
     more = [(one, play_one(janus, before, one.policy, tuning)) for one in candidates(EQUAL, janus.workload)]
     tried = [*trials[JANUS], *more]
     equal = best(tried, as_often)
-    found[EQUAL] = play_one(janus, requests, equal.policy, trace)
+    runs[EQUAL] = play_one(janus, requests, equal.policy, trace)
     missed = over_with(equal, tried) > as_often
     said[EQUAL] = f"{equal.said} (no setting tried was over as seldom)" if missed else equal.said
     if DOUBLED in worlds:
-        peak = int(found[WHOLE].replicas["expert"].max())
+        peak = int(runs[WHOLE].replicas["expert"].max())
         held = StaticPolicy(dict.fromkeys(workload.initial(REPLICA), REPLICA.with_replicas(peak)))
-        found[PEAK], said[PEAK] = play_one(worlds[WHOLE], requests, held, trace), f"{peak} replicas"
-    return found, said
+        runs[PEAK], said[PEAK] = play_one(worlds[WHOLE], requests, held, trace), f"{peak} replicas"
+    return runs, said
 
 
-def table(found: Mapping[str, Played], said: Mapping[str, str]) -> str:
+def table(runs: Mapping[str, Played], said: Mapping[str, str]) -> str:
     """For people; resources against the whole model in full replicas."""
     lines = [
         f"{'policy':<27}{'cores':>8}{'ratio':>7}{'within SLO':>12}{'windows over':>14}{'P95/SLO':>9}{'changes':>9}"
         "  setting"
     ]
-    for name, one in found.items():
+    for name, one in runs.items():
         tail = np.nanquantile(one.p95_s, 0.95) / one.slo_s
         lines.append(
-            f"{name:<27}{one.mean_cores:>8.1f}{one.mean_cores / found[WHOLE].mean_cores:>7.3f}"
+            f"{name:<27}{one.mean_cores:>8.1f}{one.mean_cores / runs[WHOLE].mean_cores:>7.3f}"
             f"{one.attainment:>12.4f}{one.violated:>14.3f}{tail:>9.2f}{one.changes:>9}  {said[name]}"
         )
     return "\n".join(lines)
 
 
-def draw(found: Mapping[str, Played], trace: Trace, clock: Clock, out: Path) -> None:
+def draw(runs: Mapping[str, Played], trace: Trace, clock: Clock, out: Path) -> None:
     """Load, cores and tails over the two days."""
     figure, (load, cores, tails) = plt.subplots(3, 1, figsize=(9, 7.5), sharex=True, layout="constrained")
     edges = np.arange(0.0, trace.duration_s + 1e-9, clock.slice_s)
@@ -240,23 +240,23 @@ def draw(found: Mapping[str, Played], trace: Trace, clock: Clock, out: Path) -> 
     load.step(clock.hours(edges[:-1]), counted / clock.slice_s, where="post", color="black", linewidth=0.8)
     load.set(ylabel="requests/s", title=f"{trace.source.split(',')[0]}, simulated; one core a replica")
     for name in (JANUS, NUMBERS, WHOLE, HPA):
-        hours = clock.hours(found[name].start_s)
-        cores.step(hours, found[name].cores, where="post", label=name, linewidth=1.2)
-        tails.step(hours, 1000 * found[name].p95_s, where="post", label=name, linewidth=1.0)
+        hours = clock.hours(runs[name].start_s)
+        cores.step(hours, runs[name].cores, where="post", label=name, linewidth=1.2)
+        tails.step(hours, 1000 * runs[name].p95_s, where="post", label=name, linewidth=1.0)
     cores.set(ylabel="cores", ylim=(0, None))
-    tails.axhline(1000 * found[JANUS].slo_s, color="red", linestyle="--", linewidth=1, label="SLO")
-    tails.set(ylabel="P95 (ms)", xlabel="hours", ylim=(0, 2000 * found[JANUS].slo_s))
+    tails.axhline(1000 * runs[JANUS].slo_s, color="red", linestyle="--", linewidth=1, label="SLO")
+    tails.set(ylabel="P95 (ms)", xlabel="hours", ylim=(0, 2000 * runs[JANUS].slo_s))
     figure.legend(*tails.get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figure.savefig(out, dpi=130)
     plt.close(figure)
 
 
-def write_windows(found: Mapping[str, Played], clock: Clock, path: Path) -> None:
+def write_windows(runs: Mapping[str, Played], clock: Clock, path: Path) -> None:
     """One row a policy and decision window."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("policy", "hour", "cores", "p95_ms", "segment_replicas", "expert_replicas"))
-        for name, one in found.items():
+        for name, one in runs.items():
             for at, start_s in enumerate(one.start_s):
                 numbers = one.cores[at], 1000 * one.p95_s[at], one.replicas["segment"][at], one.replicas["expert"][at]
                 row = (f"{float(clock.hours(start_s)):.3f}", *(f"{value:.4g}" for value in numbers))
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     clock = Clock(given.slice, given.decision_windows)
     bare = world(given.workload, given.most, clock)
-    found: dict[int, dict[str, Played]] = {}
+    runs: dict[int, dict[str, Played]] = {}
     traces: dict[int, Trace] = {}
     for seed in given.seeds:
         worlds = worlds_of(bare, given.machines, given.slo_factor, seed)
@@ -300,13 +300,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         rows = worlds if seed == given.seeds[0] else {name: worlds[name] for name in COMPARED}
-        found[seed], said = compare(rows, tuning, traces[seed], clock, seed)
-        print(f"seed {seed}\n{table(found[seed], said)}", flush=True)
+        runs[seed], said = compare(rows, tuning, traces[seed], clock, seed)
+        print(f"seed {seed}\n{table(runs[seed], said)}", flush=True)
     first = given.seeds[0]
     given.out.mkdir(parents=True, exist_ok=True)
-    draw(found[first], traces[first], clock, given.out / "janus.png")
-    write_windows(found[first], clock, given.out / "windows.csv")
-    print_result(summary(found, given.workload, traces), given.seeds)
+    draw(runs[first], traces[first], clock, given.out / "janus.png")
+    write_windows(runs[first], clock, given.out / "windows.csv")
+    print_result(summary(runs, given.workload, traces), given.seeds)
     return 0
 
 
@@ -314,15 +314,15 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def summary(found: Mapping[int, Mapping[str, Played]], workload: str, traces: Mapping[int, Trace]) -> dict[str, Any]:
+def summary(runs: Mapping[int, Mapping[str, Played]], workload: str, traces: Mapping[int, Trace]) -> dict[str, Any]:
     """The last line: ratios of sums over seeds, or of the first seed for rows that only it has."""
-    one = found[next(iter(found))]
+    one = runs[next(iter(runs))]
 
     def cores(name: str) -> float:
-        return sum(rows[name].mean_cores for rows in found.values())
+        return sum(rows[name].mean_cores for rows in runs.values())
 
     def over(name: str) -> float:
-        return float(np.mean([rows[name].violated for rows in found.values()]))
+        return float(np.mean([rows[name].violated for rows in runs.values()]))
 
     return {
         "resources_ratio": cores(JANUS) / cores(WHOLE),
@@ -332,8 +332,8 @@ def summary(found: Mapping[int, Mapping[str, Played]], workload: str, traces: Ma
         "resources_ratio_doubled": one[JANUS].mean_cores / one[DOUBLED].mean_cores,
         "resources_ratio_random_dispatch": one[BALANCED].mean_cores / one[RANDOM].mean_cores,
         "windows_over": {name: over(name) for name in (*COMPARED, EQUAL)},
-        "slo_attainment": float(np.mean([rows[JANUS].attainment for rows in found.values()])),
-        "slo_attainment_whole": float(np.mean([rows[WHOLE].attainment for rows in found.values()])),
+        "slo_attainment": float(np.mean([rows[JANUS].attainment for rows in runs.values()])),
+        "slo_attainment_whole": float(np.mean([rows[WHOLE].attainment for rows in runs.values()])),
         "seeds": {
             str(seed): {
                 name: {
@@ -344,7 +344,7 @@ def summary(found: Mapping[int, Mapping[str, Played]], workload: str, traces: Ma
                 }
                 for name, row in rows.items()
             }
-            for seed, rows in found.items()
+            for seed, rows in runs.items()
         },
         "workload": workload,
         "requests": {str(seed): trace.requests for seed, trace in traces.items()},

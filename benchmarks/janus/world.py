@@ -86,16 +86,16 @@ def sliced(path: Path, first_day: int, days: int, clock: Clock, seed: int) -> Tr
 def world(name: str, most_replicas: int, clock: Clock) -> Workload:
     """One of the paper's workloads on the modelled cluster, every replica on one core, changes as short as the days."""
     space = ConfigurationSpace(cpu_cores=(REPLICA.cpu_cores,), gpu_shares=(), replicas_max=most_replicas)
-    found, short = paper_workload(name, space=space, prices=CORES), clock.compression
+    workload, short = paper_workload(name, space=space, prices=CORES), clock.compression
     lifecycle = Lifecycle(
-        found.lifecycle.cold_start_s / short,
-        found.lifecycle.cold_start_gpu_s / short,
-        found.lifecycle.load_bytes_per_s * short,
-        found.lifecycle.resize_s / short,
-        found.lifecycle.drain_s / short,
-        found.lifecycle.noise,
+        workload.lifecycle.cold_start_s / short,
+        workload.lifecycle.cold_start_gpu_s / short,
+        workload.lifecycle.load_bytes_per_s * short,
+        workload.lifecycle.resize_s / short,
+        workload.lifecycle.drain_s / short,
+        workload.lifecycle.noise,
     )
-    return replace(found, segment_configuration=REPLICA, lifecycle=lifecycle)
+    return replace(workload, segment_configuration=REPLICA, lifecycle=lifecycle)
 
 
 def unloaded_s(workload: Workload, seed: int, make: Maker) -> float:
@@ -159,12 +159,12 @@ def placement(workload: Workload, count: int) -> dict[str, list[int]]:
     together = (tokens[:, :, None] * tokens[:, None, :]).astype(np.float32)
     together[:, range(tokens.shape[1]), range(tokens.shape[1])] = 0.0
     held = place(tokens, together, Nodes(count, -(-tokens.shape[1] // count))).held
-    found = {}
+    machines_of = {}
     for node in workload.experts:
-        own = [machine for machine in range(count) if (held[node.layer or 0, machine] == node.expert).any()]
-        turned = [(own[-1] + step) % count for step in range(1, count)]
-        found[node.function] = own + [machine for machine in turned if machine not in own]
-    return found
+        holders = [machine for machine in range(count) if (held[node.layer or 0, machine] == node.expert).any()]
+        turned = [(holders[-1] + step) % count for step in range(1, count)]
+        machines_of[node.function] = holders + [machine for machine in turned if machine not in holders]
+    return machines_of
 
 
 def played(

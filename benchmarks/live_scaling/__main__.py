@@ -230,11 +230,11 @@ def main(
                 progress.update(task, description=one)
                 if ROWS[one] not in played:
                     played[ROWS[one]] = row(ROWS[one](setting, rounds))
-                rows[one] = found = played[ROWS[one]]
-                progress.console.print(f"{one}: up in {found['scale_s']:.2f} s, {found['failed']} failed")
-                setting = replace(setting, window_s=found.get("window_s", setting.window_s))
+                rows[one] = figures = played[ROWS[one]]
+                progress.console.print(f"{one}: up in {figures['scale_s']:.2f} s, {figures['failed']} failed")
+                setting = replace(setting, window_s=figures.get("window_s", setting.window_s))
                 if one == "full":
-                    setting = replace(setting, capacity=found["changes"]["up"]["per_second_before"])
+                    setting = replace(setting, capacity=figures["changes"]["up"]["per_second_before"])
                 progress.advance(task)
         rows = {one: rows[one] for one in names}
     result = summary(rows, setting, rounds)

@@ -18,20 +18,20 @@ TAILS = ("p95_before_ms", "p95_during_ms")
 
 def told(span: Span, measured: Measured) -> dict[str, Any]:
     """One change in numbers; a ratio is None where nothing was answered before it."""
-    seen = measured.seen
-    before = seen.per_second(span.before_s, span.ordered_s)
-    during = seen.per_second(span.ordered_s, max(span.settled_s, span.ordered_s + measured.least_s))
+    answers = measured.seen
+    before = answers.per_second(span.before_s, span.ordered_s)
+    during = answers.per_second(span.ordered_s, max(span.settled_s, span.ordered_s + measured.least_s))
     return {
         "change": span.name,
         "scale_s": span.ready_s - span.ordered_s,
         "settled_s": span.settled_s - span.ordered_s,
         "downtime_s": measured.without_ready(span),
-        "failed": seen.between(span.ordered_s, span.settled_s + 1).failed,
+        "failed": answers.between(span.ordered_s, span.settled_s + 1).failed,
         "per_second_before": before,
         "throughput_ratio": during / before if before else None,
-        "p95_before_ms": seen.p95_ms(span.before_s, span.ordered_s),
-        "p95_during_ms": seen.p95_ms(span.ordered_s, span.settled_s),
-        "longest_gap_s": seen.longest_gap_s(span.ordered_s, span.settled_s),
+        "p95_before_ms": answers.p95_ms(span.before_s, span.ordered_s),
+        "p95_during_ms": answers.p95_ms(span.ordered_s, span.settled_s),
+        "longest_gap_s": answers.longest_gap_s(span.ordered_s, span.settled_s),
     }
 
 
@@ -45,11 +45,11 @@ def around(measured: Measured) -> dict[str, float | None]:
     return {"throughput_ratio_table_2": round(during / before, 4) if before else None, "window_s": round(window_s, 2)}
 
 
-def weighed(span: Span, found: list[Weight]) -> dict[str, float]:
+def weighed(span: Span, weights: list[Weight]) -> dict[str, float]:
     """Peak memory of one change over the larger of what was in use before it and after it."""
-    before = max(weight.total for weight in found if weight.at_s < span.ordered_s)
-    after = found[-1].total
-    peak = max(weight.total for weight in found)
+    before = max(weight.total for weight in weights if weight.at_s < span.ordered_s)
+    after = weights[-1].total
+    peak = max(weight.total for weight in weights)
     return {
         "before_mb": before / 1e6,
         "after_mb": after / 1e6,
@@ -69,7 +69,7 @@ def row(measured: Measured) -> dict[str, Any]:
             for key in of_kind[0]
             if key != "change" and (values := [one[key] for one in of_kind if one[key] is not None])
         }
-    memory = {name: weighed(span, found) for name, (span, found) in measured.weights.items()}
+    memory = {name: weighed(span, weights) for name, (span, weights) in measured.weights.items()}
     return {
         **{key: kinds["up"].get(key) for key in ("scale_s", "throughput_ratio")},
         **around(measured),
@@ -87,15 +87,15 @@ def summary(rows: dict[str, dict[str, Any]], setting: Setting, rounds: int) -> d
     """The last line's object: the figures of the full system at the top, every row below."""
     result: dict[str, Any] = {}
     if "full" in rows:
-        found = rows["full"]
-        kinds = found["changes"]
+        full = rows["full"]
+        kinds = full["changes"]
         result = {
             "scale_s": max(kinds[name]["scale_s"] for name in ("up", "up in place")),
-            "downtime_s": found["downtime_s"],
-            "failed": found["failed"],
+            "downtime_s": full["downtime_s"],
+            "failed": full["failed"],
             "throughput_ratio": min((kinds[name].get("throughput_ratio", 0.0) for name in KEY_CHANGES), default=None),
-            "throughput_ratio_table_2": found.get("throughput_ratio_table_2"),
-            "peak_memory_ratio": found["peak_memory_ratio"],
+            "throughput_ratio_table_2": full.get("throughput_ratio_table_2"),
+            "peak_memory_ratio": full["peak_memory_ratio"],
         }
         if "at-load" in rows:
             result |= of_load(rows["at-load"]["changes"])
@@ -133,18 +133,18 @@ def show(result: dict[str, Any]) -> None:
         *("row", "scale s", "downtime s", "failed", "throughput", "as in Table 2", "peak MB", "peak ratio"),
         title="Scale-up, rows",
     )
-    for name, found in result["rows"].items():
+    for name, figures in result["rows"].items():
         table.add_row(
             name,
-            f"{found['scale_s']:.2f}",
-            f"{found['downtime_s']:.2f}",
-            str(found["failed"]),
+            f"{figures['scale_s']:.2f}",
+            f"{figures['downtime_s']:.2f}",
+            str(figures["failed"]),
             *(
-                "–" if (ratio := found.get(key)) is None else f"{ratio:.0%}"
+                "–" if (ratio := figures.get(key)) is None else f"{ratio:.0%}"
                 for key in ("throughput_ratio", "throughput_ratio_table_2")
             ),
-            f"{found['peak_memory_mb']:.0f}",
-            f"{found['peak_memory_ratio']:.3f}",
+            f"{figures['peak_memory_mb']:.0f}",
+            f"{figures['peak_memory_ratio']:.3f}",
         )
     console.print(table)
     for name in ("full", "at-load"):

@@ -101,11 +101,11 @@ class Row:
 def methods(size: Size, original: Any) -> dict[str, Method]:
     nodes, groups = size.nodes, size.expert_groups
 
-    def own(objective: Objective, **settings: Any) -> Method:
-        return lambda known, previous: (
+    def placing(objective: Objective, **settings: Any) -> Method:
+        return lambda activations, previous: (
             place(
-                known.tokens,
-                known.together,
+                activations.tokens,
+                activations.together,
                 nodes,
                 expert_groups=groups,
                 objective=objective,
@@ -114,31 +114,31 @@ def methods(size: Size, original: Any) -> dict[str, Method]:
             ).held
         )
 
-    found: dict[str, Method] = {"ours": own("tokens-first"), "Algorithm 2 as published": own("coactivation", effort=0)}
-    found["Algorithm 2 + search"] = own("coactivation")
-    found["ours, 200 looks"] = own("tokens-first", effort=200)
+    by_name: dict[str, Method] = {"ours": placing("tokens-first"), "Algorithm 2 as published": placing("coactivation", effort=0)}
+    by_name["Algorithm 2 + search"] = placing("coactivation")
+    by_name["ours, 200 looks"] = placing("tokens-first", effort=200)
     if nodes.groups == 1:
-        found["EPLB in NumPy"] = lambda known, _: balanced(known.tokens, nodes.count, nodes.slots)
+        by_name["EPLB in NumPy"] = lambda activations, _: balanced(activations.tokens, nodes.count, nodes.slots)
     if original is not None:
-        found["EPLB"] = lambda known, _: _original(original, known, size)
-    return found
+        by_name["EPLB"] = lambda activations, _: _original(original, activations, size)
+    return by_name
 
 
-def _original(module: Any, known: Activations, size: Size) -> Held:
+def _original(module: Any, activations: Activations, size: Size) -> Held:
     nodes = size.nodes
-    weight = torch.from_numpy(known.tokens)
+    weight = torch.from_numpy(activations.tokens)
     groups = size.expert_groups if nodes.groups > 1 else 1
     flat, _, _ = module.rebalance_experts(weight, nodes.count * nodes.slots, groups, nodes.groups, nodes.count)
     held: Held = flat.numpy().reshape(size.layers, nodes.count, nodes.slots).astype(np.int32)
     return held
 
 
-def timed_ms(method: Method, known: Activations, repeats: int) -> float:
+def timed_ms(method: Method, activations: Activations, repeats: int) -> float:
     times = []
-    method(known, None)
+    method(activations, None)
     for _ in range(repeats):
         began = time.process_time()
-        method(known, None)
+        method(activations, None)
         times.append((time.process_time() - began) * 1000)
     return float(np.median(times))
 
@@ -154,32 +154,32 @@ def activated(held: Held, experts: int, choices: Choices) -> float:
     return float(np.mean(counts))
 
 
-def fullest_over_mean(held: Held, known: Activations) -> np.ndarray:
+def fullest_over_mean(held: Held, activations: Activations) -> np.ndarray:
     """[layers]: the fullest node's tokens over the mean node's."""
-    load = token_load(held, known.tokens)
+    load = token_load(held, activations.tokens)
     most: np.ndarray = load.max(axis=1) / load.mean(axis=1)
     return most
 
 
 def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -> list[Row]:
     half = len(choices) // 2
-    known, earlier = activations_of(choices[:half], size.experts), activations_of(choices[: half // 2], size.experts)
+    activations, earlier = activations_of(choices[:half], size.experts), activations_of(choices[: half // 2], size.experts)
     rows = []
-    apart = known.together.sum(axis=(1, 2), dtype=np.float64) / 2 / size.nodes.count
+    apart = activations.together.sum(axis=(1, 2), dtype=np.float64) / 2 / size.nodes.count
     for name, method in methods(size, original).items():
         before = method(earlier, None)
-        held = method(known, before)
-        most = fullest_over_mean(once(held), known)
+        held = method(activations, before)
+        most = fullest_over_mean(once(held), activations)
         rows.append(
             Row(
                 size.name,
                 law,
                 name,
-                round(timed_ms(method, known, repeats if name != "EPLB" else 1), 3),
+                round(timed_ms(method, activations, repeats if name != "EPLB" else 1), 3),
                 round(float(most.mean()), 5),
                 round(float(most.max()), 5),
-                round(float(fullest_over_mean(held, known).mean()), 5),
-                round(float((coactivation_load(held, known.together).max(axis=1) / apart).mean()), 4),
+                round(float(fullest_over_mean(held, activations).mean()), 5),
+                round(float((coactivation_load(held, activations.together).max(axis=1) / apart).mean()), 4),
                 round(activated(once(held), size.experts, choices[half:]), 3),
                 int((copies(held, size.experts) - 1).clip(0).sum()),
                 round(arrivals(before, held) * size.expert_bytes / 1e9, 2),
@@ -191,19 +191,19 @@ def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -
 def over_optimum(seed: int) -> dict[str, tuple[float, float]]:
     """(mean, worst) over the optimum of Eq. (2) on small instances, the same replica counts throughout."""
     rng = np.random.default_rng(seed)
-    found: dict[str, list[float]] = {"Algorithm 2 as published": [], "Algorithm 2 + search": []}
+    ratios: dict[str, list[float]] = {"Algorithm 2 as published": [], "Algorithm 2 + search": []}
     for _ in range(SMALL):
         experts, nodes = int(rng.integers(5, 10)), int(rng.integers(2, 5))
         slots = -(-experts // nodes) + int(rng.integers(0, 2))
         law: Law = "zipf" if rng.random() < 0.5 else "lognormal"
         choices = made(law, 400, 1, experts, int(rng.integers(2, 4)), int(rng.integers(1 << 30)))
-        known = activations_of(choices, experts)
+        activations = activations_of(choices, experts)
         for name, effort in (("Algorithm 2 as published", 0), ("Algorithm 2 + search", SMALL_EFFORT)):
-            done = place(known.tokens, known.together, Nodes(nodes, slots), objective="coactivation", effort=effort)
-            best = least_pairs(done.counts[0], known.together[0], nodes, slots)
-            load = float(coactivation_load(done.held, known.together).max())
-            found[name].append(load / best if best > 0 else 1.0 + load)
-    return {name: (round(float(np.mean(part)), 4), round(float(np.max(part)), 4)) for name, part in found.items()}
+            done = place(activations.tokens, activations.together, Nodes(nodes, slots), objective="coactivation", effort=effort)
+            best = least_pairs(done.counts[0], activations.together[0], nodes, slots)
+            load = float(coactivation_load(done.held, activations.together).max())
+            ratios[name].append(load / best if best > 0 else 1.0 + load)
+    return {name: (round(float(np.mean(part)), 4), round(float(np.max(part)), 4)) for name, part in ratios.items()}
 
 
 def show(rows: list[Row]) -> None:
@@ -228,18 +228,18 @@ def show(rows: list[Row]) -> None:
 
 def unmet(rows: list[Row]) -> list[str]:
     """Where ours is not slower, not worse balanced, better on co-activation and never twice: the exceptions."""
-    found = []
+    missed = []
     for row in rows:
         if row.method in ("EPLB", "EPLB in NumPy"):
             ours = next(o for o in rows if o.method == "ours" and (o.size, o.law) == (row.size, row.law))
             at = f"{row.size}, {row.law}, {row.method}"
-            found += [f"slower: {at}"] if ours.ms > row.ms else []
-            found += [f"balance: {at}"] if ours.tokens_mean > row.tokens_mean + 1e-9 else []
-            found += [f"worst balance: {at}"] if ours.tokens_worst > row.tokens_worst + 1e-9 else []
-            found += [f"co-activation: {at}"] if ours.pairs >= row.pairs else []
-            found += [f"twice: {at}"] if ours.twice else []
-            found += [f"balance by replica: {at}"] if ours.replicas_mean > row.replicas_mean + 1e-9 else []
-    return found
+            missed += [f"slower: {at}"] if ours.ms > row.ms else []
+            missed += [f"balance: {at}"] if ours.tokens_mean > row.tokens_mean + 1e-9 else []
+            missed += [f"worst balance: {at}"] if ours.tokens_worst > row.tokens_worst + 1e-9 else []
+            missed += [f"co-activation: {at}"] if ours.pairs >= row.pairs else []
+            missed += [f"twice: {at}"] if ours.twice else []
+            missed += [f"balance by replica: {at}"] if ours.replicas_mean > row.replicas_mean + 1e-9 else []
+    return missed
 
 
 def _module(path: Path) -> Any:

@@ -129,12 +129,12 @@ def replay(
 
 
 @njit(cache=True, nogil=True)
-def _play(passes, routed, plans, active_s, machine, costs, bin_s, found):  # type: ignore[no-untyped-def]
+def _play(passes, routed, plans, active_s, machine, costs, bin_s, results):  # type: ignore[no-untyped-def]
     """Number of messages; fills ``found``. A node has one layer under way, so its state is one row of each array."""
     arrival_s, node_of, first_pass, tokens = passes
     gpu_node, speed, bandwidth = machine
     dense_s, dense_token_s, _, _, token_bytes, message_s = costs
-    latency, served, local, calls = found
+    latency, served, local, calls = results
     nodes, gpus, layers = len(bandwidth), len(gpu_node), plans.shape[2]
     first_gpu = np.searchsorted(gpu_node, np.arange(nodes))
     free_gpu, free_out = np.zeros(gpus), np.zeros(nodes)
@@ -243,9 +243,9 @@ def _spread(node, cell, layer, routed, plan, gpu_node, speed, free_gpu, costs, w
                 if best < 0:
                     best = gpu
                     continue
-                own, better = gpu_node[gpu] == node, gpu_node[best] == node
+                is_local, better = gpu_node[gpu] == node, gpu_node[best] == node
                 sooner = free_gpu[gpu] + work[node, gpu] < free_gpu[best] + work[node, best]
-                if (own and not better) or (own == better and sooner):
+                if (is_local and not better) or (is_local == better and sooner):
                     best = gpu
         work[node, best] += (costs[2] + costs[3] * count) / speed[best]
         every += count

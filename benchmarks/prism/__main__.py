@@ -90,7 +90,7 @@ def served(
     work: Workload, tasks: NDArray[np.int64], count: int, mean_s: float, seed: int
 ) -> tuple[Requests, list[list[Choices]]]:
     """Requests of node n's task ``tasks[n]``, at most ``count`` a node, and the history [tasks] plans come from."""
-    halves = [(own[: len(own) // 2], own[len(own) // 2 :]) for own in work.prompts]
+    halves = [(task_prompts[: len(task_prompts) // 2], task_prompts[len(task_prompts) // 2 :]) for task_prompts in work.prompts]
     rng = np.random.default_rng(seed)
     times, node = arrivals(len(tasks), count, mean_s, seed)
     prompts = [halves[tasks[n]][1][int(rng.integers(len(halves[tasks[n]][1])))] for n in node]
@@ -101,18 +101,18 @@ def table_rows(work: Workload, mean_s: float, message_ms: float, mbit: float, se
     """Mean seconds by node and in all for each method, mean over seeds, and the local ratio."""
     size, cluster = SIZES[work.name][0], cluster_for(work.name, GPUS, mbit)
     costs = costs_for(work.name, message_ms)
-    found: dict[str, list[list[float]]] = {name: [] for name in METHODS}
+    by_method: dict[str, list[list[float]]] = {name: [] for name in METHODS}
     for seed in seeds:
         played, history = served(work, np.arange(TASKS), 200, mean_s, seed)
-        known = counted(history, work.experts)
+        frequency = counted(history, work.experts)
         for name, planner in planners(seed).items():
-            done = replay(played, still(planner(known, cluster, size, None)), cluster, costs, bin_s=BIN_S, bins=1)
+            done = replay(played, still(planner(frequency, cluster, size, None)), cluster, costs, bin_s=BIN_S, bins=1)
             by_node = [float(done.latency_s[played.node == node].mean()) for node in range(TASKS)]
-            found[name].append([*by_node, float(done.latency_s.mean()), float(done.local_ratio[0])])
+            by_method[name].append([*by_node, float(done.latency_s.mean()), float(done.local_ratio[0])])
     rows: dict[str, list[float]] = {}
-    for name, values in found.items():
+    for name, values in by_method.items():
         rows[name] = [round(float(value), 4) for value in np.mean(values, axis=0)]
-    below = [1 - ours[3] / theirs[3] for ours, theirs in zip(found["Prism, improved"], found["EPLB"], strict=True)]
+    below = [1 - ours[3] / theirs[3] for ours, theirs in zip(by_method["Prism, improved"], by_method["EPLB"], strict=True)]
     return {"rows": rows, "below_eplb": round(1 - rows["Prism, improved"][3] / rows["EPLB"][3], 4), "by_seed": below}
 
 
@@ -126,9 +126,9 @@ def plans_over_time(
     since, at = 0.0, INTERVAL_S
     while at < played.arrival_s[-1]:
         start = max(since, at - window_s)
-        seen = played.frequency(nodes, layers, experts, (played.arrival_s >= start) & (played.arrival_s < at))
-        candidate = planner(seen, cluster, size, changes[-1].plan)
-        verdict = decide(changes[-1].plan, candidate, cluster, seen, size, Scale(call_s, at - start, INTERVAL_S))
+        frequency = played.frequency(nodes, layers, experts, (played.arrival_s >= start) & (played.arrival_s < at))
+        candidate = planner(frequency, cluster, size, changes[-1].plan)
+        verdict = decide(changes[-1].plan, candidate, cluster, frequency, size, Scale(call_s, at - start, INTERVAL_S))
         if verdict.worth:
             changes.append(PlanChange(at + verdict.move_s, candidate))
             since = at
@@ -142,10 +142,10 @@ def shift(work: Workload, mean_s: float, message_ms: float, mbit: float, seed: i
     halves = [served(work, np.roll(np.arange(TASKS), -turn), 200, mean_s, seed + turn)[0] for turn in (0, 1)]
     changed_s = float(halves[0].arrival_s[-1])
     played = _joined(halves[0], halves[1], changed_s)
-    mixed = np.tile(counted([own[: len(own) // 2] for own in work.prompts], work.experts).sum(axis=0), (TASKS, 1, 1))
+    mixed = np.tile(counted([task_prompts[: len(task_prompts) // 2] for task_prompts in work.prompts], work.experts).sum(axis=0), (TASKS, 1, 1))
     bins = int(played.arrival_s[-1] / BIN_S) + 1
     call_s = 2 * costs.token_bytes / (mbit * MBIT)
-    found: dict[str, Any] = {"changed_s": round(changed_s, 1), "bin_s": BIN_S}
+    result: dict[str, Any] = {"changed_s": round(changed_s, 1), "bin_s": BIN_S}
     every = planners(seed)
     cases = [(name, name, 0.0) for name in ("Uniform", "Redundance", "Prism, improved")]
     cases += [
@@ -157,13 +157,13 @@ def shift(work: Workload, mean_s: float, message_ms: float, mbit: float, seed: i
         if window_s:
             changes = plans_over_time(every[method], played, mixed, cluster, size, call_s, window_s)
         done = replay(played, changes, cluster, costs, bin_s=BIN_S, bins=bins)
-        found[name] = {
+        result[name] = {
             "latency_s": round(float(done.latency_s.mean()), 4),
             "local": round(float(done.local.sum() / done.calls.sum()), 4),
             "migrations_s": [round(change.active_s, 1) for change in changes[1:]],
             "local_over_time": [None if np.isnan(part) else round(float(part), 4) for part in _smoothed(done)],
         }
-    return found
+    return result
 
 
 def _smoothed(done: Replay, width: int = 5) -> Floats:
@@ -214,17 +214,17 @@ def over_optimum(seed: int, cases: int = 60) -> dict[str, dict[str, float]]:
 def plan_seconds(seed: int) -> dict[str, dict[str, float]]:
     """Processor seconds to plan 61 layers × 64 experts, by nodes and method; 1.3 places an expert."""
     rng = np.random.default_rng(seed)
-    found: dict[str, dict[str, float]] = {}
+    seconds_of: dict[str, dict[str, float]] = {}
     for nodes in (3, 12):
         gpus = GPUS * (nodes // 3)
         frequency = made_frequency(nodes, 61, 64, rng)
         cluster = make_cluster(gpus, int(1.3 * 61 * 64 / sum(gpus)), load_bytes_per_s=1.0, bytes_per_s=1.0)
-        found[f"{nodes} nodes"] = {}
+        seconds_of[f"{nodes} nodes"] = {}
         for method in ("published", "improved", "exact"):
             began = time.process_time()
             plan(frequency, cluster, 1, method=method)
-            found[f"{nodes} nodes"][method] = round(time.process_time() - began, 3)
-    return found
+            seconds_of[f"{nodes} nodes"][method] = round(time.process_time() - began, 3)
+    return seconds_of
 
 
 def scaling(work: Workload, message_ms: float, seed: int) -> list[dict[str, Any]]:
@@ -239,9 +239,9 @@ def scaling(work: Workload, message_ms: float, seed: int) -> list[dict[str, Any]
             played, history = served(work, tasks, max(12, 240 // cluster.nodes), mean_s, seed)
             machine = cluster_for(work.name, GPUS * (gpus // 4), mbit)
             if placed is None:
-                known = counted(history, work.experts)[tasks]
+                frequency = counted(history, work.experts)[tasks]
                 began = time.process_time()
-                placed = plan(known, machine, size)
+                placed = plan(frequency, machine, size)
                 spent = time.process_time() - began
             done = replay(played, still(placed), machine, costs, bin_s=BIN_S, bins=1)
             rows.append(
@@ -251,21 +251,21 @@ def scaling(work: Workload, message_ms: float, seed: int) -> list[dict[str, Any]
                     "mbit": mbit,
                     "latency_s": round(float(done.latency_s.mean()), 4),
                     "local": round(float(done.local_ratio[0]), 4),
-                    "expected_local": round(float(local_ratio(placed, machine, known).mean()), 4),
+                    "expected_local": round(float(local_ratio(placed, machine, frequency).mean()), 4),
                     "plan_s": round(spent, 3),
                 }
             )
     return rows
 
 
-def show_table(title: str, found: dict[str, Any]) -> None:
+def show_table(title: str, comparison: dict[str, Any]) -> None:
     table = Table("method", "node 1", "node 2", "node 3", "all", "local", title=title)
-    for name, values in found["rows"].items():
+    for name, values in comparison["rows"].items():
         table.add_row(name, *(f"{value:.2f}" for value in values[:4]), f"{values[4]:.1%}")
     Console(stderr=True, width=120).print(table)
 
 
-def draw(found: dict[str, Any], file: Path) -> None:
+def draw(shifted: dict[str, Any], file: Path) -> None:
     """Fig. 6 and 7 (a): local ratio over time."""
     import matplotlib
 
@@ -273,12 +273,12 @@ def draw(found: dict[str, Any], file: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4))
-    for name, part in found.items():
+    for name, part in shifted.items():
         if isinstance(part, dict):
-            minutes = np.arange(len(part["local_over_time"])) * found["bin_s"] / 60
+            minutes = np.arange(len(part["local_over_time"])) * shifted["bin_s"] / 60
             values = [np.nan if value is None else value for value in part["local_over_time"]]
             axes.plot(minutes, values, label=name, linestyle="-" if "migrating" in name else "--")
-    axes.axvline(found["changed_s"] / 60, color="grey", linewidth=1)
+    axes.axvline(shifted["changed_s"] / 60, color="grey", linewidth=1)
     axes.set(xlabel="minutes (line: tasks change nodes)", ylabel="local-compute ratio", ylim=(0, 1))
     axes.legend(fontsize=7, ncol=2, loc="lower right")
     figure.tight_layout()
@@ -316,8 +316,8 @@ def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None
     }
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        for name, found in shifted.items():
-            draw(found, out / f"prism-shift-{name.lower()}.png")
+        for name, comparison in shifted.items():
+            draw(comparison, out / f"prism-shift-{name.lower()}.png")
     over, seconds, grown = over_optimum(0), plan_seconds(0), scaling(lite_work, message_ms, 0)
     heads = ("gpus", "arrival_s", "mbit", "latency_s", "local", "plan_s")
     print_table("Fig. 8, V2-Lite", heads, [[row[head] for head in heads] for row in grown], width=120)

@@ -68,12 +68,12 @@ def drawn(folder: Path, model: str, layers: int, count: int, seed: int) -> Workl
     prompts = []
     for domain in DOMAINS:
         shares = log.shares[log.window_names.index(domain)][nearest]
-        own = []
+        of_domain = []
         for length in rng.choice(lengths, size=count):
             score = np.log(shares + 1e-12) + rng.gumbel(size=(int(length), layers, log.experts))
             chosen = np.argpartition(-score, log.top_k - 1, axis=2)[:, :, : log.top_k]
-            own.append(np.take_along_axis(renamed[None], chosen, axis=2))
-        prompts.append(own)
+            of_domain.append(np.take_along_axis(renamed[None], chosen, axis=2))
+        prompts.append(of_domain)
     return Workload({"olmoe": "OLMoE", "mistral": "Mixtral"}[model], log.experts, prompts)
 
 
@@ -97,9 +97,9 @@ def requests(times: NDArray[np.float64], node: NDArray[np.int64], prompts: list[
         for cut in cuts:
             layers = cut.shape[1]
             cells = np.arange(layers) * experts
-            found, count = np.unique((cut + cells[:, None]).ravel(), return_counts=True)
-            sizes.append(np.bincount(found // experts, minlength=layers))
-            chosen.append((found % experts).astype(np.int32))
+            occupied, count = np.unique((cut + cells[:, None]).ravel(), return_counts=True)
+            sizes.append(np.bincount(occupied // experts, minlength=layers))
+            chosen.append((occupied % experts).astype(np.int32))
             counts.append(count.astype(np.int32))
             tokens.append(len(cut))
         first.append(len(tokens))
@@ -117,9 +117,9 @@ def requests(times: NDArray[np.float64], node: NDArray[np.int64], prompts: list[
 def counted(prompts: list[list[Choices]], experts: int) -> NDArray[np.float64]:
     """[groups, layers, experts]: (token, expert) pairs of each group of prompts."""
     layers = prompts[0][0].shape[1]
-    found = np.zeros((len(prompts), layers, experts))
-    for group, own in enumerate(prompts):
-        for choices in own:
+    tokens = np.zeros((len(prompts), layers, experts))
+    for group, of_task in enumerate(prompts):
+        for choices in of_task:
             cells = (choices + np.arange(layers)[:, None] * experts).ravel()
-            found[group] += np.bincount(cells, minlength=layers * experts).reshape(layers, experts)
-    return found
+            tokens[group] += np.bincount(cells, minlength=layers * experts).reshape(layers, experts)
+    return tokens

@@ -139,29 +139,29 @@ def drawn(
     """Poisson arrivals of ``seconds`` at each node, and a text of the node's task for each."""
     rng = np.random.default_rng(seed)
     texts, arrivals = [], []
-    for own in tasks:
+    for task_texts in tasks:
         count = int(3 * setting.rate * seconds) + 20
         times = rng.exponential(1 / setting.rate, size=count).cumsum()
         times = times[times < seconds]
         arrivals.append(times)
-        texts.append([own[i] for i in rng.integers(len(own), size=len(times))])
+        texts.append([task_texts[i] for i in rng.integers(len(task_texts), size=len(times))])
     return texts, arrivals
 
 
-def table(stage: Stage, tasks: list[tuple[str, ...]], known: Floats, setting: Setting) -> dict[str, Any]:
+def table(stage: Stage, tasks: list[tuple[str, ...]], frequency: Floats, setting: Setting) -> dict[str, Any]:
     """Each method's plan in turn, the order turned on from round to round."""
-    found: dict[str, list[tuple[Served, Counts]]] = {name: [] for name in METHODS}
+    results: dict[str, list[tuple[Served, Counts]]] = {name: [] for name in METHODS}
     moved: dict[str, list[float]] = {name: [] for name in METHODS}
-    plans = {name: make(known, stage.cluster, stage.expert_bytes, None) for name, make in planners(0).items()}
+    plans = {name: make(frequency, stage.cluster, stage.expert_bytes, None) for name, make in planners(0).items()}
     for turn in range(setting.rounds):
         for name in np.roll(np.array(METHODS), -2 * turn).tolist():
             moved[name].append(stage.take(plans[name]))
             stage.serve(*drawn(tasks, setting, WARM_S, 1000 + turn))  # nothing cold
             before = stage.counts()
             served = stage.serve(*drawn(tasks, setting, setting.seconds, turn))
-            found[name].append((served, stage.counts() - before))
+            results[name].append((served, stage.counts() - before))
     rows = {}
-    for name, runs in found.items():
+    for name, runs in results.items():
         every, count = joined([served for served, _ in runs]), sum((one for _, one in runs[1:]), runs[0][1])
         rows[name] = {
             "mean_ms": round(every.mean_ms(), 2),
@@ -215,13 +215,13 @@ def shift(
     }
 
 
-def _decide(stage: Stage, seen: Floats, window_s: float, setting: Setting, at_s: float) -> dict[str, Any]:
+def _decide(stage: Stage, frequency: Floats, window_s: float, setting: Setting, at_s: float) -> dict[str, Any]:
     """Eq. (4) on what was seen since the last move, ``window_s`` ago; the move, where it is worth it."""
     assert stage.plan is not None
-    candidate = planners(0)["Prism, improved"](seen, stage.cluster, stage.expert_bytes, stage.plan)
+    candidate = planners(0)["Prism, improved"](frequency, stage.cluster, stage.expert_bytes, stage.plan)
     scale = Scale(stage.pair_s, window_s, setting.horizon_s)
-    verdict = decide(stage.plan, candidate, stage.cluster, seen, stage.expert_bytes, scale)
-    found = {
+    verdict = decide(stage.plan, candidate, stage.cluster, frequency, stage.expert_bytes, scale)
+    decision = {
         "at_s": round(at_s, 2),
         "taken": verdict.worth,
         "now_s": round(verdict.now_s, 4),
@@ -230,8 +230,8 @@ def _decide(stage: Stage, seen: Floats, window_s: float, setting: Setting, at_s:
         "copied": verdict.copied,
     }
     if verdict.worth:
-        found["moved_s"] = round(stage.take(candidate), 2)
-    return found
+        decision["moved_s"] = round(stage.take(candidate), 2)
+    return decision
 
 
 @contextmanager
@@ -353,10 +353,10 @@ def main(
         stage.take(planners(0)["Uniform"](alike, stage.cluster, stage.expert_bytes, None))
         before = stage.counts()
         stage.serve(*drawn(tasks, setting, setting.seconds, 500))
-        seen = stage.counts() - before
-        rows = table(stage, tasks, seen.tokens, setting)
+        counts = stage.counts() - before
+        rows = table(stage, tasks, counts.tokens, setting)
         show(rows)
-        mixed = seen.mixed()
+        mixed = counts.mixed()
         shifted = {
             name: shift(stage, tasks, mixed, setting, migrating)
             for name, migrating in (("without migration", False), ("with migration", True))

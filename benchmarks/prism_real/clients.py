@@ -73,8 +73,8 @@ def play(nodes: tuple[Node, ...], addresses: list[str], texts: list[list[str]], 
             pool.submit(node.run, lambda n=n: asyncio.run(_send(addresses[n], texts[n], arrivals[n], began_s)))
             for n, node in enumerate(nodes)
         ]
-        found = [row.result() for row in rows]
-    return joined([Served(np.full(len(ended), n), arrivals[n], ended, good) for n, (ended, good) in enumerate(found)])
+        answered = [row.result() for row in rows]
+    return joined([Served(np.full(len(ended), n), arrivals[n], ended, good) for n, (ended, good) in enumerate(answered)])
 
 
 async def _send(address: str, texts: list[str], arrivals: Floats, began_s: float) -> tuple[Floats, NDArray[np.bool_]]:

@@ -149,6 +149,6 @@ def measure(one: Node, other: Node, nbytes: int = TRIED_BYTES) -> Way:
 
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
-    found = one.run(ask)
+    way = one.run(ask)
     thread.join(10)
-    return found
+    return way

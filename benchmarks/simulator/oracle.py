@@ -90,7 +90,7 @@ class Node:
             ]
             if not open_to:
                 return
-            replica = min(open_to, key=lambda found: len(found.calls))
+            replica = min(open_to, key=lambda candidate: len(candidate.calls))
             call = self.queue.popleft()
             alone_s = self.pipeline.seconds(self.info, replica.configuration, call.tokens)
             noise = self.pipeline.noise(self.info, replica.configuration)
@@ -288,10 +288,10 @@ class PipelineModel:
         if key not in self._seconds:
             lengths, cost = np.arange(self.requests.most_tokens + 1), self.workload.costs[info.id]
             if self.limited is not None:
-                found = self.limited.work_seconds(cost, lengths, configuration.gpu_share)
+                work_s = self.limited.work_seconds(cost, lengths, configuration.gpu_share)
             else:
-                found = self.workload.latency.seconds(cost, lengths, *key[1:])
-            self._seconds[key] = np.round(found, 12).tolist()
+                work_s = self.workload.latency.seconds(cost, lengths, *key[1:])
+            self._seconds[key] = np.round(work_s, 12).tolist()
         return float(self._seconds[key][tokens])
 
     def speedup(self, info: NodeInfo, configuration: Configuration, calls: int) -> float:
@@ -314,13 +314,13 @@ class PipelineModel:
         if key not in self._limits:
             self._limits[key] = Limit(0.0, 1.0)
             if self.limited is not None:
-                found = self.limited.throttle(self.workload.costs[info.id], *key[1:])
-                self._limits[key] = Limit(round(float(found.burst_s), 12), round(float(found.refill), 12))
+                throttle = self.limited.throttle(self.workload.costs[info.id], *key[1:])
+                self._limits[key] = Limit(round(float(throttle.burst_s), 12), round(float(throttle.refill), 12))
         return self._limits[key]
 
     def noise(self, info: NodeInfo, configuration: Configuration) -> Any:
         on_gpu = configuration.gpu_share > 0
         if on_gpu not in self._noises:
-            found: Noise = self.workload.latency.noise(self.workload.costs[info.id], on_gpu)
-            self._noises[on_gpu] = atoms_of(found)
+            model: Noise = self.workload.latency.noise(self.workload.costs[info.id], on_gpu)
+            self._noises[on_gpu] = atoms_of(model)
         return self._noises[on_gpu]

@@ -130,19 +130,19 @@ def find_row(path: Path, row: str) -> MinuteCounts:
 
     Raises NoMatchError if no name does, TraceError if several do.
     """
-    found: list[MinuteCounts] = []
+    matches: list[MinuteCounts] = []
     first, end = 2**62, 0
     for block in read_blocks_of_days(path):
         first, end = min(first, block.first_minute), max(end, block.first_minute + block.counts.shape[1])
-        found.extend(row_of(block, index) for index, name in enumerate(block.rows) if name.startswith(row))
-    found = [counts for counts in found if counts.row == row] or found
-    if not found:
+        matches.extend(row_of(block, index) for index, name in enumerate(block.rows) if name.startswith(row))
+    matches = [counts for counts in matches if counts.row == row] or matches
+    if not matches:
         raise NoMatchError(f"{path}: no row's id starts with {row!r}")
-    days = {counts.first_minute for counts in found}
-    if len({counts.row for counts in found}) > 1 or len(days) < len(found):
-        lines = ", ".join(str(counts.line) for counts in found[:5])
-        raise TraceError(f"{path}: {len(found)} rows start with {row!r} (lines {lines}); give more of the id")
-    return _joined(found, first, end)
+    days = {counts.first_minute for counts in matches}
+    if len({counts.row for counts in matches}) > 1 or len(days) < len(matches):
+        lines = ", ".join(str(counts.line) for counts in matches[:5])
+        raise TraceError(f"{path}: {len(matches)} rows start with {row!r} (lines {lines}); give more of the id")
+    return _joined(matches, first, end)
 
 
 def _joined(days: list[MinuteCounts], first: int, end: int) -> MinuteCounts:
@@ -197,8 +197,8 @@ def _texts(block: Block, name: str) -> list[str]:
 
 
 def _day_of(source: Source) -> int:
-    found = DAY_FILE.search(source.name)
-    day = int(found[1]) if found else 1
+    match = DAY_FILE.search(source.name)
+    day = int(match[1]) if match else 1
     if not 1 <= day <= MAX_DAYS:
         raise TraceError(f"{source.label}: the file's name says day {day}, days are 01 to {MAX_DAYS}")
     return day

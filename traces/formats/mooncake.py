@@ -68,8 +68,8 @@ def _parse(path: Path, line: int, text: str) -> tuple[int, int, int]:
     except orjson.JSONDecodeError as error:
         raise broken(path, line, f"not a JSON object ({error})") from error
     if not isinstance(entry, dict) or sorted(entry) != sorted(KEYS):
-        found = ",".join(entry)[:80] if isinstance(entry, dict) else type(entry).__name__
-        raise broken(path, line, f"foreign keys {found!r}; the keys are {', '.join(KEYS)}")
+        keys = ",".join(entry)[:80] if isinstance(entry, dict) else type(entry).__name__
+        raise broken(path, line, f"foreign keys {keys!r}; the keys are {', '.join(KEYS)}")
     blocks = entry["hash_ids"]
     if not isinstance(blocks, list) or any(type(block) is not int or block < 0 for block in blocks):
         raise broken(path, line, "key hash_ids: a list of numbers of blocks from 0 on is needed")

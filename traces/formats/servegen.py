@@ -107,14 +107,14 @@ def _table(source: Source) -> Iterator[ClientWindow]:
     header = read_header(source.label, source.stream).header
     if not is_header(header.cells):
         raise foreign(source, header, ",".join(COLUMNS))
-    seen: set[tuple[int, int]] = set()
+    keys: set[tuple[int, int]] = set()
     for block in read_blocks(source, KINDS, header):
         starts = _on_grid(block)
         clients = block.whole("client").tolist()
         for index, key in enumerate(zip(clients, starts.tolist(), strict=True)):
-            if key in seen:
+            if key in keys:
                 raise block.refuse(index, f"client {key[0]} has window {key[1]} s twice")
-            seen.add(key)
+            keys.add(key)
         yield from _windows(block, [str(number) for number in clients])
 
 
@@ -153,8 +153,8 @@ def _windows(block: Block, clients: list[str]) -> Iterator[ClientWindow]:
 
 def _client_name(path: Path, source: Source) -> str:
     """``CATEGORY/MODEL/N`` by the folders below ``data``, or below what was asked for."""
-    found = CHUNK_FILE.fullmatch(source.name)
-    number = str(int(found[1])) if found else source.name
+    match = CHUNK_FILE.fullmatch(source.name)
+    number = str(int(match[1])) if match else source.name
     if source.member is not None:
         folders = source.member.split("/")[:-1]
     else:
