@@ -1,6 +1,6 @@
 """Every baseline, tuned, against the bound: ``python -m benchmarks.baselines``.
 
-First each policy is tuned on validation hours, of which ``--tune-seconds`` are played, those whose CV is nearest to
+First each policy is tuned on validation hours, of which ``--tune-seconds`` are simulated, those whose CV is nearest to
 the hour's: plans by a search for each workload and pattern that goes on until it has converged, settings by a recorded
 sweep for each workload of ``--sweep-on`` and for all of them together, which the other workloads get; FaaSConf was
 trained on training hours (``docs/policies.md``).
@@ -60,7 +60,7 @@ class Tuning:
     trials: int
     """Most deployments judged in a search."""
     seconds: float
-    """Of each hour, the part that is most like it."""
+    """The part of each hour that is most like the whole."""
 
 
 def measure(
@@ -167,7 +167,7 @@ def page_of(
         f"{min((search['trials'] for search in done), default=0)} to "
         f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`, "
         "`searches.csv`). Settings: every trial "
-        "in `sweep.csv`. To play with the same ones: `tar xzf plans.tar.gz` here, then `smoe lab evaluate --plans plans "
+        "in `sweep.csv`. To evaluate with the same ones: `tar xzf plans.tar.gz` here, then `smoe lab evaluate --plans plans "
         "--policy-settings settings` from here, or with these folders' paths.",
         *([f"Left out: {'; '.join(dict.fromkeys(result['refused'].values()))}."] if result["refused"] else []),
         markdown(summaries),

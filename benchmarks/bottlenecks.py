@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--rate", type=float, default=20.0, help="requests per second on average, by moving time (%(default)s)"
     )
-    parser.add_argument("--minutes", type=float, default=10.0, help="how much of it is played (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how much of it is simulated (%(default)s)")
     parser.add_argument("--window", type=float, default=10.0, help="length of a window in seconds (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of all random choices (%(default)s)")
     given = parser.parse_args(arguments)
@@ -97,7 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "windows": len(slowest),
         "moves": moves,
         "layers_that_were_bottleneck": counts,
-        "p95_over_mean_layer": round(float(np.nanmean(np.nanmax(measured_s, axis=1) / np.nanmean(measured_s, axis=1))), 3),
+        "p95_over_mean_layer": round(
+            float(np.nanmean(np.nanmax(measured_s, axis=1) / np.nanmean(measured_s, axis=1))), 3
+        ),
         "requests": trace.requests,
         "trace_sha256": trace.sha256,
         "picture": str(given.out),

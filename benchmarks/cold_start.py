@@ -181,7 +181,7 @@ async def measure(folder: Path, manifest: Manifest, state_folder: Path) -> dict[
 
 
 async def scale_ups(backend: ProcessBackend, name: str) -> list[float]:
-    """Milliseconds from the wish for a second replica until it is ready, on an otherwise idle machine."""
+    """Milliseconds from the order for a second replica until it is ready, on an otherwise idle machine."""
     times = []
     for _ in range(SCALE_UPS):
         began = time.perf_counter()

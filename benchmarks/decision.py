@@ -1,6 +1,6 @@
 """How long a decision takes: ``python -m benchmarks.decision``.
 
-One decision is all that the controller does between an observation and its wishes: encode the observation
+One decision is all that the controller does between an observation and its proposal: encode the observation
 (``rl.features``), make tensors of it, and decide all layers one after the other over the whole of Φ (203,520
 configurations an expert), on one thread. Not included are reading metrics, decision limits and orders. The pipeline
 is the paper's ``bert-8`` (12 layers of 8 experts) after some simulated windows, and the same blown up to 24 layers of
@@ -60,7 +60,7 @@ class Times:
         }
 
 
-def played(layers: int, experts: int, seed: int) -> Episode:
+def simulated_episode(layers: int, experts: int, seed: int) -> Episode:
     """An episode of the workload, of another size where asked for, after some windows."""
     clip = Clip(WORKLOAD, "bursty", seed, mean_rps=20.0, seconds=30.0 * (WINDOWS + 1))
     base = paper_workload(WORKLOAD)
@@ -119,7 +119,7 @@ def main(repeats: int, seed: int) -> None:
     """Time decisions of all arms at 12 × 8 experts, and of the full agent at 24 × 64."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    small, large = played(12, 8, seed), played(*LARGE, seed)
+    small, large = simulated_episode(12, 8, seed), simulated_episode(*LARGE, seed)
     rows = measure(small, ARMS, repeats)
     blown_up = measure(large, ("full",), max(1, repeats // 4))["full"]
     experts, many = (int(episode.encoder.lattice.mask.sum()) for episode in (small, large))

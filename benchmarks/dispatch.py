@@ -1,11 +1,11 @@
 """What the choice of replicas and the way to them cost, on a running pipeline: ``python -m benchmarks.dispatch``.
 
-The default pipeline with some replicas of every segment and expert over nodes played on this machine (replica r of
+The default pipeline with some replicas of every segment and expert over machines emulated on this one (replica r of
 function f is on node (f + r) mod nodes; the ingress is on the first). One set of workers, an ingress for each row,
 asked in turns with the same texts, so that rows can be compared on a noisy machine; every row's first answer is
 compared with the whole model's.
 
-``--mbit 0`` (default): the line between two nodes is the loopback device, so bytes cost next to nothing.
+``--mbit 0`` (default): the link between two machines is the loopback device, so bytes cost next to nothing.
 ``--mbit 100``: each node is a network namespace whose way out is limited by traffic control
 (``benchmarks.prism_real.network``; root).
 
@@ -178,7 +178,7 @@ def wait_for_links(row: Row, nodes: int, within_s: float = 30.0) -> None:
 
 
 class Network:
-    """Played nodes with networks of their own; workers are forked on threads that are inside them."""
+    """Emulated machines with networks of their own; workers are forked on threads that are inside them."""
 
     feed_host = SWITCH
 
@@ -213,7 +213,7 @@ class Load:
 
 @click.command()
 @click.option("--pipeline", default="minilm", show_default=True, help="Preset or folder.")
-@click.option("--nodes", "count", default=3, show_default=True, type=click.IntRange(2, 16), help="Nodes played.")
+@click.option("--nodes", "count", default=3, show_default=True, type=click.IntRange(2, 16), help="Machines emulated.")
 @click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 16), help="Of each function.")
 @click.option("--tokens", default=(8, 32), multiple=True, show_default=True, help="Tokens of a text; a table each.")
 @click.option("--texts", default=1, show_default=True, type=click.IntRange(1, 64), help="Texts of a request.")
@@ -224,7 +224,7 @@ class Load:
 @click.option("--calls", default=20, show_default=True, type=click.IntRange(2), help="Requests a turn.")
 @seed_option
 def main(pipeline: str, mbit: float, **load: Any) -> None:
-    """Rules of dispatch and ways of transfer over played nodes."""
+    """Rules of dispatch and ways of transfer over emulated machines."""
     directory, _ = ensure_pipeline(pipeline, Path(".smoe/pipelines"))
     asked = Load(**{**load, "tokens": tuple(load["tokens"])})
     nodes = [f"node-{number}" for number in range(asked.count)]
@@ -256,7 +256,7 @@ def _measure(
         total = asked.calls * asked.rounds
         requests = [[texts[(i * asked.texts + j) % 64] for j in range(asked.texts)] for i in range(total)]
         rows = [Row(rule, transfer, one) for (rule, transfer), one in zip(ROWS, ingresses, strict=True)]
-        _play(rows, served.workers, requests, model, asked)
+        _measure_in_turns(rows, served.workers, requests, model, asked)
         figures = [{"tokens": size * asked.texts, **row.figures(model.manifest.layers)} for row in rows]
         links = {row.rule: links_of(row) for row in rows if row.transfer == "adaptive"}
         _show(figures, f"{directory.name}: {size * asked.texts} tokens a pass, {asked.count} nodes, {line}")
@@ -264,7 +264,7 @@ def _measure(
     return cells, links
 
 
-def _play(
+def _measure_in_turns(
     rows: Sequence[Row],
     workers: Sequence[WorkerProcess],
     requests: Sequence[Sequence[str]],

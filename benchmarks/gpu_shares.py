@@ -1,4 +1,4 @@
-"""GPU shares under MPS: ``python -m benchmarks.gpu_shares``. Needs an NVIDIA GPU; without one it says so and exits 2.
+"""GPU shares under MPS: ``python -m benchmarks.gpu_shares``. Needs an NVIDIA GPU; without one it exits with 2.
 
 For the default pipeline and one of BERT-base's size (preset bert-4, seeded weights), through a gateway of its own, for
 one node of each kind: latency against share (.1 … 1), what a neighbour on the same GPU costs, and the seconds of
@@ -83,7 +83,7 @@ def summary(rows: Sequence[Row], tokens: int) -> dict[str, Any]:
             for row in rows_of_node
             if row.family == "gpu_busy" and (row.tokens, row.concurrency) == (tokens, 1) and row.p50_s
         }
-        beside = {
+        with_neighbour = {
             f"{row.gpu_share:g}+{row.beside_share:g}": round(row.p50_s / busy[row.gpu_share], 3)
             for row in rows_of_node
             if row.family == "gpu_beside" and row.p50_s and row.gpu_share in busy
@@ -91,7 +91,7 @@ def summary(rows: Sequence[Row], tokens: int) -> dict[str, Any]:
         exchanges = [row.p50_s for row in rows_of_node if row.family == "gpu_exchange" and row.p50_s]
         numbers[node] = {
             "busy_ms": {f"{share:g}": round(1000 * seconds, 3) for share, seconds in busy.items()},
-            "beside": beside,
+            "beside": with_neighbour,
             "exchange_s": round(median(exchanges), 3) if exchanges else None,
         }
     return numbers
@@ -105,7 +105,7 @@ def show(pipeline: str, numbers: dict[str, Any], console: Console) -> None:
             table.add_row(node, f"call with {share} of the GPU", f"{ms:g} ms")
         for pair, ratio in values["beside"].items():
             share_here, _, other = pair.partition("+")
-            table.add_row(node, f"{share_here} beside a busy neighbour with {other}", f"{ratio:g} times as long")
+            table.add_row(node, f"{share_here} next to a busy neighbour with {other}", f"{ratio:g} times as long")
         if values["exchange_s"] is not None:
             table.add_row(node, "exchange of a worker for another share", f"{values['exchange_s']:g} s")
     console.print(table)

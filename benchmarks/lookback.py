@@ -1,6 +1,6 @@
-"""What the past tells of the coming window: ``python -m benchmarks.lookback [--out FOLDER]``.
+"""What the past shows of the coming window: ``python -m benchmarks.lookback [--out FOLDER]``.
 
-Every window of validation hours is played by itself, all experts alike, with each resource of Φ and more replicas of
+Every window of validation hours is simulated by itself, all experts configured uniformly, with each resource of Φ and more replicas of
 the largest: what it *needed* is the cheapest with which its own requests keep λ. On these needs stand
 
 * ``known``: each window gets what it needed; nobody can know that beforehand;
@@ -8,9 +8,9 @@ the largest: what it *needed* is the cheapest with which its own requests keep �
 * ``always``: one choice for the whole hour.
 
 Cost is the mean price of an expert over that of ``known``, on the same hours. Windows do not touch each other here and
-changes take no time, so ``look back`` is better than it could be in truth, and experts are alike, so neither is a
+changes take no time, so ``look back`` is better than it could be in truth, and experts are uniform, so neither is a
 bound: what is shown is how much of an hour can be foreseen. With ``--speed 5`` windows are of 6 s in an hour that is
-played five times as fast (``rl.train.training_workloads.QUICK``), for high rates. All of it is simulated. The last line is one JSON
+simulated five times as fast (``rl.train.training_workloads.QUICK``), for high rates. All of it is simulated. The last line is one JSON
 object: ``rows`` (rate, pattern, policy, ``cost``, ``violated``), ``cheapest`` (by rate and pattern: the cheapest look
 back and the cheapest constant choice with at most ``allowed`` windows over λ; null where there is none), ``unserved``
 (share of windows that no choice serves).
@@ -141,7 +141,7 @@ def compared(all_needs: Sequence[Needs]) -> list[Row]:
 
 
 def cheapest(rows: Sequence[Row], begins: str, allowed: float) -> Row | None:
-    """Of the policies whose names begin so, with at most ``allowed`` windows over λ."""
+    """Cheapest of the policies whose names begin so, with at most ``allowed`` windows over λ."""
     kept = [row for row in rows if row.policy.startswith(begins) and row.violated <= allowed]
     return min(kept, key=lambda row: row.cost, default=None)
 
@@ -212,7 +212,7 @@ def write_csv(rows: Sequence[Row], file: Path) -> None:
     "--out", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder of CSV and picture."
 )
 def main(workloads: str, rates: str, seeds: int, speed: str, allowed: float, workers: int, out: Path | None) -> None:
-    """How much of the coming window's need the windows before it tell."""
+    """How much of the coming window's need the windows before it show."""
     hours = [
         Hour(workload, pattern, seed, rate, float(speed) == QUICK_SPEED)
         for rate in map(float, rates.split(","))

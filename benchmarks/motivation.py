@@ -1,11 +1,11 @@
 """The paper's observations 1 to 3 (Figures 2 and 3) in the simulator: ``python -m benchmarks.motivation``.
 
-The arrivals of a real hour go through a modelled workload whose tokens are routed as a log of a real model says
-(``traces.routing_logs``; without the public traces a made hour and Zipf routing stand in, and the results say so).
+The arrivals of a real hour go through a modelled workload whose tokens are routed as in a log of a real model
+(``traces.routing_logs``; without the public traces a synthetic hour and Zipf routing stand in, and the results say so).
 Every expert has one fixed configuration. Two files of one row a window: ``experts.csv`` (tokens, mean calls in flight
 and P95 of each expert) and ``layers.csv`` (P95 from scatter to gather of each layer). ``surface.csv``: P95 of an
 expert over memory that brings CPU with it × concurrency, several seeds, at one fixed rate of Poisson arrivals.
-``about.json`` says what was played. P95 are read from the ingress's histograms, whose bounds are a factor of 1.3 apart.
+``about.json`` holds what was simulated. P95 are read from the ingress's histograms, whose bounds are a factor of 1.3 apart.
 Simulated, not measured. The last line is one JSON object.
 """
 
@@ -43,7 +43,7 @@ from traces.routing_logs import read_choices
 LOG = Path("moe_routing", "deepseek_v2_lite_chat_prefill_experts.parquet")
 FIXED = Configuration(memory_mb=512, cpu_cores=4.0, gpu_share=0.0, replicas=2, concurrency=4)
 MIB_PER_CORE = 1769.0
-"""Of the surface: what a large provider's functions have, as in measured profiles (``docs/profiles.md``)."""
+"""Ratio on the surface: what a large provider's functions have, as in measured profiles (``docs/profiles.md``)."""
 MEMORY_MIB = (1024, 1792, 2688, 3584, 5312, 7104, 10240)
 CONCURRENCIES = (1, 2, 3, 4, 6, 8, 10)
 SURFACE_RPS, SURFACE_S = 100.0, 60.0
@@ -51,7 +51,7 @@ _BOUNDS = (*BOUNDS[:-1].tolist(), float("inf"))
 
 
 def p95_ms(counts: NDArray[np.int64]) -> list[float | None]:
-    """Of each row of ``counts [rows, bounds]``; None where it has no call."""
+    """P95 of each row of ``counts [rows, bounds]``; None where it has no call."""
     rows = np.cumsum(counts, axis=1).tolist()
     seconds = [histogram_quantile(0.95, tuple(zip(_BOUNDS, row, strict=True))) for row in rows]
     return [None if value is None else round(1000 * value, 3) for value in seconds]
@@ -94,7 +94,7 @@ def rows_of(workload: Workload, window: Window, number: int) -> tuple[list[dict[
 
 
 def surface(workload: Workload, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """P95 of the first layer's first expert, every expert configured alike; the same arrivals for all of a seed."""
+    """P95 of the first layer's first expert, every expert configured the same; the same arrivals for all of a seed."""
     coupled = replace(workload, memory_mb_per_core=MIB_PER_CORE)
     node = len(coupled.segments)
     rows = []
@@ -163,7 +163,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     help="On the modelled cluster.",
 )
 @click.option(
-    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is played."
+    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is simulated."
 )
 @click.option(
     "--mean-rps",
@@ -173,7 +173,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     help="Requests per second on average.",
 )
 @click.option(
-    "--minutes", type=click.FloatRange(1.0), default=20.0, show_default=True, help="How much of it is played."
+    "--minutes", type=click.FloatRange(1.0), default=20.0, show_default=True, help="How much of it is simulated."
 )
 @click.option(
     "--window",
@@ -185,7 +185,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
 @click.option(
-    "--surface-seeds", type=click.IntRange(2), default=5, show_default=True, help="Plays of each point of the surface."
+    "--surface-seeds", type=click.IntRange(2), default=5, show_default=True, help="Runs of each point of the surface."
 )
 @click.option(
     "--traces",
@@ -205,7 +205,7 @@ def main(
     name: str, pattern: str, mean_rps: float, minutes: float, window_s: float, seed: int, surface_seeds: int,
     given: Path | None, out: Path,
 ) -> None:  # fmt: skip
-    """Play a fixed configuration, and sweep memory and concurrency of one expert."""
+    """Simulate a fixed configuration, and sweep memory and concurrency of one expert."""
     folder = catalog.data_folder(given)
     plain = paper_workload(name, seed=seed)
     routing = routing_of(plain, folder, phase_s=60.0)
@@ -214,12 +214,12 @@ def main(
         (name,), (pattern,), (0,), ("static",), (seed,), start=FIXED, window_s=window_s, seconds=60 * minutes,
         mean_rps=mean_rps, warm_up_windows=0, data=given,
     )  # fmt: skip
-    played = arrivals(grid, Group(name, pattern, 0, seed))
-    requests = draw_requests(workload, played.arrival_s, seed=seed, source=played.source)
+    hour = arrivals(grid, Group(name, pattern, 0, seed))
+    requests = draw_requests(workload, hour.arrival_s, seed=seed, source=hour.source)
     simulation = Simulation(workload, requests, workload.initial(FIXED), seed=seed)
     experts: list[dict[str, Any]] = []
     layers: list[dict[str, Any]] = []
-    for window in windows_of(workload, simulation, window_s, played.seconds):
+    for window in windows_of(workload, simulation, window_s, hour.seconds):
         more_experts, more_layers = rows_of(workload, window, round(window.start_s / window_s))
         experts += more_experts
         layers += more_layers
@@ -231,9 +231,9 @@ def main(
     about = {
         **{"workload": name, "pattern": pattern, "window_s": window_s, "seed": seed, "simulated": True},
         **{"configuration": asdict(FIXED), "slo_ms": 1000 * workload.slo_s},
-        "arrivals": played.source,
-        "arrivals_measured": played.measured,
-        "cv": played.cv,
+        "arrivals": hour.source,
+        "arrivals_measured": hour.measured,
+        "cv": hour.cv,
         "requests": int(requests.arrival_s.size),
         "requests_sha256": requests.sha256,
         "routing": workload.routing.source,

@@ -153,7 +153,7 @@ def flow(work: Work, step: Step, log: dict[str, dict[str, int]], steps: int) -> 
     }
 
 
-def told(reasons: list[ExpertReasons]) -> list[dict[str, Any]]:
+def described(reasons: list[ExpertReasons]) -> list[dict[str, Any]]:
     """As JSON, numbers rounded."""
     rows: list[dict[str, Any]] = json.loads(json.dumps([asdict(row) for row in reasons]))
     for row in rows:
@@ -194,7 +194,7 @@ def document(work: Work, policy: LearntPolicy, actor_file: Path, steps: list[Ste
         },
         "state": {name: plain(getattr(state, name)) for name in ("segments", "experts", "pipeline")},
         "embeddings": embeddings(actor, batch),
-        "experts": told(reasons),
+        "experts": described(reasons),
         "scored": {"row": busiest, **scores(actor, encoder, batch, busiest)},
     }  # fmt: skip
 
@@ -209,7 +209,7 @@ def document(work: Work, policy: LearntPolicy, actor_file: Path, steps: list[Ste
     help="On the modelled cluster.",
 )
 @click.option(
-    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is played."
+    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is simulated."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
 @click.option(
@@ -223,7 +223,7 @@ def document(work: Work, policy: LearntPolicy, actor_file: Path, steps: list[Ste
     help="Folder of decision.json.",
 )
 def main(name: str, pattern: str, seed: int, seconds: float, out: Path) -> None:
-    """Play an episode under the learnt policy, and take one decision apart."""
+    """Simulate an episode under the learnt policy, and take one decision apart."""
     torch.set_num_threads(1)
     grid = Grid((name,), (pattern,), (0,), ("smoe",), (seed,), seconds=seconds)
     group = Group(name, pattern, 0, seed)

@@ -1,4 +1,4 @@
-"""What a pass over functions costs beside the whole model in one process: ``python -m benchmarks.pipeline``.
+"""What a pass over functions costs next to the whole model in one process: ``python -m benchmarks.pipeline``.
 
 Everything is measured in turns within one run, so ratios hold on a noisy machine. Both sides go from JSON bytes to
 JSON bytes, tokenising included. ``floor_ms`` = whole + sequential hops × the cheapest hop (an echo of 20 kB by the

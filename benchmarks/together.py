@@ -1,6 +1,6 @@
 """Everything at once on one running pipeline: ``python -m benchmarks.together [--out FOLDER]``.
 
-The default pipeline (real weights) on the embedded gateway, under real limits, on two played nodes with a limited line
+The default pipeline (real weights) on the embedded gateway, under real limits, on two emulated machines with a limited link
 between their memories. Each node has an ingress, all segments, and memory for two thirds of the experts. Each node's
 clients send real texts of a task of their own (arithmetic, code) to their node's ingress, at the arrivals of two seeds
 of a bursty hour; half-way the tasks change nodes. Meanwhile, at once:
@@ -10,8 +10,8 @@ of a bursty hour; half-way the tasks change nodes. Meanwhile, at once:
 * *dispatch balances*: each ingress chooses among an expert's replicas by AEBS (Janus; ``--dispatch``: another rule);
 * *the learnt policy sizes*: every expert's memory, cores, replicas and concurrency, at every window.
 
-At three quarters of the play layer 0's experts are ordered to node a and then to node b, whose weights manager is
-killed in mid-copy. The same requests are then played again with experts as they are at the end, nothing sizing or
+At three quarters of the run layer 0's experts are ordered to node a and then to node b, whose weights manager is
+killed in mid-copy. The same requests are then replayed again with experts as they are at the end, nothing sizing or
 moving them (``still``): what all the changing cost. Latency counts from when a request was due. All of it is measured,
 on a machine whose cores both nodes share. The last line is one JSON object: ``failed``, ``moves``, ``orders`` (of the
 policy), ``p95_ms``, ``p95_over_slo``, ``still_p95_ms``, ``max_rel_err`` (answers afterwards against the whole model),
@@ -47,7 +47,7 @@ from autoscaler.loop import run as run_controller
 from autoscaler.settings import ControllerSettings
 from benchmarks.fidelity.runs import SEED
 from benchmarks.harness.options import data_option, seed_option
-from benchmarks.harness.replayer import Replayer
+from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import print_result
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
@@ -74,7 +74,7 @@ from traces.results import RequestRecord
 NODES = ("a", "b")
 TASKS = ("gsm8k", "humaneval")
 MEMORY_PART = 2 / 3
-"""Of all experts, that each node has memory for."""
+"""Part of all experts that each node has memory for."""
 POLICY, STILL = "smoe", "still"
 MAX_WORDS = 24
 LOOK_S = 2.0
@@ -88,7 +88,7 @@ WARM_TEXTS = 8
 
 @dataclass(frozen=True)
 class Setting:
-    """How it is played. Seconds are of the clock; rates of each node."""
+    """How it is run. Seconds are of the clock; rates of each node."""
 
     seconds: float
     mean_rps: float
@@ -103,7 +103,7 @@ class Setting:
 
 @dataclass
 class Timeline:
-    """What happened, seconds from the beginning of the play."""
+    """What happened, seconds from the beginning of the run."""
 
     began_s: float = field(default_factory=time.monotonic)
     decisions: list[dict[str, Any]] = field(default_factory=list)
@@ -131,13 +131,13 @@ class Stage:
         self.addresses = self._placed()
 
     def _placed(self) -> list[str]:
-        """Ingress and segments on every node, experts where Prism puts them when all are called alike; addresses of the
+        """Ingress and segments on every node, experts where Prism puts them when all are called equally often; addresses of the
         ingresses in order of nodes."""
         both = dict.fromkeys(NODES, 1)
         target: dict[str, Mapping[str, int]] = {self.manifest.function_name(INGRESS): both}
         target |= {self.manifest.function_name(one.id): both for one in self.manifest.segments}
-        alike = Seen(np.ones((len(NODES), *self.shape)), HORIZON_S)
-        target |= places_of(planned(alike, self.profile, self.manifest), self.profile, self.manifest)
+        equal = Seen(np.ones((len(NODES), *self.shape)), HORIZON_S)
+        target |= places_of(planned(equal, self.profile, self.manifest), self.profile, self.manifest)
         self.coordinator.move(target)
         ingresses = self.client.replicas()[self.manifest.function_name(INGRESS)]
         by_node = {str(one["node"]): str(one["address"]) for one in ingresses if one["state"] == "ready"}
@@ -154,7 +154,7 @@ class Stage:
 
 
 def manager_pid(client: GatewayClient, state: Path, node: str) -> int:
-    """Of the node's weights manager, found by the port that the feed names. Raises SmoeError."""
+    """Process of the node's weights manager, found by the port that the feed names. Raises SmoeError."""
     address = client.replicas()[f"weights-{node}"][0]["address"]
     port = int(address.rsplit(":", 1)[1])
     for child in psutil.Process(int(read_gateway(state)["pid"])).children(recursive=True):
@@ -195,7 +195,7 @@ class Changing:
     """What sizes and moves experts while requests are served: controller and placement, each in a thread."""
 
     def __init__(self, stage: Stage, setting: Setting, slo_s: float, folder: Path, timeline: Timeline) -> None:
-        self._stage, self._own, self._timeline = stage, setting, timeline
+        self._stage, self._setting, self._timeline = stage, setting, timeline
         settings = folder / "policy.toml"
         settings.write_text(f"cpu_scale = {setting.cpu_scale}\n")
         self._controller, self._window_s = build_controller(
@@ -219,7 +219,7 @@ class Changing:
         with ThreadPoolExecutor(2) as pool:
             parts = [
                 pool.submit(
-                    run_controller, self._controller, self._own.window_s, stop.wait, tick, window_s=self._window_s
+                    run_controller, self._controller, self._setting.window_s, stop.wait, tick, window_s=self._window_s
                 ),
                 pool.submit(self._place, stop),
             ]
@@ -233,19 +233,19 @@ class Changing:
     def _place(self, stop: threading.Event) -> None:
         """A decision every interval; at three quarters a move whose receiving manager is killed."""
         killed = False
-        while not stop.wait(self._own.every_s):
-            begun_s, told = self._timeline.now_s(), dict[str, Any]()
+        while not stop.wait(self._setting.every_s):
+            begun_s, report = self._timeline.now_s(), dict[str, Any]()
             try:
-                if begun_s >= 0.75 * self._own.seconds and not killed:
-                    killed, told = True, self._move_and_kill()
+                if begun_s >= 0.75 * self._setting.seconds and not killed:
+                    killed, report = True, self._move_and_kill()
                 else:
                     stage = self._stage
-                    told = decided(
+                    report = decided(
                         stage.client, stage.coordinator, stage.profile, stage.manifest, HORIZON_S, "improved", False
                     )
             except (SmoeError, GatewayClientError, MoveError) as error:
-                told = {"moved": False, "error": str(error)}
-            self._timeline.decisions.append({"at_s": round(begun_s, 2), **told})
+                report = {"moved": False, "error": str(error)}
+            self._timeline.decisions.append({"at_s": round(begun_s, 2), **report})
 
     def _move_and_kill(self) -> dict[str, Any]:
         """Layer 0's experts go to ``a`` and then, all of them, to ``b``, whose manager dies while it copies."""
@@ -267,19 +267,18 @@ class Changing:
         return {"moved": True, "moved_s": round(moved.settled_s, 3), "manager_killed": struck.is_set()}
 
 
-def play(
+def replay(
     stage: Stage, asked: list[tuple[Trace, list[str]]], timeline: Timeline, bar: Progress, what: str
 ) -> list[list[RequestRecord]]:
     """Every node's requests at once, and a look at the counters every :data:`LOOK_S`; records by node."""
     seconds = max(trace.duration_s for trace, _ in asked)
     task = bar.add_task(what, total=seconds)
-    replayers = [Replayer(f"http://{address}/", SEED) for address in stage.addresses]
+    senders = [ReplayProcess(f"http://{address}/", SEED) for address in stage.addresses]
     try:
-        with ThreadPoolExecutor(len(replayers)) as pool:
+        with ThreadPoolExecutor(len(senders)) as pool:
             timeline.began_s = time.monotonic()
             parts = [
-                pool.submit(replayer.replay, trace, texts)
-                for replayer, (trace, texts) in zip(replayers, asked, strict=True)
+                pool.submit(sender.replay, trace, texts) for sender, (trace, texts) in zip(senders, asked, strict=True)
             ]
             while not all(part.done() for part in parts):
                 time.sleep(LOOK_S)
@@ -288,8 +287,8 @@ def play(
                 bar.update(task, completed=min(seconds, moment))
             return [part.result()[1].records for part in parts]
     finally:
-        for replayer in replayers:
-            replayer.__exit__()
+        for sender in senders:
+            sender.__exit__()
 
 
 def latencies(records: list[list[RequestRecord]]) -> tuple[np.ndarray, np.ndarray, int]:
@@ -310,7 +309,9 @@ def local_over_time(timeline: Timeline) -> list[tuple[float, float | None]]:
     return ratios
 
 
-def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: float, setting: Setting, file: Path) -> None:
+def draw(
+    timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: float, setting: Setting, file: Path
+) -> None:
     """Latency, where experts are, local calls, and what happened when."""
     import matplotlib
 
@@ -335,11 +336,11 @@ def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: fl
             colour, words = ("tab:red", "move, manager killed") if killed else ("tab:orange", "move")
             events.append((decision["at_s"], words, colour, ":"))
     for axis in (top, middle, bottom):
-        told: set[str] = set()
+        labelled: set[str] = set()
         for at_s, words, colour, style in events:
-            new = axis is top and words not in told
+            new = axis is top and words not in labelled
             axis.axvline(at_s, color=colour, linestyle=style, linewidth=1, label=words if new else None)
-            told.add(words)
+            labelled.add(words)
     top.legend(fontsize=8, loc="upper left")
     middle.legend(fontsize=8, loc="upper left")
     figure.tight_layout()
@@ -350,8 +351,8 @@ def draw(timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: fl
 
 def show(result: Mapping[str, Any]) -> None:
     table = Table(title=f"everything at once, two nodes; SLO: P95 within {result['slo_ms']:.0f} ms")
-    for name in ("play", "requests", "failed", "P50 ms", "P95 ms", "P95/SLO", "local calls", "moves", "orders"):
-        table.add_column(name, justify="left" if name == "play" else "right")
+    for name in ("run", "requests", "failed", "P50 ms", "P95 ms", "P95/SLO", "local calls", "moves", "orders"):
+        table.add_column(name, justify="left" if name == "run" else "right")
     for name, part in result["plays"].items():
         table.add_row(
             name, str(part["requests"]), str(part["failed"]), f"{part['p50_ms']:.0f}", f"{part['p95_ms']:.0f}",
@@ -361,7 +362,7 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str, Any]:
-    """Of one play."""
+    """Figures of one run."""
     _, latency_s, failed = latencies(records)
     local = (timeline.looks[-1][1] - timeline.looks[0][1]).local_ratio
     return {
@@ -376,7 +377,7 @@ def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str,
 
 
 @click.command()
-@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(30), help="Length of a play.")
+@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(30), help="Length of a run.")
 @click.option("--mean-rps", default=1.5, show_default=True, type=click.FloatRange(0.1), help="Requests/s of each node.")
 @click.option("--slo-factor", default=4.0, show_default=True, help="SLO over a warm prompt's time through the nodes.")
 @click.option(
@@ -409,27 +410,27 @@ def main(data: Path | None, out: Path | None, **options: Any) -> None:
         slo_s = setting.slo_factor * parity.unloaded_p50_s
         for name, timeline in timelines.items():
             if name == STILL:
-                records[name] = play(stage, asked, timeline, bar, name)
+                records[name] = replay(stage, asked, timeline, bar, name)
                 continue
             with Changing(stage, setting, slo_s, folder, timeline).at_work():
-                records[name] = play(stage, asked, timeline, bar, name)
+                records[name] = replay(stage, asked, timeline, bar, name)
         after = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
-    plays = {name: summary(records[name], timelines[name]) for name in timelines}
+    runs = {name: summary(records[name], timelines[name]) for name in timelines}
     first = timelines["all at once"]
     if out is not None:
         due_s, latency_s, _ = latencies(records["all at once"])
         draw(first, due_s, latency_s, slo_s, setting, out / "together.png")
-    one = plays["all at once"]
+    one = runs["all at once"]
     result = {
-        "failed": sum(part["failed"] for part in plays.values()),
+        "failed": sum(part["failed"] for part in runs.values()),
         "moves": one["moves"],
         "orders": one["orders"],
         "p95_ms": one["p95_ms"],
         "p95_over_slo": round(one["p95_ms"] / 1000 / slo_s, 4),
-        "still_p95_ms": plays[STILL]["p95_ms"],
+        "still_p95_ms": runs[STILL]["p95_ms"],
         "max_rel_err": after.max_rel_err,
         "slo_ms": round(1000 * slo_s, 1),
-        "plays": plays,
+        "plays": runs,
         "decisions": first.decisions,
         "local_over_time": local_over_time(first),
         "settings": options,

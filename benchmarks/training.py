@@ -1,7 +1,7 @@
 """How long learning takes and what comes of it: ``python -m benchmarks.training``.
 
 A run of ``smoe lab train`` with its default settings, for as many ``--minutes`` of one core, for each of ``--seeds``.
-Beside the actor stand, on the same validation clips, the start that is never changed (what an operator finds by
+Next to the actor stand, on the same validation clips, the start that is never changed (what an operator finds by
 profiling the first windows), the teacher of the warm start, and the last window's optimum. A run that is in ``--out``
 goes on or is read. All of it is simulated; validation clips are no test. The last line is one JSON object:
 ``minutes`` (processor time of the longest run), ``windows``, ``curve`` (validation by windows and minutes: cost over
@@ -75,7 +75,7 @@ def last_window(settings: TrainingSettings) -> Decide:
 
 
 def compared(run: Run) -> dict[str, dict[str, Any]]:
-    """Name → figures over the bound, on the validation clips: the actor that was kept, and what stands beside it."""
+    """Name → figures over the bound, on the validation clips: the actor that was kept, and what is compared with it."""
     settings, validator = run.settings, Validator(run.settings, run.out / "cache", run.data)
     policies: dict[str, Decide] = {
         "learnt": acting(run.out / BEST),
@@ -136,8 +136,8 @@ def main(minutes: float, seeds: str, workloads: str, windows: int, changes: tupl
         run = Run(settings, out / f"seed-{seed}")
         run.go(minutes, on_validation=lambda entry: console.print(line_of(entry)))
         runs.append(run)
-    beside = compared(runs[0])
-    console.print(shown(beside))
+    comparison = compared(runs[0])
+    console.print(shown(comparison))
     curves = {run.settings.seed: [without_clips(entry) for entry in run.progress.curve] for run in runs}
     print_result(
         {
@@ -145,7 +145,7 @@ def main(minutes: float, seeds: str, workloads: str, windows: int, changes: tupl
             "windows": max(run.agent.num_timesteps for run in runs),
             "curve": curves[runs[0].settings.seed],
             "curves": curves,
-            "beside": beside,
+            "beside": comparison,
             "seeds": [run.settings.seed for run in runs],
         }
     )

@@ -1,8 +1,8 @@
 """What each part of the agent is worth (Figures 9 and 10): ``python -m benchmarks.variants --minutes 40``.
 
 Each arm (``docs/agent.md``) is trained as ``smoe lab train --arm`` does, for as many ``--minutes`` of one core and each of
-``--seeds``, with the same settings; then every actor plays the same test hours by the machinery of ``smoe lab evaluate``,
-with the bound of the same requests beside it. Actors are chosen on validation hours by training, never on test hours.
+``--seeds``, with the same settings; then every actor is simulated on the same test hours by the machinery of ``smoe lab evaluate``,
+with the bound of the same requests next to it. Actors are chosen on validation hours by training, never on test hours.
 What is in ``--out`` goes on or is read, so a stopped run loses nothing, and arms can be added later. All of it is
 simulated. ``--publish`` writes ``results.csv`` (every run), ``curves.json`` and a README, which the notebooks read. The
 last line is one JSON object: ``cells`` with intervals, ``arms``, ``seeds``, ``minutes`` and ``windows`` of training.
@@ -65,7 +65,7 @@ def train(settings: TrainingSettings, minutes: float, out: Path, console: Consol
 
 
 def test(grid: Grid, trained: Trained, out: Path, workers: int) -> list[Summary]:
-    """The actor's runs on the test hours, named by its arm; an actor that got better since is played again."""
+    """The actor's runs on the test hours, named by its variant; an actor that got better since is simulated again."""
     settings = out / "settings"
     settings.mkdir(parents=True, exist_ok=True)
     (settings / f"{POLICY}.toml").write_text(f"actor = {json.dumps(str(trained.actor.resolve()))}\n")
@@ -73,7 +73,9 @@ def test(grid: Grid, trained: Trained, out: Path, workers: int) -> list[Summary]
         "arm": trained.arm, "training_seed": trained.seed, "minutes": trained.minutes,
         "trained_windows": trained.windows, "policy": trained.arm, "actor": file_sha256(trained.actor),
     }  # fmt: skip
-    summaries = evaluate(replace(grid, settings=settings, bound=False), out / f"evaluation-{actor_columns['actor'][:12]}", workers)
+    summaries = evaluate(
+        replace(grid, settings=settings, bound=False), out / f"evaluation-{actor_columns['actor'][:12]}", workers
+    )
     return [{**summary, **actor_columns} for summary in summaries]
 
 
@@ -176,7 +178,7 @@ def main(
     arms: tuple[str, ...], minutes: float, seeds: str, workloads: str, patterns: str, changes: tuple[str, ...],
     test_seeds: int, seconds: float, mean_rps: float, workers: int, out: Path, to: Path | None,
 ) -> None:  # fmt: skip
-    """Train every arm, and play the same test hours under each."""
+    """Train every arm, and simulate the same test hours under each."""
     console = Console(stderr=True)
     named = tuple(workloads.split(","))
     grid = Grid(

@@ -1,9 +1,9 @@
 """An agent on pipelines of sizes that it was not trained on: ``python -m benchmarks.zero_shot --minutes 8``.
 
 The published actor has met 4 to 8 experts in 12 to 24 layers. Here it decides for ``bert-8`` blown up to 16, 32 and 64
-experts a layer, and cut or stretched to 6 and 24 layers, where λ grows with the layers (``rl.episodes.sizes``). Beside
+experts a layer, and cut or stretched to 6 and 24 layers, where λ grows with the layers (``rl.episodes.sizes``). Next to
 it stands, for each size, an agent that was trained there as ``smoe lab train`` does, for ``--minutes`` of one core, and
-the teacher that both have cloned. All play the same hours of the validation set; the hour of each pattern on which
+the teacher that both have cloned. All get the same hours of the validation set; the hour of each pattern on which
 training chose its actor is left out. Cost is provisioned, in the price of the agent trained there. All of it is
 simulated. A run that is in ``--out`` goes on or is read. The last line is one JSON object: ``sizes`` (name → cost and
 share of windows over λ of each policy, ``ratio`` of the published actor's cost to the trained one's), ``worst``,
@@ -60,7 +60,9 @@ def compared(clips_of: dict[str, list[Judged]]) -> dict[str, Any]:
     trained = clips_of["trained there"]
     table = {
         policy: {
-            "cost": round(float(np.mean([one.cost / beside.cost for one, beside in zip(clips, trained, strict=True)])), 4),
+            "cost": round(
+                float(np.mean([one.cost / reference.cost for one, reference in zip(clips, trained, strict=True)])), 4
+            ),
             "violated": round(sum(one.violated for one in clips) / max(1, sum(one.judged for one in clips)), 4),
         }
         for policy, clips in clips_of.items()

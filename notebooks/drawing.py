@@ -34,7 +34,7 @@ ARMS: Mapping[str, tuple[str, str]] = {
 }
 """Arm of the ablation → label and colour."""
 SLO = {"color": "crimson", "linestyle": "--", "linewidth": 1.2}
-"""Of the line at λ."""
+"""Style of the line at λ."""
 
 
 def style() -> None:
@@ -63,7 +63,7 @@ def known(names: Sequence[str], among: Mapping[str, tuple[str, str]] = POLICIES)
 
 
 def places(count: int, width: float = 0.8) -> np.ndarray:
-    """Offsets of ``count`` bars beside each other around 0, and by their distance how wide each is."""
+    """Offsets of ``count`` bars next to each other around 0, and by their distance how wide each is."""
     return width * ((np.arange(count) + 0.5) / count - 0.5)
 
 

@@ -58,9 +58,11 @@ def differences(stored: Any, fresh: Any) -> list[str]:
     for number, (one, other) in enumerate(zip(stored.cells, fresh.cells, strict=True)):
         if one.cell_type != "code":
             continue
-        if [_told(output) for output in one.outputs] != [_told(output) for output in other.outputs]:
+        if [_without_picture(output) for output in one.outputs] != [
+            _without_picture(output) for output in other.outputs
+        ]:
             changes.append(f"the text below cell {number}")
-        elif not all(map(_alike, _pictures(one), _pictures(other))):
+        elif not all(map(_same_picture, _pictures(one), _pictures(other))):
             changes.append(f"the picture below cell {number}")
     return changes
 
@@ -83,7 +85,7 @@ def _kernel() -> Iterator[KernelManager]:
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _told(output: Any) -> dict[str, Any]:
+def _without_picture(output: Any) -> dict[str, Any]:
     """An output without its picture's bytes."""
     plain = dict(output)
     if "data" in plain:
@@ -95,7 +97,7 @@ def _pictures(cell: Any) -> list[str]:
     return [output.data[PNG] for output in cell.outputs if PNG in output.get("data", {})]
 
 
-def _alike(one: str, other: str) -> bool:
+def _same_picture(one: str, other: str) -> bool:
     if one == other:
         return True
     pixels = [imread(io.BytesIO(base64.b64decode(text))) for text in (one, other)]

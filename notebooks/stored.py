@@ -1,4 +1,4 @@
-"""Stored results for the notebooks beside this file: where they are, how they are read, and sentences made of them."""
+"""Stored results for the notebooks next to this file: where they are, how they are read, and sentences made of them."""
 
 from __future__ import annotations
 

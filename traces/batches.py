@@ -106,7 +106,7 @@ def gather(
     return make_trace(
         times[:size] - begin,
         duration_s=max(0.0, until - begin),
-        source=f"{path.name}{names.told()}{'' if whole else f', {begin:g} s to {until:g} s'}",
+        source=f"{path.name}{names.label()}{'' if whole else f', {begin:g} s to {until:g} s'}",
         context_tokens=_joined([part.context_tokens for part in kept], size),
         generated_tokens=_joined([part.generated_tokens for part in kept], size),
     )
@@ -139,7 +139,7 @@ class _Wanted:
         if self._row is not None and not self._found:
             raise NoMatchError(f"{self._path}: no row's name starts with {self._row!r}")
 
-    def told(self) -> str:
+    def label(self) -> str:
         return f" row {min(self._found)}" if self._found else ""
 
 

@@ -1,4 +1,4 @@
-"""Which traces are there: the public ones in a folder laid out as their README says, and the made samples of this
+"""Which traces are there: the public ones in a folder laid out as their README has it, and the synthetic samples of this
 room.
 """
 
@@ -148,7 +148,7 @@ def resolve(name: str, data: Path | None) -> Path:
 def bursty_hour(data: Path | None, placement: Placement = "uniform", seed: int = 0) -> Trace:
     """The hour of the main job: a real Azure Functions hour when the real traces are there, else the made one.
 
-    The trace's ``source`` says which. Raises TraceError.
+    The trace's ``source`` names it. Raises TraceError.
     """
     dataset, row, minute = BURSTY_HOUR
     for candidate in datasets(data):

@@ -3,7 +3,7 @@ bursty.
 
 :func:`choose` takes hours at random (seeded) out of a :class:`traces.hours.HourTable` and gives each with its
 arrivals. The arrivals are checked once drawn: a clip whose own CV has left the pattern (a finite draw of a heavy
-law, a border case) is passed over, so what is replayed is what was asked for. A clip says where it comes from: file
+law, a border case) is passed over, so what is replayed is what was asked for. A clip names its origin: file
 and its sha256, function, minutes.
 """
 
@@ -39,7 +39,7 @@ class Clip:
 
     path: Path
     file_sha256: str
-    """Of the file's bytes on disk (a folder's: over its files' names and hashes)."""
+    """SHA-256 of the file's bytes on disk (a folder's: over its files' names and hashes)."""
     format: loading.Format
     row: str
     """Function, model or client; the file's name where it is one function."""
@@ -173,7 +173,7 @@ def _from_counts(wanted: Sequence[Clip], placement: Placement, seed: int) -> lis
                 if not block.first_minute <= first <= last < end:
                     continue
                 hour = azure_functions_2019.row_of(block, at).hour(first)
-                # a name that a day holds twice is told apart by its requests
+                # a name that a day holds twice is identified by its requests
                 if int(hour.counts.sum()) == wanted[index].requests:
                     traces[index] = placing.to_trace(hour, placement, seed)
     return _all_of(wanted, traces)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class TraceError(Exception):
-    """Base; a sentence that says what is wrong, where, and what is allowed."""
+    """Base; one sentence: what is wrong, where, and what is allowed."""
 
 
 class NoMatchError(TraceError):
@@ -21,7 +21,7 @@ class NoMatchError(TraceError):
 
 
 class FetchError(TraceError):
-    """A published file cannot be had; the sentence says what to do next."""
+    """A published file cannot be had; the sentence names what to do next."""
 
 
 class ReplayError(TraceError):

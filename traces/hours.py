@@ -36,7 +36,7 @@ class HourTable:
     path: Path
     format: loading.Format
     names: list[str]
-    """Of the rows: function, client, model; the file's name where it is one function."""
+    """Names of the rows: function, client, model; the file's name where it is one function."""
     row: IntArray
     """Index into ``names``."""
     start_s: IntArray
@@ -49,7 +49,7 @@ class HourTable:
     """1 - the largest distance of the arrivals' cumulative share from even, at ten-minute cuts: 1 is a constant
     rate, 1/6 is everything in the first or last ten minutes."""
     span_s: float
-    """Of the whole file."""
+    """SHA-256 of the whole file."""
     first_minute: int = 0
     """Number of the file's first minute in its own count (480 for a file of minutes 480 to 959)."""
 
@@ -106,7 +106,9 @@ class _Gathered:
     ) -> None:
         finite = np.isfinite(low) & np.isfinite(high)
         both = np.minimum(low, high), np.maximum(low, high)
-        self.columns.append((row[finite], start_s[finite], requests[finite], both[0][finite], both[1][finite], still[finite]))
+        self.columns.append(
+            (row[finite], start_s[finite], requests[finite], both[0][finite], both[1][finite], still[finite])
+        )
 
     def table(self, path: Path, kind: loading.Format, first_minute: int) -> HourTable:
         empty = np.zeros(0, dtype=np.int64)
@@ -174,7 +176,7 @@ def _of_windows(path: Path, fewest: int, most: int) -> _Gathered:
 
 
 class _Sums:
-    """Of one batch's hours and those still open: everything a CV needs."""
+    """Sums over the hours of one batch and those still open: everything a CV needs."""
 
     def __init__(self) -> None:
         self.parts: dict[tuple[int, int], IntArray] = {}

@@ -1,4 +1,4 @@
-"""One door to all formats: what a file is, told from its content, and one trace out of it."""
+"""One door to all formats: what a file is, by its content, and one trace out of it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Found:
     path: Path
     """The file; for the formats of many files (Azure Functions 2019, ServeGen) what was asked for."""
     member: str | None
-    """Of an archive, for the formats of one file."""
+    """Member of an archive, for the formats of one file."""
 
 
 def identify(path: Path) -> Found:
@@ -105,7 +105,7 @@ def load(
 
     ``row``: function, model or client (a leading part is enough); without it the busiest function or client is
     taken of formats that hold no requests, and all requests of formats that do. ``start_s`` and ``duration_s`` clip
-    it, in seconds of the file (for per-minute counts 0 is the first minute of its first day). ``placement`` says
+    it, in seconds of the file (for per-minute counts 0 is the first minute of its first day). ``placement`` sets
     how per-minute counts become times, see :mod:`traces.arrival_process`. Raises TraceError, NoMatchError.
     """
     file = identify(path)

@@ -3,7 +3,7 @@ measured.
 
 Each format has one file with the exact columns of the published data and contents that show its patterns;
 identifiers are hashes of words such as ``made function 3``. `made_bursty_hour.csv.gz` is the hour that the main
-job plays where the public traces are not there.
+job replays where the public traces are not there.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Trace:
     source: str
     """Where it comes from and what was done to it, in words; made traces say *synthetic* or *made*."""
     sha256: str
-    """Of arrivals, duration and tokens: two traces with the same hash hold the same numbers."""
+    """SHA-256 of arrivals, duration and tokens: two traces with the same hash hold the same numbers."""
     context_tokens: IntArray | None = None
     """[N] int64, tokens of the request, where the source gives them."""
     generated_tokens: IntArray | None = None

@@ -21,7 +21,7 @@ def file_sha256(path: Path) -> str:
 
 
 def path_sha256(path: Path) -> str:
-    """Of a file, see :func:`file_sha256`; of a folder: over the lines ``HASH  NAME`` of all its files, sorted by name.
+    """Hex sha256 of a file (:func:`file_sha256`) or a folder: over the lines ``HASH  NAME`` of all its files, sorted by name.
     Raises TraceError.
     """
     if not path.is_dir():

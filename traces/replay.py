@@ -1,4 +1,4 @@
-"""Open-loop replay: every request leaves when the trace says so, whether or not earlier answers are back.
+"""Open-loop replay: every request leaves at its time in the trace, whether or not earlier answers are back.
 
 A closed loop (next request after the last answer) slows down with the server and hides its queue; here the only
 brake is the bound on connections, and a request that has to wait for one is on record as late. The client measures
@@ -39,7 +39,7 @@ class ReplaySettings:
     """How to replay. Checked by :func:`check`."""
 
     url: str
-    """Of the function, e.g. ``http://127.0.0.1:8080/function/minilm``."""
+    """Address of the function, e.g. ``http://127.0.0.1:8080/function/minilm``."""
     speed: float = 1.0
     """Trace seconds per second of the clock."""
     connections: int = 256
@@ -53,7 +53,7 @@ class ReplaySettings:
     """After a stop: how long answers under way are waited for."""
     headers: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the JSON body beside ``inputs``."""
+    """Further fields of the JSON body besides ``inputs``."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ async def replay(
     on_start: Callable[[Progress], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> ReplayResult:
-    """Send text ``i`` (texts are used in turn) at arrival ``i`` of ``trace`` played at ``settings.speed``.
+    """Send text ``i`` (texts are used in turn) at arrival ``i`` of ``trace``, replayed at ``settings.speed``.
 
     Returns when every answer is there or timed out, or ``grace_s`` after ``stop`` was set: then with the records
     so far. Raises ReplayError for bad settings. Failures of requests are records, not exceptions.

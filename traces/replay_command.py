@@ -133,7 +133,7 @@ def replay(
         fields=dict(_field(text) for text in fields),
     )
     client.check(settings)
-    summary = _replay(trace, chosen, settings, out, quiet=as_json)
+    summary = _replay(trace, chosen, settings, out, without_progress=as_json)
     if as_json:
         click.echo(json.dumps(summary))
     else:
@@ -174,12 +174,12 @@ def _load(part: Part, folder: Path | None) -> Trace:
 
 
 def _replay(
-    trace: Trace, texts: prompts.PromptSet, settings: client.ReplaySettings, out: Path, *, quiet: bool
+    trace: Trace, texts: prompts.PromptSet, settings: client.ReplaySettings, out: Path, *, without_progress: bool
 ) -> dict[str, Any]:
     """Run it and store both files; the summary."""
     with CsvSink(out / "requests.csv") as sink:
         sent = texts.choose(max(1, trace.requests), settings.seed)
-        result = _run(_with_progress(trace, sent, settings, sink, quiet=quiet))
+        result = _run(_with_progress(trace, sent, settings, sink, without_progress=without_progress))
     summary = {**result.summary, "texts": texts.source}
     (out / "replay.json").write_text(json.dumps(summary, indent=1) + "\n")
     return summary
@@ -214,7 +214,7 @@ def _run(work: Any) -> client.ReplayResult:
 
 
 async def _with_progress(
-    trace: Trace, texts: list[str], settings: client.ReplaySettings, sink: CsvSink, *, quiet: bool
+    trace: Trace, texts: list[str], settings: client.ReplaySettings, sink: CsvSink, *, without_progress: bool
 ) -> client.ReplayResult:
     stop = asyncio.Event()
     started: list[client.Progress] = []
@@ -226,7 +226,7 @@ async def _with_progress(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[extra]}"), TimeRemainingColumn(),
         )  # fmt: skip
-        with Progress(*columns, disable=quiet, console=Console(stderr=True)) as bar:
+        with Progress(*columns, disable=without_progress, console=Console(stderr=True)) as bar:
             task = bar.add_task("replay", total=trace.requests, extra="")
             while not work.done():
                 await asyncio.wait((work,), timeout=0.25)

@@ -39,7 +39,7 @@ class RequestRecord:
     outcome: Outcome
     status: int | None
     tokens: int | None
-    """As the answer's JSON says in ``tokens``."""
+    """``tokens`` of the answer's JSON."""
     words: int
     tries: int
     request_id: str

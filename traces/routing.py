@@ -2,7 +2,7 @@
 
 :class:`Routing` is what every loader here gives. Its ``shares`` [windows, layers, experts] are the popularity that
 a simulator draws token routing from; its ``requests``, where the log names single prompts, keep how the tokens of
-one prompt spread, which no popularity can tell (a prompt's tokens favour the same experts).
+one prompt spread, which no popularity can show (a prompt's tokens favour the same experts).
 
 Two logs are known (``traces/README.md``): per-token choices of DeepSeek-V2-Lite-Chat as parquet
 (``prompt, layer, pos, e0 … e5``) and OLMoE's and Mixtral's counts per text domain as CSV
@@ -60,9 +60,9 @@ class Routing:
     """The layers' names in the log; index 0 is the first layer of the log, whatever its number."""
     model: str
     source: str
-    """Where it comes from and what was done to it; what is made says *made*."""
+    """Where it comes from and what was done to it; synthetic routing is marked as *made*."""
     sha256: str | None
-    """Of the file it was read from; None for synthetic routing."""
+    """SHA-256 of the file it was read from; None for synthetic routing."""
     requests: RequestRouting | None = None
     """Single prompts, where the log names them."""
 

@@ -21,7 +21,7 @@ from traces.sources import one
 CHOICE_COLUMNS = ("prompt", "layer", "pos")
 COUNT_COLUMNS = ("model", "domain", "layer", "expert", "assignments")
 TOP_K = {"mistral": 2, "olmoe": 8, "olmoe-sft": 8, "olmoe-dpo": 8}
-"""Of the models in the counts file; ``mistral`` is Mixtral-8x7B there."""
+"""Models in the counts file; ``mistral`` is Mixtral-8x7B there."""
 BATCH_ROWS = 1 << 18
 MAX_EXPERTS = 4096
 MAX_ASSIGNMENTS = 10**15

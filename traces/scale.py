@@ -1,7 +1,7 @@
 """Making a trace shorter or thinner, and what that does to its CV.
 
-*Compressing* divides every time by a factor. All gaps shrink alike, so the CV of inter-arrival times, and with it
-the pattern, stays exactly; the rate grows by the factor. It is the way to play an hour in minutes and to reach a
+*Compressing* divides every time by a factor. All gaps shrink by the same factor, so the CV of inter-arrival times, and with it
+the pattern, stays exactly; the rate grows by the factor. It is the way to replay an hour in minutes and to reach a
 wanted rate.
 
 *Thinning* keeps each request with probability p. The duration stays and the rate falls, but gaps merge: for
@@ -24,7 +24,7 @@ from traces.model import Trace, make_trace
 
 
 def compress(trace: Trace, speed: float) -> Trace:
-    """All times divided by ``speed`` (> 1 plays faster, < 1 slower). CV unchanged. Raises TraceError."""
+    """All times divided by ``speed`` (> 1 is faster, < 1 slower). CV unchanged. Raises TraceError."""
     if not (math.isfinite(speed) and speed > 0):
         raise TraceError(f"the speed must be a positive number, got {speed:g}")
     if speed == 1:
@@ -93,12 +93,12 @@ def multiply(trace: Trace, factor: float, seed: int) -> Trace:
 
 
 def fit(trace: Trace, duration_s: float, max_mean_rps: float, seed: int) -> Trace:
-    """The whole trace played in ``duration_s``; thinned only as far as needed to stay at ``max_mean_rps``. Raises
+    """The whole trace compressed to ``duration_s``; thinned only as far as needed to stay at ``max_mean_rps``. Raises
     TraceError.
     """
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise TraceError(f"the duration must be a positive number of seconds, got {duration_s:g}")
     if not (math.isfinite(max_mean_rps) and max_mean_rps > 0):
         raise TraceError(f"the mean rate must be a positive number, got {max_mean_rps:g}")
-    played = compress(trace, trace.duration_s / duration_s)
-    return thin(played, min(1.0, max_mean_rps / played.mean_rps), seed) if played.requests else played
+    compressed = compress(trace, trace.duration_s / duration_s)
+    return thin(compressed, min(1.0, max_mean_rps / compressed.mean_rps), seed) if compressed.requests else compressed

@@ -1,8 +1,8 @@
 """Opening a file as it was published: plain, gzip, xz, bzip2, zip, tar (packed or not), rar, or a folder of such.
 
-What a file is, is told by its content, never by its name. Nothing is unpacked to disk: a member of an archive is
+What a file is, its content decides, never its name. Nothing is unpacked to disk: a member of an archive is
 read as a stream, in the archive's order, and only while it is the current one. Rar needs an unpacking program
-(``bsdtar``, ``unar``, ``unrar`` or ``7z``) on the machine unless its members are stored unpacked; a sentence says so.
+(``bsdtar``, ``unar``, ``unrar`` or ``7z``) on the machine unless its members are stored unpacked; the error names them.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _unpacked(file: io.BufferedReader, head: bytes) -> Any:
 
 
 def _peek(stream: Any) -> bytes:
-    """The first bytes; nothing when the data is damaged at once, which reading will tell with its line."""
+    """The first bytes; nothing when the data is damaged at once, which reading reports with its line."""
     try:
         return bytes(stream.peek(PEEK_BYTES))
     except DAMAGE:

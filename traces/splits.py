@@ -53,7 +53,7 @@ class TimeCuts:
 
 
 def cuts(span_s: float) -> TimeCuts:
-    """Of a file that lasts ``span_s``, whole hours of it counted. Raises TraceError."""
+    """Cuts of a file that lasts ``span_s``, whole hours of it counted. Raises TraceError."""
     if not span_s > 0:
         raise TraceError(f"a span of {span_s:g} s cannot be split")
     hours = max(1, int(span_s // HOUR_S))

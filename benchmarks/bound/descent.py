@@ -1,6 +1,6 @@
 """A cheaper feasible choice by local search: the oracle's, made cheaper step by step while it meets the SLO.
 
-The separable optimum treats all experts of a layer alike, but one that few requests visit may be slow without the P95
+The separable optimum treats all experts of a layer the same, but one that few requests visit may be slow without the P95
 noticing, and late requests need no care at all. So blocks of experts move down their frontiers (towards cheaper and
 slower configurations), and each move that costs less and meets the SLO in simulation is kept. A block begins as a whole
 layer with long strides; a move that fails halves the stride, then the block, those with fewer calls apart from those
@@ -39,7 +39,8 @@ class _Descent:
         self.frontiers: list[Frontier] = [frontier(table, load.physics.lattice) for layer in tables for table in layer]
         numbers = np.concatenate([np.asarray(layer) for layer in start.numbers])
         places = [
-            int(np.flatnonzero(own.number == number)[0]) for own, number in zip(self.frontiers, numbers, strict=True)
+            int(np.flatnonzero(choices.number == number)[0])
+            for choices, number in zip(self.frontiers, numbers, strict=True)
         ]
         self.places: Ints = np.array(places, np.int64)
         self.calls: Ints = np.array(
@@ -56,12 +57,14 @@ class _Descent:
     def saving(self, block: _Block) -> float:
         """What the move would save by the model."""
         places = self.moved(block)
-        own = [(self.frontiers[e].cost, self.places[e], places[e]) for e in block.experts]
-        return float(sum(cost[now] - cost[then] for cost, now, then in own))
+        terms = [(self.frontiers[e].cost, self.places[e], places[e]) for e in block.experts]
+        return float(sum(cost[now] - cost[then] for cost, now, then in terms))
 
     def numbers(self, places: Ints) -> tuple[Ints, ...]:
         """Per layer [experts]: configuration numbers at these places."""
-        every = np.array([own.number[place] for own, place in zip(self.frontiers, places, strict=True)], np.int64)
+        every = np.array(
+            [choices.number[place] for choices, place in zip(self.frontiers, places, strict=True)], np.int64
+        )
         return tuple(np.split(every, np.cumsum(self.sizes)[:-1]))
 
     def layers(self) -> list[_Block]:

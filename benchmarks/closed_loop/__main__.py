@@ -1,12 +1,12 @@
-"""The learnt policy on the running pipeline beside HPA, KPA, last-window optimum and static: ``python -m
+"""The learnt policy on the running pipeline, next to HPA, KPA, last-window optimum and static: ``python -m
 benchmarks.closed_loop``.
 
 The default pipeline on the embedded gateway under real limits, the same real prompts at the same arrivals of a bursty
 hour, each policy in turns, several repeats; another policy begins each repeat. Policies scale experts and are billed
-for them; segments have what keeps them from being the bottleneck. Every play is also simulated on the profile of this
-machine, and the prediction stands beside what was measured. ``learnt_first``: among policies whose P95 is within the
+for them; segments have what keeps them from being the bottleneck. Every run is also simulated on the profile of this
+machine, and the prediction stands next to what was measured. ``learnt_first``: among policies whose P95 is within the
 SLO in the median of the repeats, the learnt one costs least provisioned. Where every expert at its cheapest would keep
-the SLO in the simulation there is nothing to tell policies apart by, and the benchmark says so instead of playing. The
+the SLO in the simulation no policy can be distinguished, and the benchmark stops with a sentence. The
 last line is one JSON object: ``cells`` (policy × repeat), ``failed``, ``learnt_first``.
 """
 
@@ -37,7 +37,7 @@ from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings
 from benchmarks.fidelity.runs import SEED, routing_of, settle
 from benchmarks.harness.options import data_option, seed_option
-from benchmarks.harness.replayer import Replayer
+from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import print_result, table_of
 from benchmarks.harness.running import local_gateway, running_pipeline
 from gateway.client.client import GatewayClient
@@ -61,7 +61,7 @@ POLICIES = (LEARNT, "hpa", "kpa", "last-window", "static")
 WITH_PROFILE = (LEARNT, "last-window")
 SPACE = ConfigurationSpace(gpu_shares=())
 START = Configuration(memory_mb=256, cpu_cores=2.0, gpu_share=0.0, replicas=2, concurrency=4)
-"""Of every expert; ``static`` keeps it."""
+"""Configuration of every expert; ``static`` keeps it."""
 CHEAPEST = Configuration(memory_mb=128, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=1)
 """The least of Φ; where it keeps the SLO there is nothing to decide."""
 MAX_WORDS = 24
@@ -69,7 +69,7 @@ INGRESS_CONCURRENCY = 512
 
 
 @dataclass(frozen=True)
-class Play:
+class Run:
     """What all policies meet. Seconds are of the clock; ``window_s`` between decisions."""
 
     trace: Trace
@@ -83,7 +83,7 @@ class Play:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One play; costs are the experts' in an hour, in the price sheet's currency."""
+    """What came of one run; costs are the experts' in an hour, in the price sheet's currency."""
 
     p50_ms: float
     p95_ms: float
@@ -96,32 +96,32 @@ class Outcome:
     failed: int
     changes: int
     measured_part: float | None = None
-    """Of a simulated play: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
+    """In a simulated run: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
 
 
-def settings_of(policy: str, play_: Play, directory: Path, folder: Path) -> ControllerSettings:
+def settings_of(policy: str, run: Run, directory: Path, folder: Path) -> ControllerSettings:
     """The controller of one policy; its own settings lie in ``folder``."""
     policy_settings = None
     if policy in WITH_PROFILE:
         policy_settings = folder / f"{policy}.toml"
-        policy_settings.write_text(f"profile = {json.dumps(str(play_.profile))}\ncpu_scale = {play_.cpu_scale}\n")
+        policy_settings.write_text(f"profile = {json.dumps(str(run.profile))}\ncpu_scale = {run.cpu_scale}\n")
     return ControllerSettings(
         gateway_url="http://127.0.0.1:1",
         manifest_dir=directory,
         policy=policy,
         policy_settings=policy_settings,
-        interval_s=play_.window_s,
-        slo_s=play_.slo_s,
+        interval_s=run.window_s,
+        slo_s=run.slo_s,
         max_replicas=SPACE.replicas_max,
         scale_segments=False,
         space=SPACE,
         cpu_target=0.5,
-        down_stabilisation_s=10 * play_.window_s,
-        period_s=3 * play_.window_s,
+        down_stabilisation_s=10 * run.window_s,
+        period_s=3 * run.window_s,
     )
 
 
-def measured(play_: Play, settings: ControllerSettings, client: GatewayClient) -> Outcome:
+def measured(run: Run, settings: ControllerSettings, client: GatewayClient) -> Outcome:
     """The policy on the running pipeline, from ``START`` on."""
     controller, window_s = build_controller(replace(settings, gateway_url=client.url))
     topology = controller.topology
@@ -131,25 +131,25 @@ def measured(play_: Play, settings: ControllerSettings, client: GatewayClient) -
     stop = threading.Event()
     thread = threading.Thread(
         target=run_loop,
-        args=(controller, play_.window_s, stop.wait, reports.append),
+        args=(controller, run.window_s, stop.wait, reports.append),
         kwargs={"window_s": window_s},
         daemon=True,
     )
-    with Replayer(f"{client.url}/function/{topology.pipeline}", SEED) as replayer:
+    with ReplayProcess(f"{client.url}/function/{topology.pipeline}", SEED) as sender:
         thread.start()
         try:
-            _, result = replayer.replay(play_.trace, play_.texts)
+            _, result = sender.replay(run.trace, run.texts)
         finally:
             stop.set()
             thread.join(30)
     answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
     ends = np.array([(one.sent_s or one.scheduled_s) + (one.latency_s or 0.0) for one in answered])
     latencies = np.array([one.latency_s for one in answered], dtype=np.float64)
-    return outcome(play_, ends, latencies, reports, len(result.records) - len(answered))
+    return outcome(run, ends, latencies, reports, len(result.records) - len(answered))
 
 
 def simulated(
-    play_: Play,
+    run: Run,
     settings: ControllerSettings,
     workload: Workload,
     sent_s: np.ndarray,
@@ -159,25 +159,25 @@ def simulated(
     """The same policy on the simulated pipeline."""
     limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
     policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
-    simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(start), seed=play_.seed)
-    until_s = float(np.ceil(play_.trace.duration_s / play_.window_s) * play_.window_s)
-    steps = play(simulation, policy, limits, window_s=play_.window_s, until_s=until_s)
+    simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(start), seed=run.seed)
+    until_s = float(np.ceil(run.trace.duration_s / run.window_s) * run.window_s)
+    steps = play(simulation, policy, limits, window_s=run.window_s, until_s=until_s)
     windows = [step.window for step in steps]
     if simulation.requests.arrival_s.size > sum(window.latency_s.size for window in windows):
         windows.append(simulation.advance(simulation.now_s + 60.0))
     ends = np.concatenate([sent_s[window.finished] + window.latency_s for window in windows])
     latencies = np.concatenate([window.latency_s for window in windows])
-    without_part = outcome(play_, ends, latencies, [step.report for step in steps], 0)
+    without_part = outcome(run, ends, latencies, [step.report for step in steps], 0)
     return replace(without_part, measured_part=measured_part(workload, simulation.requests, steps))
 
 
 def outcome(
-    play_: Play, ends_s: np.ndarray, latencies_s: np.ndarray, reports: Sequence[TickReport], failed: int
+    run: Run, ends_s: np.ndarray, latencies_s: np.ndarray, reports: Sequence[TickReport], failed: int
 ) -> Outcome:
     """Quantiles of all answers; windows are those of the clock in which answers came."""
     p50_s, p95_s = np.quantile(latencies_s, (0.5, 0.95))
-    numbers = (ends_s // play_.window_s).astype(np.int64)
-    judged = [np.quantile(latencies_s[numbers == number], 0.95) > play_.slo_s for number in np.unique(numbers)]
+    numbers = (ends_s // run.window_s).astype(np.int64)
+    judged = [np.quantile(latencies_s[numbers == number], 0.95) > run.slo_s for number in np.unique(numbers)]
     hours, provisioned, busy = 0.0, 0.0, 0.0
     for report in reports:
         experts = [node.node for node in report.observation.nodes if node.kind == "expert"]
@@ -189,7 +189,7 @@ def outcome(
     return Outcome(
         1000 * float(p50_s),
         1000 * float(p95_s),
-        float(p95_s / play_.slo_s),
+        float(p95_s / run.slo_s),
         float(np.mean(judged)),
         provisioned / hours,
         busy / hours,
@@ -216,17 +216,17 @@ def run_all(
         gateway = local_gateway(folder / "state", cpu_scale=options["cpu_scale"])
         with running_pipeline(gateway, deployment) as served:
             client, directory = served.client, served.directory
-            play_ = prepare(client, directory, served.manifest.name, options)
+            run = prepare(client, directory, served.manifest.name, options)
             password = served.gateway.auth[1]
-            workload, sent_s, counts = simulation_of(play_, directory)
-            static = settings_of("static", play_, directory, folder)
-            refuse_slack(simulated(play_, static, workload, sent_s, counts, CHEAPEST), play_)
+            workload, sent_s, counts = simulation_of(run, directory)
+            static = settings_of("static", run, directory, folder)
+            refuse_slack(simulated(run, static, workload, sent_s, counts, CHEAPEST), run)
             for repeat in range(repeats):
                 for number, policy in enumerate(turns(policies, repeat)):
                     progress(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
-                    settings = replace(settings_of(policy, play_, directory, folder), password=password)
-                    real = measured(play_, settings, client)
-                    model = simulated(play_, settings, workload, sent_s, counts) if repeat == 0 else None
+                    settings = replace(settings_of(policy, run, directory, folder), password=password)
+                    real = measured(run, settings, client)
+                    model = simulated(run, settings, workload, sent_s, counts) if repeat == 0 else None
                     cells.append(
                         {
                             "policy": policy,
@@ -236,17 +236,17 @@ def run_all(
                         }
                     )
     progress("done", repeats * len(policies))
-    return cells, play_.slo_s
+    return cells, run.slo_s
 
 
 def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:
-    """Whoever plays first meets a pipeline that has just been started or whatever the repeat before left: each policy
+    """Whichever policy runs first meets a pipeline that has just been started or whatever the repeat before left: each policy
     does so in its turn."""
     first = repeat % len(policies)
     return (*policies[first:], *policies[:first])
 
 
-def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapping[str, Any]) -> Play:
+def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapping[str, Any]) -> Run:
     """The trace, its texts, and the SLO: a stated factor of a prompt's time through the functions as they start."""
     folder = catalog.data_folder(options["data"])
     chosen = prompts.load_prompts(catalog.text_folder(folder), MAX_WORDS)
@@ -254,7 +254,7 @@ def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapp
     trace = scale.fit(catalog.bursty_hour(folder, "uniform", seed), options["seconds"], options["mean_rps"], seed)
     texts = tuple(chosen.choose(trace.requests, seed))
     parity = compare_with_whole_model(client, pipeline, directory, texts[:8])
-    return Play(
+    return Run(
         trace,
         texts,
         options["slo_factor"] * parity.unloaded_p50_s,
@@ -265,45 +265,45 @@ def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapp
     )
 
 
-def refuse_slack(cheapest: Outcome, play_: Play) -> None:
+def refuse_slack(cheapest: Outcome, run: Run) -> None:
     """Raises ClickException where every expert at its cheapest keeps the SLO."""
     if cheapest.p95_over_slo <= 1:
         raise click.ClickException(
-            f"the SLO of {1000 * play_.slo_s:.0f} ms does not bind: with every expert at its cheapest P95 is "
-            f"{cheapest.p95_over_slo:.2f} of it, simulated, so no policy can be told from never scaling at all; take a "
+            f"the SLO of {1000 * run.slo_s:.0f} ms does not bind: with every expert at its cheapest P95 is "
+            f"{cheapest.p95_over_slo:.2f} of it, simulated, so no policy differs from never scaling at all; take a "
             f"smaller --cpu-scale or --slo-factor, or a higher --mean-rps"
         )
 
 
-def simulation_of(play_: Play, directory: Path) -> tuple[Workload, np.ndarray, np.ndarray]:
+def simulation_of(run: Run, directory: Path) -> tuple[Workload, np.ndarray, np.ndarray]:
     """The pipeline on the profile of this machine, and the same requests with the routing that the model gives them."""
-    profile = open_profile(play_.profile, directory, this_machine())
-    counts = routing_of(WholeModel(directory), play_.texts)
+    profile = open_profile(run.profile, directory, this_machine())
+    counts = routing_of(WholeModel(directory), run.texts)
     workload = measured_workload(
         directory,
         profile,
         counts[0],
-        slo_s=play_.slo_s,
-        cpu_scale=play_.cpu_scale,
+        slo_s=run.slo_s,
+        cpu_scale=run.cpu_scale,
         space=SPACE,
         shared=True,
         segment_configuration=SEGMENT,
     )
-    return workload, np.array(play_.trace.arrival_s, dtype=np.float64), counts
+    return workload, np.array(run.trace.arrival_s, dtype=np.float64), counts
 
 
 def first_on_cost(cells: Sequence[Mapping[str, Any]]) -> bool:
     """The learnt policy keeps the SLO in the median of its repeats and no other that does is cheaper."""
     costs = {}
     for policy in dict.fromkeys(cell["policy"] for cell in cells):
-        plays = [cell["measured"] for cell in cells if cell["policy"] == policy]
-        if statistics.median(one["p95_over_slo"] for one in plays) <= 1:
-            costs[policy] = statistics.median(one["provisioned"] for one in plays)
+        runs = [cell["measured"] for cell in cells if cell["policy"] == policy]
+        if statistics.median(one["p95_over_slo"] for one in runs) <= 1:
+            costs[policy] = statistics.median(one["provisioned"] for one in runs)
     return LEARNT in costs and costs[LEARNT] == min(costs.values())
 
 
 def policy_table(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
-    """A row a play, measured and simulated."""
+    """A row for each run, measured and simulated."""
     heads = ("policy", "repeat", "P50 ms", "P95/SLO", "windows over", "cost/h", "busy/h", "failed", "simulated")
     rows = []
     for cell in cells:
@@ -323,9 +323,9 @@ def policy_table(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
 
 @click.command()
 @click.option("--policies", default=",".join(POLICIES), show_default=True, help="Comma list (docs/policies.md).")
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Plays of each policy.")
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each policy.")
 @click.option(
-    "--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Length of a play in seconds."
+    "--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Length of a run in seconds."
 )
 @click.option(
     "--mean-rps", default=3.0, show_default=True, type=click.FloatRange(0.1), help="Requests per second on average."
@@ -355,10 +355,10 @@ def policy_table(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
 @data_option
 @seed_option
 def main(policies: str, repeats: int, **options: Any) -> None:
-    """Play the same clip under each policy on the running pipeline, and simulate it beside."""
+    """Replay the same clip under each policy on the running pipeline, and simulate it too."""
     names = tuple(policies.split(","))
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("plays", total=repeats * len(names))
+        task = bar.add_task("runs", total=repeats * len(names))
         cells, slo_s = run_all(
             names, repeats, options, lambda what, done: bar.update(task, description=what, completed=done)
         )

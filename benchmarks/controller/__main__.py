@@ -3,7 +3,7 @@
 The controller is the one of ``smoe autoscale --platform kubernetes --prometheus`` with its default settings: sources,
 HPA policy, limits, actuator, watch caches, rate limit, ``keep``, the function logger, the lines of decisions and ticks,
 and one scrape of its own metrics a tick, in this process; API server and Prometheus are another process
-(``benchmarks.controller.cluster``). Ticks are 5 s apart on the clock that they and the rate limit are told, and follow
+(``benchmarks.controller.cluster``). Ticks are 5 s apart on the clock that they and the rate limit are given, and follow
 each other at once.
 Every tick sees one function in fifty busy, others each time, so that there is something to decide, and applies it. The
 first tick lists; it is shown apart. P99 is the slowest tick where there are fewer than 100: it writes the log's files.
@@ -152,7 +152,9 @@ def _run(functions: int, ticks: int, manifest: Manifest, directory: Path, kubeco
     stop = threading.Event()
     side.start(stop)
     try:
-        measured = _play(controller, side, ControllerMetrics(manifest.name, settings.slo_s), ticks + 2, url, passed)
+        measured = _run_ticks(
+            controller, side, ControllerMetrics(manifest.name, settings.slo_s), ticks + 2, url, passed
+        )
     finally:
         stop.set()
         side.close()
@@ -170,7 +172,7 @@ def _run(functions: int, ticks: int, manifest: Manifest, directory: Path, kubeco
     }
 
 
-def _play(
+def _run_ticks(
     controller: Controller, side: ClusterSide, metrics: ControllerMetrics, ticks: int, url: str, passed: Passed
 ) -> Ticks:
     """What ``smoe autoscale`` does in a tick, and a scrape of its metrics after each."""

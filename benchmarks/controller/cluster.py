@@ -217,7 +217,7 @@ async def _query(cluster: Cluster, request: web.Request) -> web.Response:
 
 
 class Answers:
-    """Prometheus' answers, kept as rows of bytes: only what load and replicas change is written anew."""
+    """Prometheus' answers, kept as rows of bytes: only what load and replicas change is written again."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class Answers:
         return b'{"status":"success","data":{"resultType":"vector","result":[' + data + b"]}}"
 
     def forget(self, function: str) -> None:
-        """Its replicas have changed: the rows that count them are written anew when they are asked for."""
+        """Its replicas have changed: the rows that count them are written again when they are asked for."""
         self._changed.append(function)
 
     def _current(self, series: Series, query: str) -> list[bytes]:

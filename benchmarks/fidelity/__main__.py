@@ -1,6 +1,6 @@
 """Does the simulation predict the running pipeline? ``python -m benchmarks.fidelity``.
 
-Each cell plays real prompts at the arrivals of a trace against the default pipeline on the embedded gateway, with real
+Each cell replays real prompts at the arrivals of a trace against the default pipeline on the embedded gateway, with real
 limits, while a script scales functions up and resizes them in place; then the same arrivals, the same texts with the
 routing the model gives them, and the same script run in the simulator on the profile of this machine. Both are driven
 by the controller's own loop and billed by its own meters. Patterns, loads and configurations are not those that the
@@ -46,7 +46,7 @@ from benchmarks.fidelity.runs import (
     send_singles,
     steps,
 )
-from benchmarks.harness.replayer import Replayer
+from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import print_result, table_of
 from benchmarks.harness.running import local_gateway, running_pipeline
 from moe.reference import WholeModel
@@ -66,10 +66,10 @@ from traces import catalog, prompts
 MAX_WORDS = 24
 INGRESS = Configuration(MEMORY_MB, 1.0, 0.0, 1, 10)
 """As deployed; in the simulator it costs what it costs and serves nothing."""
-QUIET_CORES, TRIES = 0.05, 3
-"""A play during which others kept more cores busy is played again; so often at most, and the quietest is kept."""
+IDLE_CORES, TRIES = 0.05, 3
+"""A run during which other processes kept more cores busy is repeated; so often at most, and the one with the least interference is kept."""
 SIMULATIONS = 20
-"""Of each play, with draws of their own: their mean differs from what the model says by less than one of them does."""
+"""Simulations of each run, with draws of their own: their mean is nearer to the model's value than one of them is."""
 METRICS = {"p50_ms": "p50", "p95_ms": "p95", "provisioned": "cost"}
 """Fields of an outcome, and what their errors are called."""
 
@@ -89,12 +89,12 @@ def simulated(record: Record, workload: Workload, seed: int) -> Outcome:
     simulation = Simulation(workload, requests, first, seed=seed)
     policy = Script(cell, workload.topology, 0.0, seconds)
     limits = LimitSettings(space=workload.space, runtime_mb=0)
-    played = play(simulation, policy, limits, window_s=seconds / THIRDS, until_s=seconds)
-    latencies = [step.window.latency_s for step in played]
+    steps_done = play(simulation, policy, limits, window_s=seconds / THIRDS, until_s=seconds)
+    latencies = [step.window.latency_s for step in steps_done]
     if simulation.requests.arrival_s.size > sum(simulated_outcome.size for simulated_outcome in latencies):
         latencies.append(simulation.advance(simulation.now_s + 60.0).latency_s)
-    simulated_outcome = outcome(np.concatenate(latencies), [step.report for step in played], 0)
-    return replace(simulated_outcome, measured_part=measured_part(workload, simulation.requests, played))
+    simulated_outcome = outcome(np.concatenate(latencies), [step.report for step in steps_done], 0)
+    return replace(simulated_outcome, measured_part=measured_part(workload, simulation.requests, steps_done))
 
 
 def workload_of(directory: Path, profile: Profile, record: Record, sets: Sequence[Singles]) -> Workload:
@@ -127,17 +127,17 @@ def run_cells(
         chosen = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), MAX_WORDS)
         records: list[Record] = []
         gateway, deployment = local_gateway(Path(folder)), DeploymentSettings(ingress_concurrency=512)
-        with running_pipeline(gateway, deployment) as served, Replayer(served.url, SEED) as replayer:
+        with running_pipeline(gateway, deployment) as served, ReplayProcess(served.url, SEED) as sender:
             model, topology = WholeModel(served.directory), load_topology(served.directory)
             alone = chosen.choose(SINGLES, SEED + 1)
             tokens = routing_of(model, alone)
-            bench = Bench(served.client, replayer, topology, served.gateway.state, seconds)
+            bench = Bench(served.client, sender, topology, served.gateway.state, seconds)
             for number in range(len(cells) * runs):
                 cell = cells[number % len(cells)]
                 progress(cell.name, number)
                 texts = list(chosen.choose(arrivals(cell, seconds).requests, SEED))
                 counts = routing_of(model, texts)
-                records.append(quietest(bench, cell, texts, counts, (alone, tokens)))
+                records.append(least_disturbed(bench, cell, texts, counts, (alone, tokens)))
                 if kept is not None:
                     save(records, kept)
             records[-1] = replace(records[-1], after=send_singles(bench, alone, tokens))
@@ -147,24 +147,24 @@ def run_cells(
     return records
 
 
-def quietest(
+def least_disturbed(
     bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, alone: tuple[Sequence[str], np.ndarray]
 ) -> Record:
-    """The cell, played again where others kept the machine busy, then or during the single requests before. ``alone``:
+    """The cell, repeated where other processes kept the machine busy, then or during the single requests before. ``alone``:
     texts of the single requests, and their counts."""
     tries: list[Record] = []
-    while not tries or (others_of(tries[-1]) > QUIET_CORES and len(tries) < TRIES):
+    while not tries or (others_of(tries[-1]) > IDLE_CORES and len(tries) < TRIES):
         tries.append(measure(bench, cell, texts, counts, send_singles(bench, *alone)))
     return min(tries, key=others_of)
 
 
 def others_of(record: Record) -> float:
-    """Cores that others kept busy, in the play or in its single requests."""
+    """Cores that other processes kept busy, in the run or in its single requests."""
     return max(record.others_cores or 0.0, 0.0 if record.singles is None else record.singles.others_cores)
 
 
 def compare(records: Sequence[Record], paces: Sequence[float], ours: Sequence[Outcome]) -> dict[str, Any]:
-    """Of one cell: measured means and the simulation's (over the runs' own arrivals), errors, and repeatability."""
+    """One cell: measured means and the simulation's (over the runs' own arrivals), errors, and repeatability."""
     row: dict[str, Any] = {"cell": asdict(records[0].cell), "failed": sum(record.measured.failed for record in records)}
     row["host_cores"] = [round(record.host_cores, 3) for record in records]
     row["others_cores"] = [record.others_cores and round(record.others_cores, 3) for record in records]

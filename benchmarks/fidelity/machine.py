@@ -1,11 +1,12 @@
-"""The machine that ``benchmarks.fidelity`` plays on: how fast it was around a play, and who used it meanwhile.
+"""The machine that ``benchmarks.fidelity`` runs on: how fast it was around a run, and what else used it meanwhile.
 
-Virtual cores are not equally fast all day. So before each play, and after the last, some requests are sent, alone and
-with every function at a full core, and the simulation is told how many times as long they took as the profile says
-(``simulation.workloads.workload.Host.pace``). No play has a part in it, but they are as far apart as a play's, and of as many texts: one
-text again and again, sent twice as fast, finds warmer caches and says that the machine is faster than plays find it.
+Virtual cores are not equally fast all day. So before each run, and after the last, some requests are sent, alone and
+with every function at a full core, and the simulation is given how many times as long they took as in the profile
+(``simulation.workloads.workload.Host.pace``). No run has a part in it, but they are as far apart
+as a run's, and of as many texts: one
+text again and again, sent twice as fast, finds warmer caches and shows a machine that is faster than the runs find it.
 What lone requests take changes by a tenth from one minute to the next, so all of those count that were sent within
-``NEAR_S`` of a play.
+``NEAR_S`` of a run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from simulation.workloads.workload import Workload
 SINGLES, SINGLES_PER_S = 60, 2.5
 """Single requests, and how many a second: none meets another."""
 WARM = 10
-"""Sent before them and not counted: what is left over from a play or a change is gone then."""
+"""Sent before them and not counted: what is left over from a run or a change is gone then."""
 NEAR_S = 300.0
 SIMULATED = 10
 """Times each of them is sent in the simulator."""
@@ -65,7 +66,7 @@ def pace_of(sets: Sequence[Singles], workload: Workload, asked_for: Configuratio
     pace = float(np.median(np.concatenate([ratios(singles, workload, asked_for) for singles in sets])))
     if pace > MOST_PACE:
         raise click.ClickException(
-            f"single requests took {pace:.1f} times as long as the profile says, at most {MOST_PACE:g} times can be "
+            f"single requests took {pace:.1f} times as long as in the profile, at most {MOST_PACE:g} times can be "
             f"compared; somebody else uses the machine"
         )
     return pace

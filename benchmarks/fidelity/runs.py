@@ -1,4 +1,4 @@
-"""The measured side of ``benchmarks.fidelity``: cells played on the running pipeline, kept as records.
+"""The measured side of ``benchmarks.fidelity``: cells replayed on the running pipeline, kept as records.
 
 A record holds all that the simulated side needs (when requests were sent, their texts' routing) and all that it is
 compared with, so that a stored one can be compared again with another profile or another simulator.
@@ -26,7 +26,7 @@ from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.readings import Series
 from benchmarks.fidelity.machine import SINGLES, SINGLES_PER_S, WARM, Singles, Usage, cpu_s
-from benchmarks.harness.replayer import Replayer
+from benchmarks.harness.replay_process import ReplayProcess
 from gateway.client.client import GatewayClient
 from gateway.client.state import read_password, running_pid
 from moe.manifest import Manifest
@@ -34,32 +34,32 @@ from moe.reference import WholeModel
 from traces import catalog, generate, scale
 from traces.model import Trace
 
-QUIET_END_S = 2.0
+IDLE_END_S = 2.0
 LATE_S = 10.0
 """How late the controller's last look may be."""
 THIRDS = 3
-"""Of a cell; the controller looks at it that often, as a look costs the pipeline some 50 ms of both cores."""
+"""Parts of a cell; the controller looks at it that often, as a look costs the pipeline some 50 ms of both cores."""
 MEMORY_MB = 256
 FULL = Configuration(MEMORY_MB, 1.0, 0.0, 1, 8)
-"""Of every segment and expert while single requests are sent."""
+"""Configuration of every segment and expert while single requests are sent."""
 IDLE_S = 2.0
 """How long gateway and client are looked at while there is nothing to do."""
 EVEN_CV = 0.05
-"""Of the gaps between single requests."""
+"""Coefficient of variation of the gaps between single requests."""
 SEED = 11
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One play: arrivals, what functions start with, and what is changed at a third and at two thirds."""
+    """One run: arrivals, what functions start with, and what is changed at a third and at two thirds."""
 
     pattern: str
     mean_rps: float
     cores: float
-    """Of every segment and expert at first."""
+    """Cores of every segment and expert at first."""
     scaled: int
     """Replicas of the first layer's experts from the first third on: starting thirty functions at once would keep both
-    cores busy for half a second, which says more of starting than of the pipeline."""
+    cores busy for half a second, which would measure starting more than the pipeline."""
     resized: float
     """Cores of every segment and expert from the second third on."""
 
@@ -81,7 +81,7 @@ class Outcome:
     failed: int
     nodes: Mapping[str, float]
     measured_part: float | None = None
-    """Of a simulation: the part of its calls whose tokens and resource lie where the profile measured them."""
+    """In a simulation: the part of its calls whose tokens and resource lie where the profile measured them."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Record:
     """[1 + experts, requests], see ``simulation.engine.requests``."""
     measured: Outcome
     latency_s: list[float]
-    """Of the requests that were answered, in order of ``sent_s``."""
+    """Latencies of the requests that were answered, in order of ``sent_s``."""
     host_cores: float
     """Cores in use on the whole machine meanwhile, on average."""
     ingress_cpu_ms: float | None
@@ -110,11 +110,11 @@ class Record:
     after: Singles | None = None
     """Single requests just after; of the last record only."""
     at_s: float = 0.0
-    """Unix time of the play's beginning; 0 in older records, which do not know it."""
+    """Unix time of the run's beginning; 0 in older records, which do not know it."""
 
 
 class Script:
-    """A policy that wishes what the cell says at each time since ``begun_s``."""
+    """A policy that proposes what the cell holds for each time since ``begun_s``."""
 
     name = "script"
 
@@ -141,7 +141,7 @@ def steps(cell: Cell, topology: Topology, seconds: float) -> list[tuple[float, d
 def arrivals(cell: Cell, seconds: float) -> Trace:
     """Real where the public traces are there and the pattern is bursty; else made with the pattern's CV. They end a
     little before the cell, so that the controller's last look meets no request."""
-    seconds -= QUIET_END_S
+    seconds -= IDLE_END_S
     if cell.pattern == "bursty":
         return scale.fit(catalog.bursty_hour(catalog.data_folder(None), "uniform", SEED), seconds, cell.mean_rps, SEED)
     count = round(seconds * cell.mean_rps)
@@ -172,10 +172,10 @@ def _experts(manifest: Manifest) -> list[Any]:
 
 @dataclass(frozen=True)
 class Bench:
-    """The pipeline that is played on, and how long a play takes."""
+    """The pipeline under test, and how long a run takes."""
 
     client: GatewayClient
-    replayer: Replayer
+    sender: ReplayProcess
     topology: Topology
     state: Path
     seconds: float
@@ -187,7 +187,7 @@ class Bench:
     def front_cpu_s(self) -> float:
         """CPU seconds so far of client and gateway."""
         gateway = running_pid(self.state)
-        return cpu_s([self.replayer.pid, *([] if gateway is None else [gateway])])
+        return cpu_s([self.sender.pid, *([] if gateway is None else [gateway])])
 
     @property
     def platform(self) -> OpenFaasPlatform:
@@ -197,14 +197,14 @@ class Bench:
 def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Singles:
     """Single requests of ``texts`` in turn, every function with a full core. ``counts [1 + experts, texts]``."""
     settle(bench.client, bench.platform, {node.function: FULL for node in bench.topology.nodes[1:]})
-    bench.replayer.replay(generate.synthetic(WARM, WARM / SINGLES_PER_S, EVEN_CV, SEED), texts)
+    bench.sender.replay(generate.synthetic(WARM, WARM / SINGLES_PER_S, EVEN_CV, SEED), texts)
     idle = bench.front_cpu_s()
     time.sleep(IDLE_S)
     idle_cores = (bench.front_cpu_s() - idle) / IDLE_S
     source, begun_s, usage = ScrapeSource(bench.client.url, bench.auth), time.time(), Usage()
     source.read(begun_s, 1.0)
     before_s, front_s = time.perf_counter(), bench.front_cpu_s()
-    _, result = bench.replayer.replay(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
+    _, result = bench.sender.replay(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
     front_s = bench.front_cpu_s() - front_s - idle_cores * (time.perf_counter() - before_s)
     _, others_cores = usage.cores()
     now_s = time.time()
@@ -212,12 +212,17 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
     spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
     latencies_s = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
     return Singles(
-        latencies_s, counts.tolist(), float(np.mean(latencies_s) - spent_s / count), others_cores, max(0.0, front_s / count), begun_s
+        latencies_s,
+        counts.tolist(),
+        float(np.mean(latencies_s) - spent_s / count),
+        others_cores,
+        max(0.0, front_s / count),
+        begun_s,
     )
 
 
 def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, singles: Singles) -> Record:
-    """The cell on the running pipeline. ``texts``: those of :func:`arrivals` in turn, ``counts`` their routing."""
+    """The cell on the running pipeline. ``texts``: those of :func:`arrivals` in turn, ``counts`` [1 + experts, texts] their routing."""
     topology, platform, seconds = bench.topology, bench.platform, bench.seconds
     settle(bench.client, platform, steps(cell, topology, seconds)[0][1])
     begun_s, usage = time.time(), Usage()
@@ -241,7 +246,7 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
     )
     thread.start()
     try:
-        replayed_s, result = bench.replayer.replay(arrivals(cell, seconds), texts)
+        replayed_s, result = bench.sender.replay(arrivals(cell, seconds), texts)
         while len(reports) < THIRDS and time.time() < begun_s + seconds + LATE_S:
             stop.wait(0.1)
     finally:
@@ -270,7 +275,7 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
 
 
 def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[str, Configuration]) -> None:
-    """Every function as a play begins, with all replicas ready."""
+    """Every function as a run begins, with all replicas ready."""
     present = platform.configurations()
     for function, configuration in wanted.items():
         if present[function] != configuration:
@@ -280,7 +285,7 @@ def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[st
 
 
 def outcome(latencies_s: np.ndarray, reports: Sequence[TickReport], failed: int) -> Outcome:
-    """Of one side, measured or simulated."""
+    """What one side came to, measured or simulated; ``latencies_s`` [requests] float64."""
     p50, p95 = 1000 * np.quantile(latencies_s, (0.5, 0.95))
     busy = [report.cost.busy for report in reports if report.cost.busy is not None]
     provisioned = [report.cost.provisioned for report in reports if report.cost.provisioned is not None]

@@ -50,7 +50,7 @@ class FeedWatch:
         self._thread.join(FEED_TIMEOUT_S + 5)
 
     def until(self, desired: Callable[[Picture], bool], timeout_s: float) -> float:
-        """Monotonic time of the first picture from now on that ``wished(picture)`` accepts. Raises TimeoutError."""
+        """Monotonic time of the first picture from now on that is ``desired``. Raises TimeoutError."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
@@ -145,7 +145,7 @@ def _held(folder: Path) -> int:
 
 
 class Scales:
-    """Weighs again and again in a thread while the ``with`` block lasts; slows the machine, so not beside timings."""
+    """Weighs again and again in a thread while the ``with`` block lasts; slows the machine, so not during timings."""
 
     def __init__(self, gateway_pids: Iterable[int], folders: Iterable[Path] = (), *, pause_s: float = 0.05) -> None:
         self._pids, self._folders = list(gateway_pids), list(folders)

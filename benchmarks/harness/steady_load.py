@@ -38,7 +38,7 @@ HEADERS = {"Content-Type": "application/json"}
 
 
 @dataclass(frozen=True)
-class Seen:
+class Answers:
     """Requests in order of their end. Seconds of the monotonic clock, which all processes of a machine share."""
 
     began_s: np.ndarray
@@ -48,10 +48,10 @@ class Seen:
     status: np.ndarray
     """[requests] int64: HTTP status, or WRONG, or BROKEN."""
 
-    def between(self, from_s: float, until_s: float) -> Seen:
+    def between(self, from_s: float, until_s: float) -> Answers:
         """Requests that ended in this time."""
         chosen = (self.ended_s >= from_s) & (self.ended_s < until_s)
-        return Seen(self.began_s[chosen], self.ended_s[chosen], self.status[chosen])
+        return Answers(self.began_s[chosen], self.ended_s[chosen], self.status[chosen])
 
     @property
     def failed(self) -> int:
@@ -76,7 +76,7 @@ class Seen:
 
 
 class SteadyLoad:
-    """Runs the clients while the ``with`` block lasts; ``seen`` is there afterwards."""
+    """Runs the clients while the ``with`` block lasts; ``answers`` is there afterwards."""
 
     def __init__(
         self, url: str, texts: list[str], expected: np.ndarray, folder: Path, *, clients: int, rate: float = 0.0
@@ -88,7 +88,7 @@ class SteadyLoad:
         task = {"url": url, "texts": texts, "expected": str(folder / "load.npy"), "clients": clients, "rate": rate}
         self._task.write_text(json.dumps(task))
         self._process: subprocess.Popen[bytes] | None = None
-        self.seen = Seen(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
+        self.answers = Answers(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
 
     def __enter__(self) -> SteadyLoad:
         self._out.unlink(missing_ok=True)
@@ -110,7 +110,7 @@ class SteadyLoad:
         if self._out.exists():
             rows = np.fromfile(self._out, dtype=np.float64).reshape(-1, 3)
             rows = rows[np.argsort(rows[:, 1], kind="stable")]
-            self.seen = Seen(rows[:, 0], rows[:, 1], rows[:, 2].astype(np.int64))
+            self.answers = Answers(rows[:, 0], rows[:, 1], rows[:, 2].astype(np.int64))
 
 
 class _Clients:

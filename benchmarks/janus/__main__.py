@@ -6,10 +6,10 @@ controller's own loop, a decision every half hour as in the paper, every replica
 layers), the same performance model in steps of full replicas of everything and in its doublings (as the paper's 16, 32
 and 64 GPUs), HPA, and the whole model held at the peak's size. Settings of each are chosen on the day before: the
 cheapest that keeps the P95 within the SLO in 95 % of the windows. All then give equal service by that rule; what they
-really gave over the two days stands beside the resources. Steps of a full replica are so coarse that the whole model's
+really gave over the two days stands next to the resources. Steps of a full replica are so coarse that the whole model's
 cheapest setting mostly keeps it in more than 95 %, so ``janus, as the whole model`` has the cheapest setting that broke
 the SLO in no more windows of the day before than the whole model's did. Seeds draw arrivals, lengths, routing and
-seconds anew; the first has every row and the picture, the others those that the resources are compared by.
+seconds again; the first has every row and the picture, the others those that the resources are compared by.
 
 Dispatch is compared apart, on ``--machines`` that serve a pass's experts one after the other, with Janus's placement:
 ``janus`` with activated-expert-balanced dispatch against ``janus`` with random dispatch, each with its own settings,
@@ -47,10 +47,10 @@ from benchmarks.janus.world import (
     REPLICA,
     Clock,
     Maker,
-    Played,
+    Run,
     on_machines,
-    played,
     simulate,
+    simulated,
     sliced,
     unloaded_s,
     world,
@@ -62,9 +62,9 @@ from traces.errors import TraceError
 from traces.model import Trace
 
 MOST_VIOLATED = 0.05
-"""Of the tuning day's windows, for settings that keep the SLO."""
+"""Share of the tuning day's windows, for settings that keep the SLO."""
 WARM_UP = 2
-"""Decisions that are played but not counted."""
+"""Decisions that are simulated but not counted."""
 HEADROOM, LOAD_FACTOR = (0.9,), (1.0, 1.2, 1.4, 1.6, 1.8, 2.1)
 MORE_LOAD = (2.4, 2.8, 3.3)
 """Further load factors, tried of ``EQUAL`` alone: all other rows choose among as many settings."""
@@ -75,7 +75,7 @@ HPA, PEAK = "hpa", "whole model, held at peak"
 COMPARED = (JANUS, WHOLE, HPA)
 """Rows of every seed."""
 EQUAL = "janus, as the whole model"
-"""Of every seed, too: with a setting that kept the SLO as often as the whole model's on the day before."""
+"""For every seed, too: with a setting that kept the SLO as often as the whole model's on the day before."""
 BALANCED, RANDOM = "janus, aebs on machines", "janus, random on machines"
 
 
@@ -104,13 +104,13 @@ def doubled(replicas: int) -> int:
 class Setting:
     """One setting of one policy."""
 
-    said: str
+    in_words: str
     policy: Policy
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What a row is played in."""
+    """What a row is simulated in."""
 
     workload: Workload
     make: Maker
@@ -150,13 +150,13 @@ def candidates(name: str, workload: Workload) -> list[Setting]:
     if name == HPA:
         return [Setting(*one) for one in hpa]
     if name == DOUBLED:
-        return [Setting(said, DoublingPolicy(policy)) for said, policy in model("model")]
+        return [Setting(in_words, DoublingPolicy(policy)) for in_words, policy in model("model")]
     if name == EQUAL:
         return [Setting(*one) for one in model("stages", MORE_LOAD)]
     return [Setting(*one) for one in model({WHOLE: "model", NUMBERS: "modules"}.get(name, "stages"))]
 
 
-def best(tried: Sequence[tuple[Setting, Played]], most: float = MOST_VIOLATED) -> Setting:
+def best(tried: Sequence[tuple[Setting, Run]], most: float = MOST_VIOLATED) -> Setting:
     """The cheapest that keeps the SLO but in ``most`` of the windows; where none does, the one with the fewest violated
     ones."""
     keeping = [(one, run) for one, run in tried if run.violated <= most]
@@ -165,13 +165,13 @@ def best(tried: Sequence[tuple[Setting, Played]], most: float = MOST_VIOLATED) -
     return min(tried, key=lambda pair: (pair[1].violated, pair[1].mean_cores))[0]
 
 
-def over_with(setting: Setting, tried: Sequence[tuple[Setting, Played]]) -> float:
+def over_with(setting: Setting, tried: Sequence[tuple[Setting, Run]]) -> float:
     """Part of the windows over the SLO when ``setting`` was tried."""
     return next(run.violated for one, run in tried if one is setting)
 
 
 def worlds_of(bare: Workload, machines: int, slo_factor: float, seed: int) -> dict[str, World]:
-    """Row → what it is played in, with its SLO."""
+    """Row → what it is simulated in, with its SLO."""
     makers: dict[str, Maker] = dict.fromkeys((JANUS, NUMBERS, WHOLE, DOUBLED, HPA), simulate)
     makers |= {BALANCED: on_machines(machines, "aebs"), RANDOM: on_machines(machines, "random")}
     slo_s = {make: slo_factor * unloaded_s(bare, seed, make) for make in (simulate, makers[RANDOM])}
@@ -181,43 +181,43 @@ def worlds_of(bare: Workload, machines: int, slo_factor: float, seed: int) -> di
 
 def compare(
     worlds: Mapping[str, World], tuning: Trace, trace: Trace, clock: Clock, seed: int
-) -> tuple[dict[str, Played], dict[str, str]]:
-    """Every row's play over ``trace`` with its best setting on ``tuning``, and that setting in words."""
+) -> tuple[dict[str, Run], dict[str, str]]:
+    """Every row's run over ``trace`` with its best setting on ``tuning``, and that setting in words."""
     workload = worlds[WHOLE].workload
     before = draw_requests(workload, tuning.arrival_s, seed=seed, source=tuning.source)
     requests = draw_requests(workload, trace.arrival_s, seed=seed, source=trace.source)
-    runs: dict[str, Played] = {}
-    said: dict[str, str] = {}
-    trials: dict[str, list[tuple[Setting, Played]]] = {}
+    runs: dict[str, Run] = {}
+    in_words: dict[str, str] = {}
+    trials: dict[str, list[tuple[Setting, Run]]] = {}
     picked: dict[str, Setting] = {}
 
-    def play_one(one: World, work: Requests, policy: Policy, over: Trace) -> Played:
+    def run_one(one: World, work: Requests, policy: Policy, over: Trace) -> Run:
         until_s = over.duration_s
-        return played(one.workload, work, policy, clock, until_s, seed=seed, warm_up=WARM_UP, make=one.make)
+        return simulated(one.workload, work, policy, clock, until_s, seed=seed, warm_up=WARM_UP, make=one.make)
 
     for name in worlds:
         one = worlds[name]
         settings = candidates(name, one.workload)
-        tried = [(setting, play_one(one, before, setting.policy, tuning)) for setting in settings]
+        tried = [(setting, run_one(one, before, setting.policy, tuning)) for setting in settings]
         trials[name], picked[name] = tried, best(tried)
-        runs[name], said[name] = play_one(one, requests, picked[name].policy, trace), picked[name].said
-        tuned = ", ".join(f"{it.said}: {run.mean_cores:.1f} cores, {run.violated:.3f} over" for it, run in tried)
-        print(f"{name}: {said[name]} (tuned on {tuned})", file=sys.stderr, flush=True)
+        runs[name], in_words[name] = run_one(one, requests, picked[name].policy, trace), picked[name].in_words
+        tuned = ", ".join(f"{it.in_words}: {run.mean_cores:.1f} cores, {run.violated:.3f} over" for it, run in tried)
+        print(f"{name}: {in_words[name]} (tuned on {tuned})", file=sys.stderr, flush=True)
     janus, as_often = worlds[JANUS], over_with(picked[WHOLE], trials[WHOLE])
-    more = [(one, play_one(janus, before, one.policy, tuning)) for one in candidates(EQUAL, janus.workload)]
+    more = [(one, run_one(janus, before, one.policy, tuning)) for one in candidates(EQUAL, janus.workload)]
     tried = [*trials[JANUS], *more]
     equal = best(tried, as_often)
-    runs[EQUAL] = play_one(janus, requests, equal.policy, trace)
+    runs[EQUAL] = run_one(janus, requests, equal.policy, trace)
     missed = over_with(equal, tried) > as_often
-    said[EQUAL] = f"{equal.said} (no setting tried was over as seldom)" if missed else equal.said
+    in_words[EQUAL] = f"{equal.in_words} (no setting tried was over as seldom)" if missed else equal.in_words
     if DOUBLED in worlds:
         peak = int(runs[WHOLE].replicas["expert"].max())
         held = StaticPolicy(dict.fromkeys(workload.initial(REPLICA), REPLICA.with_replicas(peak)))
-        runs[PEAK], said[PEAK] = play_one(worlds[WHOLE], requests, held, trace), f"{peak} replicas"
-    return runs, said
+        runs[PEAK], in_words[PEAK] = run_one(worlds[WHOLE], requests, held, trace), f"{peak} replicas"
+    return runs, in_words
 
 
-def table(runs: Mapping[str, Played], said: Mapping[str, str]) -> str:
+def table(runs: Mapping[str, Run], in_words: Mapping[str, str]) -> str:
     """For people; resources against the whole model in full replicas."""
     lines = [
         f"{'policy':<27}{'cores':>8}{'ratio':>7}{'within SLO':>12}{'windows over':>14}{'P95/SLO':>9}{'changes':>9}"
@@ -227,12 +227,12 @@ def table(runs: Mapping[str, Played], said: Mapping[str, str]) -> str:
         tail = np.nanquantile(one.p95_s, 0.95) / one.slo_s
         lines.append(
             f"{name:<27}{one.mean_cores:>8.1f}{one.mean_cores / runs[WHOLE].mean_cores:>7.3f}"
-            f"{one.attainment:>12.4f}{one.violated:>14.3f}{tail:>9.2f}{one.changes:>9}  {said[name]}"
+            f"{one.attainment:>12.4f}{one.violated:>14.3f}{tail:>9.2f}{one.changes:>9}  {in_words[name]}"
         )
     return "\n".join(lines)
 
 
-def draw(runs: Mapping[str, Played], trace: Trace, clock: Clock, out: Path) -> None:
+def draw(runs: Mapping[str, Run], trace: Trace, clock: Clock, out: Path) -> None:
     """Load, cores and tails over the two days."""
     figure, (load, cores, tails) = plt.subplots(3, 1, figsize=(9, 7.5), sharex=True, layout="constrained")
     edges = np.arange(0.0, trace.duration_s + 1e-9, clock.slice_s)
@@ -251,7 +251,7 @@ def draw(runs: Mapping[str, Played], trace: Trace, clock: Clock, out: Path) -> N
     plt.close(figure)
 
 
-def write_windows(runs: Mapping[str, Played], clock: Clock, path: Path) -> None:
+def write_windows(runs: Mapping[str, Run], clock: Clock, path: Path) -> None:
     """One row a policy and decision window."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -275,8 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--first-day", type=int, default=2, help="counted from 0; the day before is tuned on (%(default)s)"
     )
-    parser.add_argument("--days", type=int, default=2, help="days played (%(default)s)")
-    parser.add_argument("--slice", type=float, default=2.0, help="seconds played of every ten minutes (%(default)s)")
+    parser.add_argument("--days", type=int, default=2, help="days simulated (%(default)s)")
+    parser.add_argument("--slice", type=float, default=2.0, help="seconds simulated of every ten minutes (%(default)s)")
     parser.add_argument(
         "--decision-windows", type=int, default=3, help="windows of ten minutes between decisions (%(default)s)"
     )
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     clock = Clock(given.slice, given.decision_windows)
     bare = world(given.workload, given.most, clock)
-    runs: dict[int, dict[str, Played]] = {}
+    runs: dict[int, dict[str, Run]] = {}
     traces: dict[int, Trace] = {}
     for seed in given.seeds:
         worlds = worlds_of(bare, given.machines, given.slo_factor, seed)
@@ -300,8 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         rows = worlds if seed == given.seeds[0] else {name: worlds[name] for name in COMPARED}
-        runs[seed], said = compare(rows, tuning, traces[seed], clock, seed)
-        print(f"seed {seed}\n{table(runs[seed], said)}", flush=True)
+        runs[seed], in_words = compare(rows, tuning, traces[seed], clock, seed)
+        print(f"seed {seed}\n{table(runs[seed], in_words)}", flush=True)
     first = given.seeds[0]
     given.out.mkdir(parents=True, exist_ok=True)
     draw(runs[first], traces[first], clock, given.out / "janus.png")
@@ -314,7 +314,7 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def summary(runs: Mapping[int, Mapping[str, Played]], workload: str, traces: Mapping[int, Trace]) -> dict[str, Any]:
+def summary(runs: Mapping[int, Mapping[str, Run]], workload: str, traces: Mapping[int, Trace]) -> dict[str, Any]:
     """The last line: ratios of sums over seeds, or of the first seed for rows that only it has."""
     one = runs[next(iter(runs))]
 

@@ -1,8 +1,8 @@
-"""The world of ``benchmarks.janus``: two days of a ServeGen trace, the modelled pipeline that meets them, one play.
+"""The world of ``benchmarks.janus``: two days of a ServeGen trace, the modelled pipeline that meets them, one run.
 
 ServeGen publishes rates and burstiness of every client in windows of ten minutes. All clients are drawn at their true
-rates, and of each window the first seconds are played, so that days become minutes with the same calls per second. Cold
-starts, resizes and drains are shortened alike, so that they take the same part of the time between two decisions.
+rates, and of each window the first seconds are simulated, so that days become minutes with the same calls per second. Cold
+starts, resizes and drains are shortened by the same factor, so that they take the same part of the time between two decisions.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ Maker = Callable[[Workload, Requests, int], Simulation]
 
 @dataclass(frozen=True)
 class Clock:
-    """How days become played seconds."""
+    """How days become simulated seconds."""
 
     slice_s: float
-    """Played of each window of ten minutes."""
+    """Simulated seconds of each window of ten minutes."""
     decision_windows: int
     """Windows of ten minutes from one decision to the next."""
 
     @property
     def compression(self) -> float:
-        """Seconds of the trace for one that is played."""
+        """Seconds of the trace for one that is simulated."""
         return WINDOW_S / self.slice_s
 
     @property
     def decision_s(self) -> float:
         return self.slice_s * self.decision_windows
 
-    def hours(self, played_s: Floats | float) -> Floats:
+    def hours(self, simulated_s: Floats | float) -> Floats:
         """Hours of the trace."""
-        return np.asarray(played_s) * self.compression / 3600
+        return np.asarray(simulated_s) * self.compression / 3600
 
 
 def sliced(path: Path, first_day: int, days: int, clock: Clock, seed: int) -> Trace:
@@ -106,7 +106,7 @@ def unloaded_s(workload: Workload, seed: int, make: Maker) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
+class Run:
     """One policy over the trace, by decision window; the first ones, which only settle the start, left out."""
 
     start_s: Floats
@@ -167,7 +167,7 @@ def placement(workload: Workload, count: int) -> dict[str, list[int]]:
     return machines_of
 
 
-def played(
+def simulated(
     workload: Workload,
     requests: Requests,
     policy: Policy,
@@ -177,14 +177,14 @@ def played(
     seed: int,
     warm_up: int,
     make: Maker = simulate,
-) -> Played:
+) -> Run:
     """The controller's own loop over the simulation, a decision every ``clock.decision_s``."""
     limits = LimitSettings(space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb)
     steps = play(make(workload, requests, seed), policy, limits, window_s=clock.decision_s, until_s=until_s)
     return _summary(steps[warm_up:], workload, clock)
 
 
-def _summary(steps: list[Step], workload: Workload, clock: Clock) -> Played:
+def _summary(steps: list[Step], workload: Workload, clock: Clock) -> Run:
     slo_s, ingress = workload.slo_s, "ingress"
     cores, p95_s, changes = [], [], 0
     replicas: dict[str, list[float]] = {"segment": [], "expert": []}
@@ -201,7 +201,7 @@ def _summary(steps: list[Step], workload: Workload, clock: Clock) -> Played:
         for kind, rows in replicas.items():
             rows.append(float(np.mean([n.configuration.replicas for n in nodes if n.kind == kind and n.configuration])))
     judged = np.array(p95_s)[~np.isnan(p95_s)]
-    return Played(
+    return Run(
         np.array([step.window.start_s for step in steps]),
         np.array(cores),
         np.array(p95_s),

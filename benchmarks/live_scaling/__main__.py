@@ -4,14 +4,14 @@ The default pipeline on the embedded gateway, on the first of two nodes, answers
 compare every answer with the whole model's. Meanwhile every function gets a second replica on the other node, whose
 memory is empty, and gives it back; gets and gives back one in place; and every worker is exchanged for a new one. Rows
 below the first lack one part after the other, as Table 1 of the ElasticMoE paper has it (cumulative), and three ways to
-scale without any of them follow. Nodes are weights managers with a line of limited bandwidth between them.
+scale without any of them follow. Nodes are weights managers with a link of limited bandwidth between them.
 
 ``scale_s``: from the order until the last function has what was asked for. ``downtime_s``: time in which some function
 had no ready replica. ``throughput_ratio``: answers a second from the order until the last old worker is gone, over
 those before. ``peak_memory_ratio``: peak of a change over the larger of what is in use before and after it, in a round
 of its own, because weighing slows the machine. ``throughput_ratio_table_2``: the same for the seconds that Table 2 of
 the paper looks at, from 5 s before the change until 5 s after the longest change of all, the cold restart (which is
-therefore played first); ``throughput_ratio`` is the harder of the two.
+therefore measured first); ``throughput_ratio`` is the harder of the two.
 
 Closed-loop clients keep every core busy, so whatever a change takes is missing elsewhere. The row ``at-load`` is the
 full system as services are run: requests at even intervals, ``--load`` of what ``full`` answered a second before its
@@ -92,7 +92,7 @@ def no_pre_initialisation(setting: Setting, rounds: int) -> Measured:
     """And each worker is a Python of its own that imports everything."""
     measured = Measured()
     with stage(setting, "no-pre-initialisation", FRESH, 0, peers=False, measured=measured) as here:
-        here.start_anew_from_now_on()
+        here.start_fresh_from_now_on()
         here.time_and_weigh(here.onto_other_node, measured)
     return measured
 
@@ -111,7 +111,7 @@ def replica(setting: Setting, rounds: int) -> Measured:
 
 
 def colocated(setting: Setting, rounds: int) -> Measured:
-    """Baseline: the larger configuration started whole beside the old one, which goes when it is ready."""
+    """Baseline: the larger configuration started whole next to the old one, which goes when it is ready."""
     return _second(setting, "colocated", 2)
 
 
@@ -157,7 +157,7 @@ def _rounds(
 def _restart(setting: Setting, name: str, image: str, replicas: int) -> Measured:
     measured = Measured()
     with stage(setting, name, image, 0, peers=False, measured=measured) as here:
-        here.start_anew_from_now_on()
+        here.start_fresh_from_now_on()
         here.look_around(lambda: here.time_and_weigh(lambda: here.cold_restart(image, replicas), measured), measured)
     return measured
 
@@ -189,7 +189,7 @@ def _second(setting: Setting, name: str, replicas: int) -> Measured:
 
 
 @click.command()
-@click.option("--rows", "chosen", default=",".join(ROWS), show_default=True, help="Rows to play.")
+@click.option("--rows", "chosen", default=",".join(ROWS), show_default=True, help="Rows to measure.")
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Times each quick change is made.")
 @click.option("--clients", default=4, show_default=True, type=click.IntRange(1), help="Closed-loop clients.")
 @click.option("--rate", default=0.0, show_default=True, help="Requests a second at even intervals in place of clients.")
@@ -223,14 +223,14 @@ def main(
             folder, directory, manifest, texts, expected.numpy(), clients, rate, pause_s, link, disk, load
         )
         rows: dict[str, dict[str, Any]] = {}
-        played: dict[Callable[[Setting, int], Measured], dict[str, Any]] = {}
+        row_of: dict[Callable[[Setting, int], Measured], dict[str, Any]] = {}
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("rows", total=len(names))
             for one in sorted(names, key=lambda name: ROWS[name] is not cold_restart):
                 progress.update(task, description=one)
-                if ROWS[one] not in played:
-                    played[ROWS[one]] = row(ROWS[one](setting, rounds))
-                rows[one] = figures = played[ROWS[one]]
+                if ROWS[one] not in row_of:
+                    row_of[ROWS[one]] = row(ROWS[one](setting, rounds))
+                rows[one] = figures = row_of[ROWS[one]]
                 progress.console.print(f"{one}: up in {figures['scale_s']:.2f} s, {figures['failed']} failed")
                 setting = replace(setting, window_s=figures.get("window_s", setting.window_s))
                 if one == "full":

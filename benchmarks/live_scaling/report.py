@@ -16,9 +16,9 @@ KEY_CHANGES = ("up", "up in place", "exchange")
 TAILS = ("p95_before_ms", "p95_during_ms")
 
 
-def told(span: Span, measured: Measured) -> dict[str, Any]:
+def change_figures(span: Span, measured: Measured) -> dict[str, Any]:
     """One change in numbers; a ratio is None where nothing was answered before it."""
-    answers = measured.seen
+    answers = measured.answers
     before = answers.per_second(span.before_s, span.ordered_s)
     during = answers.per_second(span.ordered_s, max(span.settled_s, span.ordered_s + measured.least_s))
     return {
@@ -40,8 +40,8 @@ def around(measured: Measured) -> dict[str, float | None]:
     if measured.around is None:
         return {}
     span, window_s = measured.around
-    before = measured.seen.per_second(span.before_s, span.ordered_s - AROUND_S)
-    during = measured.seen.per_second(span.ordered_s - AROUND_S, span.ordered_s + window_s + AROUND_S)
+    before = measured.answers.per_second(span.before_s, span.ordered_s - AROUND_S)
+    during = measured.answers.per_second(span.ordered_s - AROUND_S, span.ordered_s + window_s + AROUND_S)
     return {"throughput_ratio_table_2": round(during / before, 4) if before else None, "window_s": round(window_s, 2)}
 
 
@@ -60,7 +60,7 @@ def weighed(span: Span, weights: list[Weight]) -> dict[str, float]:
 
 def row(measured: Measured) -> dict[str, Any]:
     """Medians by kind of change, the worst of what must not happen, and memory."""
-    changes = [told(span, measured) for span in measured.spans]
+    changes = [change_figures(span, measured) for span in measured.spans]
     kinds = {}
     for name in dict.fromkeys(change["change"] for change in changes):
         of_kind = [change for change in changes if change["change"] == name]

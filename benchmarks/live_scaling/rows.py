@@ -1,4 +1,4 @@
-"""The rows of ``benchmarks.live_scaling``: each is a way to scale, played on a gateway of its own under steady load."""
+"""The rows of ``benchmarks.live_scaling``: each is a way to scale, measured on a gateway of its own under steady load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 
 from benchmarks.harness.running import RunningGateway, local_gateway, running_gateway
 from benchmarks.harness.scaling_watch import FeedWatch, Picture, Scales, Weight
-from benchmarks.harness.steady_load import Seen, SteadyLoad
+from benchmarks.harness.steady_load import Answers, SteadyLoad
 from benchmarks.live_scaling.ablations.fresh import AFTER
 from gateway.backends.process.machines import PREFIX, memory_root
 from moe.manifest import Manifest
@@ -28,7 +28,7 @@ TIMEOUT_S = 600.0
 AROUND_S = 5.0
 """Before and after the longest change, what Table 2 of the ElasticMoE paper calls *during* (its appendix A.1)."""
 SLOW_SCALES_S = 2.0
-"""Between weighings beside changes that take a minute or more and are timed too: weighing takes a tenth of a core."""
+"""Between weighings during changes that take a minute or more and are timed too: weighing takes a tenth of a core."""
 FRESH_RUNTIME_MIB = 640
 """Memory of a worker that shares no interpreter with others, before it holds weights: with the limit of a forked one
 the kernel kills it while it imports, again and again."""
@@ -80,7 +80,7 @@ class Measured:
     """A row's changes, what the clients saw, and what the scales showed in the rounds that were weighed."""
 
     spans: list[Span] = field(default_factory=list)
-    seen: Seen = field(default_factory=lambda: Seen(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)))
+    answers: Answers = field(default_factory=lambda: Answers(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)))
     without_ready: Callable[[Span], float] = lambda span: 0.0
     weights: dict[str, tuple[Span, list[Weight]]] = field(default_factory=dict)
     copied: dict[str, int] = field(default_factory=dict)
@@ -194,8 +194,8 @@ class Stage:
         measured.around = (span, window_s)
         return span
 
-    def start_anew_from_now_on(self) -> None:
-        """Workers of the image FRESH were forked so far."""
+    def start_fresh_from_now_on(self) -> None:
+        """Workers of the image FRESH were forked until now."""
         fresh_flag(self._setting).touch()
 
     def wait_standbys(self) -> None:
@@ -234,12 +234,12 @@ class Stage:
 
 
 def fresh_flag(setting: Setting) -> Path:
-    """The file whose being there makes workers of the image FRESH start anew."""
+    """The file whose being there makes workers of the image FRESH start from nothing."""
     return setting.folder / "fresh"
 
 
 def deployment(image: str, replicas: int = 1, environment: Mapping[str, str] | None = None) -> DeploymentSettings:
-    """Of the whole pipeline; ``image`` empty: the package's own."""
+    """Settings of the whole pipeline; ``image`` empty: the package's own."""
     given = DeploymentSettings(
         min_replicas=replicas,
         ingress_replicas=replicas,
@@ -293,4 +293,4 @@ def stage(
             yield here
             measured.copied = here.copied
             measured.without_ready = lambda span: watch.without_ready_s(here.names, span.ordered_s, span.settled_s)
-        measured.seen = clients.seen
+        measured.answers = clients.answers

@@ -1,11 +1,11 @@
 """Replica counts and placement on like nodes: ``python -m benchmarks.placement [--eplb FILE] [--routing FOLDER]``.
 
 Rows: DeepSeek-V3 (58×256), V2-Lite (26×64) and Mixtral (32×8) at the sizes of the usual peer, flat and hierarchical.
-Beside ours stand EPLB's flat mode in NumPy (``benchmarks.placement.eplb``), Janus's Algorithm 2 as published, and,
+Next to ours stand EPLB's flat mode in NumPy (``benchmarks.placement.eplb``), Janus's Algorithm 2 as published, and,
 with ``--eplb``, the original ``eplb.py``. A row's statistics come from its first half of tokens; layouts are judged on
 those for tokens and co-activation, and by dispatching batches of the second half for activated experts. Where a layout
 has two replicas of an expert on one node, as EPLB's may, they count as one; ``by replica`` counts them as two. Choices
-of experts are made (``benchmarks.placement.synthetic_routing``) except in rows named real. ``moved`` is against the layout of the same
+of experts are synthetic (``benchmarks.placement.synthetic_routing``) except in rows named real. ``moved`` is against the layout of the same
 method for statistics of another part of the tokens. All run on one thread; ``ms`` is the median processor time.
 Also the distance of Algorithm 2 and of the local search from the optimum of Eq. (2) on small instances. The last line
 is one JSON object.
@@ -114,7 +114,10 @@ def methods(size: Size, original: Any) -> dict[str, Method]:
             ).held
         )
 
-    by_name: dict[str, Method] = {"ours": placing("tokens-first"), "Algorithm 2 as published": placing("coactivation", effort=0)}
+    by_name: dict[str, Method] = {
+        "ours": placing("tokens-first"),
+        "Algorithm 2 as published": placing("coactivation", effort=0),
+    }
     by_name["Algorithm 2 + search"] = placing("coactivation")
     by_name["ours, 200 looks"] = placing("tokens-first", effort=200)
     if nodes.groups == 1:
@@ -163,7 +166,10 @@ def fullest_over_mean(held: Held, activations: Activations) -> np.ndarray:
 
 def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -> list[Row]:
     half = len(choices) // 2
-    activations, earlier = activations_of(choices[:half], size.experts), activations_of(choices[: half // 2], size.experts)
+    activations, earlier = (
+        activations_of(choices[:half], size.experts),
+        activations_of(choices[: half // 2], size.experts),
+    )
     rows = []
     apart = activations.together.sum(axis=(1, 2), dtype=np.float64) / 2 / size.nodes.count
     for name, method in methods(size, original).items():
@@ -189,7 +195,7 @@ def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -
 
 
 def over_optimum(seed: int) -> dict[str, tuple[float, float]]:
-    """(mean, worst) over the optimum of Eq. (2) on small instances, the same replica counts throughout."""
+    """(mean, worst) over the optimum of Eq. (2) on small instances, the same replica counts for all."""
     rng = np.random.default_rng(seed)
     ratios: dict[str, list[float]] = {"Algorithm 2 as published": [], "Algorithm 2 + search": []}
     for _ in range(SMALL):
@@ -199,7 +205,9 @@ def over_optimum(seed: int) -> dict[str, tuple[float, float]]:
         choices = made(law, 400, 1, experts, int(rng.integers(2, 4)), int(rng.integers(1 << 30)))
         activations = activations_of(choices, experts)
         for name, effort in (("Algorithm 2 as published", 0), ("Algorithm 2 + search", SMALL_EFFORT)):
-            done = place(activations.tokens, activations.together, Nodes(nodes, slots), objective="coactivation", effort=effort)
+            done = place(
+                activations.tokens, activations.together, Nodes(nodes, slots), objective="coactivation", effort=effort
+            )
             best = least_pairs(done.counts[0], activations.together[0], nodes, slots)
             load = float(coactivation_load(done.held, activations.together).max())
             ratios[name].append(load / best if best > 0 else 1.0 + load)

@@ -25,7 +25,7 @@ class Activations:
 
 
 def activations_of(choices: NDArray[np.integer], experts: int) -> Activations:
-    """Of ``choices`` [tokens, layers, k], each token's experts. Raises PlacementError for an unknown expert."""
+    """Sums over ``choices`` [tokens, layers, k], each token's experts. Raises PlacementError for an unknown expert."""
     if choices.ndim != 3 or (choices.size and (choices.min() < 0 or choices.max() >= experts)):
         raise PlacementError(f"choices must be [tokens, layers, k] of experts 0 to {experts - 1}")
     count, layers, _ = choices.shape

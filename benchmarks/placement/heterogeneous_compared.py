@@ -1,4 +1,4 @@
-"""Peers of Prism on unlike nodes: Uniform, Redundance, SmartMoE's placement and EPLB.
+"""Peers of Prism on heterogeneous machines: Uniform, Redundance, SmartMoE's placement and EPLB.
 
 All give [gpus, layers, experts] bool, respect the memory of every GPU and cover every expert. *Uniform*: every layer's
 experts at random, equally many on each GPU (as far as memory allows), once. *Redundance*: that, and random copies

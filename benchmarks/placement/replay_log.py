@@ -1,4 +1,4 @@
-"""Replay of requests on unlike nodes under a plan, event by event: latencies and where calls were computed.
+"""Replay of requests on heterogeneous machines under a plan, event by event: latencies and where calls were computed.
 
 The model, after Prism's simulator (Section IV-C). A node serves its own requests one at a time in order of arrival. A
 request is a row of *passes* (one over the prompt, one for each token generated after it); a pass goes through the
@@ -68,9 +68,9 @@ class Costs:
     expert_s: float
     expert_token_s: float
     token_bytes: int
-    """Of one token's hidden state in one direction."""
+    """Bytes of one token's hidden state in one direction."""
     message_s: float
-    """Of a message, beside its bytes: network, and from and to the GPU."""
+    """Seconds of a message besides its bytes: network, and from and to the GPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ class Replay:
 def replay(
     requests: Requests, changes: list[PlanChange], cluster: Cluster, costs: Costs, *, bin_s: float, bins: int
 ) -> Replay:
-    """Play ``requests`` under the plan of ``changes`` that is active when a layer's experts are called.
+    """Simulate ``requests`` under the plan of ``changes`` that is active when a layer's experts are called.
 
     The first change's plan holds from the beginning; ``bins`` of ``bin_s`` seconds, later ones count in the last.
     """
@@ -115,7 +115,7 @@ def replay(
     plans = np.stack([change.plan for change in changes])
     latency, served = np.zeros(len(requests.node)), np.zeros(len(requests.node))
     local, calls = np.zeros((cluster.nodes, bins)), np.zeros((cluster.nodes, bins))
-    messages = _play(
+    messages = _simulate(
         (requests.arrival_s, requests.node, requests.first_pass, requests.tokens),
         (requests.start, requests.expert, requests.count),
         plans,
@@ -129,7 +129,7 @@ def replay(
 
 
 @njit(cache=True, nogil=True)
-def _play(passes, routed, plans, active_s, machine, costs, bin_s, results):  # type: ignore[no-untyped-def]
+def _simulate(passes, routed, plans, active_s, machine, costs, bin_s, results):  # type: ignore[no-untyped-def]
     """Number of messages; fills ``found``. A node has one layer under way, so its state is one row of each array."""
     arrival_s, node_of, first_pass, tokens = passes
     gpu_node, speed, bandwidth = machine

@@ -1,4 +1,4 @@
-"""Placement on unlike nodes: ``python -m benchmarks.prism --routing FOLDER [--out FOLDER]``.
+"""Placement on heterogeneous machines: ``python -m benchmarks.prism --routing FOLDER [--out FOLDER]``.
 
 Prism's set-up replayed in simulation (``benchmarks.placement.replay_log``): three nodes with 1, 1 and 2 GPUs of 40 GB (30 %
 of the memory for DeepSeek-V2-Lite's size, 70 % for Mixtral's), 500 Mbit/s, a task for each node, Poisson arrivals.
@@ -90,7 +90,10 @@ def served(
     work: Workload, tasks: NDArray[np.int64], count: int, mean_s: float, seed: int
 ) -> tuple[Requests, list[list[Choices]]]:
     """Requests of node n's task ``tasks[n]``, at most ``count`` a node, and the history [tasks] plans come from."""
-    halves = [(task_prompts[: len(task_prompts) // 2], task_prompts[len(task_prompts) // 2 :]) for task_prompts in work.prompts]
+    halves = [
+        (task_prompts[: len(task_prompts) // 2], task_prompts[len(task_prompts) // 2 :])
+        for task_prompts in work.prompts
+    ]
     rng = np.random.default_rng(seed)
     times, node = arrivals(len(tasks), count, mean_s, seed)
     prompts = [halves[tasks[n]][1][int(rng.integers(len(halves[tasks[n]][1])))] for n in node]
@@ -103,30 +106,32 @@ def table_rows(work: Workload, mean_s: float, message_ms: float, mbit: float, se
     costs = costs_for(work.name, message_ms)
     by_method: dict[str, list[list[float]]] = {name: [] for name in METHODS}
     for seed in seeds:
-        played, history = served(work, np.arange(TASKS), 200, mean_s, seed)
+        log, history = served(work, np.arange(TASKS), 200, mean_s, seed)
         frequency = counted(history, work.experts)
         for name, planner in planners(seed).items():
-            done = replay(played, still(planner(frequency, cluster, size, None)), cluster, costs, bin_s=BIN_S, bins=1)
-            by_node = [float(done.latency_s[played.node == node].mean()) for node in range(TASKS)]
+            done = replay(log, still(planner(frequency, cluster, size, None)), cluster, costs, bin_s=BIN_S, bins=1)
+            by_node = [float(done.latency_s[log.node == node].mean()) for node in range(TASKS)]
             by_method[name].append([*by_node, float(done.latency_s.mean()), float(done.local_ratio[0])])
     rows: dict[str, list[float]] = {}
     for name, values in by_method.items():
         rows[name] = [round(float(value), 4) for value in np.mean(values, axis=0)]
-    below = [1 - ours[3] / theirs[3] for ours, theirs in zip(by_method["Prism, improved"], by_method["EPLB"], strict=True)]
+    below = [
+        1 - ours[3] / theirs[3] for ours, theirs in zip(by_method["Prism, improved"], by_method["EPLB"], strict=True)
+    ]
     return {"rows": rows, "below_eplb": round(1 - rows["Prism, improved"][3] / rows["EPLB"][3], 4), "by_seed": below}
 
 
 def plans_over_time(
-    planner: Planner, played: Requests, first: Floats, cluster: Cluster, size: int, call_s: float, window_s: float
+    planner: Planner, log: Requests, first: Floats, cluster: Cluster, size: int, call_s: float, window_s: float
 ) -> list[PlanChange]:
     """Plans by Eq. (4) every interval, from what arrived since the last change of plan (Section IV-A) or, if that is
     longer, in the last ``window_s``."""
     nodes, layers, experts = first.shape
     changes = still(planner(first, cluster, size, None))
     since, at = 0.0, INTERVAL_S
-    while at < played.arrival_s[-1]:
+    while at < log.arrival_s[-1]:
         start = max(since, at - window_s)
-        frequency = played.frequency(nodes, layers, experts, (played.arrival_s >= start) & (played.arrival_s < at))
+        frequency = log.frequency(nodes, layers, experts, (log.arrival_s >= start) & (log.arrival_s < at))
         candidate = planner(frequency, cluster, size, changes[-1].plan)
         verdict = decide(changes[-1].plan, candidate, cluster, frequency, size, Scale(call_s, at - start, INTERVAL_S))
         if verdict.worth:
@@ -141,9 +146,12 @@ def shift(work: Workload, mean_s: float, message_ms: float, mbit: float, seed: i
     size, cluster, costs = SIZES[work.name][0], cluster_for(work.name, GPUS, mbit), costs_for(work.name, message_ms)
     halves = [served(work, np.roll(np.arange(TASKS), -turn), 200, mean_s, seed + turn)[0] for turn in (0, 1)]
     changed_s = float(halves[0].arrival_s[-1])
-    played = _joined(halves[0], halves[1], changed_s)
-    mixed = np.tile(counted([task_prompts[: len(task_prompts) // 2] for task_prompts in work.prompts], work.experts).sum(axis=0), (TASKS, 1, 1))
-    bins = int(played.arrival_s[-1] / BIN_S) + 1
+    log = _joined(halves[0], halves[1], changed_s)
+    mixed = np.tile(
+        counted([task_prompts[: len(task_prompts) // 2] for task_prompts in work.prompts], work.experts).sum(axis=0),
+        (TASKS, 1, 1),
+    )
+    bins = int(log.arrival_s[-1] / BIN_S) + 1
     call_s = 2 * costs.token_bytes / (mbit * MBIT)
     result: dict[str, Any] = {"changed_s": round(changed_s, 1), "bin_s": BIN_S}
     every = planners(seed)
@@ -155,8 +163,8 @@ def shift(work: Workload, mean_s: float, message_ms: float, mbit: float, seed: i
     for name, method, window_s in cases:
         changes = still(every[method](mixed, cluster, size, None))
         if window_s:
-            changes = plans_over_time(every[method], played, mixed, cluster, size, call_s, window_s)
-        done = replay(played, changes, cluster, costs, bin_s=BIN_S, bins=bins)
+            changes = plans_over_time(every[method], log, mixed, cluster, size, call_s, window_s)
+        done = replay(log, changes, cluster, costs, bin_s=BIN_S, bins=bins)
         result[name] = {
             "latency_s": round(float(done.latency_s.mean()), 4),
             "local": round(float(done.local.sum() / done.calls.sum()), 4),
@@ -236,14 +244,14 @@ def scaling(work: Workload, message_ms: float, seed: int) -> list[dict[str, Any]
         tasks = np.arange(cluster.nodes) % TASKS
         placed, spent = None, 0.0
         for mean_s, mbit in ((15.0, 500.0), (8.0, 500.0), (8.0, 100.0), (8.0, 1000.0)):
-            played, history = served(work, tasks, max(12, 240 // cluster.nodes), mean_s, seed)
+            log, history = served(work, tasks, max(12, 240 // cluster.nodes), mean_s, seed)
             machine = cluster_for(work.name, GPUS * (gpus // 4), mbit)
             if placed is None:
                 frequency = counted(history, work.experts)[tasks]
                 began = time.process_time()
                 placed = plan(frequency, machine, size)
                 spent = time.process_time() - began
-            done = replay(played, still(placed), machine, costs, bin_s=BIN_S, bins=1)
+            done = replay(log, still(placed), machine, costs, bin_s=BIN_S, bins=1)
             rows.append(
                 {
                     "gpus": gpus,
@@ -289,7 +297,7 @@ def draw(shifted: dict[str, Any], file: Path) -> None:
 @click.command()
 @click.option("--routing", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of routing logs.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for pictures.")
-@click.option("--message-ms", default=1.0, show_default=True, help="Milliseconds of a message, beside its bytes.")
+@click.option("--message-ms", default=1.0, show_default=True, help="Milliseconds of a message, besides its bytes.")
 @click.option("--seeds", default=3, show_default=True, help="Seeds, from 0 on; results are means.")
 def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None:
     """Latency, local ratio, distance from the optimum, scale."""

@@ -2,7 +2,7 @@
 
 *DeepSeek-V2-Lite*: real tokens of real prompts. The log names no tasks, so tasks are clusters of prompts by what their
 tokens chose in the first MoE layer, which is close to a function of the words themselves; all other layers are left as
-they come. The last tokens of a prompt, a quarter and at most 20, are played as generated ones, a pass each; their
+they come. The last tokens of a prompt, a quarter and at most 20, are replayed as generated ones, a pass each; their
 routing is the log's.
 
 *OLMoE* and *Mixtral*: the logs count choices per text domain (a domain is a task) in three layers; tokens are drawn

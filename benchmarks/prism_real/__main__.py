@@ -9,7 +9,7 @@ arrivals; ``smoe_dispatch=local-first``. Every change of plan is a move of the r
 * ``table``: the plans of Table II's methods in turn, several rounds, the same requests for each in a round: mean
   latency by node and in all, part of expert calls that stayed on their node (counted by the ingresses).
 * ``shift``: tasks change nodes in mid-run (Figs. 6, 7), without and with migration: every interval a plan from the
-  ingresses' own counts since the last move, taken when Eq. (4) says so for the paper's five minutes. Local ratio over
+  ingresses' own counts since the last move, taken when Eq. (4) favours it for the paper's five minutes. Local ratio over
   time; a picture with ``--out``.
 
 Times are measured and hold what else this machine does: two cores compute for three nodes. The last line is one JSON
@@ -44,7 +44,7 @@ from benchmarks.harness.running import (
     running_gateway,
 )
 from benchmarks.prism.__main__ import METHODS, planners
-from benchmarks.prism_real.clients import Counts, Served, counted, joined, play
+from benchmarks.prism_real.clients import Counts, Served, counted, joined, send_all
 from benchmarks.prism_real.network import SWITCH, Node, become_switch, connect, measure
 from moe.manifest import INGRESS, Manifest
 from moe.preset import minilm_folder
@@ -75,7 +75,7 @@ class Setting:
     seconds: float
     rounds: int
     shift_s: float
-    """Of each half of a run in which tasks change nodes."""
+    """Seconds of each half of a run in which tasks change nodes."""
     interval_s: float
     horizon_s: float
     """For how long a new plan is expected to hold (Eq. (4))."""
@@ -130,7 +130,7 @@ class Stage:
 
     def serve(self, texts: list[list[str]], arrivals: list[Floats]) -> Served:
         """Node n's requests ``texts[n]`` at ``arrivals[n]`` seconds from now, from inside the node."""
-        return play(self._nodes, self._addresses, texts, arrivals)
+        return send_all(self._nodes, self._addresses, texts, arrivals)
 
 
 def drawn(
@@ -349,8 +349,8 @@ def main(
         run_folder("smoe-prism-") as folder,
         running(nodes, folder, experts, top_k, way.mbit) as stage,
     ):
-        alike = np.ones((len(NODES), *stage.shape))
-        stage.take(planners(0)["Uniform"](alike, stage.cluster, stage.expert_bytes, None))
+        uniform = np.ones((len(NODES), *stage.shape))
+        stage.take(planners(0)["Uniform"](uniform, stage.cluster, stage.expert_bytes, None))
         before = stage.counts()
         stage.serve(*drawn(tasks, setting, setting.seconds, 500))
         counts = stage.counts() - before

@@ -46,11 +46,11 @@ class Served:
         return Served(self.node[which], self.due_s[which], self.ended_s[which], self.good[which])
 
     def mean_ms(self) -> float:
-        """Of answered requests; NaN where there are none."""
+        """Milliseconds of answered requests; NaN where there are none."""
         return float((self.ended_s - self.due_s)[self.good].mean() * 1000) if self.good.any() else float("nan")
 
     def p95_ms(self) -> float:
-        """Of answered requests; NaN where there are none."""
+        """Milliseconds of answered requests; NaN where there are none."""
         spent = (self.ended_s - self.due_s)[self.good]
         return float(np.quantile(spent, 0.95) * 1000) if spent.size else float("nan")
 
@@ -65,7 +65,7 @@ def joined(runs: list[Served]) -> Served:
     )
 
 
-def play(nodes: tuple[Node, ...], addresses: list[str], texts: list[list[str]], arrivals: list[Floats]) -> Served:
+def send_all(nodes: tuple[Node, ...], addresses: list[str], texts: list[list[str]], arrivals: list[Floats]) -> Served:
     """Send node n's ``texts[n]`` at ``arrivals[n]`` to the ingress ``addresses[n]``, whatever is still unanswered."""
     began_s = time.monotonic() + 0.2
     with ThreadPoolExecutor(len(nodes)) as pool:
@@ -74,7 +74,9 @@ def play(nodes: tuple[Node, ...], addresses: list[str], texts: list[list[str]], 
             for n, node in enumerate(nodes)
         ]
         answered = [row.result() for row in rows]
-    return joined([Served(np.full(len(ended), n), arrivals[n], ended, good) for n, (ended, good) in enumerate(answered)])
+    return joined(
+        [Served(np.full(len(ended), n), arrivals[n], ended, good) for n, (ended, good) in enumerate(answered)]
+    )
 
 
 async def _send(address: str, texts: list[str], arrivals: Floats, began_s: float) -> tuple[Floats, NDArray[np.bool_]]:
@@ -133,8 +135,8 @@ class Counts:
 
     def mixed(self) -> Floats:
         """Tokens as if every node had an equal part of all."""
-        alike: Floats = np.broadcast_to(self.tokens.mean(axis=0), self.tokens.shape).copy()
-        return alike
+        uniform: Floats = np.broadcast_to(self.tokens.mean(axis=0), self.tokens.shape).copy()
+        return uniform
 
 
 def counted(addresses: list[str], shape: tuple[int, int]) -> Counts:

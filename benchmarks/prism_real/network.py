@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class NotPermittedError(click.ClickException):
-    """This machine makes no such network; the message says what is missing."""
+    """This machine makes no such network; the message names what is missing."""
 
 
 def become_switch() -> None:
@@ -68,7 +68,7 @@ class Node:
 def connect(names: Sequence[str], mbit: float, delay_ms: float = 0.0) -> tuple[Node, ...]:
     """Nodes on a switch in the calling thread's network; each sends at most ``mbit``, ``delay_ms`` later.
 
-    Raises NotPermittedError with what the machine said.
+    Raises NotPermittedError with what the machine reported.
     """
     _do("ip", "link", "set", "lo", "up")
     _do("ip", "link", "add", "switch", "type", "bridge")

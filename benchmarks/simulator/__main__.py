@@ -3,10 +3,10 @@
 ``python -m benchmarks.simulator``: 12 layers of 8 experts (the modelled bert-8), bursty arrivals, processor sharing
 with 4 slots an expert or more, and in each window new configurations for a tenth of the experts: replicas started cold
 and drained, live resizes, workers replaced behind a switchover, backlog carried from window to window. Requests are
-routed beforehand, as when several policies are compared on them; what that takes is told apart. The best of several
+routed beforehand, as when several policies are compared on them; what that takes is printed separately. The best of several
 rounds counts. ``ratio`` compares one thread with one thread, in CPU seconds: what other processes take away is none of
 theirs. ``requests_per_s`` is the larger of that and of the speed by the wall clock with as many threads as there are
-cores (four at most), which only a quiet machine shows; both are told. A run of both models without orders or cold
+cores (four at most), which only an idle machine shows; both are printed. A run of both models without orders or cold
 starts is refused: it would prove nothing of them. The last line is one JSON object.
 """
 
@@ -33,7 +33,7 @@ START = Configuration(memory_mb=512, cpu_cores=0.0, gpu_share=0.1, replicas=2, c
 RATE_PER_S, BURST = 500.0, 16.0
 """Mean arrivals a second, and the squared coefficient of variation of the gaps."""
 WINDOW_S, SHORT_WINDOW_S = 10.0, 1.5
-"""Of the long run, and of the one that both models make: it must see several changes too."""
+"""Seconds of a window of the long run, and of the one that both models make: it must see several changes too."""
 CHANGED = 0.1
 """Share of the functions that get a new configuration in each window."""
 
@@ -41,12 +41,12 @@ Order = tuple[float, str, Configuration]
 
 
 @dataclass(frozen=True)
-class Played:
+class Run:
     """One run of the simulator. ``latency_s [requests]``."""
 
     wall_s: float
     cpu_s: float
-    """Of the calling thread."""
+    """Processor seconds of the calling thread."""
     latency_s: np.ndarray
     most_in_flight: int
     cold_starts: int
@@ -74,9 +74,9 @@ def random_orders(workload: Workload, until_s: float, window_s: float, seed: int
     return orders
 
 
-def play(
+def simulate(
     workload: Workload, requests: Requests, orders: Sequence[Order], window_s: float, seed: int, threads: int = 1
-) -> Played:
+) -> Run:
     """All requests through the simulator, window by window."""
     latency_s = np.full(requests.arrival_s.size, np.nan)
     by_moment: dict[float, list[Order]] = {}
@@ -93,7 +93,7 @@ def play(
         most, answered = max(most, window.in_flight), answered + window.finished.size
         waited_s += float(window.meter[:, 3].sum())
     wall_s, cpu_s = time.perf_counter() - wall_s, time.thread_time() - cpu_s
-    return Played(wall_s, cpu_s, latency_s, most, simulation.fleet.cold_starts, waited_s)
+    return Run(wall_s, cpu_s, latency_s, most, simulation.fleet.cold_starts, waited_s)
 
 
 def event_driven(
@@ -127,17 +127,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     routing_s = time.perf_counter() - begun_s
     many_orders = random_orders(workload, many.arrival_s[-1], WINDOW_S, given.seed)
     few_orders = random_orders(workload, few.arrival_s[-1], SHORT_WINDOW_S, given.seed)
-    same = play(workload, few, few_orders, SHORT_WINDOW_S, given.seed)  # compiles, too
+    same = simulate(workload, few, few_orders, SHORT_WINDOW_S, given.seed)  # compiles, too
     if not few_orders or not same.cold_starts:
         parser.error(too_short(given.compared, float(few.arrival_s[-1]), len(few_orders), same.cold_starts))
     threads = min(4, len(os.sched_getaffinity(0)))
-    runs: list[Played] = []
-    shared: list[Played] = []
+    runs: list[Run] = []
+    shared: list[Run] = []
     differences: list[float] = []
     slow_s: list[float] = []
     for _ in range(given.rounds):
-        runs.append(play(workload, many, many_orders, WINDOW_S, given.seed))
-        shared.append(play(workload, many, many_orders, WINDOW_S, given.seed, threads) if threads > 1 else runs[-1])
+        runs.append(simulate(workload, many, many_orders, WINDOW_S, given.seed))
+        shared.append(simulate(workload, many, many_orders, WINDOW_S, given.seed, threads) if threads > 1 else runs[-1])
         if len(slow_s) < 2:
             seconds, expected_s = event_driven(workload, few, few_orders, given.seed)
             slow_s.append(seconds)

@@ -283,7 +283,7 @@ class PipelineModel:
         return 1.0
 
     def seconds(self, info: NodeInfo, configuration: Configuration, tokens: int) -> float:
-        """Of a call alone, as long as no limit stops it."""
+        """Seconds of a call alone, as long as no limit stops it."""
         key = (info.id, self.workload.cores(configuration), configuration.gpu_share)
         if key not in self._seconds:
             lengths, cost = np.arange(self.requests.most_tokens + 1), self.workload.costs[info.id]

@@ -200,7 +200,7 @@ def _day_of(source: Source) -> int:
     match = DAY_FILE.search(source.name)
     day = int(match[1]) if match else 1
     if not 1 <= day <= MAX_DAYS:
-        raise TraceError(f"{source.label}: the file's name says day {day}, days are 01 to {MAX_DAYS}")
+        raise TraceError(f"{source.label}: the file's name gives day {day}, days are 01 to {MAX_DAYS}")
     return day
 
 

@@ -2,7 +2,7 @@
 invocation, both times in seconds.
 
 A request arrived when it began: ``end_timestamp - duration``. The published rows stand in order of that start (in
-the rows at hand, to within rounding), not of their end; as the end says nothing about order, rows in any order are
+the rows at hand, to within rounding), not of their end; as the end gives no order, rows in any order are
 read and sorted, for which the whole file (two million rows, 32 bytes each) is held in memory. ``func`` is unique
 only within its app, so a row's name is ``APP/FUNC``. The publisher modified the timestamps of the real trace.
 """

@@ -5,7 +5,7 @@ Type``, one row per request, in order of time; the two columns in brackets only 
 the second file begins at 5,270,414 s. Time zero here is the midnight before the file's first request. Requests
 whose answer failed have 0 response tokens; they were sent all the same and are kept. Rows are ``MODEL/LOG TYPE``:
 ``ChatGPT/API log``. ``Total tokens`` are by the publisher's definition (README of github.com/HPMLL/BurstGPT) those of
-request and response together, so a row that says otherwise is refused.
+request and response together, so a row that breaks this is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the closed loop's benchmark concludes from its plays."""
+"""What the closed loop's benchmark concludes from its runs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import click
 import pytest
 
-from benchmarks.closed_loop.__main__ import Outcome, Play, first_on_cost, refuse_slack, turns
+from benchmarks.closed_loop.__main__ import Outcome, Run, first_on_cost, refuse_slack, turns
 from traces.model import make_trace
 
-PLAYED = Outcome(10.0, 30.0, 0.9, 0.0, 2.0, 1.0, 100, 0, 5)
+OUTCOME = Outcome(10.0, 30.0, 0.9, 0.0, 2.0, 1.0, 100, 0, 5)
 
 
 def cell(policy: str, over: float, cost: float) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def test_each_policy_begins_a_repeat_in_its_turn() -> None:
 
 
 def test_a_target_that_the_cheapest_configurations_keep_is_refused() -> None:
-    play = Play(make_trace([0.0], duration_s=1.0, source="one"), ("a",), 0.25, 2.0, 0.03, Path("profile"), 0)
-    refuse_slack(replace(PLAYED, p95_over_slo=1.01), play)
+    run = Run(make_trace([0.0], duration_s=1.0, source="one"), ("a",), 0.25, 2.0, 0.03, Path("profile"), 0)
+    refuse_slack(replace(OUTCOME, p95_over_slo=1.01), run)
     with pytest.raises(click.ClickException, match=r"250 ms does not bind.*0\.90 of it"):
-        refuse_slack(PLAYED, play)
+        refuse_slack(OUTCOME, run)

@@ -24,7 +24,7 @@ from benchmarks.janus.__main__ import (
     candidates,
     doubled,
 )
-from benchmarks.janus.world import CORES, REPLICA, Clock, Played, placement, sliced, world
+from benchmarks.janus.world import CORES, REPLICA, Clock, Run, placement, sliced, world
 from simulation.engine.controlled import play
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
@@ -75,24 +75,24 @@ def test_doublings_are_never_below_what_is_wanted(replicas: int, found: int) -> 
     assert proposal.desired["m-expert-0-0"] == REPLICA.with_replicas(found)
 
 
-def played(cores: float, violated: float) -> Played:
-    return Played(np.zeros(1), np.array([cores]), np.ones(1), 1.0, violated, 0, 0.1)
+def run_of(cores: float, violated: float) -> Run:
+    return Run(np.zeros(1), np.array([cores]), np.ones(1), 1.0, violated, 0, 0.1)
 
 
 def test_the_cheapest_setting_that_keeps_the_slo_is_chosen() -> None:
     settings = [Setting(str(number), StaticPolicy()) for number in range(4)]
-    tried = [played(9.0, 0.0), played(5.0, 0.05), played(4.0, 0.06), played(7.0, 0.01)]
-    assert best(list(zip(settings, tried, strict=True))).said == "1"
-    none_keeps = [played(9.0, 0.2), played(5.0, 0.3), played(4.0, 0.2), played(7.0, 0.9)]
-    assert best(list(zip(settings, none_keeps, strict=True))).said == "2"
-    assert best(list(zip(settings, tried, strict=True)), 0.02).said == "3"
+    tried = [run_of(9.0, 0.0), run_of(5.0, 0.05), run_of(4.0, 0.06), run_of(7.0, 0.01)]
+    assert best(list(zip(settings, tried, strict=True))).in_words == "1"
+    none_keeps = [run_of(9.0, 0.2), run_of(5.0, 0.3), run_of(4.0, 0.2), run_of(7.0, 0.9)]
+    assert best(list(zip(settings, none_keeps, strict=True))).in_words == "2"
+    assert best(list(zip(settings, tried, strict=True)), 0.02).in_words == "3"
 
 
 def test_every_row_chooses_among_as_many_settings_but_the_one_that_is_to_be_as_good_as_another() -> None:
     bare = world("bert-4", 4, CLOCK)
     tried = {name: len(candidates(name, bare)) for name in (JANUS, NUMBERS, WHOLE, DOUBLED, HPA)}
     assert len(set(tried.values())) == 1
-    factors = {name: {one.said for one in candidates(name, bare)} for name in (JANUS, EQUAL)}
+    factors = {name: {one.in_words for one in candidates(name, bare)} for name in (JANUS, EQUAL)}
     assert factors[EQUAL] and not factors[JANUS] & factors[EQUAL]
 
 

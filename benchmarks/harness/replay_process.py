@@ -14,7 +14,7 @@ from traces.replay import ReplayResult, ReplaySettings, replay
 TIMEOUT_S = 60.0
 
 
-class Replayer:
+class ReplayProcess:
     """Replays traces against one URL."""
 
     def __init__(self, url: str, seed: int = 11) -> None:
@@ -22,7 +22,7 @@ class Replayer:
         self._pool = worker_processes(1)
         self.pid = self._pool.submit(os.getpid).result()
 
-    def __enter__(self) -> Replayer:
+    def __enter__(self) -> ReplayProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
