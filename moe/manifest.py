@@ -354,11 +354,11 @@ def _check_edges(manifest: Manifest, counts: list[int], where: str) -> None:
                 raise ManifestError(f"{where}: key edges[{index}]: {end!r} is not a node of this pipeline.")
     if _has_cycle(manifest.edges):
         raise ManifestError(f"{where}: key edges: they form a cycle; a pipeline is a directed acyclic graph.")
-    wanted, found = set(expected_edges(len(counts) + 1, counts)), set(manifest.edges)
-    if len(found) != len(manifest.edges):
+    wanted, edges = set(expected_edges(len(counts) + 1, counts)), set(manifest.edges)
+    if len(edges) != len(manifest.edges):
         raise ManifestError(f"{where}: key edges: an edge stands twice; edges are unique.")
-    if wanted != found:
-        edge, verb = (min(wanted - found), "is missing") if wanted - found else (min(found - wanted), "is too much")
+    if wanted != edges:
+        edge, verb = (min(wanted - edges), "is missing") if wanted - edges else (min(edges - wanted), "is too much")
         raise ManifestError(
             f"{where}: key edges: {edge[0]} → {edge[1]} {verb}; edges go "
             "from segment i to each expert of layer i "

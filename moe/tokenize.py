@@ -114,8 +114,8 @@ def special_ids(tokenizer: FastTokenizer) -> dict[str, int]:
     result = {}
     for role, texts in SPECIAL_TEXTS.items():
         for text in texts:
-            found = tokenizer.token_to_id(text)
-            if found is not None:
-                result[role] = int(found)
+            identifier = tokenizer.token_to_id(text)
+            if identifier is not None:
+                result[role] = int(identifier)
                 break
     return result

@@ -67,9 +67,15 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         name = workload if isinstance(workload, str) else workload.name
         self._clip = Clip(name, pattern, 0, split, mean_rps, tokens, seconds, window_s)
         self._settings, self._start, self._cache, self._data = settings, start, cache, data
-        found = self._given or paper_workload(name, mean_tokens=tokens or None)
-        self._workload = found
-        self._encoder = Encoder(found.topology, limits_of(found), found.prices, found.slo_s, calls_of(found))
+        served_workload = self._given or paper_workload(name, mean_tokens=tokens or None)
+        self._workload = served_workload
+        self._encoder = Encoder(
+            served_workload.topology,
+            limits_of(served_workload),
+            served_workload.prices,
+            served_workload.slo_s,
+            calls_of(served_workload),
+        )
         self._layers, self._width = self._encoder.lattice.mask.shape
         self.observation_space = self._observation_space()
         self.action_space = spaces.MultiDiscrete(np.tile(self._encoder.lattice.sizes, self._width))

@@ -96,9 +96,9 @@ def experiences(folder: Path, encoder: Encoder) -> Iterator[Experience]:
             before, memory = None, None
         state, memory = encoder.encode(seen, memory)
         if before is not None:
-            found = _experience(encoder, tick, before[1], state)
-            if found is not None:
-                yield found
+            experience = _experience(encoder, tick, before[1], state)
+            if experience is not None:
+                yield experience
         before = (seen, state)
 
 
@@ -133,9 +133,9 @@ def _node(row: Mapping[str, Any]) -> NodeObservation:
 
 def _layers(rows: list[dict[str, Any]]) -> Iterator[LayerObservation]:
     """Of each layer, as its experts' rows repeat it."""
-    found: dict[int, dict[str, Any]] = {}
+    layer_rows: dict[int, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] == "expert" and row["layer"] is not None:
-            found.setdefault(row["layer"], row)
-    for layer, row in sorted(found.items()):
+            layer_rows.setdefault(row["layer"], row)
+    for layer, row in sorted(layer_rows.items()):
         yield LayerObservation(layer, **{name: row[f"layer_{name}"] for name in _LAYER})

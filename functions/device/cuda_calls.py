@@ -36,11 +36,11 @@ def runtime() -> Any:
 def call(cuda: Any, name: str, *arguments: Any) -> Any:
     """What one call of the runtime ``cuda`` answers besides its error code, if anything. Raises CudaCallError."""
     try:
-        code, *found = getattr(cuda, name)(*arguments)
+        code, *values = getattr(cuda, name)(*arguments)
     except RuntimeError as error:  # the package does not find the driver's library
         raise CudaCallError(f"{name}: {error}") from error
     if code == cuda.cudaError_t.cudaSuccess:
-        return found[0] if found else None
+        return values[0] if values else None
     cuda.cudaGetLastError()  # what is said here is not to be found by who asks later
     _, words = cuda.cudaGetErrorString(code)
     said = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
@@ -49,8 +49,8 @@ def call(cuda: Any, name: str, *arguments: Any) -> Any:
 
 def gpu_uuid(cuda: Any, index: int) -> str:
     """UUID of the GPU that this process knows as ``index``, as NVML and ``CUDA_VISIBLE_DEVICES`` write it."""
-    found = call(cuda, "cudaGetDeviceProperties", index).uuid.bytes
-    return f"GPU-{uuid.UUID(bytes=bytes(found)[:16])}"
+    identifier = call(cuda, "cudaGetDeviceProperties", index).uuid.bytes
+    return f"GPU-{uuid.UUID(bytes=bytes(identifier)[:16])}"
 
 
 def handle_bytes(handle: Any) -> bytes:

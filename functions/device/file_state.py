@@ -11,5 +11,5 @@ FileState = tuple[int, int, int]
 
 def file_state(file: Path | int) -> FileState:
     """Of a file by its path or an open descriptor. Raises OSError."""
-    found = os.stat(file)  # noqa: PTH116 (a path's own method takes no descriptor)
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    status = os.stat(file)  # noqa: PTH116 (a path's own method takes no descriptor)
+    return status.st_ino, status.st_mtime_ns, status.st_size

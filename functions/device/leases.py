@@ -60,8 +60,8 @@ def ask(name: str, gpu: str) -> bytes:
 
 def asked(line: bytes) -> tuple[str, str]:
     """Region and GPU of a worker's line. Raises LeaseError."""
-    found = _object(line)
-    name, gpu = found.get("name"), found.get("gpu")
+    fields = _object(line)
+    name, gpu = fields.get("name"), fields.get("gpu")
     if not isinstance(name, str) or not isinstance(gpu, str) or _GPU.fullmatch(gpu) is None:
         raise LeaseError("a request names a region and the UUID of a GPU, as name and gpu")
     return name, gpu
@@ -80,10 +80,10 @@ def refuse(sentence: str) -> bytes:
 
 def lent(line: bytes) -> Lease:
     """What the manager's line says. Raises LeaseError, with the manager's sentence where it sent one."""
-    found = _object(line)
-    if isinstance(found.get("error"), str):
-        raise LeaseError(found["error"])
-    handle, nbytes = found.get("handle"), found.get("bytes")
+    fields = _object(line)
+    if isinstance(fields.get("error"), str):
+        raise LeaseError(fields["error"])
+    handle, nbytes = fields.get("handle"), fields.get("bytes")
     if not isinstance(handle, str) or _HANDLE.fullmatch(handle) is None:
         raise LeaseError("the weights manager sent no handle")
     if not isinstance(nbytes, int) or isinstance(nbytes, bool) or nbytes <= 0:
@@ -95,12 +95,12 @@ def _object(line: bytes) -> dict[str, Any]:
     if not line.endswith(b"\n") or len(line) > MAX_LINE:
         raise LeaseError(f"a line has at most {MAX_LINE} bytes and an end")
     try:
-        found = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError):
         raise LeaseError("a line is one JSON object; this is no JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise LeaseError("a line is one JSON object; this is another kind of JSON")
-    return found
+    return document
 
 
 def listen(folder: Path) -> socket.socket:

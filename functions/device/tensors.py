@@ -238,11 +238,11 @@ def open_device(settings: DeviceSettings, driver: Driver | None = None) -> Devic
     _warn_without_daemon(settings.variables)
     try:
         place = driver.open()
-        found = GpuDevice(driver, place, settings.deadline_s)
+        device = GpuDevice(driver, place, settings.deadline_s)
         log.info("computing on %s (%s)", driver.words(), ", ".join(f"{k}={v}" for k, v in settings.variables.items()))
     except Exception as error:  # an AssertionError where torch was built without CUDA
         raise DeviceLostError(f"the GPU could not be opened: {first_line(error)}") from error
-    return found
+    return device
 
 
 def _warn_without_daemon(variables: Mapping[str, str]) -> None:

@@ -137,10 +137,10 @@ class Dispatcher:
         for name, function in self._functions.items():
             if name not in functions:
                 self._set_replicas(function, ())
-        for name, found in functions.items():
+        for name, replicas in functions.items():
             function = self._functions.setdefault(name, _Function(name))
-            function.max_inflight = found.max_inflight
-            self._set_replicas(function, found.replicas)
+            function.max_inflight = replicas.max_inflight
+            self._set_replicas(function, replicas.replicas)
             self._grant(function)
 
     def in_flight(self, name: str) -> int:

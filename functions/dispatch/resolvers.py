@@ -92,9 +92,9 @@ class FeedResolver:
                 for replica in function["replicas"]
                 if replica["state"] == "ready"
             )
-            found = FunctionReplicas(int(function["max_inflight"]), ready)
+            replicas = FunctionReplicas(int(function["max_inflight"]), ready)
             if key.endswith(self._suffix):  # others are of other namespaces
-                table[key.removesuffix(self._suffix)] = found
+                table[key.removesuffix(self._suffix)] = replicas
         return table
 
     async def _follow(self) -> AsyncGenerator[dict[str, Any], None]:

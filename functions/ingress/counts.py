@@ -47,7 +47,7 @@ class Statistics:
         """The JSON object; docs/placement.md says what it holds."""
         traffic, past = self._instruments.traffic, self._past[0]
         tokens, together = self._instruments.activations.totals(self._loop.time())
-        found = {
+        document = {
             "pipeline": self._instruments.pipeline,
             "node": traffic.own,
             "window_s": self._window_s,
@@ -64,11 +64,11 @@ class Statistics:
             ],
             "links": {machine: asdict(link) for machine, link in traffic.links.items()},
         }
-        return orjson.dumps(found)
+        return orjson.dumps(document)
 
     def _remember(self) -> None:
         traffic = self._instruments.traffic
-        machines = {machine: found.copy() for machine, found in traffic.machines.items()}
+        machines = {machine: machine_traffic.copy() for machine, machine_traffic in traffic.machines.items()}
         self._past.append(_Past(machines, list(traffic.fullest), list(traffic.scatters)))
         self._timer = self._loop.call_later(self._window_s / PERIODS, self._remember)
 
@@ -78,17 +78,17 @@ def _machines(traffic: Traffic, past: _Past) -> dict[str, dict[str, Any]]:
     return {
         machine: {
             "place": traffic.place(machine),
-            **asdict(found.minus(past.machines.get(machine, MachineTraffic()))),
+            **asdict(machine_traffic.minus(past.machines.get(machine, MachineTraffic()))),
         }
-        for machine, found in traffic.machines.items()
+        for machine, machine_traffic in traffic.machines.items()
     }
 
 
 def _local_share(traffic: Traffic, past: _Past) -> float | None:
     """Part of the experts' tokens that stayed on the ingress's machine; None where no machine is known."""
     tokens = {
-        machine: found.expert_tokens - past.machines.get(machine, MachineTraffic()).expert_tokens
-        for machine, found in traffic.machines.items()
+        machine: machine_traffic.expert_tokens - past.machines.get(machine, MachineTraffic()).expert_tokens
+        for machine, machine_traffic in traffic.machines.items()
     }
     total = sum(tokens.values())
     return tokens.get(traffic.own, 0) / total if total and traffic.own else None

@@ -93,12 +93,12 @@ class LinkMeter:
 
     def _siblings(self) -> dict[str, list[str]]:
         """A few workers' addresses on every other node that has two or more."""
-        found: dict[str, dict[str, None]] = {}
+        siblings: dict[str, dict[str, None]] = {}
         for name in self._functions:
             for replica in self._dispatcher.replicas(name):
                 if replica.node and replica.node != self._traffic.own:
-                    found.setdefault(replica.node, {})[replica.address] = None
-        return {node: list(addresses)[:SIBLINGS] for node, addresses in found.items() if len(addresses) > 1}
+                    siblings.setdefault(replica.node, {})[replica.address] = None
+        return {node: list(addresses)[:SIBLINGS] for node, addresses in siblings.items() if len(addresses) > 1}
 
     def _forget(self, nodes: Mapping[str, Sequence[str]]) -> None:
         """Lines to nodes, and connections to workers, that are gone."""

@@ -146,13 +146,13 @@ class Scatter:
             if slot is not None:
                 group.node = slot.replica.node
                 by_node.setdefault(group.node, []).append(_Member(group, function, path, slot))
-        found = []
+        messages = []
         for node, members in by_node.items():
             if len(members) > 1 and self._may_share(node) and self._pays(node, members, x):
-                found.append(members)
+                messages.append(members)
             else:
                 self._give_back(members)
-        return found
+        return messages
 
     def _may_share(self, node: str) -> bool:
         """Whether a node is another one, known, and has not just failed to relay."""

@@ -104,14 +104,14 @@ class Regions:
         return freed
 
     def _files(self) -> list[tuple[str, int]]:
-        found = []
+        files = []
         for path in self.folder.rglob("*"):
             try:
                 if path.is_file():
-                    found.append((path.relative_to(self.folder).as_posix(), path.stat().st_size))
+                    files.append((path.relative_to(self.folder).as_posix(), path.stat().st_size))
             except FileNotFoundError:
                 continue
-        return found
+        return files
 
 
 class Filling:

@@ -283,8 +283,8 @@ def _compute(device: Device, program: NodeProgram, batch: Sequence[_Call]) -> _C
         log.exception("%s failed on a batch of %d calls", program.id, len(batch))
         if len(batch) > 1:
             alone = [_compute(device, program, [call]) for call in batch]
-            replies = [found.replies[0] for found in alone]
-            lost = next((found.lost for found in alone if found.lost), "")
+            replies = [reply.replies[0] for reply in alone]
+            lost = next((reply.lost for reply in alone if reply.lost), "")
         else:
             message = f"{program.id} failed; its log says why"
             replies = [error_reply(500, "internal", message, platform=True)]

@@ -168,12 +168,12 @@ def device_settings(environ: Mapping[str, str]) -> DeviceSettings:
 def live_max_inflight(path: Path, present: int) -> int:
     """The limit that the live settings file asks for, or ``present`` where it says nothing. Raises SettingsError."""
     try:
-        found = json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except FileNotFoundError:
         return present
     except (OSError, json.JSONDecodeError) as error:
         raise SettingsError(f"{path} cannot be read as JSON: {error}") from error
-    value = found.get("max_inflight", present) if isinstance(found, dict) else None
+    value = document.get("max_inflight", present) if isinstance(document, dict) else None
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise SettingsError(f"{path}: max_inflight is {value!r}; it takes a whole number, 0 for no limit")
     return value

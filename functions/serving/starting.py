@@ -53,8 +53,8 @@ async def become_ready(
     tries = 0
     while True:
         try:
-            found = await loop.run_in_executor(None, lambda: provide(settings, progress, prove=True))
-            application = build(found)
+            provided = await loop.run_in_executor(None, lambda: provide(settings, progress, prove=True))
+            application = build(provided)
         except (SettingsError, MoeError, OSError) as error:
             wait_s = waits_s[min(tries, len(waits_s) - 1)]
             tries += 1

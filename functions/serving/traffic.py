@@ -68,19 +68,19 @@ class Traffic:
 
     def of(self, machine: str) -> MachineTraffic:
         """The counters of a machine."""
-        found = self.machines.get(machine)
-        if found is None:
+        traffic = self.machines.get(machine)
+        if traffic is None:
             if len(self.machines) >= MAX_MACHINES:
                 machine = OTHERS
-            found = self.machines.setdefault(machine, MachineTraffic())
-        return found
+            traffic = self.machines.setdefault(machine, MachineTraffic())
+        return traffic
 
     def message(self, machine: str, sent_bytes: int, received_bytes: int) -> None:
         """One message there and back."""
-        found = self.of(machine)
-        found.messages += 1
-        found.sent_bytes += sent_bytes
-        found.received_bytes += received_bytes
+        traffic = self.of(machine)
+        traffic.messages += 1
+        traffic.sent_bytes += sent_bytes
+        traffic.received_bytes += received_bytes
 
     def scattered(self, layer: int, machines: Sequence[str], tokens: Sequence[int]) -> None:
         """Experts of one scatter were served on ``machines``, each with so many tokens."""
@@ -88,9 +88,9 @@ class Traffic:
         for machine, amount in zip(machines, tokens, strict=True):
             if machine:
                 count[machine] = count.get(machine, 0) + 1
-                found = self.of(machine)
-                found.expert_calls += 1
-                found.expert_tokens += amount
+                traffic = self.of(machine)
+                traffic.expert_calls += 1
+                traffic.expert_tokens += amount
         if count:
             self.fullest[layer] += max(count.values())
             self.scatters[layer] += 1
@@ -105,13 +105,13 @@ class Traffic:
         calls = CounterMetricFamily(names.MACHINE_CALLS, "Calls served by machine", labels=[*where, "kind"])
         messages = CounterMetricFamily(names.MACHINE_MESSAGES, "Messages by machine", labels=where)
         size = CounterMetricFamily(names.MACHINE_BYTES, "Bytes by machine", labels=[*where, "direction"])
-        for machine, found in self.machines.items():
+        for machine, machine_traffic in self.machines.items():
             own = [pipeline, machine, self.place(machine)]
-            calls.add_metric([*own, "expert"], found.expert_calls)
-            calls.add_metric([*own, "segment"], found.segment_calls)
-            messages.add_metric(own, found.messages)
-            size.add_metric([*own, "sent"], found.sent_bytes)
-            size.add_metric([*own, "received"], found.received_bytes)
+            calls.add_metric([*own, "expert"], machine_traffic.expert_calls)
+            calls.add_metric([*own, "segment"], machine_traffic.segment_calls)
+            messages.add_metric(own, machine_traffic.messages)
+            size.add_metric([*own, "sent"], machine_traffic.sent_bytes)
+            size.add_metric([*own, "received"], machine_traffic.received_bytes)
         yield from (calls, messages, size)
         by_layer = ["pipeline", "layer"]
         fullest = CounterMetricFamily(names.FULLEST_EXPERTS, "Activated experts, fullest machine", labels=by_layer)

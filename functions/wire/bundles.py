@@ -82,16 +82,16 @@ def targets(text: str) -> list[tuple[str, str]]:
     """(address, path) of each group; an empty address is the worker itself. Raises WireError."""
     if not text:
         return []
-    found = []
+    pairs = []
     for target in text.split(",", MAX_GROUPS):
         address, slash, path = target.partition("/")
         path = slash + path
         if not (path in ("/", RELAY_PATH) or path.startswith("/stage/")) or (address and not _is_address(address)):
             raise WireError(f"target {target[:80]!r} is neither /PATH nor HOST:PORT/PATH")
-        found.append((address, path))
-    if len(found) > MAX_GROUPS:
+        pairs.append((address, path))
+    if len(pairs) > MAX_GROUPS:
         raise WireError(f"the message has more than {MAX_GROUPS} groups")
-    return found
+    return pairs
 
 
 def assemble(parts: Sequence[Part]) -> list[Body]:
@@ -113,8 +113,8 @@ def parse(body: bytes | bytearray, count: int) -> list[Answer]:
     position = _HEAD.size + count * _PART.size
     if len(view) < position:
         raise WireError(f"the answer has {len(view)} bytes, fewer than the {position} of its header")
-    magic, version, reserved, found = _HEAD.unpack_from(view)
-    if (magic, version, reserved, found) != (b"SMOB", 1, 0, count):
+    magic, version, reserved, answer_count = _HEAD.unpack_from(view)
+    if (magic, version, reserved, answer_count) != (b"SMOB", 1, 0, count):
         raise WireError(f"the answer is not one to {count} groups in version 1")
     answers = []
     for number in range(count):

@@ -166,10 +166,10 @@ def describe(view: memoryview, limits: WireLimits = DEFAULT_LIMITS) -> list[Entr
         raise WireError(f"the message has {length} bytes; at most {limits.max_bytes} are allowed")
     head = bytes(view[: _HEAD.size + limits.max_tensors * _LARGEST_ENTRY])
     count = _check_head(head, limits)
-    found, position = _descriptions(head, count)
+    tensors, position = _descriptions(head, count)
     described = position
     entries = []
-    for name, code, shape, size in found:
+    for name, code, shape, size in tensors:
         position += -position % ALIGNMENT
         if position + size > length:
             raise WireError(f"tensor {name!r} needs {size} bytes from byte {position}; the message ends at {length}")
@@ -200,7 +200,7 @@ def _check_head(head: bytes, limits: WireLimits) -> int:
 
 def _descriptions(head: bytes, count: int) -> tuple[list[tuple[str, int, tuple[int, ...], int]], int]:
     position = _HEAD.size
-    found: list[tuple[str, int, tuple[int, ...], int]] = []
+    entries: list[tuple[str, int, tuple[int, ...], int]] = []
     seen: set[str] = set()
     try:
         for _ in range(count):
@@ -208,7 +208,7 @@ def _descriptions(head: bytes, count: int) -> tuple[list[tuple[str, int, tuple[i
             raw_name = head[position + 1 : name_end]
             code, dims = head[name_end], head[name_end + 1]
             if not raw_name or not _NAME_BYTES.issuperset(raw_name):
-                raise WireError(f"tensor {len(found)} has the name {raw_name!r}; allowed are a-z and _")
+                raise WireError(f"tensor {len(entries)} has the name {raw_name!r}; allowed are a-z and _")
             name = raw_name.decode("ascii")
             if name in seen:
                 raise WireError(f"tensor {name!r} comes twice")
@@ -222,11 +222,11 @@ def _descriptions(head: bytes, count: int) -> tuple[list[tuple[str, int, tuple[i
             if size == 0 and prod(max(1, n) for n in shape) > _MOST_NUMBERS:
                 raise WireError(f"tensor {name!r} is empty with the shape {shape}, too large to be described")
             seen.add(name)
-            found.append((name, code, tuple(shape), size))
+            entries.append((name, code, tuple(shape), size))
             position = name_end + 2 + _DIMS[dims].size
     except (IndexError, struct.error):
-        raise WireError(f"the message ends within the description of tensor {len(found)}") from None
-    return found, position
+        raise WireError(f"the message ends within the description of tensor {len(entries)}") from None
+    return entries, position
 
 
 def _tensor(view: memoryview, entry: Entry) -> Tensor:

@@ -58,13 +58,13 @@ def read_places(path: Path) -> tuple[dict[str, Place], int]:
 def places(header: bytes, nbytes: int) -> dict[str, Place]:
     """Places by name, of a header without its length, in a file of ``nbytes``. Raises HeaderError."""
     try:
-        found = json.loads(header)
+        document = json.loads(header)
     except (ValueError, RecursionError):
         raise HeaderError("its header is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise HeaderError("its header is not a JSON object")
     start = LENGTH_BYTES + len(header)
-    return {name: _place(name, entry, start, nbytes) for name, entry in found.items() if name != METADATA}
+    return {name: _place(name, entry, start, nbytes) for name, entry in document.items() if name != METADATA}
 
 
 def _place(name: str, entry: Any, start: int, nbytes: int) -> Place:

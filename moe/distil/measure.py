@@ -90,9 +90,9 @@ def chosen_texts(texts: Texts, per_kind: int) -> list[tuple[str, list[str], bool
         (texts.foreign, True),
     )
     for side, foreign in sides:
-        for kind, found in sorted(side.items()):
-            if found:
-                drawn = random.Random(SEED).sample(list(found), min(per_kind, len(found)))
+        for kind, documents in sorted(side.items()):
+            if documents:
+                drawn = random.Random(SEED).sample(list(documents), min(per_kind, len(documents)))
                 rows.append((kind, drawn, foreign))
     return rows
 

@@ -100,8 +100,8 @@ def training_texts(folder: Path | None, system: Path, seed: int) -> tuple[list[s
     rng = random.Random(seed)
     chosen: list[str] = []
     counts: dict[str, int] = {}
-    for kind, found in sorted(gather(folder, system).training.items()):
-        drawn = rng.sample(list(found), min(SHARES[kind], len(found)))
+    for kind, texts in sorted(gather(folder, system).training.items()):
+        drawn = rng.sample(list(texts), min(SHARES[kind], len(texts)))
         counts[kind] = len(drawn)
         chosen += drawn
     if not chosen:

@@ -54,23 +54,23 @@ def gather(folder: Path | None = None, system: Path = SYSTEM) -> Texts:
 
     Raises TextError where ``folder`` is given and holds none of the files known.
     """
-    found: dict[str, tuple[Iterable[Document], str]] = {}
+    texts: dict[str, tuple[Iterable[Document], str]] = {}
     given = folder if folder is not None else default_folder()
     if given is not None:
         for kind, (name, read) in PROMPTS.items():
             if (given / name).is_file():
-                found[kind] = (read(given / name), name)
-        if folder is not None and not found:
+                texts[kind] = (read(given / name), name)
+        if folder is not None and not texts:
             names = ", ".join(name for name, _ in PROMPTS.values())
             raise TextError(f"{folder}: none of the text files known is here ({names}).")
     for kind, (name, read) in PACKAGES.items():
         if (system / name).exists():
-            found[kind] = (read(system / name), f"{SYSTEM / name}")
+            texts[kind] = (read(system / name), f"{SYSTEM / name}")
     training: dict[str, list[str]] = {}
     held_out: dict[str, list[str]] = {}
-    for kind, (documents, _) in found.items():
+    for kind, (documents, _) in texts.items():
         training[kind], held_out[kind] = divide(documents)
-    sources = {kind: name for kind, (_, name) in found.items()}
+    sources = {kind: name for kind, (_, name) in texts.items()}
     if "dictionary" not in held_out:
         held_out["dictionary"] = read_lines(SAMPLES / "dictionary.txt")
         sources["dictionary"] = "samples/dictionary.txt"

@@ -91,8 +91,8 @@ class SisoActor(nn.Module):
 
     def log_prob(self, batch: Batch, executed: Tensor) -> Tensor:
         """[B, n, K]: log of the softmax (temperature 1) at ``executed`` [B, n, K, 4]; padding 0."""
-        found = self.scores(batch, executed).log_prob(there(executed, padded(batch.space.mask)))
-        return spread(found, batch.space.mask)
+        log_probs = self.scores(batch, executed).log_prob(there(executed, padded(batch.space.mask)))
+        return spread(log_probs, batch.space.mask)
 
     def entropy(self, batch: Batch, executed: Tensor) -> Tensor:
         """[B, n, K] nats: entropy of the softmax over Φ; padding 0."""
@@ -133,8 +133,8 @@ class Actor(SisoActor):
     def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
         """See ``ActorNetwork``."""
         with torch.inference_mode():
-            found = self._decide(batch, temperature, generator)
-        return found.clone()  # what leaves inference mode may be used where gradients are recorded
+            actions = self._decide(batch, temperature, generator)
+        return actions.clone()  # what leaves inference mode may be used where gradients are recorded
 
     def _decide(self, batch: Batch, temperature: float, generator: torch.Generator | None) -> Tensor:
         space, scoring, decided = batch.space, self.scoring, self.decided
@@ -143,7 +143,7 @@ class Actor(SisoActor):
         filters = scoring.filters(space, batch.least_memory, batch.present)
         parts = (self._known(encoded), decided.of_expert(encoded.experts), *filters)
         layers = zip(*(_by_layer(part, space.mask) for part in parts), strict=True)
-        summary, found = decided.nothing(len(batch.experts)), []
+        summary, steps = decided.nothing(len(batch.experts)), []
         for known, beside, *own in layers:  # [B, K_i, …]: of the experts that there are
             queries = self._query(known, summary).flatten(0, 1)
             scored = scoring.scores(prepared, queries, [part.flatten(0, 1) for part in own])
@@ -151,8 +151,8 @@ class Actor(SisoActor):
             chosen = chosen.view(*known.shape[:2], 4)
             pooled = decided.pool(features_of(space, chosen), beside, None)
             summary = decided.step(summary, pooled)
-            found.append(chosen)
-        together = torch.cat(found, 1)
+            steps.append(chosen)
+        together = torch.cat(steps, 1)
         return spread(together.flatten(0, 1), space.mask)
 
     def _known(self, encoded: Encoded) -> Tensor:
@@ -185,6 +185,6 @@ def spread(values: Tensor, mask: Tensor) -> Tensor:
     if padded(mask) is None:
         return values.view(-1, layers, experts, *values.shape[1:])
     rows = values.view(-1, int(mask.sum()), *values.shape[1:])
-    found = values.new_zeros(len(rows), layers, experts, *values.shape[1:])
-    found[:, mask] = rows
-    return found
+    spread_values = values.new_zeros(len(rows), layers, experts, *values.shape[1:])
+    spread_values[:, mask] = rows
+    return spread_values

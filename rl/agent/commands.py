@@ -71,17 +71,17 @@ def explain(
     """
     actor_file = options.pop("actor_file")
     window = logged(log, at_s, actor_file) if log is not None else fresh(actor_file, **options)
-    found = [
+    reasons = [
         row for row in reasons_of(window.actor, window.encoder, window.state, top) if not layers or row.layer in layers
     ]
-    if not found:
+    if not reasons:
         raise click.UsageError(f"the pipeline has no layer {layers[0]}; it has 0 to {len(window.state.experts) - 1}")
     about = {**window.about, "arm": window.actor.settings.arm}
     if as_json:
-        rows = [{**asdict(row), "stored": _plain(window.stored.get(row.function))} for row in found]
+        rows = [{**asdict(row), "stored": _plain(window.stored.get(row.function))} for row in reasons]
         click.echo(json.dumps({**about, "experts": rows}))
         return
-    _show(found, about, window.stored)
+    _show(reasons, about, window.stored)
 
 
 def _plain(stored: Configuration | None) -> dict[str, Any] | None:

@@ -25,9 +25,9 @@ def generations(nodes: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]
         after[source].append(target)
         missing[target] += 1
     batch = [node for node in range(nodes) if not missing[node]]
-    found: list[list[int]] = []
+    levels: list[list[int]] = []
     while batch:
-        found.append(batch)
+        levels.append(batch)
         following = []
         for node in batch:
             for target in after[node]:
@@ -35,9 +35,9 @@ def generations(nodes: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]
                 if not missing[target]:
                     following.append(target)
         batch = following
-    if sum(map(len, found)) != nodes:
+    if sum(map(len, levels)) != nodes:
         raise NetworkError("the edges of a pipeline form a cycle; its functions are a directed acyclic graph")
-    return found
+    return levels
 
 
 class _Gather(MessagePassing):  # type: ignore[misc]
@@ -77,11 +77,11 @@ class GeneralDagnn(nn.Module):
         return torch.cat(of_layers, -1).transpose(0, 1)
 
     def _layer(self, layer: DagnnLayer, below: Tensor, batches: list[Tensor], ends: Tensor) -> Tensor:
-        found = torch.zeros_like(below)
+        states = torch.zeros_like(below)
         for batch in batches:
             into = ends[:, torch.isin(ends[1], batch)]
-            message = self._gather(found, layer.key(found), into)
+            message = self._gather(states, layer.key(states), into)
             inputs, hidden = below[batch].flatten(0, 1), message[batch].flatten(0, 1)
             own = layer.gru(inputs, hidden).reshape(len(batch), *below.shape[1:])
-            found = found.index_copy(0, batch, own)
-        return found
+            states = states.index_copy(0, batch, own)
+        return states

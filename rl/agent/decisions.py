@@ -29,10 +29,10 @@ class Decided(nn.Module):
     def forward(self, space: Space, executed: Tensor, experts: Tensor) -> Tensor:
         """[B, n, d], layer i's of ``executed`` [B, n, K, 4] in the layers before, beside ``experts`` [B, n, K, d]."""
         pooled = self.pool(features_of(space, executed), self.of_expert(experts), padded(space.mask))
-        recurrence, found = Recurrence(self.gru), [self.nothing(len(executed))]
+        recurrence, summaries = Recurrence(self.gru), [self.nothing(len(executed))]
         for gates in recurrence.gates(pooled[:, :-1], 1):
-            found.append(recurrence.step(*gates, found[-1]))
-        return torch.stack(found, 1)
+            summaries.append(recurrence.step(*gates, summaries[-1]))
+        return torch.stack(summaries, 1)
 
     def pool(self, features: Tensor, experts: Tensor, mask: Tensor | None) -> Tensor:
         """[…, 2 h] of ``features`` […, K, C] and ``experts`` […, K, h], already through ``of_expert``."""
@@ -41,8 +41,8 @@ class Decided(nn.Module):
 
     def step(self, summary: Tensor, pooled: Tensor) -> Tensor:
         """The summary [B, d] after one more layer, ``pooled`` [B, 2 h]."""
-        found: Tensor = self.gru(pooled, summary)
-        return found
+        summary_after: Tensor = self.gru(pooled, summary)
+        return summary_after
 
     def nothing(self, batch: int) -> Tensor:
         """Before the first layer."""

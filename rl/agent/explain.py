@@ -55,13 +55,13 @@ def explain(actor: SisoActor, encoder: Encoder, state: State, top: int = 3) -> l
         scored = actor.scores(batch, chosen)
         actions, logs = scored.top(top)
         own, entropy = scored.log_prob(chosen[0][torch.from_numpy(mask)]), scored.entropy()
-        found = torch.stack([scored.score(actions[:, rank]) for rank in range(actions.shape[1])], 1)
+        option_scores = torch.stack([scored.score(actions[:, rank]) for rank in range(actions.shape[1])], 1)
     memories, resources, _, concurrencies = encoder.lattice.sizes
     allowed = (memories - state.least_memory[mask].astype(np.int64)).sum(-1) * resources * concurrencies
     reasons = []
     for row, (layer, expert) in enumerate(np.argwhere(mask).tolist()):
         best = tuple(
-            Choice(configuration, float(found[row, rank]), float(logs[row, rank].exp()))
+            Choice(configuration, float(option_scores[row, rank]), float(logs[row, rank].exp()))
             for rank, configuration in enumerate(_configurations(encoder, actions[row]))
             if rank < max(1, allowed[row])
         )

@@ -80,8 +80,8 @@ def load(path: Path) -> SisoActor:
 
 def made(path: Path) -> dict[str, Any]:
     """What was stored beside the actor of a file when it was saved. Raises NetworkError."""
-    found: dict[str, Any] = _read(path)[0]["made"]
-    return found
+    record: dict[str, Any] = _read(path)[0]["made"]
+    return record
 
 
 def _names() -> dict[str, list[str]]:

@@ -37,8 +37,8 @@ class FlatState(nn.Module):
         """Raises NetworkError for a pipeline larger than what the network was built for."""
         experts = self._filled_experts(batch.experts * batch.space.mask.unsqueeze(-1))
         segments = _filled(batch.segments, 1, self.layers + 1)
-        found: Tensor = self.network(torch.cat((segments.flatten(1), experts.flatten(1), batch.pipeline), -1))
-        return found
+        output: Tensor = self.network(torch.cat((segments.flatten(1), experts.flatten(1), batch.pipeline), -1))
+        return output
 
     def _filled_experts(self, experts: Tensor) -> Tensor:
         """[B, n, K, …] → [B, layers, experts, …]."""
@@ -76,10 +76,10 @@ class FlatActor(SisoActor):
         """See ``ActorNetwork``."""
         with torch.inference_mode():
             scored = self.scores(batch, batch.present)
-            found = spread(
+            actions = spread(
                 scored.sample(temperature, generator) if temperature > 0 else scored.best(), batch.space.mask
             )
-        return found.clone()
+        return actions.clone()
 
 
 class FlatCritic(nn.Module):

@@ -118,12 +118,12 @@ class LearntPolicy:
 def settled(observation: Observation, desired: Mapping[str, Configuration]) -> dict[str, Configuration]:
     """``wishes``, and the present configuration where the only wish is that replicas take fewer calls at once than now
     and far fewer than that come anyway: such orders change nothing but the log."""
-    found = dict(desired)
+    configurations = dict(desired)
     for seen in observation.nodes:
         now, configuration = seen.configuration, desired.get(seen.function)
         if now is not None and configuration is not None and _limits_nobody(seen, now, configuration):
-            found[seen.function] = now
-    return found
+            configurations[seen.function] = now
+    return configurations
 
 
 def _limits_nobody(seen: NodeObservation, now: Configuration, desired: Configuration) -> bool:
@@ -138,13 +138,13 @@ def only_fewer_calls(now: Configuration, desired: Configuration) -> bool:
 
 def unknown(topology: Topology, observation: Observation) -> dict[str, str]:
     """Function → what is missing, of experts that cannot be judged."""
-    found = {}
+    reasons = {}
     for layer in range(topology.layers):
         for info in topology.experts(layer):
             missing = _missing(info, observation)
             if missing:
-                found[info.function] = missing
-    return found
+                reasons[info.function] = missing
+    return reasons
 
 
 def _missing(info: NodeInfo, observation: Observation) -> str:

@@ -96,10 +96,10 @@ class Cliques:
     def relaxed(self) -> Tensor:
         """[N, C]: features of the arg max, with the gradient of the softmax's expected features (straight-through)."""
         of_compute = self.rows.compute.view(*self.compute.shape[1:], -1)
-        found: Tensor = ExpectedFeatures.apply(  # type: ignore[no-untyped-call]
+        features: Tensor = ExpectedFeatures.apply(  # type: ignore[no-untyped-call]
             self.compute, self.memory, of_compute, self.rows.memory_only, features_of(self.space, self.best())
         )
-        return found
+        return features
 
     def score(self, actions: Tensor) -> Tensor:
         """[N]: g at ``actions`` [N, 4]; about ``FORBIDDEN`` where a mask forbids them."""
@@ -118,8 +118,8 @@ class Cliques:
 
     def log_partition(self) -> Tensor:
         """[N]: log of the sum of exp(g) over all of Φ."""
-        found: Tensor = LogPartition.apply(self.compute, self.memory)  # type: ignore[no-untyped-call]
-        return found
+        partition: Tensor = LogPartition.apply(self.compute, self.memory)  # type: ignore[no-untyped-call]
+        return partition
 
     def entropy(self) -> Tensor:
         """[N]: of the softmax, in nats; at most the logarithm of how many configurations are allowed. No gradient."""
@@ -133,10 +133,10 @@ class Cliques:
         memory, of_memory = self.memory.topk(width, -1)  # the best pairs of a count are among its best of each clique
         compute, of_compute = self.compute.topk(min(count, self.compute.shape[-1]), -1)
         joint = (compute[..., :, None] + memory[..., None, :]).flatten(1)  # [N, P · x · y]
-        scores, found = joint.topk(min(count, joint.shape[-1]), -1)
-        found, y = found // width, found % width
-        replicas, x = found // compute.shape[-1], found % compute.shape[-1]
-        at = torch.arange(len(found)).unsqueeze(-1)
+        scores, places = joint.topk(min(count, joint.shape[-1]), -1)
+        places, y = places // width, places % width
+        replicas, x = places // compute.shape[-1], places % compute.shape[-1]
+        at = torch.arange(len(places)).unsqueeze(-1)
         actions = self._join(replicas, of_compute[at, replicas, x], of_memory[at, replicas, y])
         return actions, scores - self.log_partition().unsqueeze(-1)
 

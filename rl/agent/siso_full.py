@@ -90,8 +90,8 @@ class JointPrepared:
         _, resources, _, concurrencies = self.space.sizes
         row = (replicas * resources + resource) * concurrencies + concurrency
         wide = states.view(len(states), *[1] * (actions.dim() - 2), -1)
-        found: Tensor = (wide + self.compute[row] + self.memory[memory]).relu() @ self.weight
-        return found
+        scores: Tensor = (wide + self.compute[row] + self.memory[memory]).relu() @ self.weight
+        return scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +125,9 @@ class Joint:
 
     def score(self, actions: Tensor) -> Tensor:
         """[N]: g at ``actions`` [N, 4]; ``FORBIDDEN`` where Eq. (2) does not allow them."""
-        found = self.prepared.score(self.states, actions)
+        scores = self.prepared.score(self.states, actions)
         least = self.least.gather(1, actions[:, 2:3]).squeeze(1)
-        return found.masked_fill(actions[:, 0] < least, FORBIDDEN)
+        return scores.masked_fill(actions[:, 0] < least, FORBIDDEN)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """[N]: log of the softmax at ``actions`` [N, 4]. Exact; its gradient is that over these and the candidates."""
@@ -144,11 +144,11 @@ class Joint:
 
     def entropy(self) -> Tensor:
         """[N]: of the softmax over Φ, in nats. No gradient."""
-        found = []
+        entropies = []
         for scores in self._all():
             logs = torch.from_numpy(scores[scores > FORBIDDEN / 2]).log_softmax(0)
-            found.append(-(logs.exp() * logs).sum())
-        return torch.stack(found)
+            entropies.append(-(logs.exp() * logs).sum())
+        return torch.stack(entropies)
 
     def top(self, count: int) -> tuple[Tensor, Tensor]:
         """The ``count`` best configurations of each expert: actions [N, count, 4] and their log of the softmax."""
@@ -176,8 +176,8 @@ class Joint:
     def _actions(self, places: Ints) -> Tensor:
         """[.., 4] of places in [P · R · Q · M]."""
         memories, resources, counts, concurrencies = self.prepared.space.sizes
-        found = np.unravel_index(places, (counts, resources, concurrencies, memories))
-        replicas, resource, concurrency, memory = (torch.from_numpy(np.asarray(axis)) for axis in found)
+        actions = np.unravel_index(places, (counts, resources, concurrencies, memories))
+        replicas, resource, concurrency, memory = (torch.from_numpy(np.asarray(axis)) for axis in actions)
         return torch.stack((memory, resource, replicas, concurrency), -1)
 
     def _even(self) -> Tensor:

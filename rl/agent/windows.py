@@ -94,7 +94,7 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
 
 def controller_context(folder: Path) -> Mapping[str, Any] | None:
     """What the last controller that logged to ``folder`` was made with; None where none did. Raises LogError."""
-    return next((found for found in reversed(read_contexts(folder)) if "settings" in found), None)
+    return next((context for context in reversed(read_contexts(folder)) if "settings" in context), None)
 
 
 def meter_of(making: Making) -> str:

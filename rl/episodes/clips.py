@@ -124,12 +124,12 @@ def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = No
         data=data,
         split=clip.split,
     )
-    found = arrivals(grid, Group(clip.workload, clip.pattern, clip.tokens, seed))
+    drawn = arrivals(grid, Group(clip.workload, clip.pattern, clip.tokens, seed))
     if workload is None:
         tokens = clip.tokens or None
         workload = paper_workload(clip.workload, mean_tokens=tokens, mean_rps=clip.mean_rps, seed=seed)
-    requests = draw_requests(workload, found.arrival_s, seed=seed, source=found.source)
-    return Work(clip, seed, workload, requests, found.seconds)
+    requests = draw_requests(workload, drawn.arrival_s, seed=seed, source=drawn.source)
+    return Work(clip, seed, workload, requests, drawn.seconds)
 
 
 def start_of(work: Work, cache: Path | None = None) -> dict[str, Configuration]:
@@ -160,8 +160,8 @@ def _profiled(work: Work, physics: Physics) -> tuple[Ints, ...]:
     load = next((stretch for stretch in stretches if stretch.count), None)
     if load is None:
         raise EvaluationError(f"{work.requests.source}: no request to profile with; say what to start with")
-    found = cheapest_feasible(load, "provisioned", work.seed)
-    return found.numbers if found is not None else fastest(load)
+    choice = cheapest_feasible(load, "provisioned", work.seed)
+    return choice.numbers if choice is not None else fastest(load)
 
 
 def fastest(load: WindowLoad) -> tuple[Ints, ...]:
@@ -170,10 +170,10 @@ def fastest(load: WindowLoad) -> tuple[Ints, ...]:
     tables, _ = expected_tables(load, "provisioned")
     frontiers = [[frontier(table, load.physics.lattice) for table in layer] for layer in tables]
     least_s = enclose_frontiers(frontiers, 0.0).fastest_s
-    found = enclose_frontiers(frontiers, least_s * (1 + 1e-9))
-    if not found.feasible:
+    enclosure = enclose_frontiers(frontiers, least_s * (1 + 1e-9))
+    if not enclosure.feasible:
         raise EvaluationError(f"{load.requests.source}: no configuration serves the load of its first windows")
-    return found.numbers
+    return enclosure.numbers
 
 
 def save_npz(path: Path, **arrays: NDArray[np.generic]) -> None:
@@ -211,10 +211,10 @@ def steady_cost(workload: Workload, meter: Meter, window_s: float = WINDOW_S, ra
     arrivals_s = (np.arange(round(rate_rps * REFERENCE_S)) + 0.5) / rate_rps
     requests = draw_requests(workload, arrivals_s, seed=0, source=f"steady {rate_rps:g} requests/s")
     load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, len(arrivals_s), REFERENCE_S)
-    found = deterministic(load, meter)
-    if not found.feasible:
-        found = enclose(expected_tables(load, meter)[0], load.physics.lattice, found.fastest_s * (1 + 1e-9))
-    return found.upper * window_s / REFERENCE_S
+    choice = deterministic(load, meter)
+    if not choice.feasible:
+        choice = enclose(expected_tables(load, meter)[0], load.physics.lattice, choice.fastest_s * (1 + 1e-9))
+    return choice.upper * window_s / REFERENCE_S
 
 
 def episode_of(

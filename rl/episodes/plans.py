@@ -49,31 +49,31 @@ def plans_of(work: Work, meter: Meter = "provisioned", *, count: int | None = No
     loads = list(windows(physics, work.requests, work.clip.window_s, count * work.clip.window_s))
     topology, space = work.workload.topology, work.workload.space
     axes = (len(space.memory_sizes_mb), len(space.resources), len(space.replica_counts), len(space.concurrencies))
-    found = Plans(
+    plans = Plans(
         np.stack([_positions(_ahead(load, meter, work.seed), topology, axes) for load in loads]),
         np.stack([_positions(numbers, topology, axes) for numbers in (None, *(_back(x, meter) for x in loads[:-1]))]),
     )
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_npz(path, clairvoyant=found.clairvoyant, last_window=found.last_window)
-    return found
+        save_npz(path, clairvoyant=plans.clairvoyant, last_window=plans.last_window)
+    return plans
 
 
 def _ahead(load: WindowLoad, meter: Meter, seed: int) -> tuple[Ints, ...] | None:
-    found = cheapest_feasible(load, meter, seed) if load.count else None
-    return None if found is None else found.numbers
+    choice = cheapest_feasible(load, meter, seed) if load.count else None
+    return None if choice is None else choice.numbers
 
 
 def _back(load: WindowLoad, meter: Meter) -> tuple[Ints, ...] | None:
-    found = deterministic(load, meter, HEADROOM) if load.count else None
-    return found.numbers if found is not None and found.feasible else None
+    choice = deterministic(load, meter, HEADROOM) if load.count else None
+    return choice.numbers if choice is not None and choice.feasible else None
 
 
 def _positions(numbers: tuple[Ints, ...] | None, topology: Topology, axes: tuple[int, ...]) -> NDArray[np.int16]:
     """[n, K, 4] of configuration numbers by layer."""
     width = max(len(topology.experts(layer)) for layer in range(topology.layers))
-    found = np.zeros((topology.layers, width, 4), dtype=np.int16)
+    positions = np.zeros((topology.layers, width, 4), dtype=np.int16)
     for layer in range(topology.layers):
         size = len(topology.experts(layer))
-        found[layer, :size] = NONE if numbers is None else np.stack(np.unravel_index(numbers[layer], axes), axis=-1)
-    return found
+        positions[layer, :size] = NONE if numbers is None else np.stack(np.unravel_index(numbers[layer], axes), axis=-1)
+    return positions

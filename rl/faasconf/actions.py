@@ -26,7 +26,7 @@ def configuration(outputs: Singles, space: ConfigurationSpace, need: MemoryNeed)
     compute = sizes[_part(size, len(sizes))]
     least = space.mask(need)
     wanted = space.replica_counts[_part(replicas, len(space.replica_counts))]
-    count = next((found for found in range(wanted, space.replicas_max + 1) if least[found]), space.replicas_max)
+    count = next((tried for tried in range(wanted, space.replicas_max + 1) if least[tried]), space.replicas_max)
     memory_mb = max(
         space.memory_sizes_mb[_part(memory, len(space.memory_sizes_mb))], least[count] or space.memory_max_mb
     )

@@ -36,8 +36,8 @@ class Agent:
         self.actor.eval()
         with torch.no_grad():
             scaled = (torch.from_numpy(states) - self.mean) / self.spread
-            found: Singles = self.actor(scaled[None], adjacency)[0].numpy()
-        return found
+            outputs: Singles = self.actor(scaled[None], adjacency)[0].numpy()
+        return outputs
 
 
 def save(agent: Agent, path: Path, about: Mapping[str, Any]) -> None:

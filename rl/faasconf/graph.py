@@ -23,7 +23,7 @@ def adjacency(topology: Topology) -> Tensor:
     following: defaultdict[str, list[str]] = defaultdict(list)
     for one, other in topology.edges:
         following[one].append(other)
-    found = torch.zeros(len(place), len(place))
+    matrix = torch.zeros(len(place), len(place))
     for node, number in place.items():
         waiting, seen = list(following[node]), set[str]()
         while waiting:
@@ -32,7 +32,7 @@ def adjacency(topology: Topology) -> Tensor:
                 continue
             seen.add(at)
             if at in place:
-                found[number, place[at]] = found[place[at], number] = 1.0
+                matrix[number, place[at]] = matrix[place[at], number] = 1.0
             else:
                 waiting += following[at]
-    return found
+    return matrix

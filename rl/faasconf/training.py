@@ -114,7 +114,7 @@ def refused_reward(price: float, mean_price: float, violation: float) -> float:
 
 def price_of(chosen: dict[str, Configuration], prices: PriceSheet) -> float:
     """Per second, all replicas of all experts."""
-    return sum(found.replicas * prices.unit_per_s(found) for found in chosen.values())
+    return sum(configuration.replicas * prices.unit_per_s(configuration) for configuration in chosen.values())
 
 
 class LearningPolicy:
@@ -234,14 +234,14 @@ class Trainer:
             steps = self._play(self._validation, group, start, policy, group.seed)
             counted = steps[self._validation.warm_up_windows :]
             costs = [step.report.cost_by_node[node].provisioned for step in counted for node in experts]
-            cost += sum(found for found in costs if found is not None)
+            cost += sum(layer_cost for layer_cost in costs if layer_cost is not None)
             tails += p95s([step.window for step in counted])
         violated = sum(value > self._slo_s for value in tails)
         seen = max(1, len(self.rewards))
         mean = float(np.mean(self.rewards or [0.0]))
-        found = Judged(self.episode, cost, violated, len(tails), mean, self.replayed / seen)
+        layer_cost = Judged(self.episode, cost, violated, len(tails), mean, self.replayed / seen)
         self.rewards, self.replayed = [], 0
-        return found
+        return layer_cost
 
     def _play(
         self, grid: Grid, group: Group, start: Deployment, policy: FaasconfPolicy | LearningPolicy, seed: int
@@ -270,12 +270,12 @@ class Trainer:
 def _good_deployments(grid: Grid) -> dict[Group, Deployment]:
     """For each hour, of the separable optima of its stretches the cheapest that keeps the SLO when played; hours in
     which none does are left out."""
-    found = {}
+    deployments = {}
     for group in grid.groups():
         hour = profile(grid, group)
         slo_s = hour.played.workload.slo_s
         played = [(anchor, *hour.played.static(anchor)) for anchor in hour.deployments.anchors]
         keeping = [(cost, number) for number, (_, cost, tails) in enumerate(played) if tail_s(tails) <= slo_s]
         if keeping:
-            found[group] = played[min(keeping)[1]][0]
-    return found
+            deployments[group] = played[min(keeping)[1]][0]
+    return deployments

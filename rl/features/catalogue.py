@@ -115,21 +115,21 @@ SPANS = (1, 2, 5, 10, 30)
 
 def _looks_back() -> tuple[Feature, ...]:
     rate = "requests in λ"
-    found = []
+    features = []
     for span in SPANS:
         what = "this window" if span == 1 else f"the last {span} windows"
-        found.append(
+        features.append(
             Feature(f"load_mean_{span}", f"requests, mean of {what}", rate, 0.01, 1e4, True, "history_unknown")
         )
     for span in SPANS[1:]:
         what = f"requests, busiest of the last {span} windows"
-        found.append(Feature(f"load_peak_{span}", what, rate, 0.01, 1e4, True, "history_unknown"))
+        features.append(Feature(f"load_peak_{span}", what, rate, 0.01, 1e4, True, "history_unknown"))
     for span in SPANS[2:]:
         what = f"largest P95 of the last {span} windows"
-        found.append(Feature(f"p95_peak_{span}", what, "λ", 1 / 32, 32, True, "past_latency_unknown"))
+        features.append(Feature(f"p95_peak_{span}", what, "λ", 1 / 32, 32, True, "past_latency_unknown"))
         what = f"share of the last {span} windows above λ, of those with an answer"
-        found.append(Feature(f"over_{span}", what, "1", 0, 1, flag="past_latency_unknown"))
-    return tuple(found)
+        features.append(Feature(f"over_{span}", what, "1", 0, 1, flag="past_latency_unknown"))
+    return tuple(features)
 
 
 PIPELINE_FEATURES: tuple[Feature, ...] = (

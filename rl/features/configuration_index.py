@@ -77,11 +77,11 @@ class Lattice:
             )
             if name in configurations
         ]
-        found = np.zeros((*self.mask.shape, 4), dtype=np.int16)
+        positions = np.zeros((*self.mask.shape, 4), dtype=np.int16)
         if rows:
             layers, numbers = np.array([place for place, _ in rows]).T
-            found[layers, numbers] = self.nearest(np.array([_numbers(one) for _, one in rows], dtype=np.float64))
-        return found
+            positions[layers, numbers] = self.nearest(np.array([_numbers(one) for _, one in rows], dtype=np.float64))
+        return positions
 
     def nearest(self, raw: Floats) -> Ints16:
         """``raw [rows, 5]`` (memory_mb, cpu_cores, gpu_share, replicas, concurrency) → [rows, 4] positions."""
@@ -114,16 +114,16 @@ class Lattice:
         """``actions [n, K, 4]`` made to satisfy Eq. (2): memory raised to what ``least_memory [n, K, P]`` asks for so
         many replicas; where no memory is enough, more replicas; where none are, the largest memory and most replicas.
         Padding is zeros."""
-        found = np.asarray(actions, dtype=np.int16).copy()
+        positions = np.asarray(actions, dtype=np.int16).copy()
         memories, _, counts, _ = self._axes
         enough = least_memory < memories
         places = np.arange(counts)
         least_count = np.where(enough.any(axis=2), np.where(enough, places, counts).min(axis=2), counts - 1)
-        found[..., 2] = np.maximum(found[..., 2], least_count)
-        least = np.take_along_axis(least_memory, found[..., 2:3].astype(np.int64), axis=2)[..., 0]
-        found[..., 0] = np.maximum(found[..., 0], np.minimum(least, memories - 1))
-        found[~self.mask] = 0
-        return found
+        positions[..., 2] = np.maximum(positions[..., 2], least_count)
+        least = np.take_along_axis(least_memory, positions[..., 2:3].astype(np.int64), axis=2)[..., 0]
+        positions[..., 0] = np.maximum(positions[..., 0], np.minimum(least, memories - 1))
+        positions[~self.mask] = 0
+        return positions
 
 
 def unit_prices(prices: PriceSheet, memory_mb: Floats, cores: Floats, shares: Floats) -> Floats:

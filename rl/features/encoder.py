@@ -98,10 +98,10 @@ class Encoder:
         """Segments and experts in the topology's order. Raises ValueError for an observation of another pipeline."""
         nodes = [node for node in observation.nodes if node.kind != "ingress"]
         if [node.node for node in nodes] != self._ids:
-            found = {node.node: node for node in nodes}
-            if set(found) != set(self._ids):
+            rows = {node.node: node for node in nodes}
+            if set(rows) != set(self._ids):
                 raise ValueError(f"the observation is of other nodes than those of {self.topology.pipeline}")
-            nodes = [found[name] for name in self._ids]
+            nodes = [rows[name] for name in self._ids]
         return nodes
 
     def _fixed(self) -> tuple[Floats, dict[str, float]]:

@@ -39,14 +39,14 @@ class History:
 
     def row(self) -> dict[str, float]:
         """Pipeline features by name, in requests per second and λ; NaN where nothing is known of a span."""
-        found = {f"load_mean_{span}": _mean(self.load[-span:]) for span in SPANS}
-        found |= {f"load_peak_{span}": _peak(self.load[-span:]) for span in SPANS[1:]}
+        means = {f"load_mean_{span}": _mean(self.load[-span:]) for span in SPANS}
+        means |= {f"load_peak_{span}": _peak(self.load[-span:]) for span in SPANS[1:]}
         for span in SPANS[2:]:
             p95 = self.p95[-span:]
             p95 = p95[~np.isnan(p95)]
-            found[f"p95_peak_{span}"] = _peak(p95)
-            found[f"over_{span}"] = float((p95 > 1).mean()) if p95.size else np.nan
-        return found | {"remembered": self.load.size / WINDOWS}
+            means[f"p95_peak_{span}"] = _peak(p95)
+            means[f"over_{span}"] = float((p95 > 1).mean()) if p95.size else np.nan
+        return means | {"remembered": self.load.size / WINDOWS}
 
     def node_load(self) -> tuple[Floats, Floats]:
         """[nodes] mean and largest calls per second of the last windows; NaN where nothing is known."""

@@ -121,10 +121,10 @@ def changed(settings: TrainingSettings, changes: tuple[str, ...]) -> TrainingSet
     """``KEY=JSON`` put into the settings; a dot goes into a part. Raises TrainingError."""
     stored = settings.as_json()
     for change in changes:
-        key, found, text = change.partition("=")
+        key, separator, text = change.partition("=")
         part, _, name = key.rpartition(".")
         where = stored.get(part) if part else stored
-        if not found or not isinstance(where, dict) or name not in where:
+        if not separator or not isinstance(where, dict) or name not in where:
             raise click.BadParameter(f"{change!r} is no KEY=JSON of the settings; keys are {', '.join(sorted(stored))}")
         try:
             where[name] = json.loads(text)

@@ -83,8 +83,8 @@ def fine_tune(
     out.parent.mkdir(parents=True, exist_ok=True)
     run = json.loads(made_by.read_text())
     save(out, agent.actor.network, {**run, "fine_tuned": {**tuned, "code_sha256": code_sha256("rl.train.fine_tuning")}})
-    found = {**tuned, "actor": str(out), **_compared(logged, before, after)}
-    click.echo(json.dumps(found) if as_json else _told(found))
+    outcome = {**tuned, "actor": str(out), **_compared(logged, before, after)}
+    click.echo(json.dumps(outcome) if as_json else _told(outcome))
 
 
 def _compared(logged: online.Logged, before: online.Desired, after: online.Desired) -> dict[str, Any]:

@@ -61,8 +61,8 @@ class HindsightTeacher:
         """The first choice that serves them, by bisection; 0 where none does."""
         episode = self._episode
         slo_s = self.settings.keep * episode.workload.slo_s
-        found = needed(episode.workload, requests, self.choices, slo_s, episode.window_s, episode.seed)
-        return found % len(self.choices)
+        choice = needed(episode.workload, requests, self.choices, slo_s, episode.window_s, episode.seed)
+        return choice % len(self.choices)
 
     def _named(self, level: int) -> PLANS:
         return for_all_experts(self._episode.workload, self.choices[level])

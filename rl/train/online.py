@@ -81,12 +81,12 @@ def read(log: Path, policy_settings: Path | None = None, slo_s: float | None = N
 
 def windows_of(log: Path, encoder: Encoder) -> tuple[Experience, ...]:
     """Raises TrainingError for fewer than ``FEWEST``, LogError."""
-    found = tuple(experiences(log, encoder))
-    if len(found) < FEWEST:
+    windows = tuple(experiences(log, encoder))
+    if len(windows) < FEWEST:
         raise TrainingError(
-            f"{log} holds {len(found)} windows to learn from; at least {FEWEST} are needed, decided one after the other"
+            f"{log} holds {len(windows)} windows to learn from; at least {FEWEST} are needed, decided one after the other"
         )
-    return found
+    return windows
 
 
 def fine_tune(

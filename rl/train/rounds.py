@@ -132,12 +132,12 @@ class Rounds:
 
         def vary(states: list[State], actions: Sequence[Actions]) -> list[list[Actions]]:
             batch, base = Batch.of(space, states), torch.from_numpy(np.stack(actions)).long()
-            draw, found = torch.Generator().manual_seed(int(rng.integers(2**62))), []
+            draw, changes = torch.Generator().manual_seed(int(rng.integers(2**62))), []
             for number in range(self.settings.branches):
                 scope = SCOPES[number % len(SCOPES)]
                 moved = moves(batch, base, scope, 1, draw)
-                found.append((moved if scope == "window" else mixed(base, moved, MOVED, draw))[0])
-            return [[one[lane].numpy().astype(np.int16) for one in found] for lane in range(len(states))]
+                changes.append((moved if scope == "window" else mixed(base, moved, MOVED, draw))[0])
+            return [[one[lane].numpy().astype(np.int16) for one in changes] for lane in range(len(states))]
 
         return vary
 

@@ -149,17 +149,17 @@ class Run:
 
     def validate(self) -> dict[str, Any]:
         """Judge the actor, keep it where it is the best so far, and add to the curve."""
-        found: Validation = self.validator.judge(self.decide)
-        score = found.score(self.settings.validation)
+        validation: Validation = self.validator.judge(self.decide)
+        score = validation.score(self.settings.validation)
         better = self.progress.best is None or score < self.progress.best
         if better:
             self.progress.best = score
-            self._export(found)
+            self._export(validation)
         windows = self.agent.num_timesteps
-        entry = {"windows": windows, "minutes": round(self.progress.minutes, 2), "best": better, **found.as_json()}
+        entry = {"windows": windows, "minutes": round(self.progress.minutes, 2), "best": better, **validation.as_json()}
         self.progress.curve.append(entry)
         self.progress.validated = windows
-        for name, value in by_name(found):
+        for name, value in by_name(validation):
             self.agent.logger.record(name, value)
         self.agent.logger.dump(windows)
         return entry

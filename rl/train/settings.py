@@ -117,8 +117,8 @@ class TrainingSettings:
         return slow_first[: 1 + min(2, stage)]
 
     def as_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = _listed(asdict(self))
-        return found
+        table: dict[str, Any] = _listed(asdict(self))
+        return table
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> TrainingSettings:

@@ -95,11 +95,11 @@ class Teacher:
         fast: Enclosure | None = None
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            found = enclose_frontiers(frontiers, middle * budget_s)
-            if found.feasible and self._p95_s(found, tables, counts, outside_s) > self._wanted_s:
+            enclosure = enclose_frontiers(frontiers, middle * budget_s)
+            if enclosure.feasible and self._p95_s(enclosure, tables, counts, outside_s) > self._wanted_s:
                 high = middle
             else:
-                low, fast = middle, found if found.feasible else fast
+                low, fast = middle, enclosure if enclosure.feasible else fast
         if fast is None:
             fast = enclose_frontiers(frontiers, enclose_frontiers(frontiers, 0.0).fastest_s * (1 + 1e-9))
         bold = fast if boldness == 1.0 else enclose_frontiers(frontiers, boldness * low * budget_s)
@@ -120,9 +120,9 @@ class Teacher:
 
     def _tables(self, observation: Observation) -> list[list[ExpertTable]]:
         physics = self._physics
-        found: list[list[ExpertTable]] = []
+        tables: list[list[ExpertTable]] = []
         for layer, nodes in zip(physics.experts, physics.layers, strict=True):
-            found.append([])
+            tables.append([])
             for rows, node in zip(layer, nodes, strict=True):
                 seen = observation.node(node.id)
                 peak = 0.0 if seen is None or seen.peak_tokens is None else seen.peak_tokens
@@ -130,8 +130,8 @@ class Teacher:
                 alone_s = _alone_s(rows, tokens)
                 least = physics.least_memory(node, peak)
                 window_s, meter = observation.window_s, self.settings.meter
-                found[-1].append(expert_table(physics, rows, calls, alone_s, least, window_s, meter))
-        return found
+                tables[-1].append(expert_table(physics, rows, calls, alone_s, least, window_s, meter))
+        return tables
 
     def _heaviest(self, node: str) -> Load:
         loads = [past[node] for past in self._past if node in past]

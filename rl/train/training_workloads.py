@@ -74,11 +74,14 @@ class PaperKind:
 
     def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
         space = None if self.slo_s is None else ConfigurationSpace(gpu_shares=())
-        found = paper_workload(self.paper, space=space, mean_rps=mean_rps, seed=seed)
+        workload = paper_workload(self.paper, space=space, mean_rps=mean_rps, seed=seed)
         if self.size is not None:
-            found = resized(found, *self.size, seed=seed)
+            workload = resized(workload, *self.size, seed=seed)
         return replace(
-            found, name=self.name, slo_s=self.slo_s or found.slo_s, lifecycle=found.lifecycle.quickened(self.speed)
+            workload,
+            name=self.name,
+            slo_s=self.slo_s or workload.slo_s,
+            lifecycle=workload.lifecycle.quickened(self.speed),
         )
 
 

@@ -123,20 +123,20 @@ class Validator:
             (name,), (pattern,), seed=len(name), split="validation", seconds=own.seconds * kind.window_s / WINDOW_S,
             mean_rps=rates, window_s=kind.window_s, speed=kind.speed,
         )  # fmt: skip
-        found: list[Clip] = []
+        clips: list[Clip] = []
         for clip in itertools.islice(drawn, MOST_TRIED):
             work = self.work(clip)
             busy = np.unique(work.requests.arrival_s // clip.window_s)
             if (busy >= own.warm_up).sum() >= min(FEWEST_JUDGED, work.seconds // clip.window_s - own.warm_up):
-                found.append(clip)
-            if len(found) == own.seeds:
-                return found
+                clips.append(clip)
+            if len(clips) == own.seeds:
+                return clips
         raise TrainingError(f"validation: {MOST_TRIED} {pattern} clips of {name} have fewer than {own.seeds} to judge")
 
     def judge(self, decide: Decide, profiled: bool = False) -> Validation:
         """All clips, those of a pipeline side by side. ``profiled``: from the start that profiling the first windows
         finds, as in evaluations (its search takes seconds a clip); else from the first of the kind's ``starts``."""
-        found = []
+        judged = []
         for clips in self.clips.values():
             episodes = [self._episode(clip, profiled) for clip in clips]
             costs, p95s = [0.0] * len(clips), [list[float]() for _ in clips]
@@ -150,8 +150,8 @@ class Validator:
                 excess = float(np.maximum(over, 0).mean()) if over.size else 0.0
                 counted = episode.windows - self.settings.validation.warm_up
                 reference, over_slo = episode.reference * counted, int((over > 0).sum())
-                found.append(Judged(clip.workload, clip.pattern, cost, reference, over.size, over_slo, excess))
-        return Validation(tuple(found))
+                judged.append(Judged(clip.workload, clip.pattern, cost, reference, over.size, over_slo, excess))
+        return Validation(tuple(judged))
 
     def _episode(self, clip: Clip, profiled: bool) -> Episode:
         kind, workload = self._kinds[clip.workload], self.work(clip).workload
@@ -170,10 +170,10 @@ class Validator:
             return float(json.loads(path.read_text()))
         physics = Physics(work.workload, work.requests.most_tokens)
         loads = list(windows(physics, work.requests, clip.window_s, work.seconds))[warm_up:]
-        found = sum(lower_bound(load, meter, work.seed).cost for load in loads)
+        cost = sum(lower_bound(load, meter, work.seed).cost for load in loads)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found))
-        return found
+        path.write_text(json.dumps(cost))
+        return cost
 
 
 def holding(episodes: Sequence[Episode], states: Sequence[State]) -> list[np.ndarray]:

@@ -44,12 +44,12 @@ class Teachers:
 
     def _scattered(self, episode: Episode, state: State) -> Actions:
         lattice = episode.encoder.lattice
-        found, counts = state.present.copy(), lattice.sizes[2]
+        positions, counts = state.present.copy(), lattice.sizes[2]
         efficient = resources_by_price(episode.encoder.space)[0].numpy()
-        place = np.minimum(self._rng.geometric(CHEAP, size=(len(found), 1)), len(efficient)) - 1
-        found[..., 1] = efficient[place]
-        found[..., 2] = np.minimum(self._rng.geometric(0.6, size=(len(found), 1)), counts) - 1
-        return lattice.within(found, state.least_memory)
+        place = np.minimum(self._rng.geometric(CHEAP, size=(len(positions), 1)), len(efficient)) - 1
+        positions[..., 1] = efficient[place]
+        positions[..., 2] = np.minimum(self._rng.geometric(0.6, size=(len(positions), 1)), counts) - 1
+        return lattice.within(positions, state.least_memory)
 
 
 class Teaching(Protocol):

@@ -199,8 +199,8 @@ def _grid(options: dict[str, Any], own: CustomPipeline | None) -> Grid:
 
 def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
     """One row a policy and pattern; a narrow terminal gets values alone."""
-    found, narrow = rows(summaries), console.width < FULL_WIDTH
-    bounded = any(interval is not None for row in found for interval in row.over_bound.values())
+    table_rows, narrow = rows(summaries), console.width < FULL_WIDTH
+    bounded = any(interval is not None for row in table_rows for interval in row.over_bound.values())
     hidden = {"provisioned", "busy"} if bounded else {"provisioned over bound", "busy over bound"}
     hidden |= {"decision P99", "beyond the cluster"} if narrow else set()
     shown = [place for place, name in enumerate(HEAD) if name not in hidden]
@@ -210,7 +210,7 @@ def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
         table.box, table.show_edge, table.collapse_padding = box.SIMPLE_HEAD, False, True
     for place in shown:
         table.add_column(HEAD[place], justify="left" if place < 2 else "right", no_wrap=place < 2, overflow="fold")
-    for row in found:
+    for row in table_rows:
         own = cells(row)
         table.add_row(*(without_interval(own[place]) if narrow else own[place] for place in shown))
     console.print(table)

@@ -25,15 +25,15 @@ class _Replicas(click.ParamType[dict[str, int]]):
     name = "node=replicas"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for part in str(value).split(","):
             node, _, count = (piece.strip() for piece in part.partition("="))
-            if not node or not count.isdigit() or node in found:
+            if not node or not count.isdigit() or node in counts:
                 self.fail(f"{value!r} is not of the form a=1,b=2", param, ctx)
-            found[node] = int(count)
-        if not any(found.values()):
+            counts[node] = int(count)
+        if not any(counts.values()):
             self.fail(f"{value!r} leaves no replica anywhere", param, ctx)
-        return found
+        return counts
 
 
 @click.command()
@@ -102,8 +102,8 @@ def _target(functions: list[str], to: dict[str, int], patterns: tuple[str, ...])
 def _read(path: Path) -> Places:
     """A target from a file. Raises MoveError."""
     try:
-        found = json.loads(path.read_text())
-        target = {str(name): {str(node): _count(n) for node, n in places.items()} for name, places in found.items()}
+        document = json.loads(path.read_text())
+        target = {str(name): {str(node): _count(n) for node, n in places.items()} for name, places in document.items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise MoveError(f'{path} is not of the form {{"FUNCTION": {{"NODE": REPLICAS}}}}: {error}') from error
     if not target or not all(any(places.values()) for places in target.values()):
@@ -151,7 +151,7 @@ def _tell(plan: MovePlan, moved: Moved | None, as_json: bool) -> None:
 
 def _of_node(plan: MovePlan, node: str) -> dict[str, int]:
     steps = [step for step in plan.steps if step.node == node]
-    found = {source: sum(step.source == source for step in steps) for source in ("reuse", "peer", "disk")}
+    steps_by_source = {source: sum(step.source == source for step in steps) for source in ("reuse", "peer", "disk")}
     for source in ("peer", "disk"):
-        found[f"{source}_bytes"] = sum(step.nbytes for step in steps if step.source == source)
-    return {**found, "released": len(plan.release.get(node, ()))}
+        steps_by_source[f"{source}_bytes"] = sum(step.nbytes for step in steps if step.source == source)
+    return {**steps_by_source, "released": len(plan.release.get(node, ()))}

@@ -166,10 +166,10 @@ def _json(path: Path) -> Any:
 def _read(path: Path, manifest: Manifest) -> tuple[np.ndarray, np.ndarray | None]:
     """Tokens [layers, experts] and co-activations [layers, experts, experts]. Raises SmoeError."""
     shape = (manifest.layers, len(manifest.experts(0)))
-    found = _json(path)
+    table = _json(path)
     try:
-        tokens = np.array(found["tokens"], dtype=np.float64)
-        pairs = found.get("together")
+        tokens = np.array(table["tokens"], dtype=np.float64)
+        pairs = table.get("together")
         together = None if pairs is None else np.array(pairs, dtype=np.float32)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {str(error)[:100]}"

@@ -107,5 +107,5 @@ class FollowedFeed:
 
 
 def _replicas_of(document: dict[str, Any], name: str) -> list[ReplicaSeen]:
-    found = document.get("functions", {}).get(f"{name}.{NAMESPACE}", {}).get("replicas", [])
-    return [ReplicaSeen(entry["id"], entry["address"], entry["state"]) for entry in found]
+    feed_rows = document.get("functions", {}).get(f"{name}.{NAMESPACE}", {}).get("replicas", [])
+    return [ReplicaSeen(entry["id"], entry["address"], entry["state"]) for entry in feed_rows]

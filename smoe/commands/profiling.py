@@ -44,13 +44,13 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            found = tuple((int if self._whole else float)(part) for part in str(value).split(","))
+            numbers = tuple((int if self._whole else float)(part) for part in str(value).split(","))
         except ValueError:
-            found = ()
-        if not found or any(not 0 < number < 1e9 for number in found):
+            numbers = ()
+        if not numbers or any(not 0 < number < 1e9 for number in numbers):
             kind = "whole numbers" if self._whole else "numbers"
             self.fail(f"{value!r} is not a comma list of {kind} above 0, such as 1,8,32", param, ctx)
-        return tuple(sorted(set(found)))
+        return tuple(sorted(set(numbers)))
 
 
 @click.command()
@@ -133,9 +133,9 @@ def profile(
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
         known = _known(pipeline, state, out) if requests_again else None
-        found = _measure(pipeline, state, Path(work), settings, gpu, console, known)
-    save(found, out)  # what was measured is safe whatever the fit makes of it
-    concluded = conclude(found, out.with_suffix(".png"))
+        measurement = _measure(pipeline, state, Path(work), settings, gpu, console, known)
+    save(measurement, out)  # what was measured is safe whatever the fit makes of it
+    concluded = conclude(measurement, out.with_suffix(".png"))
     save(concluded, out)
     _close(console, concluded, out)
 

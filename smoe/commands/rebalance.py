@@ -87,7 +87,7 @@ def rebalance(
 def statistics(client: GatewayClient, manifest: Manifest) -> list[tuple[str, Any]]:
     """What each ready ingress has counted, with where it is from. Raises SmoeError where one does not answer: without
     it its node's calls would be missing."""
-    found = []
+    rows = []
     for one in client.replicas().get(manifest.function_name(INGRESS), []):
         if one["state"] != "ready":
             continue
@@ -97,10 +97,10 @@ def statistics(client: GatewayClient, manifest: Manifest) -> list[tuple[str, Any
             try:
                 reply = session.get(f"http://{one['address']}/statistics", timeout=STATISTICS_TIMEOUT_S)
                 reply.raise_for_status()
-                found.append((where, reply.json()))
+                rows.append((where, reply.json()))
             except (requests.RequestException, ValueError) as error:
                 raise SmoeError(f"{where} gave no statistics ({type(error).__name__})") from error
-    return found
+    return rows
 
 
 def decided(

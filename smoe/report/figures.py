@@ -235,10 +235,12 @@ def actions(run: Run) -> bytes:
         ("limits", "D", ORANGE, "limits or concurrency"), ("other", "o", GREY, "other"),
     ):  # fmt: skip
         for applied in (True, False):
-            found = [a for a in run.actions if a.kind == kind and a.applied is applied and a.function in place]
-            if found:
+            actions_of_kind = [
+                a for a in run.actions if a.kind == kind and a.applied is applied and a.function in place
+            ]
+            if actions_of_kind:
                 axes.plot(
-                    [(a.time_s - run.start_s) / unit for a in found], [place[a.function] for a in found], marker,
+                    [(a.time_s - run.start_s) / unit for a in actions_of_kind], [place[a.function] for a in actions_of_kind], marker,
                     color=colour, fillstyle="full" if applied else "none", markersize=7, alpha=0.85,
                     label=label if applied else f"{label}, not applied",
                 )  # fmt: skip

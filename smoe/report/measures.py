@@ -104,7 +104,7 @@ def _requests(records: Sequence[RequestRecord], planned: int, slo_s: float) -> d
 
 def _cost(run: Run) -> dict[str, Any]:
     """Totals, and the mean per hour over the windows in which the meter has a value."""
-    found: dict[str, Any] = {}
+    costs: dict[str, Any] = {}
     ok = sum(1 for record in run.requests if record.outcome == "ok")
     for name in ("provisioned", "busy"):
         spent = [
@@ -112,11 +112,11 @@ def _cost(run: Run) -> dict[str, Any]:
         ]
         total = sum(cost for cost, _ in spent) if spent else None
         seconds = sum(span for _, span in spent)
-        found[f"{name}_total"] = total
-        found[f"{name}_per_hour"] = total / seconds * 3600 if total is not None and seconds else None
-        found[f"{name}_per_1000_answers"] = 1000 * total / ok if total is not None and ok else None
-    found["windows_without_cost"] = sum(1 for window in run.windows if window.provisioned_cost is None)
-    return found
+        costs[f"{name}_total"] = total
+        costs[f"{name}_per_hour"] = total / seconds * 3600 if total is not None and seconds else None
+        costs[f"{name}_per_1000_answers"] = 1000 * total / ok if total is not None and ok else None
+    costs["windows_without_cost"] = sum(1 for window in run.windows if window.provisioned_cost is None)
+    return costs
 
 
 def _replicas(nodes: Sequence[NodeWindow]) -> dict[str, Any]:
@@ -131,11 +131,11 @@ def _replicas(nodes: Sequence[NodeWindow]) -> dict[str, Any]:
 
 def replica_totals(nodes: Sequence[NodeWindow]) -> list[tuple[float, dict[str, int]]]:
     """(window end, replicas by kind of node) in order of time, from the nodes whose count is known."""
-    found: dict[float, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    totals: dict[float, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for node in nodes:
         if node.replicas is not None:
-            found[node.end_s][node.kind] += node.replicas
-    return [(end, dict(found[end])) for end in sorted(found)]
+            totals[node.end_s][node.kind] += node.replicas
+    return [(end, dict(totals[end])) for end in sorted(totals)]
 
 
 def expert_shares(nodes: Sequence[NodeWindow]) -> dict[str, Any]:

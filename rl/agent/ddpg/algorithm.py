@@ -95,12 +95,12 @@ class PipelineDDPG(DDPG):
         for _ in range(gradient_steps):
             self._n_updates += 1
             samples = self.replay_buffer.sample(batch_size, draw=self._n_updates)
-            found = self._update_critic(samples)
+            measures = self._update_critic(samples)
             if self._n_updates > settings.actor_from and self._n_updates % settings.policy_delay == 0:
-                found |= self._update_actor(samples)
+                measures |= self._update_actor(samples)
                 polyak_update(self.actor.parameters(), self.actor_target.parameters(), settings.tau)
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), settings.tau)
-            for name, value in found.items():
+            for name, value in measures.items():
                 losses.setdefault(name, []).append(value)
         self.policy.set_training_mode(False)
         for name, values in losses.items():
@@ -124,14 +124,14 @@ class PipelineDDPG(DDPG):
     def _update_actor(self, samples: WindowSamples) -> dict[str, float]:
         """One step up the critic; the critic's weights stay out of it."""
         stepwise = self.learner.gradient == "improvement"
-        loss, found = self._improved(samples) if stepwise else self._straight_through(samples)
+        loss, measures = self._improved(samples) if stepwise else self._straight_through(samples)
         cloning = self.cloning
         if cloning and samples.taught.any():
             clone = self.clone_loss(samples)
             loss = loss + cloning * clone
-            found["clone_loss"] = clone.item()
+            measures["clone_loss"] = clone.item()
         self._step(self.actor, loss)
-        return found
+        return measures
 
     def _straight_through(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
         """Eq. (14): ∇_a Q at the actor's own decisions, carried back through their expected features."""
@@ -159,7 +159,7 @@ class PipelineDDPG(DDPG):
         own_rng = np.random.default_rng((self.seed or 0, self._n_updates))
         draw = torch.Generator().manual_seed(int(own_rng.integers(2**62)))
         base = spread(scored.best(), mask)
-        own, losses, found = features_of(space, base), list[Tensor](), dict[str, float]()
+        own, losses, measures = features_of(space, base), list[Tensor](), dict[str, float]()
         with torch.no_grad():
             known = critic.known(batch)
         for scope in SCOPES:
@@ -170,8 +170,8 @@ class PipelineDDPG(DDPG):
             strength = pull.sum(0)
             entropies = scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), pull / strength)
             losses.append((strength * entropies).mean())
-            found |= {f"gain_{scope}": gain, "value": values[0].mean().item()}
-        return torch.stack(losses).mean(), found
+            measures |= {f"gain_{scope}": gain, "value": values[0].mean().item()}
+        return torch.stack(losses).mean(), measures
 
     @property
     def cloning(self) -> float:

@@ -75,7 +75,7 @@ def _pickled(data: Any, path: str = "data") -> str | None:
         inside = dict(enumerate(data)).items()
     else:
         return None
-    return next((found for key, value in inside if (found := _pickled(value, f"{path}.{key}"))), None)
+    return next((pickled for key, value in inside if (pickled := _pickled(value, f"{path}.{key}"))), None)
 
 
 def save_windows(path: Path, buffer: WindowBuffer) -> None:

@@ -32,12 +32,12 @@ def with_random(
     Valid is Eq. (2): replicas are drawn among counts for which some memory is enough, then memory among those sizes.
     Where none is enough, the largest memory and the most replicas.
     """
-    found = decided.copy()
+    actions = decided.copy()
     memories, resources, counts, concurrencies = sizes
     for layer, expert in np.argwhere(mask & (rng.random(mask.shape) < share)):
         least = state.least_memory[layer, expert]
         possible = np.flatnonzero(least < memories)
         replicas = int(rng.choice(possible)) if possible.size else counts - 1
         memory = int(rng.integers(least[replicas], memories)) if possible.size else memories - 1
-        found[layer, expert] = (memory, rng.integers(resources), replicas, rng.integers(concurrencies))
-    return found
+        actions[layer, expert] = (memory, rng.integers(resources), replicas, rng.integers(concurrencies))
+    return actions

@@ -47,14 +47,14 @@ def moves(batch: Batch, base: Tensor, scope: Scope, count: int, draw: torch.Gene
     resource = torch.where(moved, efficient[place.clamp(0, len(efficient) - 1)], base[..., 1])
     replicas = base[..., 2] + steps[1] * (axis == 1) - steps[0].sign() * (axis == AXES)
     concurrency = base[..., 3] + steps[2] * (axis == 2)
-    found = _lawful(batch, base, resource, replicas, concurrency)
+    candidates = _lawful(batch, base, resource, replicas, concurrency)
     if scope == "expert":
-        return found
+        return candidates
     part = _ends(batch, drawn, draw)
     if scope == "window":
         share = 0.1 + 0.9 * torch.rand(count, states, 1, 1, generator=draw)
         part = part & (torch.rand(count, states, layers, 1, generator=draw) < share)
-    return torch.where(part.unsqueeze(-1), found, base)
+    return torch.where(part.unsqueeze(-1), candidates, base)
 
 
 def _ends(batch: Batch, drawn: tuple[int, ...], draw: torch.Generator) -> Tensor:
@@ -79,9 +79,9 @@ def resources_by_price(space: Space) -> tuple[Tensor, Tensor]:
     for position in prices.argsort().tolist():
         if not efficient or seconds[position] < seconds[efficient[-1]]:
             efficient.append(position)
-    found = torch.tensor(efficient)
-    rank = (prices[found] <= prices[:, None]).sum(-1) - 1
-    return found, rank
+    resources = torch.tensor(efficient)
+    rank = (prices[resources] <= prices[:, None]).sum(-1) - 1
+    return resources, rank
 
 
 def mixed(base: Tensor, moved: Tensor, share: float, draw: torch.Generator) -> Tensor:

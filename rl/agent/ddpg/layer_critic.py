@@ -24,14 +24,14 @@ class LayerCritic(nn.Module):
 
     def value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
         """[B] mean of the layers' Q: each estimates its own cost and what all share."""
-        found: Tensor = self.network(batch, features, executed)
-        return found.mean(-1)
+        values: Tensor = self.network(batch, features, executed)
+        return values.mean(-1)
 
     def window_value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
         """[B] what a window is worth before anything is decided in it: the first layer's Q; with own returns the
         mean of all."""
-        found: Tensor = self.network(batch, features, executed)
-        return found[:, 0] if self.learner.credit == "return" else found.mean(-1)
+        values: Tensor = self.network(batch, features, executed)
+        return values[:, 0] if self.learner.credit == "return" else values.mean(-1)
 
     def targets(self, samples: WindowSamples, following: Tensor) -> Tensor:
         """[B, n] by the wanted credit."""
@@ -45,7 +45,7 @@ class LayerCritic(nn.Module):
     def loss(self, samples: WindowSamples, following: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Mean squared distance of Q from its targets."""
         batch, wanted = samples.observations, self.targets(samples, following)
-        found = self.network(batch, features_of(batch.space, samples.actions), samples.actions)
-        loss = nn.functional.mse_loss(found, wanted)
+        values = self.network(batch, features_of(batch.space, samples.actions), samples.actions)
+        loss = nn.functional.mse_loss(values, wanted)
         spread = float(wanted.var(dim=0).mean()) if len(wanted) > 1 else 0.0
         return loss, {"critic": loss.item(), "critic_unexplained": loss.item() / spread if spread > 0 else 0.0}

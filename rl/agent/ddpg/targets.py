@@ -13,9 +13,9 @@ SATURATION = 3
 
 def discounts(layers: int, gamma: float) -> Tensor:
     """[n] float32: 1 between the layers of a window, γ after its last (the sum after Eq. (13) discounts by t)."""
-    found = torch.ones(layers)
-    found[-1] = gamma
-    return found
+    factors = torch.ones(layers)
+    factors[-1] = gamma
+    return factors
 
 
 def returns(rewards: Tensor, following: Tensor, gamma: float) -> Tensor:
@@ -24,10 +24,10 @@ def returns(rewards: Tensor, following: Tensor, gamma: float) -> Tensor:
     Example: rewards (-1, -2, -3), following -10, γ = 0.5 gives (-11, -10, -8).
     """
     by_layer = discounts(rewards.shape[1], gamma)
-    found = [following]
+    sums = [following]
     for layer in reversed(range(rewards.shape[1])):
-        found.append(rewards[:, layer] + by_layer[layer] * found[-1])
-    return torch.stack(found[:0:-1], dim=1)
+        sums.append(rewards[:, layer] + by_layer[layer] * sums[-1])
+    return torch.stack(sums[:0:-1], dim=1)
 
 
 def own_returns(rewards: Tensor, penalties: Tensor, following: Tensor, gamma: float) -> Tensor:

@@ -150,15 +150,15 @@ class WindowCritic(nn.Module):
         """Of layers pooled to ``mean`` and ``largest`` [.., h]; ``barriers`` [..] all of them together, in λ."""
         segments = PIPELINE.log("segments", pipeline).exp() * PIPELINE.known("segments", pipeline)
         total = (barriers + segments).log().unsqueeze(-1)
-        found = self.whole(torch.cat((mean, largest, pipeline.expand(*mean.shape[:-1], -1), total), -1))
-        steps = functional.softplus(found[..., 1:QUANTILES] - 2.0) * 2 / QUANTILES
-        first = total + found[..., :1]
-        return Prediction(torch.cat((first, first + steps.cumsum(-1)), -1), found[..., -2], found[..., -1])
+        output = self.whole(torch.cat((mean, largest, pipeline.expand(*mean.shape[:-1], -1), total), -1))
+        steps = functional.softplus(output[..., 1:QUANTILES] - 2.0) * 2 / QUANTILES
+        first = total + output[..., :1]
+        return Prediction(torch.cat((first, first + steps.cumsum(-1)), -1), output[..., -2], output[..., -1])
 
     def value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
         """[B] Q of a window; all decisions are in ``features``."""
-        found, layers, _ = self(batch, features)
-        total: Tensor = self.costs(batch, features, layers, unit).sum(-1) + self.punished(found) + found.future
+        values, layers, _ = self(batch, features)
+        total: Tensor = self.costs(batch, features, layers, unit).sum(-1) + self.punished(values) + values.future
         return total
 
     @torch.no_grad()
@@ -176,7 +176,7 @@ class WindowCritic(nn.Module):
         mean, count = masked_mean(each, mask).unsqueeze(2), mask.sum(-1)[:, None, None]
         beside = _largest_beside(each.masked_fill(~mask[..., None], 0.0))
         weight_beside = weight.sum(-1, keepdim=True) - weight
-        pooled, price, found = _Beside.of(self._layers(experts, mask)), _price(features), []
+        pooled, price, values = _Beside.of(self._layers(experts, mask)), _price(features), []
         pipeline = batch.pipeline[:, None, None]
         for other in others:
             own = self._experts(batch, known, other)
@@ -184,30 +184,30 @@ class WindowCritic(nn.Module):
             layer = self._pooled(at, weight_beside + _weight(own.p95))  # of the expert's layer with it replaced
             one = self._predicted(*pooled.with_one(layer, expand=True), pipeline)
             cost = (price * mask).sum((-1, -2))[:, None, None] + _price(other) - price
-            found.append(self.punished(one) + one.future - unit * cost)
-        return torch.stack(found)
+            values.append(self.punished(one) + one.future - unit * cost)
+        return torch.stack(values)
 
     @torch.no_grad()
     def of_layers(self, batch: Batch, known: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B, n]: the same with all experts of one layer replaced by those in ``others`` [A, B, n, K, C]."""
         mask = batch.space.mask
         pooled = _Beside.of(self._layers(self._experts(batch, known, features), mask))
-        price, found = (_price(features) * mask).sum(-1), []
+        price, values = (_price(features) * mask).sum(-1), []
         for other in others:
             layer = self._layers(self._experts(batch, known, other), mask)
             one = self._predicted(*pooled.with_one(layer, expand=False), batch.pipeline[:, None])
             cost = price.sum(-1, keepdim=True) + (_price(other) * mask).sum(-1) - price
-            found.append(self.punished(one) + one.future - unit * cost)
-        return torch.stack(found)
+            values.append(self.punished(one) + one.future - unit * cost)
+        return torch.stack(values)
 
     @torch.no_grad()
     def of_windows(self, batch: Batch, known: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B]: the same with all experts replaced."""
-        mask, found = batch.space.mask, []
+        mask, values = batch.space.mask, []
         for other in others:
             one = self._window(self._layers(self._experts(batch, known, other), mask), batch.pipeline)
-            found.append(self.punished(one) + one.future - unit * (_price(other) * mask).sum((-1, -2)))
-        return torch.stack(found)
+            values.append(self.punished(one) + one.future - unit * (_price(other) * mask).sum((-1, -2)))
+        return torch.stack(values)
 
     def window_value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
         """[B] the same as :meth:`value`: what a window is worth under decisions that are about to be taken."""
@@ -230,21 +230,21 @@ class WindowCritic(nn.Module):
         """Of predictions against what came; ``following`` [B]: the next window's value, 0 where nothing follows."""
         batch = samples.observations
         features = features_of(batch.space, samples.actions)
-        found, layers, experts = self(batch, features)
+        values, layers, experts = self(batch, features)
         judged = ~samples.p95.isnan()
         seen = samples.p95.nan_to_num(1.0).clamp(FASTEST_P95, SLOWEST_P95).log()
-        pinball = _pinball(seen[:, None] - found.p95, self.levels).mean(-1)
+        pinball = _pinball(seen[:, None] - values.p95, self.levels).mean(-1)
         parts = {
             "p95": _mean(pinball, judged),
-            "judged": functional.binary_cross_entropy_with_logits(found.judged, judged.float()),
-            "future": _mean((found.future - self.learner.gamma * following).square(), samples.played),
-            "change": self._changes(samples, found.p95.mean(-1), seen, judged),
+            "judged": functional.binary_cross_entropy_with_logits(values.judged, judged.float()),
+            "future": _mean((values.future - self.learner.gamma * following).square(), samples.played),
+            "change": self._changes(samples, values.p95.mean(-1), seen, judged),
             **self._latencies(samples, layers, experts),
         }
         if self.learner.busy_meter:
             off_cost = self.costs(batch, features, layers, samples.unit).sum(-1) - samples.rewards.sum(-1)
             parts["cost"] = off_cost.square().mean()
-        off = _mean((found.p95.mean(-1) - seen).abs(), judged)
+        off = _mean((values.p95.mean(-1) - seen).abs(), judged)
         named = {f"critic_{name}": float(part.detach()) for name, part in parts.items()}
         return torch.stack(list(parts.values())).sum(), named | {"critic_p95_off": float(off.detach())}
 
@@ -258,13 +258,13 @@ class WindowCritic(nn.Module):
 
     def _latencies(self, samples: WindowSamples, layers: Layers, experts: Experts) -> dict[str, Tensor]:
         """Losses of experts and layers against what the next state tells of the window."""
-        ahead, found = samples.next_observations.experts, {}
+        ahead, latencies = samples.next_observations.experts, {}
         barrier = layers.barrier.unsqueeze(-1).expand_as(experts.p95)
         for name, value in (("latency_p95", experts.p95), ("latency_mean", experts.mean), ("barrier_p95", barrier)):
             there = samples.observations.space.mask * NODE.known(name, ahead) * samples.played[:, None, None]
             loss = functional.smooth_l1_loss(value, NODE.log(name, ahead), reduction="none", beta=BETA)
-            found[name] = _mean(loss, there)
-        return found
+            latencies[name] = _mean(loss, there)
+        return latencies
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,10 +339,10 @@ def _mean(losses: Tensor, there: Tensor) -> Tensor:
 
 def _zeroed(inputs: int, outputs: int) -> nn.Linear:
     """A linear part that says 0 until it has learnt."""
-    found = nn.Linear(inputs, outputs)
-    nn.init.zeros_(found.weight)
-    nn.init.zeros_(found.bias)
-    return found
+    linear = nn.Linear(inputs, outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 def _largest_beside(values: Tensor) -> Tensor:
