@@ -57,7 +57,7 @@ from autoscaler.topology import load_topology
     "--policy-settings",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=None,
-    help="TOML file with the policy's own settings; static, serverlessmoe and the HPAs have none.",
+    help="TOML file with the policy's own settings, and HPA's next to it in [hpa]; static and serverlessmoe have none.",
 )
 @click.option(
     "--plan",
@@ -93,24 +93,21 @@ from autoscaler.topology import load_topology
 @click.option(
     "--cpu-target",
     type=click.FloatRange(0, 1),
-    default=0.8,
-    show_default=True,
-    help="hpa: wanted CPU utilisation; 0 = not by CPU.",
+    default=None,
+    help="Deprecated: cpu_target of hpa, which belongs into --policy-settings.",
 )
 @click.option(
     "--concurrency-target",
     type=click.FloatRange(0, 1),
-    default=0.7,
-    show_default=True,
-    help="hpa: wanted share of call slots in use; 0 = not by calls.",
+    default=None,
+    help="Deprecated: concurrency_target of hpa, which belongs into --policy-settings.",
 )
 @click.option(
     "--down-window",
     "down_stabilisation_s",
     type=click.FloatRange(min=0),
-    default=300.0,
-    show_default=True,
-    help="hpa: seconds a lower load must last before replicas go.",
+    default=None,
+    help="Deprecated: down_stabilisation_s of hpa, which belongs into --policy-settings.",
 )
 @click.option("--scale-ingress", is_flag=True, help="Manage the ingress too.")
 @click.option("--experts-only", is_flag=True, help="Leave segments alone.")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from autoscaler.contract import NAMESPACE, ConfigurationSpace
@@ -24,6 +26,9 @@ SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
 LEARNT = ("smoe", "faasconf")
 """Policies that came out of a simulator: where they misbehave, ``hpa`` takes over."""
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
+"""Policies whose settings are HPA's."""
+HPA_KEYS = ("cpu_target", "concurrency_target", "tolerance", "up_stabilisation_s", "down_stabilisation_s", "period_s")
+"""HPA's settings that the controller's settings still take, with a warning."""
 PLATFORMS = ("openfaas", "kubernetes")
 PROMETHEUS_WINDOW_S = 30.0
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -39,8 +44,9 @@ class ControllerSettings:
     """The pipeline's folder; only ``pipeline.json`` is read."""
     policy: str = "hpa"
     """One of ``SHORT_NAMES``, or ``MODULE:MAKER`` of a policy that is not of this package."""
-    policy_settings: Path | None = None
-    """TOML file with the settings of a policy that has some (``docs/policies.md``)."""
+    policy_settings: Path | Mapping[str, Any] | None = None
+    """Settings of a policy that has some (``docs/policies.md``): a TOML file, or the table that it would hold. HPA's,
+    where it scales what another policy leaves alone or takes over from it, are in the table ``hpa``."""
     plan: Path | None = None
     """Stored plan: the configurations of ``serverlessmoe``, ``tuned-hpa`` and, if given, ``static``."""
     policy_seed: int = 0
@@ -96,15 +102,13 @@ class ControllerSettings:
     max_replicas: int = 8
     scale_segments: bool = True
     scale_ingress: bool = False
-    cpu_target: float = 0.8
-    """HPA: wanted CPU utilisation; 0 leaves this metric out."""
-    concurrency_target: float = 0.7
-    """HPA: wanted share of call slots in use; 0 leaves this metric out."""
-    tolerance: float = 0.1
-    up_stabilisation_s: float = 0.0
-    down_stabilisation_s: float = 300.0
-    period_s: float = 15.0
-    """HPA: period of its scaling rate."""
+    cpu_target: float | None = None
+    """This and the five that follow are HPA's, deprecated here: they belong into ``policy_settings``."""
+    concurrency_target: float | None = None
+    tolerance: float | None = None
+    up_stabilisation_s: float | None = None
+    down_stabilisation_s: float | None = None
+    period_s: float | None = None
     space: ConfigurationSpace = field(default_factory=ConfigurationSpace)
     """Φ; its replica bounds are replaced by ``min_replicas`` and ``max_replicas``."""
     alpha: float = 0.9
@@ -142,7 +146,6 @@ def validate(settings: ControllerSettings) -> None:
             f"more than interval_s, which is {s.interval_s}",
         ),
         _positive("budget_per_hour", s.budget_per_hour),
-        _positive("period_s", s.period_s),
         ("policy", s.policy, is_policy(s.policy), f"one of {', '.join(SHORT_NAMES)}, or MODULE:MAKER"),
         (
             "plan",
@@ -177,17 +180,12 @@ def validate(settings: ControllerSettings) -> None:
         ),
         ("min_replicas", s.min_replicas, 1 <= s.min_replicas <= s.max_replicas, "1 to max_replicas"),
         ("max_functions", s.max_functions, s.max_functions == 0 or s.max_functions >= 2, "0, or 2 or more"),
-        ("cpu_target", s.cpu_target, 0 <= s.cpu_target <= 1, "0 to 1"),
-        ("concurrency_target", s.concurrency_target, 0 <= s.concurrency_target <= 1, "0 to 1"),
-        (
-            "cpu_target",
-            s.cpu_target,
-            s.policy not in HPA_NAMES or s.cpu_target + s.concurrency_target > 0,
-            f"above 0 where concurrency_target is 0: {s.policy} needs one metric",
-        ),
-        ("tolerance", s.tolerance, 0 <= s.tolerance < 1, "0 to below 1"),
-        _not_negative("up_stabilisation_s", s.up_stabilisation_s),
-        _not_negative("down_stabilisation_s", s.down_stabilisation_s),
+        _share("cpu_target", s.cpu_target),
+        _share("concurrency_target", s.concurrency_target),
+        ("tolerance", s.tolerance, s.tolerance is None or 0 <= s.tolerance < 1, "0 to below 1"),
+        _not_negative("up_stabilisation_s", s.up_stabilisation_s or 0),
+        _not_negative("down_stabilisation_s", s.down_stabilisation_s or 0),
+        _positive("period_s", s.period_s),
         _not_negative("cooldown_s", s.cooldown_s),
         _not_negative("max_step_replicas", s.max_step_replicas),
         ("max_step_factor", s.max_step_factor, s.max_step_factor == 0 or s.max_step_factor > 1, "0, or above 1"),
@@ -208,6 +206,10 @@ def _positive(key: str, value: float | None) -> Check:
     return key, value, value is None or 0 < value < math.inf, "a number above 0"
 
 
+def _share(key: str, value: float | None) -> Check:
+    return key, value, value is None or 0 <= value <= 1, "0 to 1"
+
+
 def _not_negative(key: str, value: float) -> Check:
     return key, value, 0 <= value < math.inf, "0 or more"
 
@@ -223,6 +225,11 @@ def is_policy(name: str) -> bool:
     return name in SHORT_NAMES or (
         bool(colon) and maker.isidentifier() and all(map(str.isidentifier, module.split(".")))
     )
+
+
+def with_hpa(policy: str, table: Mapping[str, Any], hpa: Mapping[str, Any]) -> dict[str, Any]:
+    """``policy_settings`` of a policy with the settings ``table``, and HPA's where it runs with it or in its place."""
+    return {**hpa, **table} if policy in HPA_NAMES else {**table, "hpa": dict(hpa)}
 
 
 def window_of(settings: ControllerSettings) -> float:

@@ -194,17 +194,15 @@ def requests_of(setting: Setting, data: Path | None) -> list[tuple[Trace, list[s
 class Changing:
     """What sizes and moves experts while requests are served: controller and placement, each in a thread."""
 
-    def __init__(self, stage: Stage, setting: Setting, slo_s: float, folder: Path, timeline: Timeline) -> None:
+    def __init__(self, stage: Stage, setting: Setting, slo_s: float, timeline: Timeline) -> None:
         self._stage, self._setting, self._timeline = stage, setting, timeline
-        settings = folder / "policy.toml"
-        settings.write_text(f"cpu_scale = {setting.cpu_scale}\n")
         self._controller, self._window_s = build_controller(
             ControllerSettings(
                 gateway_url=stage.client.url,
                 manifest_dir=stage.directory,
                 password=read_password(stage.state),
                 policy=POLICY,
-                policy_settings=settings,
+                policy_settings={"cpu_scale": setting.cpu_scale},
                 space=ConfigurationSpace(gpu_shares=()),
                 interval_s=setting.window_s,
                 slo_s=slo_s,
@@ -412,7 +410,7 @@ def main(data: Path | None, out: Path | None, **options: Any) -> None:
             if name == STILL:
                 records[name] = replay(stage, asked, timeline, bar, name)
                 continue
-            with Changing(stage, setting, slo_s, folder, timeline).at_work():
+            with Changing(stage, setting, slo_s, timeline).at_work():
                 records[name] = replay(stage, asked, timeline, bar, name)
         after = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
     runs = {name: summary(records[name], timelines[name]) for name in timelines}

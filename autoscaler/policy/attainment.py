@@ -144,4 +144,4 @@ def make(making: Making) -> AttainmentPolicy:
     if making.settings.slo_s is None:
         raise SettingsError("slo_s is None; the policy attainment needs an SLO (--slo-ms)")
     given = {"slo_s": making.settings.slo_s, "kinds": making.kinds, **making.bounds}
-    return AttainmentPolicy(making.own(AttainmentSettings, **given))
+    return AttainmentPolicy(making.settings_as(AttainmentSettings, **given))

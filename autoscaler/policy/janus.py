@@ -291,4 +291,4 @@ def make(making: Making) -> JanusPolicy:
     if making.settings.slo_s is None:
         raise SettingsError("slo_s is None; the policy janus plans for an SLO (--slo-ms)")
     given = {"slo_s": making.settings.slo_s, "kinds": making.kinds & MODULES, **making.bounds}
-    return JanusPolicy(making.own(JanusSettings, **given), making.prices)
+    return JanusPolicy(making.settings_as(JanusSettings, **given), making.prices)

@@ -12,7 +12,6 @@ last line is one JSON object: ``cells`` (policy × repeat), ``failed``, ``learnt
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import tempfile
@@ -34,7 +33,7 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.loop import run as run_loop
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, make_policy
-from autoscaler.settings import ControllerSettings
+from autoscaler.settings import ControllerSettings, with_hpa
 from benchmarks.fidelity.runs import SEED, routing_of, settle
 from benchmarks.harness.options import data_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
@@ -99,25 +98,20 @@ class Outcome:
     """In a simulated run: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
 
 
-def settings_of(policy: str, run: Run, directory: Path, folder: Path) -> ControllerSettings:
-    """The controller of one policy; its own settings lie in ``folder``."""
-    policy_settings = None
-    if policy in WITH_PROFILE:
-        policy_settings = folder / f"{policy}.toml"
-        policy_settings.write_text(f"profile = {json.dumps(str(run.profile))}\ncpu_scale = {run.cpu_scale}\n")
+def settings_of(policy: str, run: Run, directory: Path) -> ControllerSettings:
+    """The settings of a controller of one policy."""
+    table = {"profile": str(run.profile), "cpu_scale": run.cpu_scale} if policy in WITH_PROFILE else {}
+    hpa = {"cpu_target": 0.5, "down_stabilisation_s": 10 * run.window_s, "period_s": 3 * run.window_s}
     return ControllerSettings(
         gateway_url="http://127.0.0.1:1",
         manifest_dir=directory,
         policy=policy,
-        policy_settings=policy_settings,
+        policy_settings=with_hpa(policy, table, hpa),
         interval_s=run.window_s,
         slo_s=run.slo_s,
         max_replicas=SPACE.replicas_max,
         scale_segments=False,
         space=SPACE,
-        cpu_target=0.5,
-        down_stabilisation_s=10 * run.window_s,
-        period_s=3 * run.window_s,
     )
 
 
@@ -219,12 +213,12 @@ def run_all(
             run = prepare(client, directory, served.manifest.name, options)
             password = served.gateway.auth[1]
             workload, sent_s, counts = simulation_of(run, directory)
-            static = settings_of("static", run, directory, folder)
+            static = settings_of("static", run, directory)
             refuse_slack(simulated(run, static, workload, sent_s, counts, CHEAPEST), run)
             for repeat in range(repeats):
                 for number, policy in enumerate(turns(policies, repeat)):
                     progress(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
-                    settings = replace(settings_of(policy, run, directory, folder), password=password)
+                    settings = replace(settings_of(policy, run, directory), password=password)
                     real = measured(run, settings, client)
                     model = simulated(run, settings, workload, sent_s, counts) if repeat == 0 else None
                     cells.append(

@@ -137,7 +137,8 @@ def candidates(name: str, workload: Workload) -> list[Setting]:
             f"CPU target {target:g}",
             HpaPolicy(
                 HpaSettings(
-                    targets={"cpu": target},
+                    cpu_target=target,
+                    concurrency_target=0.0,
                     down_stabilisation_s=0.0,
                     up_pods=most,
                     kinds=MODULES,

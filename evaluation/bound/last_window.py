@@ -14,7 +14,7 @@ import numpy as np
 
 from autoscaler.contract import Configuration, NodeObservation, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
-from autoscaler.policies import Making, from_table
+from autoscaler.policies import Making
 from autoscaler.policy.rows import refuse_broken
 from evaluation.bound.frontier import Frontier, frontier
 from evaluation.bound.loads import Meter, expert_table
@@ -155,7 +155,7 @@ def _alone_s(rows: NodeRows, tokens: float) -> Floats:
 
 def make(making: Making) -> Policy:
     """For ``--policy evaluation.bound.last_window:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
-    own = from_table(MakingSettings, making.table(), str(making.settings.policy_settings), {})
+    own = making.settings_as(MakingSettings)
     workload = _workload(making, own)
     if making.settings.slo_s is not None:
         workload = replace(workload, slo_s=making.settings.slo_s)

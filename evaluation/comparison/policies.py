@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autoscaler.contract import Policy
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.errors import SettingsError
-from autoscaler.policies import Making, make_policy
-from autoscaler.policy.demand import Metric
-from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
+from autoscaler.policies import Making, make_policy, read_table
+from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
 from evaluation.comparison.grid import Grid, Group
 from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
@@ -21,7 +18,6 @@ from simulation.workloads.workload import Workload
 
 PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
 """Policies that know the seconds of a call, which a profile tells."""
-HPA_KEYS = ("cpu_target", "concurrency_target", "tolerance", "up_stabilisation_s", "down_stabilisation_s", "period_s")
 
 
 def limits_of(workload: Workload) -> LimitSettings:
@@ -31,12 +27,15 @@ def limits_of(workload: Workload) -> LimitSettings:
 
 def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:
     """The policy as the controller would make it. Segments are left alone, as in the paper. Raises SettingsError."""
-    own, pipeline = grid.settings_of(name, group), grid.custom_of(group.workload)
+    file, pipeline = grid.settings_of(name, group), grid.custom_of(group.workload)
+    table: Path | Mapping[str, Any] | None = file
+    if grid.speed > 1 and name in HPA_NAMES:
+        table = {**hpa_of_windows(grid.window_s), **(read_table(file) if file is not None else {})}
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
         manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
         policy=name,
-        policy_settings=None if name in HPA_NAMES else own,
+        policy_settings=table,
         plan=grid.plan_of(name, group),
         policy_seed=group.seed,
         interval_s=grid.window_s,
@@ -48,10 +47,6 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
         alpha=workload.alpha,
         runtime_mb=workload.runtime_mb,
     )
-    if grid.speed > 1:
-        settings = replace(settings, **hpa_of_windows(grid.window_s))
-    if name in HPA_NAMES and own is not None:
-        settings = replace(settings, **hpa_table(own))
     validate(settings)
     parts = (settings, workload.topology, limits_of(workload), workload.prices)
     if pipeline is None or name not in PLANNING:
@@ -76,24 +71,3 @@ class MakingByProfile(Making):
         if own.cluster:
             known |= {"cluster": True, "cpu_scale": own.cpu_scale or CLUSTER_CORE}
         return {**known, "mean_tokens": self.tokens or round(own.mean_tokens), **stored}
-
-
-def quick(hpa: HpaSettings, window_s: float) -> HpaSettings:
-    """``hpa`` with the numbers of :func:`hpa_of_windows`."""
-    numbers = hpa_of_windows(window_s)
-    targets: dict[Metric, float] = {**hpa.targets, "cpu": numbers.pop("cpu_target")}
-    return replace(hpa, targets=targets, **numbers)
-
-
-def hpa_table(path: Path) -> dict[str, Any]:
-    """HPA's settings from a TOML file; elsewhere they are among the controller's. Raises SettingsError."""
-    try:
-        found = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"policy settings {path} cannot be read: {error}") from error
-    for key, value in found.items():
-        if key not in HPA_KEYS:
-            raise SettingsError(f"policy settings {path}: {key!r} is not known; the keys are {', '.join(HPA_KEYS)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is a number")
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,12 +11,11 @@ import optuna
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from autoscaler.policy.hpa import HpaSettings
+from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
 from autoscaler.stored_deployment import Plan, save_plan
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
 from evaluation.bound.loads import Meter, WindowLoad
 from evaluation.bound.physics import Physics
-from evaluation.comparison.policies import quick
 from evaluation.tuning.deployments import Deployments, Parameters
 from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import SearchSettings, Trial, search, write_trials
@@ -82,7 +81,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     played = Replay(workload, requests, window_s, profile_s // window_s * window_s, WARM_UP_WINDOWS, meter, seed)
     hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
     if asked.speed > 1:
-        hpa = quick(hpa, window_s)
+        hpa = replace(hpa, **hpa_of_windows(window_s))
 
     def outcome(parameters: Parameters) -> tuple[float, float]:
         deployment = deployments.build(parameters)

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import optuna
 
-from autoscaler.policy.hpa import HpaSettings
+from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
 from autoscaler.stored_deployment import Plan, save_plan
 from evaluation.bound.loads import WindowLoad, windows
 from evaluation.comparison.episode import Work, prepare
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group, stem
-from evaluation.comparison.policies import quick
 from evaluation.tuning.deployments import AXES, Deployments, Parameters
 from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import Found, SearchSettings, Trial, search, write_trials
@@ -92,7 +91,7 @@ def _search(
     hpa = None
     if policy == "tuned-hpa":
         hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
-        hpa = quick(hpa, grid.window_s) if grid.speed > 1 else hpa
+        hpa = replace(hpa, **hpa_of_windows(grid.window_s)) if grid.speed > 1 else hpa
 
     def outcome(parameters: Parameters) -> tuple[float, float]:
         parts = [one.outcome(parameters, hpa) for one in profiles]

@@ -26,7 +26,7 @@ from autoscaler.contract import (
     Topology,
 )
 from autoscaler.errors import SettingsError
-from autoscaler.policies import Making, from_table
+from autoscaler.policies import Making
 from autoscaler.policy.rows import refuse_broken
 from autoscaler.prices import METERS
 from evaluation.comparison.learnt_files import published_actor
@@ -158,7 +158,7 @@ def _missing(info: NodeInfo, observation: Observation) -> str:
 
 def make(making: Making) -> Policy:
     """For ``--policy smoe``; settings in ``--policy-settings FILE``. Raises SettingsError."""
-    own = from_table(MakingSettings, making.table(), str(making.settings.policy_settings), {})
+    own = making.settings_as(MakingSettings)
     slo_s = making.settings.slo_s
     refuse_broken(
         NAME,

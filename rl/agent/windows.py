@@ -122,7 +122,7 @@ def making_of(context: Mapping[str, Any]) -> Making:
     known = {entry.name for entry in fields(ControllerSettings)}
     paths = ("manifest_dir", "policy_settings", "plan", "prices", "log_dir", "kubeconfig")
     given: dict[str, Any] = {name: value for name, value in stored.items() if name in known}
-    given |= {name: Path(given[name]) for name in paths if given.get(name) is not None}
+    given |= {name: Path(given[name]) for name in paths if isinstance(given.get(name), str)}
     space = given.get("space", {})
     given["space"] = ConfigurationSpace(**{name: _tuple(value) for name, value in space.items()})
     settings = ControllerSettings(**given)

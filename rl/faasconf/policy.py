@@ -13,7 +13,7 @@ from pathlib import Path
 from autoscaler.contract import Configuration, MemoryNeed, Observation, Policy, Proposal, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
-from autoscaler.policies import Making, from_table
+from autoscaler.policies import Making
 from evaluation.comparison.learnt_files import learnt_file
 from rl.faasconf.actions import configuration
 from rl.faasconf.agent import Agent, load
@@ -95,7 +95,7 @@ class FaasconfPolicy:
 
 def make(making: Making) -> Policy:
     """For ``--policy rl.faasconf.policy:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
-    own = from_table(MakingSettings, making.table(), str(making.settings.policy_settings), {})
+    own = making.settings_as(MakingSettings)
     if making.settings.slo_s is None:
         raise SettingsError("slo_s is None; faasconf sees latencies relative to a target (--slo-ms)")
     name = making.topology.pipeline

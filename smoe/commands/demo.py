@@ -23,7 +23,7 @@ from autoscaler.build import build_controller
 from autoscaler.contract import ConfigurationSpace, TickReport
 from autoscaler.loop import run as run_controller
 from autoscaler.policy.hpa import hpa_of_windows
-from autoscaler.settings import ControllerSettings
+from autoscaler.settings import ControllerSettings, with_hpa
 from gateway.client.client import GatewayClient
 from gateway.client.state import read_password
 from moe.manifest import Manifest
@@ -216,14 +216,13 @@ def _play(
             manifest_dir=directory,
             password=read_password(settings.state),
             policy=settings.policy,
-            policy_settings=_own_settings(settings),
+            policy_settings=with_hpa(settings.policy, policy_table(settings), hpa_of_windows(settings.interval_s)),
             space=ConfigurationSpace(gpu_shares=()),
             interval_s=settings.interval_s,
             slo_s=slo_s,
             log_dir=settings.out / "log",
             view_dir=settings.state / "view",
             max_replicas=settings.max_replicas,
-            **hpa_of_windows(settings.interval_s),
         )
     )
     builder = ViewBuilder(manifest.name, settings.policy, time.time(), slo_s, controller.prices.currency)
@@ -254,14 +253,9 @@ def _play(
             work.join(30)
 
 
-def _own_settings(settings: RunSettings) -> Path | None:
-    """The learnt policy has to know what a configured core is here."""
-    if settings.policy != "smoe":
-        return None
-    path = settings.out / "policy.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"cpu_scale = {settings.cpu_scale}\n")
-    return path
+def policy_table(settings: RunSettings) -> dict[str, float]:
+    """The learnt policy has to know what a configured core is here; others need nothing."""
+    return {"cpu_scale": settings.cpu_scale} if settings.policy == "smoe" else {}
 
 
 async def _replay(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.janus import JanusSettings
 from autoscaler.policy.keda import KedaSettings
 from autoscaler.policy.kpa import KpaSettings
@@ -29,7 +30,13 @@ def test_every_policy_is_in_the_table_and_has_a_section(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("heading", "settings"),
-    [("kpa", KpaSettings), ("keda", KedaSettings), ("elasticmoe", TokenLoadSettings), ("janus", JanusSettings)],
+    [
+        ("hpa, openfaas, tuned-hpa", HpaSettings),
+        ("kpa", KpaSettings),
+        ("keda", KedaSettings),
+        ("elasticmoe", TokenLoadSettings),
+        ("janus", JanusSettings),
+    ],
 )
 def test_every_setting_is_listed_with_its_default_and_no_other(heading: str, settings: type) -> None:
     rows = [line.strip("|").split("|") for line in section(heading).splitlines() if line.startswith("| `")]

@@ -12,6 +12,7 @@ from autoscaler.build import build_controller
 from autoscaler.contract import Policy
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
+from autoscaler.policy.fallback import FallbackPolicy
 from autoscaler.policy.keda import KedaPolicy, Trigger
 from autoscaler.policy.kpa import KpaPolicy
 from autoscaler.policy.static import StaticPolicy
@@ -77,13 +78,27 @@ def test_the_controller_s_bounds_and_kinds_reach_every_policy(folder: Path) -> N
         ("keda", "triggers = 3", "triggers takes tables"),
         ("keda", "[[triggers]]\nname = 'x'", "'name' is not known; the keys are activation, metric, threshold"),
         ("elasticmoe", "x = [", "cannot be read"),
-        ("hpa", "", "hpa takes none"),
+        ("hpa", "tolerance = 1", "hpa: tolerance is 1; allowed is 0 to below 1"),
+        ("openfaas", "cpu = 0.5", "'cpu' is not known; the keys are concurrency_target, cpu_target"),
+        ("static", "", "static takes none"),
+        ("static", "cpu_target = 0.5", "static takes none"),
     ],
 )
 def test_a_wrong_settings_file_is_refused_by_key(folder: Path, policy: str, text: str, sentence: str) -> None:
     with pytest.raises(SettingsError) as caught:
         with_file(folder, policy, text)
     assert sentence in str(caught.value)
+
+
+def test_a_table_is_taken_in_place_of_a_file_with_hpas_settings_next_to_the_policys(folder: Path) -> None:
+    kpa = made(folder, "kpa", policy_settings={"metric": "rps", "hpa": {"cpu_target": 0.4}})
+    assert isinstance(kpa, KpaPolicy) and kpa.settings.metric == "rps"
+    followed = made(folder, "kpa", policy_settings={"hpa": {"cpu_target": 0.4}}, slo_s=0.1, fallback_windows=2)
+    assert isinstance(followed, FallbackPolicy)
+    assert followed._other.settings.targets == {"cpu": 0.4, "concurrency": 0.7}  # type: ignore[attr-defined]
+    for wrong, sentence in (({"hpa": 3}, "takes a table"), ({"hpa": {"cpu": 0.4}}, "'cpu' is not known")):
+        with pytest.raises(SettingsError, match=sentence):
+            made(folder, "static", policy_settings=wrong, slo_s=0.1, fallback_windows=2)
 
 
 def test_plans_are_run_by_the_policies_that_take_one(folder: Path, plan: Path) -> None:

@@ -19,7 +19,7 @@ NEED = MemoryNeed(900 * MIB, 4096, 0.0)
 
 def test_hpa_by_the_minute() -> None:
     """2.8 calls a replica. 11 are asked for in the 4th and 5th minute and hold the scale for 300 s; then 3, then 1."""
-    policy = HpaPolicy(HpaSettings(targets={"concurrency": 0.7}))
+    policy = HpaPolicy(HpaSettings(cpu_target=0.0))
     memory: object = None
     replicas, seen = 1, []
     for minute, calls in enumerate([2.8, 5.6, 14.0, 30.8, 30.8, 8.4, 8.4, 2.8, 0.0, 0.0, 0.0, 0.0, 0.0]):

@@ -64,9 +64,23 @@ def test_a_setting_that_is_not_allowed_is_refused_by_its_name(key: str, value: o
         validate(replace(good, **{key: value}))  # type: ignore[arg-type]
 
 
-def test_hpa_without_any_metric_is_refused() -> None:
-    with pytest.raises(SettingsError, match="hpa needs one metric"):
-        validate(settings(Path("m"), cpu_target=0.0, concurrency_target=0.0))
+def test_hpa_without_any_metric_is_refused(folder: Path) -> None:
+    nothing = {"cpu_target": 0.0, "concurrency_target": 0.0}
+    for given in ({"policy_settings": nothing}, nothing):
+        with pytest.raises(SettingsError, match="hpa needs one metric"):
+            build_controller(settings(folder, **given))
+
+
+def test_hpas_settings_may_still_stand_among_the_controllers_which_is_logged(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller, _ = build_controller(settings(folder, cpu_target=0.6, period_s=7.0, policy_settings={"period_s": 9.0}))
+    assert isinstance(controller.policy, HpaPolicy)
+    assert (controller.policy.settings.cpu_target, controller.policy.settings.period_s) == (0.6, 9.0)
+    assert "cpu_target, period_s: settings of hpa, which belong into --policy-settings" in caplog.text
+    caplog.clear()
+    build_controller(settings(folder, policy_settings={"cpu_target": 0.6}))
+    assert caplog.text == ""
 
 
 def test_every_setting_has_a_word_of_its_own_in_the_documentation() -> None:
@@ -118,8 +132,7 @@ def test_prometheus_has_a_longer_window_and_policies_follow_their_settings(folde
         settings(
             folder,
             prometheus_url="http://127.0.0.1:9",
-            cpu_target=0.0,
-            concurrency_target=0.5,
+            policy_settings={"cpu_target": 0.0, "concurrency_target": 0.5},
             max_replicas=3,
             scale_segments=False,
             scale_ingress=True,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from autoscaler.policy.hpa import HpaSettings
+from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
 from autoscaler.stored_deployment import load_plan
 from evaluation.comparison.grid import Grid, Group
-from evaluation.comparison.policies import policy_of, quick
+from evaluation.comparison.policies import policy_of
 from evaluation.tuning.commands import tune
 from simulation.workloads.custom import CustomPipeline
 
@@ -66,6 +67,6 @@ def test_options_that_do_not_belong_together_are_refused(trace: Path, options: l
 
 
 def test_where_an_hour_goes_by_in_minutes_the_hpa_scales_down_within_windows() -> None:
-    found = quick(HpaSettings(), 2.0)
+    found = replace(HpaSettings(), **hpa_of_windows(2.0))
     assert (found.down_stabilisation_s, found.period_s) == (40.0, 6.0)
     assert found.targets == {"cpu": 0.5, "concurrency": 0.7}

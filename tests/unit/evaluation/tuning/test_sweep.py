@@ -13,7 +13,7 @@ from autoscaler.errors import SettingsError
 from autoscaler.policy.hpa import HpaPolicy
 from evaluation.comparison import run
 from evaluation.comparison.grid import Grid, Group, file_name
-from evaluation.comparison.policies import hpa_table, policy_of
+from evaluation.comparison.policies import policy_of
 from evaluation.tuning import sweep as sweeping
 from evaluation.tuning.search import SearchSettings
 from evaluation.tuning.searches import make_plans
@@ -74,9 +74,9 @@ def test_hpas_settings_come_from_its_file_and_odd_ones_are_refused(grid: Grid, t
     assert isinstance(made, HpaPolicy)
     assert made.settings.targets["concurrency"] == 0.25
     for text, word in (("gateway_url = 1", "gateway_url"), ('cpu_target = "high"', "high"), ("=", "cannot be read")):
-        (tmp_path / "odd.toml").write_text(text)
+        (tmp_path / "hpa.toml").write_text(text)
         with pytest.raises(SettingsError, match=word):
-            hpa_table(tmp_path / "odd.toml")
+            policy_of("hpa", paper_workload("bert-4"), replace(grid, settings=tmp_path), CELL)
 
 
 def test_a_sweep_records_every_trial_and_leaves_files_for_each_workload_and_for_all(
