@@ -167,8 +167,8 @@ def page_of(
         f"{min((search['trials'] for search in done), default=0)} to "
         f"{max((search['trials'] for search in done), default=0)} trials each (`searches.png`, "
         "`searches.csv`). Settings: every trial "
-        "in `sweep.csv`. To evaluate with the same ones: `tar xzf plans.tar.gz` here, then `smoe lab evaluate --plans plans "
-        "--policy-settings settings` from here, or with these folders' paths.",
+        "in `sweep.csv`. To evaluate with the same ones: `tar xzf plans.tar.gz` here, then `smoe lab evaluate --plans "
+        "plans --policy-settings settings` from here, or with these folders' paths.",
         *([f"Left out: {'; '.join(dict.fromkeys(result['refused'].values()))}."] if result["refused"] else []),
         markdown(summaries),
         "![cost and P95 by workload, bursty](figure-7.png)",

@@ -2,9 +2,9 @@
 
 For the default pipeline and one of BERT-base's size (preset bert-4, seeded weights), through a gateway of its own, for
 one node of each kind: latency against share (.1 … 1), what a neighbour on the same GPU costs, and the seconds of
-exchanging a worker for one with another share (``simulation.profiles.measure.gpu``). The rows go to ``--out`` as parquet; the last line
-is one JSON object: by pipeline, milliseconds at the median of one call always in flight by share, the ratio to the
-same calls without a neighbour, and seconds of an exchange.
+exchanging a worker for one with another share (``simulation.profiles.measure.gpu``). The rows go to ``--out`` as
+parquet; the last line is one JSON object: by pipeline, milliseconds at the median of one call always in flight by
+share, the ratio to the same calls without a neighbour, and seconds of an exchange.
 """
 
 from __future__ import annotations

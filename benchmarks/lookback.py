@@ -1,7 +1,7 @@
 """What the past shows of the coming window: ``python -m benchmarks.lookback [--out FOLDER]``.
 
-Every window of validation hours is simulated by itself, all experts configured uniformly, with each resource of Φ and more replicas of
-the largest: what it *needed* is the cheapest with which its own requests keep λ. On these needs stand
+Every window of validation hours is simulated by itself, all experts configured uniformly, with each resource of Φ and
+more replicas of the largest: what it *needed* is the cheapest with which its own requests keep λ. On these needs stand
 
 * ``known``: each window gets what it needed; nobody can know that beforehand;
 * ``look back n``: each window gets the most that any of the last n needed, which a policy that sees windows could do;
@@ -10,10 +10,10 @@ the largest: what it *needed* is the cheapest with which its own requests keep �
 Cost is the mean price of an expert over that of ``known``, on the same hours. Windows do not touch each other here and
 changes take no time, so ``look back`` is better than it could be in truth, and experts are uniform, so neither is a
 bound: what is shown is how much of an hour can be foreseen. With ``--speed 5`` windows are of 6 s in an hour that is
-simulated five times as fast (``rl.train.training_workloads.QUICK``), for high rates. All of it is simulated. The last line is one JSON
-object: ``rows`` (rate, pattern, policy, ``cost``, ``violated``), ``cheapest`` (by rate and pattern: the cheapest look
-back and the cheapest constant choice with at most ``allowed`` windows over λ; null where there is none), ``unserved``
-(share of windows that no choice serves).
+simulated five times as fast (``rl.train.training_workloads.QUICK``), for high rates. All of it is simulated. The last
+line is one JSON object: ``rows`` (rate, pattern, policy, ``cost``, ``violated``), ``cheapest`` (by rate and pattern:
+the cheapest look back and the cheapest constant choice with at most ``allowed`` windows over λ; null where there is
+none), ``unserved`` (share of windows that no choice serves).
 """
 
 from __future__ import annotations

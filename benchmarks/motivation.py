@@ -5,8 +5,8 @@ The arrivals of a real hour go through a modelled workload whose tokens are rout
 Every expert has one fixed configuration. Two files of one row a window: ``experts.csv`` (tokens, mean calls in flight
 and P95 of each expert) and ``layers.csv`` (P95 from scatter to gather of each layer). ``surface.csv``: P95 of an
 expert over memory that brings CPU with it × concurrency, several seeds, at one fixed rate of Poisson arrivals.
-``about.json`` holds what was simulated. P95 are read from the ingress's histograms, whose bounds are a factor of 1.3 apart.
-Simulated, not measured. The last line is one JSON object.
+``about.json`` holds what was simulated. P95 are read from the ingress's histograms, whose bounds are a factor of 1.3
+apart. Simulated, not measured. The last line is one JSON object.
 """
 
 from __future__ import annotations

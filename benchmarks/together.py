@@ -1,9 +1,9 @@
 """Everything at once on one running pipeline: ``python -m benchmarks.together [--out FOLDER]``.
 
-The default pipeline (real weights) on the embedded gateway, under real limits, on two emulated machines with a limited link
-between their memories. Each node has an ingress, all segments, and memory for two thirds of the experts. Each node's
-clients send real texts of a task of their own (arithmetic, code) to their node's ingress, at the arrivals of two seeds
-of a bursty hour; half-way the tasks change nodes. Meanwhile, at once:
+The default pipeline (real weights) on the embedded gateway, under real limits, on two emulated machines with a limited
+link between their memories. Each node has an ingress, all segments, and memory for two thirds of the experts. Each
+node's clients send real texts of a task of their own (arithmetic, code) to their node's ingress, at the arrivals of two
+seeds of a bursty hour; half-way the tasks change nodes. Meanwhile, at once:
 
 * *placement decides where*: at intervals Prism looks whether other places are worth their move, Eq. (3) and (4);
 * *live scaling moves*: experts go there as ``smoe placement migrate`` moves them (ElasticMoE);
@@ -131,8 +131,8 @@ class Stage:
         self.addresses = self._placed()
 
     def _placed(self) -> list[str]:
-        """Ingress and segments on every node, experts where Prism puts them when all are called equally often; addresses of the
-        ingresses in order of nodes."""
+        """Ingress and segments on every node, experts where Prism puts them when all are called equally often;
+        addresses of the ingresses in order of nodes."""
         both = dict.fromkeys(NODES, 1)
         target: dict[str, Mapping[str, int]] = {self.manifest.function_name(INGRESS): both}
         target |= {self.manifest.function_name(one.id): both for one in self.manifest.segments}

@@ -1,11 +1,12 @@
 """What each part of the agent is worth (Figures 9 and 10): ``python -m benchmarks.variants --minutes 40``.
 
-Each arm (``docs/agent.md``) is trained as ``smoe lab train --arm`` does, for as many ``--minutes`` of one core and each of
-``--seeds``, with the same settings; then every actor is simulated on the same test hours by the machinery of ``smoe lab evaluate``,
-with the bound of the same requests next to it. Actors are chosen on validation hours by training, never on test hours.
-What is in ``--out`` goes on or is read, so a stopped run loses nothing, and arms can be added later. All of it is
-simulated. ``--publish`` writes ``results.csv`` (every run), ``curves.json`` and a README, which the notebooks read. The
-last line is one JSON object: ``cells`` with intervals, ``arms``, ``seeds``, ``minutes`` and ``windows`` of training.
+Each arm (``docs/agent.md``) is trained as ``smoe lab train --arm`` does, for as many ``--minutes`` of one core and each
+of ``--seeds``, with the same settings; then every actor is simulated on the same test hours by the machinery of ``smoe
+lab evaluate``, with the bound of the same requests next to it. Actors are chosen on validation hours by training, never
+on test hours. What is in ``--out`` goes on or is read, so a stopped run loses nothing, and arms can be added later. All
+of it is simulated. ``--publish`` writes ``results.csv`` (every run), ``curves.json`` and a README, which the notebooks
+read. The last line is one JSON object: ``cells`` with intervals, ``arms``, ``seeds``, ``minutes`` and ``windows`` of
+training.
 """
 
 from __future__ import annotations

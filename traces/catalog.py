@@ -1,6 +1,5 @@
-"""Which traces are there: the public ones in a folder laid out as their README has it, and the synthetic samples of this
-room.
-"""
+"""Which traces are there: the public ones in a folder laid out as their README has it, and the synthetic samples of
+this room."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ def file_sha256(path: Path) -> str:
 
 
 def path_sha256(path: Path) -> str:
-    """Hex sha256 of a file (:func:`file_sha256`) or a folder: over the lines ``HASH  NAME`` of all its files, sorted by name.
-    Raises TraceError.
-    """
+    """Hex sha256 of a file (:func:`file_sha256`) or a folder: over the lines ``HASH  NAME`` of all its files, sorted by
+    name. Raises TraceError."""
     if not path.is_dir():
         return file_sha256(path)
     names = sorted(child.relative_to(path).as_posix() for child in path.rglob("*") if child.is_file())

@@ -1,8 +1,8 @@
 """Making a trace shorter or thinner, and what that does to its CV.
 
-*Compressing* divides every time by a factor. All gaps shrink by the same factor, so the CV of inter-arrival times, and with it
-the pattern, stays exactly; the rate grows by the factor. It is the way to replay an hour in minutes and to reach a
-wanted rate.
+*Compressing* divides every time by a factor. All gaps shrink by the same factor, so the CV of inter-arrival times, and
+with it the pattern, stays exactly; the rate grows by the factor. It is the way to replay an hour in minutes and to
+reach a wanted rate.
 
 *Thinning* keeps each request with probability p. The duration stays and the rate falls, but gaps merge: for
 independent gaps CV'^2 = 1 + p (CV^2 - 1), so a bursty trace becomes calmer and a regular one rougher. Where the

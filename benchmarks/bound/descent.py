@@ -1,7 +1,7 @@
 """A cheaper feasible choice by local search: the oracle's, made cheaper step by step while it meets the SLO.
 
-The separable optimum treats all experts of a layer the same, but one that few requests visit may be slow without the P95
-noticing, and late requests need no care at all. So blocks of experts move down their frontiers (towards cheaper and
+The separable optimum treats all experts of a layer the same, but one that few requests visit may be slow without the
+P95 noticing, and late requests need no care at all. So blocks of experts move down their frontiers (towards cheaper and
 slower configurations), and each move that costs less and meets the SLO in simulation is kept. A block begins as a whole
 layer with long strides; a move that fails halves the stride, then the block, those with fewer calls apart from those
 with more. What promises to save most is tried first, and the number of simulations is bounded. Feasible, never optimal.

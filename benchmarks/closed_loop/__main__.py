@@ -234,8 +234,8 @@ def run_all(
 
 
 def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:
-    """Whichever policy runs first meets a pipeline that has just been started or whatever the repeat before left: each policy
-    does so in its turn."""
+    """Whichever policy runs first meets a pipeline that has just been started or whatever the repeat before left: each
+    policy does so in its turn."""
     first = repeat % len(policies)
     return (*policies[first:], *policies[:first])
 

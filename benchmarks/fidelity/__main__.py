@@ -1,10 +1,10 @@
 """Does the simulation predict the running pipeline? ``python -m benchmarks.fidelity``.
 
-Each cell replays real prompts at the arrivals of a trace against the default pipeline on the embedded gateway, with real
-limits, while a script scales functions up and resizes them in place; then the same arrivals, the same texts with the
-routing the model gives them, and the same script run in the simulator on the profile of this machine. Both are driven
-by the controller's own loop and billed by its own meters. Patterns, loads and configurations are not those that the
-profile was fitted on. Every cell is measured several times: ``*_err`` are the worst over ``cells`` of the relative
+Each cell replays real prompts at the arrivals of a trace against the default pipeline on the embedded gateway, with
+real limits, while a script scales functions up and resizes them in place; then the same arrivals, the same texts with
+the routing the model gives them, and the same script run in the simulator on the profile of this machine. Both are
+driven by the controller's own loop and billed by its own meters. Patterns, loads and configurations are not those that
+the profile was fitted on. Every cell is measured several times: ``*_err`` are the worst over ``cells`` of the relative
 error against the mean of a cell's runs (cost: provisioned), ``*_repeat`` of the runs' own distance from that mean,
 which no model can go below. The last line is one JSON object.
 """
@@ -67,7 +67,8 @@ MAX_WORDS = 24
 INGRESS = Configuration(MEMORY_MB, 1.0, 0.0, 1, 10)
 """As deployed; in the simulator it costs what it costs and serves nothing."""
 IDLE_CORES, TRIES = 0.05, 3
-"""A run during which other processes kept more cores busy is repeated; so often at most, and the one with the least interference is kept."""
+"""A run during which other processes kept more cores busy is repeated; so often at most, and the one with the least
+interference is kept."""
 SIMULATIONS = 20
 """Simulations of each run, with draws of their own: their mean is nearer to the model's value than one of them is."""
 METRICS = {"p50_ms": "p50", "p95_ms": "p95", "provisioned": "cost"}
@@ -150,8 +151,8 @@ def run_cells(
 def least_disturbed(
     bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, alone: tuple[Sequence[str], np.ndarray]
 ) -> Record:
-    """The cell, repeated where other processes kept the machine busy, then or during the single requests before. ``alone``:
-    texts of the single requests, and their counts."""
+    """The cell, repeated where other processes kept the machine busy, then or during the single requests before.
+    ``alone``: texts of the single requests, and their counts."""
     tries: list[Record] = []
     while not tries or (others_of(tries[-1]) > IDLE_CORES and len(tries) < TRIES):
         tries.append(measure(bench, cell, texts, counts, send_singles(bench, *alone)))

@@ -222,7 +222,8 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
 
 
 def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, singles: Singles) -> Record:
-    """The cell on the running pipeline. ``texts``: those of :func:`arrivals` in turn, ``counts`` [1 + experts, texts] their routing."""
+    """The cell on the running pipeline. ``texts``: those of :func:`arrivals` in turn, ``counts`` [1 + experts, texts]
+    their routing."""
     topology, platform, seconds = bench.topology, bench.platform, bench.seconds
     settle(bench.client, platform, steps(cell, topology, seconds)[0][1])
     begun_s, usage = time.time(), Usage()

@@ -1,7 +1,8 @@
 """A steady load of requests on a function, from a process of its own, and what the clients saw of it.
 
-``SteadyLoad`` starts ``python -m benchmarks.harness.steady_load``: closed-loop clients (or, with a rate, arrivals at even
-intervals) that never retry, compare every answer with the whole model's, and note when each request began and ended.
+``SteadyLoad`` starts ``python -m benchmarks.harness.steady_load``: closed-loop clients (or, with a rate, arrivals at
+even intervals) that never retry, compare every answer with the whole model's, and note when each request began and
+ended.
 """
 
 from __future__ import annotations

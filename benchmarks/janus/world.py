@@ -1,8 +1,9 @@
 """The world of ``benchmarks.janus``: two days of a ServeGen trace, the modelled pipeline that meets them, one run.
 
 ServeGen publishes rates and burstiness of every client in windows of ten minutes. All clients are drawn at their true
-rates, and of each window the first seconds are simulated, so that days become minutes with the same calls per second. Cold
-starts, resizes and drains are shortened by the same factor, so that they take the same part of the time between two decisions.
+rates, and of each window the first seconds are simulated, so that days become minutes with the same calls per second.
+Cold starts, resizes and drains are shortened by the same factor, so that they take the same part of the time between
+two decisions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The rows of ``benchmarks.live_scaling``: each is a way to scale, measured on a gateway of its own under steady load."""
+"""The rows of ``benchmarks.live_scaling``: each is a way to scale, measured on a gateway of its own under steady
+load."""
 
 from __future__ import annotations
 

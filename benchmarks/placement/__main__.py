@@ -5,10 +5,10 @@ Next to ours stand EPLB's flat mode in NumPy (``benchmarks.placement.eplb``), Ja
 with ``--eplb``, the original ``eplb.py``. A row's statistics come from its first half of tokens; layouts are judged on
 those for tokens and co-activation, and by dispatching batches of the second half for activated experts. Where a layout
 has two replicas of an expert on one node, as EPLB's may, they count as one; ``by replica`` counts them as two. Choices
-of experts are synthetic (``benchmarks.placement.synthetic_routing``) except in rows named real. ``moved`` is against the layout of the same
-method for statistics of another part of the tokens. All run on one thread; ``ms`` is the median processor time.
-Also the distance of Algorithm 2 and of the local search from the optimum of Eq. (2) on small instances. The last line
-is one JSON object.
+of experts are synthetic (``benchmarks.placement.synthetic_routing``) except in rows named real. ``moved`` is against
+the layout of the same method for statistics of another part of the tokens. All run on one thread; ``ms`` is the median
+processor time. Also the distance of Algorithm 2 and of the local search from the optimum of Eq. (2) on small instances.
+The last line is one JSON object.
 """
 
 from __future__ import annotations

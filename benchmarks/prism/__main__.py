@@ -1,9 +1,9 @@
 """Placement on heterogeneous machines: ``python -m benchmarks.prism --routing FOLDER [--out FOLDER]``.
 
-Prism's set-up replayed in simulation (``benchmarks.placement.replay_log``): three nodes with 1, 1 and 2 GPUs of 40 GB (30 %
-of the memory for DeepSeek-V2-Lite's size, 70 % for Mixtral's), 500 Mbit/s, a task for each node, Poisson arrivals.
-Everything timed in requests is simulated; only planning times are measured. Plans come from one half of a task's
-prompts, requests are the other half. Parts:
+Prism's set-up replayed in simulation (``benchmarks.placement.replay_log``): three nodes with 1, 1 and 2 GPUs of 40 GB
+(30 % of the memory for DeepSeek-V2-Lite's size, 70 % for Mixtral's), 500 Mbit/s, a task for each node, Poisson
+arrivals. Everything timed in requests is simulated; only planning times are measured. Plans come from one half of a
+task's prompts, requests are the other half. Parts:
 
 * ``table``: Table II's rows, mean latency by node and in all, over several seeds;
 * ``shift``: tasks change nodes in mid-run (Figs. 6, 7): local-compute ratio over time and latency with and without

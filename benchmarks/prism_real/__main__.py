@@ -1,16 +1,16 @@
 """Prism's set-up run for real on one machine: ``python -m benchmarks.prism_real --texts FOLDER [--out FOLDER]`` (root).
 
 Three nodes, each a network namespace with an ingress, all segments and a part of the experts, 500 Mbit/s between
-them by traffic control (``benchmarks.prism_real.network``); places for 1.3 times the experts there are, shared 1 : 1 : 2.
-MiniLM's real weights split into more experts than the default pipeline has, so that there is something to place. Each
-node's own clients send real texts of one task (arithmetic, code, articles) to their node's ingress, with Poisson
+them by traffic control (``benchmarks.prism_real.network``); places for 1.3 times the experts there are, shared 1 : 1 :
+2. MiniLM's real weights split into more experts than the default pipeline has, so that there is something to place.
+Each node's own clients send real texts of one task (arithmetic, code, articles) to their node's ingress, with Poisson
 arrivals; ``smoe_dispatch=local-first``. Every change of plan is a move of the running pipeline (``placement.moves``).
 
 * ``table``: the plans of Table II's methods in turn, several rounds, the same requests for each in a round: mean
   latency by node and in all, part of expert calls that stayed on their node (counted by the ingresses).
 * ``shift``: tasks change nodes in mid-run (Figs. 6, 7), without and with migration: every interval a plan from the
-  ingresses' own counts since the last move, taken when Eq. (4) favours it for the paper's five minutes. Local ratio over
-  time; a picture with ``--out``.
+  ingresses' own counts since the last move, taken when Eq. (4) favours it for the paper's five minutes. Local ratio
+  over time; a picture with ``--out``.
 
 Times are measured and hold what else this machine does: two cores compute for three nodes. The last line is one JSON
 object.

@@ -3,11 +3,11 @@
 ``python -m benchmarks.simulator``: 12 layers of 8 experts (the modelled bert-8), bursty arrivals, processor sharing
 with 4 slots an expert or more, and in each window new configurations for a tenth of the experts: replicas started cold
 and drained, live resizes, workers replaced behind a switchover, backlog carried from window to window. Requests are
-routed beforehand, as when several policies are compared on them; what that takes is printed separately. The best of several
-rounds counts. ``ratio`` compares one thread with one thread, in CPU seconds: what other processes take away is none of
-theirs. ``requests_per_s`` is the larger of that and of the speed by the wall clock with as many threads as there are
-cores (four at most), which only an idle machine shows; both are printed. A run of both models without orders or cold
-starts is refused: it would prove nothing of them. The last line is one JSON object.
+routed beforehand, as when several policies are compared on them; what that takes is printed separately. The best of
+several rounds counts. ``ratio`` compares one thread with one thread, in CPU seconds: what other processes take away is
+none of theirs. ``requests_per_s`` is the larger of that and of the speed by the wall clock with as many threads as
+there are cores (four at most), which only an idle machine shows; both are printed. A run of both models without orders
+or cold starts is refused: it would prove nothing of them. The last line is one JSON object.
 """
 
 from __future__ import annotations
