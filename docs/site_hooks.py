@@ -22,6 +22,7 @@ ROOMS = (
     "smoe", "rl", "evaluation", "simulation", "placement", "autoscaler", "functions", "gateway", "moe", "traces",
     "platform_words",
 )  # fmt: skip
+ROLE = re.compile(r":(?:mod|class|func|meth|attr|data):(<code>)~?")
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 
 
@@ -64,6 +65,11 @@ def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: F
         return f"{match[1]}{_relative(uri, _place(path))}{match[3]}"
 
     return LINK.sub(rewritten, markdown)
+
+
+def on_page_content(html: str, page: object, config: MkDocsConfig, files: Files) -> str:
+    """Names in docstrings without the role that Sphinx would read."""
+    return ROLE.sub(r"\1", html)
 
 
 def packages() -> list[str]:
