@@ -4,7 +4,7 @@ Time of one choice of replicas on one core (512 tokens × top-8 × 256 experts �
 nodes), how far each rule's fullest node is above the least possible (exact, by maximum flow) on batches of those sizes
 and on small tables built to mislead a greedy, and Janus's Fig. 11: activated experts of the fullest less those of the
 emptiest node, for DeepSeek-V2's size and, where the log is given, for real batches of DeepSeek-V2-Lite. Replicas are
-placed by ``placement.janus`` from other tokens than those dispatched. Expert choices are made
+placed by ``placement.janus`` from other tokens than those dispatched. Expert choices are synthetic
 (``benchmarks.placement.synthetic_routing``) except in the rows named real. The last line is one JSON object.
 """
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.harness.options import routing_option, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import activations_of
-from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, made, real
+from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, real, synthetic
 from functions.dispatch.aebs import ActivatedExpertBalance, Places, ReplicaTable, replica_table
 from functions.dispatch.replica_rules import RULES, ReplicaRule, activated_by_node
 from placement.exact import least_fullest
@@ -114,7 +114,7 @@ def imbalance(table: ReplicaTable, choices: Choices) -> dict[str, dict[int, floa
 def curve(repeats: int, seed: int) -> tuple[dict[str, float], list[tuple[ReplicaTable, Choices]]]:
     """Median microseconds by "tokens x nodes", and the batches with their tables."""
     times, cases = {}, []
-    drawn = made("lognormal", 8192, 1, EXPERTS, TOP_K, seed)
+    drawn = synthetic("lognormal", 8192, 1, EXPERTS, TOP_K, seed)
     for nodes in CURVE_NODES:
         table = table_for(drawn[:4096], EXPERTS, nodes)
         choose = ActivatedExpertBalance(table).choose
@@ -142,7 +142,7 @@ def gap_rows(gaps: dict[str, dict[int, float]]) -> list[list[str]]:
 @seed_option
 def main(routing: Path | None, repeats: int, seed: int) -> None:
     """Microseconds, distance from the optimum, imbalance."""
-    sample = made("lognormal", 4096 + 16 * TOKENS, 1, EXPERTS, TOP_K, seed)
+    sample = synthetic("lognormal", 4096 + 16 * TOKENS, 1, EXPERTS, TOP_K, seed)
     table = table_for(sample[:4096], EXPERTS, NODES)
     batches = [np.ascontiguousarray(sample[4096 + at : 4096 + at + TOKENS, 0]) for at in range(0, 16 * TOKENS, TOKENS)]
     timed = {name: timed_us(choose, batches, repeats) for name, choose in choosers(table).items()}
@@ -165,10 +165,10 @@ def main(routing: Path | None, repeats: int, seed: int) -> None:
     )
     grid = [[str(t), *(f"{times[f'{t}x{n}']:.1f}" for n in CURVE_NODES)] for t in CURVE_TOKENS]
     show("AEBS with repair, us p50", ["tokens", *(f"{n} nodes" for n in CURVE_NODES)], grid)
-    drawn = made("lognormal", 4096 + 16 * max(BATCHES), 1, FIG_11["experts"], FIG_11["k"], seed + 1)
+    drawn = synthetic("lognormal", 4096 + 16 * max(BATCHES), 1, FIG_11["experts"], FIG_11["k"], seed + 1)
     fig_11 = imbalance(table_for(drawn[:4096], FIG_11["experts"], FIG_11["nodes"]), drawn[4096:, 0])
     heads = ["rule", *(f"{size} tokens" for size in BATCHES)]
-    show("Fullest less emptiest node (Fig. 11), made, 160 experts, top-6, 8 nodes", heads, gap_rows(fig_11))
+    show("Fullest less emptiest node (Fig. 11), synthetic, 160 experts, top-6, 8 nodes", heads, gap_rows(fig_11))
     fig_11_real = None
     if routing is not None:
         log, _ = real(routing)

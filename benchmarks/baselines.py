@@ -157,7 +157,9 @@ def page_of(
     """Markdown: what was run, the table, and what the files hold. ``tune_s``: seconds of each validation hour."""
     done = result["searches"].values()
     converged = sum(bool(search["converged"]) for search in done)
-    traces = "; ".join(f"`{name}` sha256 `{digest}`" for name, digest in result["traces"].items()) or "made arrivals"
+    traces = (
+        "; ".join(f"`{name}` sha256 `{digest}`" for name, digest in result["traces"].items()) or "synthetic arrivals"
+    )
     lines = [
         "# Baselines, tuned, against the bound (simulated)",
         f"Command: `{command}`. {heading(grid, summaries)} At {grid.mean_rps:g} requests/s on average. "
@@ -207,7 +209,7 @@ def page_of(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out/baselines"),
     show_default=True,
-    help="All that is made; what is there is not made again.",
+    help="Folder of all results; what is there is not computed again.",
 )
 @click.option(
     "--publish",

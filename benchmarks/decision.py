@@ -39,7 +39,7 @@ LARGE = (24, 64)
 WINDOWS = 3
 TARGET_MS, TARGET_LARGE_MS = 15.0, 150.0
 SLOWER = 10
-"""The full-joint arm is timed so many times less often."""
+"""The full-joint variant is timed so many times less often."""
 
 
 @dataclass
@@ -85,38 +85,38 @@ def decide(network: SisoActor, encoder: Encoder, observation: Observation, memor
     times.deciding.append((ended - encoded) * 1000)
 
 
-def measure(episode: Episode, arms: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
+def measure(episode: Episode, variants: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
     """Arm → its times, all on the same observation, in turns."""
     layers, experts = episode.encoder.lattice.mask.shape
     networks = {}
-    for arm in arms:
-        sizes = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=arm, layers=layers, experts=experts)
-        networks[arm] = actor(sizes).freeze()  # as the controller serves it
-    times = {arm: Times() for arm in arms}
+    for variant in variants:
+        sizes = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=variant, layers=layers, experts=experts)
+        networks[variant] = actor(sizes).freeze()  # as the controller serves it
+    times = {variant: Times() for variant in variants}
     _, memory = episode.encoder.encode(episode.observation, None)
     for network in networks.values():
         for _ in range(2):  # what is made once: compiled loops, rows of Φ
             decide(network, episode.encoder, episode.observation, memory, Times())
     for turn in range(repeats):
-        for arm, network in networks.items():
-            if arm != "full-joint" or turn % SLOWER == 0:
-                decide(network, episode.encoder, episode.observation, memory, times[arm])
-    return {arm: times_of_arm.row() for arm, times_of_arm in times.items()}
+        for variant, network in networks.items():
+            if variant != "full-joint" or turn % SLOWER == 0:
+                decide(network, episode.encoder, episode.observation, memory, times[variant])
+    return {variant: timed.row() for variant, timed in times.items()}
 
 
 def show(rows: dict[str, dict[str, float]], title: str, console: Console) -> None:
-    table = Table("arm", "p50 ms", "p99 ms", "of which deciding", "processor ms", "repeats", title=title)
-    for arm, row in rows.items():
+    table = Table("variant", "p50 ms", "p99 ms", "of which deciding", "processor ms", "repeats", title=title)
+    for variant, row in rows.items():
         cells = (row["ms_p50"], row["ms_p99"], row["decide_ms_p50"], row["cpu_ms_p50"])
-        table.add_row(arm, *(f"{cell:.2f}" for cell in cells), str(int(row["repeats"])))
+        table.add_row(variant, *(f"{cell:.2f}" for cell in cells), str(int(row["repeats"])))
     console.print(table)
 
 
 @click.command()
-@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Decisions of each arm.")
+@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Decisions of each variant.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
 def main(repeats: int, seed: int) -> None:
-    """Time decisions of all arms at 12 × 8 experts, and of the full agent at 24 × 64."""
+    """Time decisions of all variants at 12 × 8 experts, and of the full agent at 24 × 64."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     small, large = simulated_episode(12, 8, seed), simulated_episode(*LARGE, seed)
@@ -127,7 +127,7 @@ def main(repeats: int, seed: int) -> None:
     console = Console(width=110)
     show(rows, f"{experts} experts, {configurations:,} configurations each, one thread", console)
     show({"full": blown_up}, f"{many} experts", console)
-    quickest = min(rows, key=lambda arm: rows[arm]["ms_p50"])
+    quickest = min(rows, key=lambda variant: rows[variant]["ms_p50"])
     result: dict[str, Any] = {
         **rows["full"],
         "experts": experts,

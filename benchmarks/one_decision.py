@@ -166,7 +166,7 @@ def document(work: Work, policy: LearntPolicy, actor_file: Path, steps: list[Ste
     """Everything about the decision at the end of window ``at``."""
     actor = load(actor_file)
     if not isinstance(actor, Actor):
-        raise click.ClickException(f"{actor_file} is of the arm {actor.settings.arm}, which has no DAGNN")
+        raise click.ClickException(f"{actor_file} is of the variant {actor.settings.arm}, which has no DAGNN")
     encoder = policy.encoder
     state = state_after(encoder, steps[: at + 1])
     batch = Batch.of(encoder.space, [state])

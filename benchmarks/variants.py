@@ -1,12 +1,12 @@
 """What each part of the agent is worth (Figures 9 and 10): ``python -m benchmarks.variants --minutes 40``.
 
-Each arm (``docs/agent.md``) is trained as ``smoe lab train --arm`` does, for as many ``--minutes`` of one core and each
-of ``--seeds``, with the same settings; then every actor is simulated on the same test hours by the machinery of ``smoe
-lab evaluate``, with the bound of the same requests next to it. Actors are chosen on validation hours by training, never
-on test hours. What is in ``--out`` goes on or is read, so a stopped run loses nothing, and arms can be added later. All
-of it is simulated. ``--publish`` writes ``results.csv`` (every run), ``curves.json`` and a README, which the notebooks
-read. The last line is one JSON object: ``cells`` with intervals, ``arms``, ``seeds``, ``minutes`` and ``windows`` of
-training.
+Each variant of the ablation (``docs/agent.md``) is trained as ``smoe lab train --arm`` does, for as many ``--minutes``
+of one core and each of ``--seeds``, with the same settings; then every actor is simulated on the same test hours by the
+machinery of ``smoe lab evaluate``, with the bound of the same requests next to it. Actors are chosen on validation
+hours by training, never on test hours. What is in ``--out`` goes on or is read, so a stopped run loses nothing, and
+variants can be added later. All of it is simulated. ``--publish`` writes ``results.csv`` (every run), ``curves.json``
+and a README, which the notebooks read. The last line is one JSON object: ``cells`` with intervals, ``arms``, ``seeds``,
+``minutes`` and ``windows`` of training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from simulation.workloads.paper import PAPER_WORKLOADS
 from traces.model import PATTERNS
 from traces.provenance import file_sha256
 
-PAPER_ARMS = ("full", "no-dagnn", "no-pointer", "ddpg-only", "no-concurrency")
+PAPER_VARIANTS = ("full", "no-dagnn", "no-pointer", "ddpg-only", "no-concurrency")
 POLICY = "smoe"
 OWN = ("arm", "training_seed", "minutes", "trained_windows")
 """Columns of ``results.csv`` in front of those of an evaluation."""
@@ -47,7 +47,7 @@ Summary = dict[str, Any]
 class Trained:
     """One actor, and how it came about."""
 
-    arm: str
+    variant: str
     seed: int
     actor: Path
     minutes: float
@@ -71,8 +71,8 @@ def test(grid: Grid, trained: Trained, out: Path, workers: int) -> list[Summary]
     settings.mkdir(parents=True, exist_ok=True)
     (settings / f"{POLICY}.toml").write_text(f"actor = {json.dumps(str(trained.actor.resolve()))}\n")
     actor_columns: Summary = {
-        "arm": trained.arm, "training_seed": trained.seed, "minutes": trained.minutes,
-        "trained_windows": trained.windows, "policy": trained.arm, "actor": file_sha256(trained.actor),
+        "arm": trained.variant, "training_seed": trained.seed, "minutes": trained.minutes,
+        "trained_windows": trained.windows, "policy": trained.variant, "actor": file_sha256(trained.actor),
     }  # fmt: skip
     summaries = evaluate(
         replace(grid, settings=settings, bound=False), out / f"evaluation-{actor_columns['actor'][:12]}", workers
@@ -81,7 +81,7 @@ def test(grid: Grid, trained: Trained, out: Path, workers: int) -> list[Summary]
 
 
 def bounds(grid: Grid, out: Path) -> list[Summary]:
-    """The bound of every group, once for all arms."""
+    """The bound of every group, once for all variants."""
     summaries = []
     for group in grid.groups():
         work = prepare(grid, group)
@@ -106,12 +106,12 @@ def publish(to: Path, trained: Sequence[Trained], summaries: Sequence[Summary], 
     """What documents cite."""
     to.mkdir(parents=True, exist_ok=True)
     write(to / "results.csv", summaries)
-    curves = [{"arm": one.arm, "seed": one.seed, "minutes": one.minutes, "curve": one.curve} for one in trained]
+    curves = [{"arm": one.variant, "seed": one.seed, "minutes": one.minutes, "curve": one.curve} for one in trained]
     (to / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
     lines = [
-        "# Arms of the ablation (simulated)",
+        "# Variants of the ablation (simulated)",
         f"Command: `python -m benchmarks.variants {' '.join(sys.argv[1:])}`. "
-        f"{len(trained)} actors: {', '.join(f'{one.arm} seed {one.seed} ({one.minutes:g} min)' for one in trained)}. "
+        f"{len(trained)} actors: {', '.join(f'{one.variant} seed {one.seed} ({one.minutes:g} min)' for one in trained)}. "
         f"Test hours: seeds {', '.join(map(str, grid.seeds))}, {grid.seconds:g} s at {grid.mean_rps:g} requests/s, the "
         f"first {grid.warm_up_windows} windows not counted. Costs are the experts'.",
         markdown(summaries),
@@ -127,16 +127,22 @@ def show(summaries: Sequence[Summary], console: Console) -> None:
 
 
 def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
-    arms = tuple(value.split(","))
-    unknown = [arm for arm in arms if arm not in ARMS]
+    variants = tuple(value.split(","))
+    unknown = [name for name in variants if name not in ARMS]
     if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is no arm; there are {', '.join(ARMS)}")
-    return arms
+        raise click.BadParameter(f"{unknown[0]!r} is no variant; there are {', '.join(ARMS)}")
+    return variants
 
 
 @click.command()
 @click.option(
-    "--arms", default=",".join(PAPER_ARMS), show_default=True, callback=_chosen, help="Comma list (docs/agent.md)."
+    "--variants",
+    "--arms",
+    "variants",
+    default=",".join(PAPER_VARIANTS),
+    show_default=True,
+    callback=_chosen,
+    help="Comma list (docs/agent.md).",
 )
 @click.option(
     "--minutes",
@@ -166,7 +172,7 @@ def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("out/arms"),
     show_default=True,
-    help="Actors and runs; what is there is not made again.",
+    help="Actors and runs; what is there is not trained again.",
 )
 @click.option(
     "--publish",
@@ -176,10 +182,10 @@ def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...
     help="Folder for table and curves.",
 )
 def main(
-    arms: tuple[str, ...], minutes: float, seeds: str, workloads: str, patterns: str, changes: tuple[str, ...],
+    variants: tuple[str, ...], minutes: float, seeds: str, workloads: str, patterns: str, changes: tuple[str, ...],
     test_seeds: int, seconds: float, mean_rps: float, workers: int, out: Path, to: Path | None,
 ) -> None:  # fmt: skip
-    """Train every arm, and simulate the same test hours under each."""
+    """Train every variant, and simulate the same test hours under each."""
     console = Console(stderr=True)
     named = tuple(workloads.split(","))
     grid = Grid(
@@ -188,9 +194,9 @@ def main(
     base = changed(TrainingSettings(workloads=named), changes)
     summaries, trained = bounds(grid, out / "bound"), list[Trained]()
     for seed in map(int, seeds.split(",")):
-        for arm in arms:
-            folder = out / f"{arm}-{seed}"
-            trained.append(train(replace(base, arm=arm, seed=seed), minutes, folder / "training", console))
+        for variant in variants:
+            folder = out / f"{variant}-{seed}"
+            trained.append(train(replace(base, arm=variant, seed=seed), minutes, folder / "training", console))
             summaries += test(grid, trained[-1], folder, workers)
             if to is not None:
                 publish(to, trained, summaries, grid)
@@ -198,10 +204,10 @@ def main(
     print_result(
         {
             "cells": [{**asdict(row), "arm": row.policy} for row in rows(summaries)],
-            "arms": list(arms),
+            "arms": list(variants),
             "seeds": sorted({one.seed for one in trained}),
-            "minutes": {f"{one.arm}-{one.seed}": one.minutes for one in trained},
-            "windows": {f"{one.arm}-{one.seed}": one.windows for one in trained},
+            "minutes": {f"{one.variant}-{one.seed}": one.minutes for one in trained},
+            "windows": {f"{one.variant}-{one.seed}": one.windows for one in trained},
         }
     )
 

@@ -4,7 +4,7 @@ One type, :class:`traces.model.Trace`, carries arrivals between loaders (`azure_
 `arrivals`), the picker (`patterns`), scaling (`scale`) and the open-loop client (`replay`). Everything random
 takes a seed.
 
-This room must never pass made arrivals off as measured ones (what is made is called *synthetic* or *made* in its
+This room must never pass synthetic arrivals off as measured ones (those are called *synthetic* in their
 source), never guess at a damaged file (a :class:`traces.errors.TraceError` names file, line and rule), and never
 import another room.
 """

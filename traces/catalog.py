@@ -16,7 +16,7 @@ from traces.model import PATTERNS, Pattern, Trace
 from traces.published import PUBLISHED, Published
 
 SAMPLES = Path(__file__).parent / "samples"
-MADE_BURSTY_HOUR = SAMPLES / "made_bursty_hour.csv.gz"
+SYNTHETIC_BURSTY_HOUR = SAMPLES / "made_bursty_hour.csv.gz"
 DATA_VARIABLE = "SMOE_TRACES"
 USUAL_PLACE = Path("../shared/traces")
 FETCHED_PLACE = Path(".smoe/traces")
@@ -25,7 +25,7 @@ FETCHED_PLACE = Path(".smoe/traces")
 
 @dataclass(frozen=True)
 class DataSet:
-    """One file of the known layout. ``measured`` false: made or derived, for tests and shapes only."""
+    """One file of the known layout. ``measured`` false: synthetic or derived, for tests and shapes only."""
 
     name: str
     path: Path
@@ -63,22 +63,32 @@ KNOWN: tuple[tuple[str, str, loading.Format, str], ...] = (
 
 NOT_MEASURED = frozenset({"mooncake-made"})
 
-MADE: tuple[tuple[str, str, loading.Format, str], ...] = (
-    ("made-functions", "made_azure_functions.csv", "azure-functions-2019", "made sample of the per-minute format"),
-    ("made-rows", "made_azure_rows.csv", "azure-functions-2019", "made sample of the per-minute format with RowId"),
-    ("made-llm", "made_azure_llm.csv", "azure-llm", "made sample of the LLM format"),
-    ("made-functions-2021", "made_azure_functions_2021.csv", "azure-functions-2021", "made sample of the 2021 format"),
-    ("made-llm-2024", "made_azure_llm_2024.csv", "azure-llm", "made sample of the LLM format with zones"),
-    ("made-burstgpt", "made_burstgpt.csv", "burstgpt", "made sample of BurstGPT's first two files"),
-    ("made-burstgpt-3", "made_burstgpt_3.csv", "burstgpt", "made sample of BurstGPT's third file"),
-    ("made-mooncake", "made_mooncake.jsonl", "mooncake", "made sample of Mooncake's lines"),
-    ("made-servegen-chunk", "chunk-0-trace.csv", "servegen", "made sample of one client's published file"),
-    ("made-servegen", "made_servegen.csv", "servegen", "made sample of the window statistics"),
+SYNTHETIC: tuple[tuple[str, str, loading.Format, str], ...] = (
+    ("made-functions", "made_azure_functions.csv", "azure-functions-2019", "synthetic sample of the per-minute format"),
+    (
+        "made-rows",
+        "made_azure_rows.csv",
+        "azure-functions-2019",
+        "synthetic sample of the per-minute format with RowId",
+    ),
+    ("made-llm", "made_azure_llm.csv", "azure-llm", "synthetic sample of the LLM format"),
+    (
+        "made-functions-2021",
+        "made_azure_functions_2021.csv",
+        "azure-functions-2021",
+        "synthetic sample of the 2021 format",
+    ),
+    ("made-llm-2024", "made_azure_llm_2024.csv", "azure-llm", "synthetic sample of the LLM format with zones"),
+    ("made-burstgpt", "made_burstgpt.csv", "burstgpt", "synthetic sample of BurstGPT's first two files"),
+    ("made-burstgpt-3", "made_burstgpt_3.csv", "burstgpt", "synthetic sample of BurstGPT's third file"),
+    ("made-mooncake", "made_mooncake.jsonl", "mooncake", "synthetic sample of Mooncake's lines"),
+    ("made-servegen-chunk", "chunk-0-trace.csv", "servegen", "synthetic sample of one client's published file"),
+    ("made-servegen", "made_servegen.csv", "servegen", "synthetic sample of the window statistics"),
     (
         "made-bursty-hour",
         "made_bursty_hour.csv.gz",
         "arrivals",
-        "made hour with a CV above 3, stands in for a real one",
+        "synthetic hour with a CV above 3, stands in for a real one",
     ),
 )
 
@@ -117,14 +127,14 @@ def fetch_folder() -> Path:
 
 
 def datasets(data: Path | None) -> list[DataSet]:
-    """What is really there: real files of ``data`` first, then the made samples."""
+    """What is really there: real files of ``data`` first, then the synthetic samples."""
     public = (
         []
         if data is None
         else [DataSet(name, data / part, kind, about, name not in NOT_MEASURED) for name, part, kind, about in KNOWN]
     )
-    made = [DataSet(name, SAMPLES / part, kind, about, measured=False) for name, part, kind, about in MADE]
-    return [dataset for dataset in public + made if dataset.path.is_file()]
+    synthetic = [DataSet(name, SAMPLES / part, kind, about, measured=False) for name, part, kind, about in SYNTHETIC]
+    return [dataset for dataset in public + synthetic if dataset.path.is_file()]
 
 
 def resolve(name: str, data: Path | None) -> Path:
@@ -145,7 +155,7 @@ def resolve(name: str, data: Path | None) -> Path:
 
 
 def bursty_hour(data: Path | None, placement: Placement = "uniform", seed: int = 0) -> Trace:
-    """The hour of the main job: a real Azure Functions hour when the real traces are there, else the made one.
+    """The hour of the main job: a real Azure Functions hour when the real traces are there, else the synthetic one.
 
     The trace's ``source`` names it. Raises TraceError.
     """
@@ -154,7 +164,7 @@ def bursty_hour(data: Path | None, placement: Placement = "uniform", seed: int =
         if candidate.name == dataset:
             counts = azure_functions_2019.find_row(candidate.path, row).hour(minute)
             return placing.to_trace(counts, placement, seed)
-    return loading.load(MADE_BURSTY_HOUR)
+    return loading.load(SYNTHETIC_BURSTY_HOUR)
 
 
 def allowed(pattern: str) -> Pattern:

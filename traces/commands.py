@@ -61,7 +61,7 @@ def list_(data: Path | None, as_json: bool) -> None:
         table.add_column(column, no_wrap=column != "what")
     for entry in [*here, *afar]:
         where = "here" if entry["path"] else "to fetch"
-        table.add_row(entry["name"], where if entry["measured"] else f"{where}, made", entry["about"])
+        table.add_row(entry["name"], where if entry["measured"] else f"{where}, synthetic", entry["about"])
     Console().print(table)
 
 

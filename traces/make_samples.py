@@ -1,4 +1,4 @@
-"""Makes the files of ``traces/samples`` again: ``python -m traces.make_samples``. All numbers are made, none is
+"""Makes the files of ``traces/samples`` again: ``python -m traces.make_samples``. All numbers are synthetic, none is
 measured.
 
 Each format has one file with the exact columns of the published data and contents that show its patterns;
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from traces.catalog import MADE_BURSTY_HOUR, SAMPLES
+from traces.catalog import SAMPLES, SYNTHETIC_BURSTY_HOUR
 from traces.formats.arrivals import write_arrivals
 from traces.generate import synthetic
 
@@ -43,7 +43,7 @@ def make_all(folder: Path) -> None:
     hour = synthetic(BURSTY_REQUESTS, 3600, BURSTY_CV, BURSTY_SEED)
     write_arrivals(
         hour,
-        folder / MADE_BURSTY_HOUR.name,
+        folder / SYNTHETIC_BURSTY_HOUR.name,
         (
             "Made, not measured: stands in for a real bursty hour where the public traces are not on the machine.",
             f"How: traces.generate.synthetic(requests={BURSTY_REQUESTS}, duration_s=3600, cv={BURSTY_CV}, "

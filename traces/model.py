@@ -30,7 +30,7 @@ class Trace:
     duration_s: float
     """Length of the observed span in seconds; at least the last arrival."""
     source: str
-    """Where it comes from and what was done to it, in words; made traces say *synthetic* or *made*."""
+    """Where it comes from and what was done to it, in words; that of a synthetic trace begins so."""
     sha256: str
     """SHA-256 of arrivals, duration and tokens: two traces with the same hash hold the same numbers."""
     context_tokens: IntArray | None = None

@@ -1,4 +1,4 @@
-"""Texts to send: real prompts out of a folder of public sets when it is there, else made sentences built in here.
+"""Texts to send: real prompts out of a folder of public sets when it is there, else synthetic sentences built in here.
 
 Known files (all optional): ``wikitext-2-valid.txt`` (paragraph lines; headings are left out),
 ``gsm8k_test_first_900.jsonl`` (question), ``bbh.jsonl`` (input), ``mt_bench_question.jsonl`` and
@@ -19,21 +19,21 @@ import numpy as np
 from traces.errors import NoMatchError, TraceError, broken
 from traces.rows import read_lines
 
-MADE_SUBJECTS = (
+SYNTHETIC_SUBJECTS = (
     "The courier", "A retired teacher", "Our neighbour", "The night train", "The small bakery on the corner",
     "An engineer from the coast", "The library", "My sister", "The weather station", "A group of students",
     "The old bridge", "The new hospital wing",
 )  # fmt: skip
-MADE_VERBS = (
+SYNTHETIC_VERBS = (
     "asked about", "forgot", "wrote a long letter about", "measured", "explained", "repaired", "carefully compared",
     "could not find", "wanted to know more about", "quietly improved",
 )  # fmt: skip
-MADE_OBJECTS = (
+SYNTHETIC_OBJECTS = (
     "the price of fresh bread", "a broken water pump", "the results of the last election", "three unopened parcels",
     "how memory is shared between processes", "the shortest way to the harbour", "a recipe with lentils and lemon",
     "the difference between speed and velocity", "an unusually warm winter", "the timetable for next spring",
 )  # fmt: skip
-MADE_ENDINGS = (
+SYNTHETIC_ENDINGS = (
     ".", " before the rain began.", ", and nobody had expected that.", " because the first attempt had failed.",
     " while the children were still asleep.", ", which took most of the afternoon.",
 )  # fmt: skip
@@ -53,7 +53,7 @@ class PromptSet:
 
 
 def load_prompts(folder: Path | None, max_words: int = 64, kinds: tuple[str, ...] = ()) -> PromptSet:
-    """Texts of ``folder`` cut to ``max_words`` words; made sentences when ``folder`` is None.
+    """Texts of ``folder`` cut to ``max_words`` words; synthetic sentences when ``folder`` is None.
 
     ``kinds`` narrows to some of wikitext, gsm8k, bbh, mt_bench, vicuna, humaneval. Raises TraceError when the
     folder or a wanted kind is not there, or a file is damaged.
@@ -65,7 +65,8 @@ def load_prompts(folder: Path | None, max_words: int = 64, kinds: tuple[str, ...
         raise TraceError(f"unknown prompt sets {', '.join(sorted(unknown))}; known are {', '.join(READERS)}")
     if folder is None:
         return PromptSet(
-            tuple(cut(text, max_words) for text in made_sentences()), "made sentences built into traces/prompts.py"
+            tuple(cut(text, max_words) for text in synthetic_sentences()),
+            "synthetic sentences built into traces/prompts.py",
         )
     if not folder.is_dir():
         raise TraceError(f"the text folder {folder} does not exist")
@@ -91,13 +92,13 @@ def cut(text: str, max_words: int) -> str:
     return " ".join(text.split()[:max_words])
 
 
-def made_sentences() -> Iterator[str]:
-    """A fixed set of 600 made English sentences of one to three clauses."""
+def synthetic_sentences() -> Iterator[str]:
+    """A fixed set of 600 synthetic English sentences of one to three clauses."""
     rng = np.random.default_rng(0)
     for _ in range(600):
         clauses = int(rng.integers(1, 4))
         yield " ".join(
-            f"{_one(rng, MADE_SUBJECTS)} {_one(rng, MADE_VERBS)} {_one(rng, MADE_OBJECTS)}{_one(rng, MADE_ENDINGS)}"
+            f"{_one(rng, SYNTHETIC_SUBJECTS)} {_one(rng, SYNTHETIC_VERBS)} {_one(rng, SYNTHETIC_OBJECTS)}{_one(rng, SYNTHETIC_ENDINGS)}"
             for _ in range(clauses)
         )
 

@@ -53,7 +53,7 @@ from traces.results import CsvSink
     "--texts",
     type=click.Path(path_type=Path, file_okay=False),
     default=None,
-    help="Folder of prompt sets. [default: DATA/text, else made sentences]",
+    help="Folder of prompt sets. [default: DATA/text, else synthetic sentences]",
 )
 @click.option(
     "--max-words", type=click.IntRange(1, 100_000), default=64, show_default=True, help="Longest text in words."

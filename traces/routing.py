@@ -60,7 +60,7 @@ class Routing:
     """The layers' names in the log; index 0 is the first layer of the log, whatever its number."""
     model: str
     source: str
-    """Where it comes from and what was done to it; synthetic routing is marked as *made*."""
+    """Where it comes from and what was done to it; that of synthetic routing begins so."""
     sha256: str | None
     """SHA-256 of the file it was read from; None for synthetic routing."""
     requests: RequestRouting | None = None
@@ -201,7 +201,7 @@ def synthetic_routing(
         window_names=[f"window {window}" for window in range(windows)],
         layer_names=[str(layer) for layer in range(layers)],
         model="none",
-        source=f"made: Zipf {exponent:g}, persistence {persistence:g}, spread {spread:g}, seed {seed}",
+        source=f"synthetic: Zipf {exponent:g}, persistence {persistence:g}, spread {spread:g}, seed {seed}",
     )
 
 

@@ -94,7 +94,7 @@ def near(sets: Sequence[Singles], begun_s: float, ended_s: float) -> list[Single
 
 
 class Usage:
-    """Cores in use since it was made: of the whole machine, and of others than this process and its descendants."""
+    """Cores in use since it was created: of the whole machine, and of others than this process and its descendants."""
 
     def __init__(self) -> None:
         self._begun_s, self._machine_s, self._own_s = time.time(), busy_s(), own_cpu_s()

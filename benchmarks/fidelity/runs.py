@@ -139,8 +139,8 @@ def steps(cell: Cell, topology: Topology, seconds: float) -> list[tuple[float, d
 
 
 def arrivals(cell: Cell, seconds: float) -> Trace:
-    """Real where the public traces are there and the pattern is bursty; else made with the pattern's CV. They end a
-    little before the cell, so that the controller's last look meets no request."""
+    """Real where the public traces are there and the pattern is bursty; else synthetic with the pattern's CV. They end
+    a little before the cell, so that the controller's last look meets no request."""
     seconds -= IDLE_END_S
     if cell.pattern == "bursty":
         return scale.fit(catalog.bursty_hour(catalog.data_folder(None), "uniform", SEED), seconds, cell.mean_rps, SEED)

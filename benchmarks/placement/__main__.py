@@ -30,7 +30,7 @@ from benchmarks.harness.options import routing_option, seed_option
 from benchmarks.harness.report import print_result
 from benchmarks.placement.activations import Activations, activations_of
 from benchmarks.placement.eplb import balanced
-from benchmarks.placement.synthetic_routing import Choices, Law, made, real
+from benchmarks.placement.synthetic_routing import Choices, Law, real, synthetic
 from functions.dispatch.aebs import ActivatedExpertBalance, replica_table
 from placement.exact import least_pairs
 from placement.janus import Nodes, Objective, place
@@ -202,7 +202,7 @@ def over_optimum(seed: int) -> dict[str, tuple[float, float]]:
         experts, nodes = int(rng.integers(5, 10)), int(rng.integers(2, 5))
         slots = -(-experts // nodes) + int(rng.integers(0, 2))
         law: Law = "zipf" if rng.random() < 0.5 else "lognormal"
-        choices = made(law, 400, 1, experts, int(rng.integers(2, 4)), int(rng.integers(1 << 30)))
+        choices = synthetic(law, 400, 1, experts, int(rng.integers(2, 4)), int(rng.integers(1 << 30)))
         activations = activations_of(choices, experts)
         for name, effort in (("Algorithm 2 as published", 0), ("Algorithm 2 + search", SMALL_EFFORT)):
             done = place(
@@ -274,7 +274,7 @@ def main(eplb: Path | None, routing: Path | None, repeats: int, seed: int) -> No
         drawn: dict[str, Choices] = {}
         for size in SIZES:
             if size.model not in drawn:
-                drawn = {size.model: made(law, 2 * TOKENS, size.layers, size.experts, size.k, seed)}
+                drawn = {size.model: synthetic(law, 2 * TOKENS, size.layers, size.experts, size.k, seed)}
             rows += judge(size, law, drawn[size.model], original, repeats)
     if routing is not None:
         log, _ = real(routing)

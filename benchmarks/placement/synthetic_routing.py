@@ -1,9 +1,8 @@
-"""Routing for benchmarks of dispatch and placement: made to a law, or the real one of DeepSeek-V2-Lite.
+"""Routing for benchmarks of dispatch and placement: synthetic by a law, or the real one of DeepSeek-V2-Lite.
 
-Made: a token has one of eight topics; a layer's router adds the experts' popularity (Zipf or log-normal, at random over
-the experts), the topic's taste and Gumbel noise, and takes the top k. So popularity is skewed and experts of one
-topic are activated together, as in real logs.
-"""
+Synthetic: a token has one of eight topics; a layer's router adds the experts' popularity (Zipf or log-normal, at random
+over the experts), the topic's taste and Gumbel noise, and takes the top k. So popularity is skewed and experts of one
+topic are activated together, as in real logs."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ REAL_LOG = "deepseek_v2_lite_chat_prefill_experts.parquet"
 REAL_EXPERTS = 64
 
 
-def made(law: Law, tokens: int, layers: int, experts: int, k: int, seed: int) -> Choices:
+def synthetic(law: Law, tokens: int, layers: int, experts: int, k: int, seed: int) -> Choices:
     """[tokens, layers, k] int64, distinct experts per token and layer."""
     rng = np.random.default_rng(seed)
     topic = rng.integers(TOPICS, size=tokens)

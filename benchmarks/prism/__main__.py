@@ -195,7 +195,7 @@ def _joined(one: Requests, two: Requests, later_s: float) -> Requests:
     )
 
 
-def made_frequency(nodes: int, layers: int, experts: int, rng: np.random.Generator) -> Floats:
+def synthetic_frequency(nodes: int, layers: int, experts: int, rng: np.random.Generator) -> Floats:
     """Log-normal popularity, half of its spread common to all nodes."""
     common = rng.standard_normal((1, layers, experts))
     return np.exp(common + rng.standard_normal((nodes, layers, experts))) * rng.uniform(0.2, 5.0, (nodes, 1, 1))
@@ -211,7 +211,7 @@ def over_optimum(seed: int, cases: int = 60) -> dict[str, dict[str, float]]:
         parts = rng.dirichlet(np.full(sum(gpus), 3.0)) * layers * experts * rng.choice([1.02, 1.1, 1.3, 1.8])
         slots = np.ceil(parts).astype(int)
         cluster = make_cluster(gpus, [int(s) for s in slots], load_bytes_per_s=1.0, bytes_per_s=1.0)
-        frequency = made_frequency(len(gpus), layers, experts, rng)
+        frequency = synthetic_frequency(len(gpus), layers, experts, rng)
         least = float(remote_calls(plan(frequency, cluster, 1, method="exact"), cluster, frequency).sum())
         for name, values in ratios.items():
             calls = remote_calls(plan(frequency, cluster, 1, method=name), cluster, frequency).sum()  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ def plan_seconds(seed: int) -> dict[str, dict[str, float]]:
     seconds_of: dict[str, dict[str, float]] = {}
     for nodes in (3, 12):
         gpus = GPUS * (nodes // 3)
-        frequency = made_frequency(nodes, 61, 64, rng)
+        frequency = synthetic_frequency(nodes, 61, 64, rng)
         cluster = make_cluster(gpus, int(1.3 * 61 * 64 / sum(gpus)), load_bytes_per_s=1.0, bytes_per_s=1.0)
         seconds_of[f"{nodes} nodes"] = {}
         for method in ("published", "improved", "exact"):

@@ -68,7 +68,7 @@ BIN_S, WARM_S = 3.0, 2.0
 
 @dataclass(frozen=True)
 class Setting:
-    """How the runs are made."""
+    """Settings of all runs."""
 
     rate: float
     """Requests a second at each node."""

@@ -1,4 +1,4 @@
-"""Made training texts: distillation needs no labels, so any text the teacher can read widens the student.
+"""Synthetic training texts: distillation needs no labels, so any text the teacher can read widens the student.
 
 From real training texts come snippets of two texts joined, and texts in which words are dressed as the names,
 calls, options and numbers that technical writing is full of. No technical documentation goes in.
@@ -71,11 +71,11 @@ def _some(text: str, rng: random.Random) -> list[str]:
 
 
 def mix(texts: Sequence[str], count: int, dressed_share: float, rng: random.Random) -> list[str]:
-    """``count`` made texts, ``dressed_share`` of them dressed, the rest joined."""
+    """``count`` synthetic texts, ``dressed_share`` of them dressed, the rest joined."""
     vocabulary = [w for t in rng.choices(texts, k=2000) for w in re.findall(r"[a-z]{3,12}", t)]
-    made = []
+    mixed = []
     for _ in range(count):
         first, second = rng.choice(texts), rng.choice(texts)
         plain = joined(first, second, rng) if rng.random() < 0.3 else first
-        made.append(dressed(plain, vocabulary, rng) if rng.random() < dressed_share else joined(first, second, rng))
-    return made
+        mixed.append(dressed(plain, vocabulary, rng) if rng.random() < dressed_share else joined(first, second, rng))
+    return mixed

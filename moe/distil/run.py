@@ -35,8 +35,8 @@ SHARES = {
     "literature": 6000,
 }
 """Most texts taken of each kind, in one round of training; the small kinds are taken whole."""
-MADE = 0.4
-"""Made texts (see ``moe.distil.mixing``) for each real one."""
+SYNTHETIC = 0.4
+"""Synthetic texts (see ``moe.distil.mixing``) for each real one."""
 DRESSED = 0.75
 START_BATCHES = 24
 
@@ -109,9 +109,9 @@ def training_texts(folder: Path | None, system: Path, seed: int) -> tuple[list[s
             "There is nothing to train on: give a folder of prompts (--texts), or install the Debian packages "
             "wordnet-base, fortunes and dict-gcide."
         )
-    made = mix(chosen, int(MADE * len(chosen)), DRESSED, rng)
-    counts["made"] = len(made)
-    return chosen + made, counts
+    synthetic = mix(chosen, int(SYNTHETIC * len(chosen)), DRESSED, rng)
+    counts["made"] = len(synthetic)
+    return chosen + synthetic, counts
 
 
 def measured(folder: Path, adapter: Path, recipe: Recipe, texts: Path | None) -> dict[str, Any]:

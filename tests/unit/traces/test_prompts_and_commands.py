@@ -27,7 +27,7 @@ def test_real_texts_are_read_from_each_known_format_and_cut(tmp_path: Path) -> N
 
 def test_without_a_folder_made_sentences_are_used_and_said_to_be_made() -> None:
     found = prompts.load_prompts(None, max_words=10)
-    assert "made" in found.source and len(set(found.texts)) > 300
+    assert "synthetic" in found.source and len(set(found.texts)) > 300
     assert all(0 < len(text.split()) <= 10 for text in found.texts)
     assert found.choose(50, 3) == found.choose(50, 3) != found.choose(50, 4)
 

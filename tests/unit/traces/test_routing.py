@@ -136,7 +136,7 @@ def test_made_routing_keeps_every_token(
     asked = {"windows": windows, "layers": layers, "experts": experts, "top_k": 2, "tokens_per_window": 77}
     made = synthetic_routing(**asked, exponent=exponent, spread=spread, seed=seed)
     assert (made.assignments.sum(axis=2) == 154).all() and made.assignments.shape == (windows, layers, experts)
-    assert made.source.startswith("made") and made.sha256 is None
+    assert made.source.startswith("synthetic") and made.sha256 is None
     again = synthetic_routing(**asked, exponent=exponent, spread=spread, seed=seed)
     assert (again.assignments == made.assignments).all()
 
