@@ -1,4 +1,4 @@
-"""Retired words stay away, and public arrays state their axes (``tests/docs/words.py`` says how to list what is found)."""
+"""Retired words stay away, public arrays state their axes; ``python -m tests.docs.words`` lists what is left."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def test_the_finder_lets_good_names_pass(source: str) -> None:
 
 def test_the_finder_reads_pages_with_line_numbers() -> None:
     assert [(finding.line, finding.what) for finding in of_page("a.md", "fine\nit is said\n")] == [(2, "word said")]
+
+
+def test_a_stored_name_may_stand_between_quotes_and_nowhere_else() -> None:
+    assert list(of_source("a.py", 'row["wish"] = 1\n')) == [] and list(of_page("a.md", "the label `wish`\n")) == []
+    assert [finding.what for finding in of_page("a.md", "`a` is a wish\n")] == ["word wish"]
