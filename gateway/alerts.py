@@ -1,6 +1,6 @@
-"""``/system/alert``: Alertmanager says that a function has much to do (``firing``) or no longer (``resolved``).
+"""``/system/alert``: Alertmanager reports that a function is busy (``firing``) or no longer busy (``resolved``).
 
-OpenFaaS's own scaling by alert rules, for installations that run Prometheus and Alertmanager beside this gateway; the
+OpenFaaS's own scaling by alert rules, for installations that run Prometheus and Alertmanager next to this gateway; the
 gateway itself watches nothing. Rule (OpenFaaS's documentation, "Autoscaling"): a firing alert adds ``scale.factor``
 percent of ``scale.max`` replicas, rounded up, up to ``scale.max``; a resolved one goes to ``scale.min``. Equal bounds
 or a factor of 0 switch it off. A function at zero stays there: only a call wakes it.

@@ -28,7 +28,7 @@ from gateway.views import Views
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = ("/healthz", "/openapi.yaml", "/")
-"""Of the control door, but without a password."""
+"""Routes of the control port that ask for no password."""
 
 
 class Gateway:
@@ -69,7 +69,7 @@ class Gateway:
         self._housekeeping = asyncio.create_task(self._forget_gone())
 
     def _make_queue(self) -> AsyncCalls:
-        """Of asynchronous calls. Raises BackendError where a package for it is missing."""
+        """The queue of asynchronous calls. Raises BackendError where a package for it is missing."""
         settings = self.settings
         bounds: dict[str, Any] = {
             "size": settings.async_queue,
@@ -112,8 +112,8 @@ class Gateway:
     def served(self) -> set[tuple[str, str]]:
         """(method, path) of everything this gateway answers on both ports; HEAD of GET routes is not listed."""
         routes = (*self._routes, *self._metrics_routes)
-        own = {(method, route.path) for route in routes for method in route.methods or () if method != "HEAD"}
-        return own | FrontDoor.served()
+        routed = {(method, route.path) for route in routes for method in route.methods or () if method != "HEAD"}
+        return routed | FrontDoor.served()
 
     def _control(self) -> Starlette:
         return Starlette(routes=self._routes, exception_handlers={GatewayError: gateway_error})

@@ -111,12 +111,12 @@ class AsyncCalls(ABC):
         return outcome, b"".join(parts)
 
     async def _call_back(self, call: Call, url: str, outcome: Outcome, body: bytes, seconds: float) -> None:
-        kept = {
+        answered = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in outcome.headers
             if name == b"content-type" or name.startswith(b"x-")
         }
-        own = {
+        about_call = {
             "X-Call-Id": call.call_id,
             "X-Duration-Seconds": f"{seconds:f}",
             "X-Function-Status": str(outcome.status),
@@ -126,7 +126,7 @@ class AsyncCalls(ABC):
             if attempt:
                 await self._pause(FIRST_PAUSE_S * 4 ** (attempt - 1))
             try:
-                status = await asyncio.to_thread(self._post, url, body, {**kept, **own})
+                status = await asyncio.to_thread(self._post, url, body, {**answered, **about_call})
             except (requests.RequestException, ValueError) as error:  # ValueError: an address requests cannot encode
                 log.warning("callback of call %s failed (%s)", call.call_id[:64], type(error).__name__)
             else:
@@ -161,7 +161,7 @@ class AsyncQueue(AsyncCalls):
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
 
     async def close(self, timeout_s: float) -> None:
-        """Run what is queued, at most ``timeout_s`` long; says in the log what was dropped."""
+        """Run what is queued, at most ``timeout_s`` long; logs what was dropped."""
         try:
             await asyncio.wait_for(self._queue.join(), timeout_s)
         except TimeoutError:

@@ -27,7 +27,7 @@ class Call:
     body: bytes = b""
     rest: AsyncIterator[bytes] | None = None
     length: int | None = None
-    """Bytes of the whole body, where the client said so."""
+    """Bytes of the whole body, where the client declares it."""
     client: str = ""
     """``address:port``."""
     call_id: str = ""

@@ -130,7 +130,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """Shown in ``/system/info``; ``notes`` says in sentences what this backend cannot do here."""
+    """Shown in ``/system/info``; ``notes`` state in sentences what this backend cannot do here."""
 
     provider: str
     orchestration: str

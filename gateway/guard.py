@@ -179,7 +179,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(self.bounds.linger_s, self.transport.close)
 
     def _may_reply(self) -> bool:
-        """Whether nothing else is said on this connection. Otherwise it is arranged that it ends."""
+        """Whether nothing else was sent on this connection. Otherwise it is arranged that it ends."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return True

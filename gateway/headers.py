@@ -62,16 +62,16 @@ def reply_headers(call: Call, headers: Headers) -> Headers:
     if not any(name == b"content-type" for name, _ in kept):
         asked = next((value for name, value in call.headers if name == b"content-type"), b"text/plain")
         kept.append((b"content-type", asked))
-    return kept + _own(call)
+    return kept + _added(call)
 
 
 def refusal(call: Call, status: int, message: str) -> Outcome:
-    """The platform's own error reply; X-OpenFaaS-Internal tells clients that the function did not answer."""
+    """The platform's own error reply; X-OpenFaaS-Internal marks for clients that the function did not answer."""
     body = message.encode()
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body)), _PROXY_FAILED]
     if status == 503:
         headers.append((b"retry-after", b"1"))
-    return Outcome(status, headers + _own(call), body)
+    return Outcome(status, headers + _added(call), body)
 
 
 def failed_by_platform(outcome: Outcome) -> bool:
@@ -79,11 +79,11 @@ def failed_by_platform(outcome: Outcome) -> bool:
     return any(name == b"x-openfaas-internal" for name, _ in outcome.headers)
 
 
-def _own(call: Call) -> Headers:
-    own = [(b"x-start-time", b"%d" % call.started_ns), (b"x-served-by", SERVED_BY)]
+def _added(call: Call) -> Headers:
+    added = [(b"x-start-time", b"%d" % call.started_ns), (b"x-served-by", SERVED_BY)]
     if call.generated_id:
-        own.append((b"x-call-id", call.call_id.encode()))
-    return own
+        added.append((b"x-call-id", call.call_id.encode()))
+    return added
 
 
 def _named_by_connection(headers: Headers) -> frozenset[bytes]:

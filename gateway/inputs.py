@@ -76,7 +76,7 @@ def replica_orders(document: Mapping[str, Any]) -> list[ReplicaOrder]:
     functions = document.get("functions")
     if not isinstance(functions, dict) or not functions:
         raise InvalidSpecError("functions must be an object with a function's name to each order")
-    found = []
+    orders = []
     for key, order in functions.items():
         name, namespace = split_name(key)
         replicas = order.get("replicas") if isinstance(order, dict) else None
@@ -85,8 +85,8 @@ def replica_orders(document: Mapping[str, Any]) -> list[ReplicaOrder]:
         annotations = order.get("annotations", {})
         if not isinstance(annotations, dict) or not all(isinstance(value, str) for value in annotations.values()):
             raise InvalidSpecError(f"{key[:80]}: annotations must be an object of strings")
-        found.append(ReplicaOrder(name, namespace, replicas, annotations))
-    return found
+        orders.append(ReplicaOrder(name, namespace, replicas, annotations))
+    return orders
 
 
 def secret_value(document: Mapping[str, Any]) -> bytes:

@@ -37,9 +37,9 @@ ANSWER_S = 5.0
 """What the server may take to answer."""
 RETRY_S = 1.0
 MAX_RUNS = 5
-"""Of a call whose gateways end within it."""
+"""Deliveries of a call whose gateways end while they run it."""
 _HEAD_BYTES = 128 * 1024
-"""Room for what a message holds beside the body."""
+"""Room for what a message holds besides the body."""
 _TROUBLE = (nats.errors.Error, TimeoutError, OSError)
 
 
@@ -123,7 +123,7 @@ class JetStreamQueue(AsyncCalls):
                 await subscription.unsubscribe()
 
     async def _subscription(self) -> JetStreamContext.PullSubscription:
-        """Of this worker; the stream and the consumer, which all gateways share, are made where they are not there."""
+        """This worker's subscription; stream and consumer, which all gateways share, are created where missing."""
         async with self._connecting:
             if not self._client.is_connected and not self._client.is_reconnecting:
                 self._client = await nats.connect(
@@ -146,16 +146,16 @@ class JetStreamQueue(AsyncCalls):
                 )
             self._jetstream = jetstream
             consumer = api.ConsumerConfig(ack_policy=api.AckPolicy.EXPLICIT, ack_wait=ACK_WAIT_S)
-            found = await jetstream.pull_subscribe(SUBJECT, durable=CONSUMER, stream=STREAM, config=consumer)
+            subscription = await jetstream.pull_subscribe(SUBJECT, durable=CONSUMER, stream=STREAM, config=consumer)
             self._trouble = ""
-            return found
+            return subscription
 
     async def _again(self) -> None:
         log.info("NATS at %s answers again", self._shown)
         self._trouble = ""
 
     async def _heard(self, error: Exception) -> None:
-        """Said once, however often it is tried again."""
+        """Logged once, however often it is tried again."""
         said = str(error) or type(error).__name__
         if said != self._trouble:
             log.warning("asynchronous calls are not taken or run, NATS at %s: %s", self._shown, said)
@@ -192,7 +192,7 @@ class JetStreamQueue(AsyncCalls):
 
 
 async def _beat(message: Msg) -> None:
-    """Tell the server that the call is being run."""
+    """Report to the server that the call is being run."""
     while True:
         await asyncio.sleep(ACK_WAIT_S / 3)
         with suppress(*_TROUBLE):

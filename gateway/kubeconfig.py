@@ -19,22 +19,22 @@ class NoClusterError(Exception):
 
 def read_kubeconfig(kubeconfig: Path | None) -> client.Configuration:
     """The cluster of a kubeconfig file; without one the pod's service account, where this is a pod, else what kubectl
-    would use (``KUBECONFIG``, ``~/.kube/config``). Tokens that age are read anew by the result itself.
+    would use (``KUBECONFIG``, ``~/.kube/config``). Tokens that age are read again by the result itself.
 
     Raises NoClusterError.
     """
-    found = client.Configuration()
+    configuration = client.Configuration()
     try:
         if kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ:
-            config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
             path = None if kubeconfig is None else str(kubeconfig)
-            config.load_kube_config(config_file=path, client_configuration=found)  # type: ignore[no-untyped-call]
+            config.load_kube_config(config_file=path, client_configuration=configuration)  # type: ignore[no-untyped-call]
     except _BROKEN as error:
-        said = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         where = "" if kubeconfig is None else f" by {kubeconfig}"
-        raise NoClusterError(f"no way to reach a Kubernetes API server{where}: {said}") from error
-    return found
+        raise NoClusterError(f"no way to reach a Kubernetes API server{where}: {reason}") from error
+    return configuration
 
 
 _BROKEN = (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError)

@@ -1,4 +1,4 @@
-"""Names of the metrics on the gateway's metrics port. The first five are OpenFaaS's, names and labels alike.
+"""Names of the metrics on the gateway's metrics port. The first five are OpenFaaS's, names and labels.
 
 ``function_name`` is ``NAME.NAMESPACE`` everywhere.
 """

@@ -48,7 +48,7 @@ class GatewaySettings:
     preload: tuple[str, ...] = ()
     pipelines_dir: Path | None = None
     controllers: tuple[str, ...] = ()
-    """Addresses of controllers whose views the page shows, beside those of the state folder."""
+    """Addresses of controllers whose views the page shows, in addition to those of the state folder."""
     machines: tuple[str, ...] = ()
     """Machines emulated on this one, each with a memory folder of its own."""
     networks: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from platform_words.labels import FUNCTION_LABEL, SCALE_MAX, SCALE_MIN
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 MAX_REPLICAS = 5000
-"""Of one function."""
+"""Upper limit on replicas of one function."""
 
 
 def split_name(text: str, namespace: str | None = None) -> tuple[str, str]:

@@ -171,19 +171,19 @@ class SystemApi:
         return Response(status_code=202)
 
     async def scale_functions(self, request: Request) -> Response:
-        """Replicas of many functions, and annotations beside those they have. All are checked before one changes."""
-        found = replica_orders(await read_object(request, self._max_bytes))
-        for one in found:
-            self._backend.check_namespace(one.namespace)
-        orders = [(await self._backend.look(one.name, one.namespace), one) for one in found]
+        """Set replicas and add annotations of many functions. All orders are checked before one is carried out."""
+        asked = replica_orders(await read_object(request, self._max_bytes))
+        for order in asked:
+            self._backend.check_namespace(order.namespace)
+        orders = [(await self._backend.look(order.name, order.namespace), order) for order in asked]
         done: list[tuple[FunctionSpec, int]] = []
-        for state, one in orders:
-            spec = replace(state.spec, annotations={**state.spec.annotations, **one.annotations})
+        for state, order in orders:
+            spec = replace(state.spec, annotations={**state.spec.annotations, **order.annotations})
             if spec != state.spec:
                 await self._backend.update(spec)
             _, high = scale_bounds(spec)
-            replicas = one.replicas if high is None else min(one.replicas, high)
-            await self._backend.scale(one.name, one.namespace, replicas)
+            replicas = order.replicas if high is None else min(order.replicas, high)
+            await self._backend.scale(order.name, order.namespace, replicas)
             done.append((spec, replicas))
             await asyncio.sleep(0)  # calls go on meanwhile
         await asyncio.to_thread(self._save_all, done)
@@ -219,23 +219,23 @@ class SystemApi:
     # about
 
     async def info(self, request: Request) -> Response:
-        found = self._backend.info()
-        version = {"release": found.version, "sha": __version__}
-        provider = {"provider": found.provider, "version": version, "orchestration": found.orchestration}
-        own = {"release": __version__, "sha": __version__}
+        backend = self._backend.info()
+        version = {"release": backend.version, "sha": __version__}
+        provider = {"provider": backend.provider, "version": version, "orchestration": backend.orchestration}
+        gateway = {"release": __version__, "sha": __version__}
         arch = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
-        notes = [*found.notes, *self._notes]
-        return JSONResponse({"provider": provider, "version": own, "arch": arch, "notes": notes})
+        notes = [*backend.notes, *self._notes]
+        return JSONResponse({"provider": provider, "version": gateway, "arch": arch, "notes": notes})
 
     async def namespaces(self, request: Request) -> Response:
         return JSONResponse([one.name for one in self._backend.namespaces()])
 
     async def namespace(self, request: Request) -> Response:
         name = request.path_params["namespace"]
-        for one in self._backend.namespaces():
-            if one.name == name:
-                found = {"name": name, "annotations": dict(one.annotations), "labels": dict(one.labels)}
-                return JSONResponse(found)
+        for present in self._backend.namespaces():
+            if present.name == name:
+                document = {"name": name, "annotations": dict(present.annotations), "labels": dict(present.labels)}
+                return JSONResponse(document)
         try:
             self._backend.check_namespace(name)
         except InvalidSpecError as error:

@@ -162,7 +162,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport.write(head + body)
 
     def send_rest(self, rest: AsyncIterator[bytes], *, chunked: bool) -> None:
-        """Send more of the body beside waiting for the reply. What ``rest`` raises, :meth:`head` or :meth:`body` do."""
+        """Send more of the body while waiting for the reply. What ``rest`` raises, :meth:`head` or :meth:`body` do."""
         self._sender = self._loop.create_task(self._send(rest, chunked))
 
     async def _send(self, rest: AsyncIterator[bytes], chunked: bool) -> None:
@@ -311,7 +311,7 @@ class UpstreamPool:
 
     def forget(self, addresses: set[str]) -> None:
         """Close connections to addresses that are not in ``addresses``."""
-        for address in [known for known in self._idle if known not in addresses]:
+        for address in [address for address in self._idle if address not in addresses]:
             for connection in self._idle.pop(address):
                 connection.abort("replica gone")
 

@@ -40,20 +40,20 @@ class Views:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._read_s >= FRESH_S:
                 asked = [self._ask_all(controller) for controller in self._controllers]
-                found = [one for answers in await asyncio.gather(*asked) for one in answers]
-                self._last = _chosen([*self._files(), *found])
+                documents = [document for answers in await asyncio.gather(*asked) for document in answers]
+                self._last = _chosen([*self._files(), *documents])
                 self._read_s = now_s
             return self._last
 
     def _files(self) -> list[Any]:
-        found = []
+        documents = []
         for path in sorted(self._folder.glob("*.json")):
             try:
                 if path.stat().st_size <= MAX_BYTES:
-                    found.append(orjson.loads(path.read_bytes()))
+                    documents.append(orjson.loads(path.read_bytes()))
             except (OSError, ValueError) as error:
                 log.warning("the view %s could not be read: %s", path.name, error)
-        return found
+        return documents
 
     async def _ask_all(self, controller: str) -> list[Any]:
         parts = urlsplit(controller)

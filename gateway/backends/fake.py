@@ -56,14 +56,14 @@ def reply(status: int, body: bytes = b"", **headers: str) -> bytes:
 
 async def echo(request: FakeRequest, connection: FakeConnection) -> None:
     """Answers with the request as JSON; 429 beyond ``max_inflight`` is the replica's own work."""
-    seen = {
+    request_seen = {
         "replica": connection.replica.id,
         "method": request.method,
         "target": request.target,
         "headers": request.headers,
         "body": request.body.decode("latin-1"),
     }
-    body = json.dumps(seen).encode()
+    body = json.dumps(request_seen).encode()
     answer = reply(200, body, content_type="application/json")
     connection.write(answer[: -len(body)] if request.method == "HEAD" else answer)
 
@@ -324,14 +324,14 @@ class FakeBackend:
         def wanted(line: LogLine) -> bool:
             return (instance is None or line.instance == instance) and (since_s is None or line.timestamp_s >= since_s)
 
-        seen = len(function.lines)
+        next_line = len(function.lines)
         chosen = [line for line in function.lines if wanted(line)]
         for line in chosen[-tail:] if tail > 0 else chosen:
             yield line
         while follow:
             version = self._version
-            for line in function.lines[seen:]:
-                seen += 1
+            for line in function.lines[next_line:]:
+                next_line += 1
                 if wanted(line):
                     yield line
             if function.deleted:
@@ -342,12 +342,12 @@ class FakeBackend:
         return sorted(self._secrets.get(namespace, {}))
 
     async def put_secret(self, name: str, namespace: str, value: bytes, *, create: bool) -> None:
-        known = self._secrets.setdefault(namespace, {})
-        if create and name in known:
+        secrets = self._secrets.setdefault(namespace, {})
+        if create and name in secrets:
             raise ConflictError(f"secret {name} exists already in {namespace}")
-        if not create and name not in known:
+        if not create and name not in secrets:
             raise NotFoundError(f"there is no secret {name} in {namespace}")
-        known[name] = value
+        secrets[name] = value
 
     async def delete_secret(self, name: str, namespace: str) -> None:
         if self._secrets.get(namespace, {}).pop(name, None) is None:
@@ -368,7 +368,7 @@ class FakeBackend:
         self._changed()
 
     def kill(self, name: str, replica_id: str, namespace: str = "openfaas-fn") -> None:
-        """The replica's server dies and nobody tells: it stays listed as ready until someone reports it."""
+        """The replica's server dies without notice: it stays listed as ready until someone reports it."""
         self._function(name, namespace).replicas[replica_id].end()
 
     # inside

@@ -41,8 +41,8 @@ class GatewayClient:
 
     def functions(self) -> list[dict[str, Any]]:
         """FunctionStatus objects."""
-        found: list[dict[str, Any]] = self._call("GET", "/system/functions").json()
-        return found
+        statuses: list[dict[str, Any]] = self._call("GET", "/system/functions").json()
+        return statuses
 
     def replicas(self) -> dict[str, list[dict[str, Any]]]:
         """The replica feed now: function → replicas with ``id``, ``address``, ``state``, maybe ``node`` (machine)."""
@@ -56,8 +56,8 @@ class GatewayClient:
 
     def info(self) -> dict[str, Any]:
         """GatewayInfo."""
-        found: dict[str, Any] = self._call("GET", "/system/info").json()
-        return found
+        document: dict[str, Any] = self._call("GET", "/system/info").json()
+        return document
 
     def deploy(self, deployment: dict[str, Any]) -> str:
         """Update the function, or create it where it is unknown. Returns ``updated`` or ``created``."""
@@ -77,7 +77,7 @@ class GatewayClient:
         self._call("POST", f"/system/scale-function/{name}", json={"serviceName": name, "replicas": replicas})
 
     def scale_all(self, functions: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replicas of many functions at once, and annotations beside those they have:
+        """Replicas of many functions at once, and annotations in addition to those they have:
         ``{"NAME": {"replicas": 2, "annotations": {…}}}``. This project's gateway only."""
         self._call("POST", "/system/scale-functions", json={"functions": functions})
 

@@ -16,12 +16,12 @@ def read_gateway(state: Path) -> dict[str, Any]:
     """``{url, metrics_url, pid}`` of the gateway that runs on this state folder; raises StateError."""
     path = state / "gateway.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         raise StateError(f"no gateway runs on the state folder {state}; start one with `smoe up`") from None
     except json.JSONDecodeError as error:
         raise StateError(f"{path} is not JSON ({error}); remove it and start again with `smoe up`") from error
-    return found
+    return document
 
 
 def read_gateway_address(state: Path) -> str:

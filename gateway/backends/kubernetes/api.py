@@ -38,7 +38,7 @@ Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 
 class ApiError(BackendError):
-    """The API server refused. ``code`` is the HTTP status, ``message`` what it said, ``reason`` its word for it."""
+    """The API server refused. ``code`` is the HTTP status, ``message`` its sentence, ``reason`` its short code."""
 
     def __init__(self, what: str, code: int, message: str, reason: str = "") -> None:
         super().__init__(f"{what}: the Kubernetes API server answered {code}: {message[:400]}")
@@ -57,7 +57,7 @@ class UnreachableError(BackendError):
 
 
 class Api:
-    """Sessions with the API server. Each call here says what should be, so repeating one is safe."""
+    """Sessions with the API server. Each call here states what should be, so repeating one is safe."""
 
     def __init__(self, connection: Connection, settings: KubernetesSettings) -> None:
         self._connection = connection
@@ -99,10 +99,10 @@ class Api:
         try:
             return await self.call("POST", path, marked, params={"fieldManager": FIELD_MANAGER})
         except ApiError as error:
-            found = await self.find(f"{path}/{meta['name']}") if error.exists else None
-            if found is None or (found["metadata"].get("annotations") or {}).get(MARK) != mark:
+            present = await self.find(f"{path}/{meta['name']}") if error.exists else None
+            if present is None or (present["metadata"].get("annotations") or {}).get(MARK) != mark:
                 raise
-            return found
+            return present
 
     async def apply(self, path: str, document: Object) -> Object:
         """Server-side apply, taking fields over from whoever owned them."""
@@ -213,12 +213,12 @@ def _worth_repeating(status: int, text: str, conflicts: bool) -> bool:
 
 def _object(what: str, text: str) -> Object:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError as error:
         raise ApiError(what, 502, "the reply is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ApiError(what, 502, "the reply is not a JSON object")
-    return found
+    return document
 
 
 def _reason(text: str) -> str:

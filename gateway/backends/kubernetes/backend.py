@@ -33,7 +33,7 @@ from gateway.specs import check_namespace
 log = logging.getLogger(__name__)
 
 OLDEST = (1, 30)
-"""Pods that sleep before they are told to end."""
+"""Pods that sleep before they get SIGTERM."""
 RESIZES = (1, 33)
 
 
@@ -54,7 +54,7 @@ class KubernetesBackend:
         self._unread: dict[str, str] = {}
         """Namespace that is for functions → why it could not be read."""
         self._start_seconds: builtins.list[float] = []
-        """Of namespaces that are served no longer."""
+        """Start times not yet taken, in namespaces that are no longer served."""
         self._namespaces = Namespaces(self._api, settings) if settings.all_namespaces else None
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ from gateway.kubeconfig import NoClusterError, read_kubeconfig
 
 @dataclass(frozen=True)
 class Connection:
-    """``authorization`` gives the present header, or None; tokens in files are read anew when they age."""
+    """``authorization`` gives the present header, or None; tokens in files are read again when they age."""
 
     url: str
     tls: ssl.SSLContext | None
@@ -25,27 +25,27 @@ class Connection:
 def connect(kubeconfig: Path | None) -> Connection:
     """Reads settings only, sends nothing. Raises BackendError."""
     try:
-        found = read_kubeconfig(kubeconfig)
+        configuration = read_kubeconfig(kubeconfig)
     except NoClusterError as error:
         raise BackendError(str(error)) from error
 
     def authorization() -> str | None:
-        setting = found.auth_settings().get("BearerToken")
+        setting = configuration.auth_settings().get("BearerToken")
         return None if setting is None else str(setting["value"])
 
     try:
-        return Connection(found.host.rstrip("/"), _tls(found), authorization)
+        return Connection(configuration.host.rstrip("/"), _tls(configuration), authorization)
     except (OSError, ValueError) as error:
-        raise BackendError(f"the certificates for {found.host} cannot be read: {error}") from error
+        raise BackendError(f"the certificates for {configuration.host} cannot be read: {error}") from error
 
 
-def _tls(found: client.Configuration) -> ssl.SSLContext | None:
-    if not found.host.startswith("https"):
+def _tls(configuration: client.Configuration) -> ssl.SSLContext | None:
+    if not configuration.host.startswith("https"):
         return None
-    context = ssl.create_default_context(cafile=found.ssl_ca_cert or None)
-    if not found.verify_ssl:
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert or None)
+    if not configuration.verify_ssl:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-    if found.cert_file:
-        context.load_cert_chain(found.cert_file, found.key_file)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, configuration.key_file)
     return context

@@ -66,21 +66,21 @@ class Functions:
             if now is None:
                 raise NotFoundError(f"there is no function {spec.key}") from error
             if now["metadata"]["uid"] != uid:
-                raise ConflictError(f"function {spec.key} was deleted and deployed anew meanwhile") from error
+                raise ConflictError(f"function {spec.key} was deleted and deployed again meanwhile") from error
             raise _named(error) from error
 
-    async def change_metadata(self, spec: FunctionSpec, seen: FunctionSpec) -> bool:
+    async def change_metadata(self, spec: FunctionSpec, expected: FunctionSpec) -> bool:
         """Labels and annotations of the Deployment as ``spec`` has them; its pods do not restart for it.
 
-        False, and nothing is done, where the function is no longer as it was ``seen``.
+        False, and nothing is done, where the function is not as ``expected``.
         """
         path = f"{self._deployments}/{spec.name}"
         for left in reversed(range(self._settings.tries)):
             try:
                 present = await self._api.get(path)
-                if objects.spec_of(present, self._namespace) != seen:
+                if objects.spec_of(present, self._namespace) != expected:
                     return False
-                patch = _metadata_patch(present, spec, seen)
+                patch = _metadata_patch(present, spec, expected)
                 if patch is not None:
                     patch["metadata"]["resourceVersion"] = present["metadata"]["resourceVersion"]
                     present = await self._api.merge(path, patch, again=False)
@@ -96,14 +96,14 @@ class Functions:
     async def scale(self, name: str, replicas: int) -> None:
         """Raises NotFoundError."""
         try:
-            found = await self._api.merge(f"{self._deployments}/{name}/scale", {"spec": {"replicas": replicas}})
+            scaled = await self._api.merge(f"{self._deployments}/{name}/scale", {"spec": {"replicas": replicas}})
         except ApiError as error:
             raise _named(error) from error
-        known = self._cache.objects.get(name)
-        if known is not None:
-            version = found["metadata"]["resourceVersion"]
-            scaled = {**known, "spec": {**known["spec"], "replicas": replicas}}
-            self._cache.put({**scaled, "metadata": {**known["metadata"], "resourceVersion": version}})
+        cached = self._cache.objects.get(name)
+        if cached is not None:
+            version = scaled["metadata"]["resourceVersion"]
+            deployment = {**cached, "spec": {**cached["spec"], "replicas": replicas}}
+            self._cache.put({**deployment, "metadata": {**cached["metadata"], "resourceVersion": version}})
 
     async def has_service(self, name: str) -> bool:
         return await self._api.find(f"{self._services}/{name}") is not None
@@ -150,7 +150,7 @@ def _metadata_patch(present: Object, spec: FunctionSpec, before: FunctionSpec) -
 
 
 def _named(error: ApiError) -> Exception:
-    """What the caller asked for wrongly, told as such."""
+    """The API server's refusal as the error that names the caller's mistake."""
     if error.code == 404:
         return NotFoundError(str(error))
     if error.code in (400, 403, 422):

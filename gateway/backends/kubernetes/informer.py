@@ -51,20 +51,20 @@ class Informer:
         self._version = ""
 
     async def load(self) -> None:
-        """List everything anew. Raises ApiError and UnreachableError."""
-        found: dict[str, Object] = {}
+        """List everything again. Raises ApiError and UnreachableError."""
+        items: dict[str, Object] = {}
         params = {"limit": str(self._settings.page_objects), "labelSelector": self._selector}
         while True:
             page = await self._api.get(self._path, params, accept=self._accept.format("List"))
             for item in page.get("items") or ():
-                found[item["metadata"]["name"]] = item
+                items[item["metadata"]["name"]] = item
             self._version = page["metadata"]["resourceVersion"]
-            after = page["metadata"].get("continue")
-            if not after:
+            next_page = page["metadata"].get("continue")
+            if not next_page:
                 break
-            params["continue"] = after
+            params["continue"] = next_page
         self.objects, self.by_function = {}, {}
-        for item in found.values():
+        for item in items.values():
             self._set(item)
         self._deleted.clear()
         self._changed(None)
@@ -93,17 +93,17 @@ class Informer:
     def put(self, document: Object) -> None:
         """Take over what a write was answered, ahead of the watch."""
         name, meta = document["metadata"]["name"], document["metadata"]
-        known = self.objects.get(name)
-        if known is None or _newer(meta, known["metadata"]):
+        present = self.objects.get(name)
+        if present is None or _newer(meta, present["metadata"]):
             self._set(document)
             self._changed(_function(document))
 
     def drop(self, name: str) -> None:
         """Forget what was deleted, ahead of the watch."""
-        known = self._remove(name)
-        if known is not None:
-            self._deleted.add(known["metadata"].get("uid", ""))
-            self._changed(_function(known))
+        present = self._remove(name)
+        if present is not None:
+            self._deleted.add(present["metadata"].get("uid", ""))
+            self._changed(_function(present))
 
     async def _reload(self, last: str) -> str:
         try:
@@ -138,13 +138,13 @@ class Informer:
         if kind == "BOOKMARK":
             return
         name, uid = meta["name"], meta.get("uid", "")
-        known = self.objects.get(name)
+        present = self.objects.get(name)
         if kind == "DELETED":
             self._deleted.discard(uid)
-            if known is None or known["metadata"].get("uid") != uid:
+            if present is None or present["metadata"].get("uid") != uid:
                 return
             self._remove(name)
-        elif uid in self._deleted or (known is not None and not _newer(meta, known["metadata"])):
+        elif uid in self._deleted or (present is not None and not _newer(meta, present["metadata"])):
             return
         else:
             self._set(document)
@@ -156,10 +156,10 @@ class Informer:
         self.by_function.setdefault(_function(document), {})[name] = document
 
     def _remove(self, name: str) -> Object | None:
-        known = self.objects.pop(name, None)
-        if known is not None:
-            self.by_function.get(_function(known), {}).pop(name, None)
-        return known
+        present = self.objects.pop(name, None)
+        if present is not None:
+            self.by_function.get(_function(present), {}).pop(name, None)
+        return present
 
 
 def _function(document: Object) -> str:
@@ -167,7 +167,7 @@ def _function(document: Object) -> str:
     return str((document["metadata"].get("labels") or {}).get(FUNCTION_LABEL, ""))
 
 
-def _newer(meta: Object, known: Object) -> bool:
+def _newer(meta: Object, present: Object) -> bool:
     """Whether ``meta`` is of a later form; versions of one resource are numbers that grow."""
-    new, old = meta["resourceVersion"], known["resourceVersion"]
+    new, old = meta["resourceVersion"], present["resourceVersion"]
     return not (new.isdigit() and old.isdigit()) or int(new) > int(old)

@@ -24,7 +24,7 @@ class Keeper:
         self._api = api
         self._path = path
         self._refused: dict[str, tuple[str, str]] = {}
-        """Pod → what was asked for and what the API server said."""
+        """Pod → what was asked for and what the API server replied."""
         self._pending: dict[str, str] = {}
         """Pod → why the kubelet has not done it yet."""
 
@@ -51,7 +51,7 @@ class Keeper:
 
     def notes(self) -> list[str]:
         """Sentences about pods that are not as they should be."""
-        refused = [f"Pod {pod} could not be resized: {said}" for pod, (_, said) in sorted(self._refused.items())]
+        refused = [f"Pod {pod} could not be resized: {refusal}" for pod, (_, refusal) in sorted(self._refused.items())]
         return refused + [f"Pod {pod} waits for its resize: {why}" for pod, why in sorted(self._pending.items())]
 
     async def _resize(self, pod: str, body: Object, live: Live) -> bool:
@@ -87,6 +87,6 @@ class Keeper:
     def forget(self, present: Iterable[str]) -> None:
         """Drop what is remembered of pods that are not ``present``."""
         alive = set(present)
-        for known in (self._refused, self._pending):
-            for pod in known.keys() - alive:
-                del known[pod]
+        for by_pod in (self._refused, self._pending):
+            for pod in by_pod.keys() - alive:
+                del by_pod[pod]

@@ -53,7 +53,7 @@ def resize(pod: Object, name: str, live: Live) -> Object | None:
 
 
 def annotate(pod: Object, live: Live) -> Object | None:
-    """A merge patch that tells a pod its live settings; None where it knows them or cannot read them."""
+    """A merge patch with a pod's live settings; None where the pod has them or cannot read them."""
     present = (pod["metadata"].get("annotations") or {}).get(POD_SETTINGS)
     wanted = live.settings()
     if present is None or present == wanted:

@@ -35,15 +35,15 @@ class PodLogs:
         self, instance: str | None, since_s: float | None, tail: int, follow: bool
     ) -> AsyncIterator[LogLine]:
         """What there is, in order of time; with ``follow`` then what comes, of pods that come later too."""
-        known = self._chosen(instance) or []
-        lines = [line for pod in known for line in await self._now(pod, since_s, tail)]
+        pods = self._chosen(instance) or []
+        lines = [line for pod in pods for line in await self._now(pod, since_s, tail)]
         lines.sort(key=lambda line: line.timestamp_s)
         for line in lines[-tail:] if tail > 0 else lines:
             yield line
         if not follow:
             return
         latest_s = {line.instance: line.timestamp_s for line in lines}
-        async for line in self._following(instance, {pod: latest_s.get(pod, since_s) for pod in known}):
+        async for line in self._following(instance, {pod: latest_s.get(pod, since_s) for pod in pods}):
             if line.timestamp_s > latest_s.get(line.instance, 0.0):
                 yield line
 

@@ -43,13 +43,13 @@ class Namespaces:
         self._change.clear()
 
     def annotated(self) -> set[str]:
-        """Names of those beside home that are for functions."""
+        """Names of the namespaces other than home that are for functions."""
         return {name for name in self._found.objects if not self.why_not(name)}
 
     def of(self, name: str) -> Namespace:
-        """What the cluster says of the one that clients know as ``name``."""
-        found = self._found.objects.get(self._home if name == DEFAULT_NAMESPACE else name)
-        meta = {} if found is None else found["metadata"]
+        """Labels and annotations of the namespace that clients know as ``name``."""
+        document = self._found.objects.get(self._home if name == DEFAULT_NAMESPACE else name)
+        meta = {} if document is None else document["metadata"]
         return Namespace(name, meta.get("annotations") or {}, meta.get("labels") or {})
 
     def why_not(self, name: str) -> str:
@@ -60,10 +60,10 @@ class Namespaces:
             return f"the name {name!r} stands for namespace {self._home!r} here"
         if name.startswith(_KUBERNETES):
             return f"namespace {name[:80]!r} belongs to Kubernetes itself"
-        found = self._found.objects.get(name)
-        if found is None:
+        document = self._found.objects.get(name)
+        if document is None:
             return f"namespace {name[:80]!r} does not exist"
-        if (found["metadata"].get("annotations") or {}).get(ANNOTATION) not in _YES:
+        if (document["metadata"].get("annotations") or {}).get(ANNOTATION) not in _YES:
             return f"namespace {name!r} is not for functions: it lacks the annotation {ANNOTATION}=1"
         return ""
 

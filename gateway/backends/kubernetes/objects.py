@@ -2,7 +2,7 @@
 
 Names, labels, probes and mounts are those that OpenFaaS's users know. A Deployment carries two annotations of ours:
 ``smoe.function``, the FunctionDeployment as it was sent, and ``smoe.live``, what holds for its pods now (limits,
-requests, concurrency): a pod that differs from it is brought in line without a restart. The template says the same
+requests, concurrency): a pod that differs from it is brought in line without a restart. The template states the same
 whenever it is written, so pods that come later differ only until they are seen.
 """
 
@@ -187,7 +187,10 @@ def leftovers(document: Object, wanted: Object) -> Object | None:
     GPU) put into our container and ``wanted`` does not have; None where there are none. Apply leaves those alone."""
     name = wanted["metadata"]["name"]
     new = wanted["spec"]["template"]["spec"]["containers"][0]
-    old = next((one for one in document["spec"]["template"]["spec"]["containers"] if one["name"] == name), None)
+    old = next(
+        (container for container in document["spec"]["template"]["spec"]["containers"] if container["name"] == name),
+        None,
+    )
     if old is None:
         return None
     resources = {
@@ -195,12 +198,12 @@ def leftovers(document: Object, wanted: Object) -> Object | None:
         for kind in ("limits", "requests")
         if new["resources"].get(kind)
     }
-    known = {entry["name"] for entry in new["env"]}
+    wanted_names = {entry["name"] for entry in new["env"]}
     ours = (MPS_PERCENTAGE, MPS_MEMORY)
     env = [
         {"name": entry["name"], "$patch": "delete"}
         for entry in old.get("env") or ()
-        if entry["name"] in ours and entry["name"] not in known
+        if entry["name"] in ours and entry["name"] not in wanted_names
     ]
     resources = {kind: gone for kind, gone in resources.items() if gone}
     alone = "hostIPC" in document["spec"]["template"]["spec"] and "hostIPC" not in wanted["spec"]["template"]["spec"]
@@ -222,10 +225,10 @@ def _labels(spec: FunctionSpec) -> dict[str, str]:
 
 
 def _pod_annotations(spec: FunctionSpec) -> dict[str, str]:
-    found = {**spec.annotations, "prometheus.io.scrape": "false"}
+    annotations = {**spec.annotations, "prometheus.io.scrape": "false"}
     if takes_live_settings(spec):
-        found[POD_SETTINGS] = live_of(spec).settings()
-    return found
+        annotations[POD_SETTINGS] = live_of(spec).settings()
+    return annotations
 
 
 def _pod(spec: FunctionSpec, settings: KubernetesSettings, pull_secrets: frozenset[str]) -> Object:
@@ -291,7 +294,7 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Objec
         "OPENFAAS_NAMESPACE": spec.namespace,
         "secret_mount_path": SECRETS_FOLDER,
     }
-    if takes_live_settings(spec):  # the file says it, from the start on
+    if takes_live_settings(spec):  # max_inflight is in that file from the start
         environment.pop("max_inflight", None)
         environment |= {"smoe_live_settings": f"{LIVE_FOLDER}/{LIVE_FILE}", "smoe_live_period": "2s"}
     entries: list[Object] = [{"name": key, "value": value} for key, value in sorted(environment.items())]
@@ -344,7 +347,7 @@ def _probes(spec: FunctionSpec) -> dict[str, Object]:
                 raise InvalidSpecError(f"annotation {prefix}.{key}: {error}") from None
         probes[name] = probe
     if takes_live_settings(spec):
-        # Of the function contract too: not ready before the weights are there, whatever a watchdog says of itself.
+        # Of the function contract too: not ready before the weights are there, whatever a watchdog reports of itself.
         # Asked until it first succeeds, so that a replica with no free slot (429) is not taken for one that starts.
         path = {"path": "/_/ready", "port": "http"}
         probes["startupProbe"] = {"httpGet": path, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 600}

@@ -71,7 +71,7 @@ _OPTIONS = (
     ),
     click.option("--feed-url", default=None, help="kubernetes: this gateway's /system/replicas as functions reach it."),
     click.option(
-        "--feed-secret", default=None, help="kubernetes: secret beside the functions with the key feed-token."
+        "--feed-secret", default=None, help="kubernetes: secret in the functions' namespace with the key feed-token."
     ),
     click.option("--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines."),
     click.option(

@@ -12,10 +12,10 @@ from gateway.contract import Replica, ReplicaState
 
 def addresses(slices: Iterable[Object]) -> dict[str, tuple[str, bool]]:
     """Pod → ``host:port`` and whether it takes calls, from a function's EndpointSlices."""
-    found: dict[str, tuple[str, bool]] = {}
-    for one in slices:
-        ports = [port["port"] for port in one.get("ports") or () if port.get("port")]
-        for endpoint in one.get("endpoints") or ():
+    address_by_pod: dict[str, tuple[str, bool]] = {}
+    for endpoint_slice in slices:
+        ports = [port["port"] for port in endpoint_slice.get("ports") or () if port.get("port")]
+        for endpoint in endpoint_slice.get("endpoints") or ():
             pod = (endpoint.get("targetRef") or {}).get("name")
             if not pod or not ports or not endpoint.get("addresses"):
                 continue
@@ -24,22 +24,22 @@ def addresses(slices: Iterable[Object]) -> dict[str, tuple[str, bool]]:
             conditions = endpoint.get("conditions") or {}
             # A missing ``ready`` counts as true (EndpointSlice API).
             takes_calls = conditions.get("ready") is not False and not conditions.get("terminating")
-            found[pod] = (f"{host}:{ports[0]}", takes_calls)
-    return found
+            address_by_pod[pod] = (f"{host}:{ports[0]}", takes_calls)
+    return address_by_pod
 
 
-def replicas(pods: Iterable[Object], known: Mapping[str, tuple[str, bool]]) -> tuple[Replica, ...]:
+def replicas(pods: Iterable[Object], address_by_pod: Mapping[str, tuple[str, bool]]) -> tuple[Replica, ...]:
     """A function's replicas, oldest first; pods that have ended are none."""
-    found = []
-    for pod in sorted(pods, key=lambda one: (one["metadata"].get("creationTimestamp", ""), one["metadata"]["name"])):
+    members = []
+    for pod in sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp", ""), pod["metadata"]["name"])):
         if pod.get("status", {}).get("phase") in ("Failed", "Succeeded"):
             continue
         name = pod["metadata"]["name"]
-        address, takes_calls = known.get(name, ("", False))
+        address, takes_calls = address_by_pod.get(name, ("", False))
         state: ReplicaState = "draining" if leaving(pod) else "ready" if takes_calls else "starting"
         started_s = moment(pod["metadata"].get("creationTimestamp"))
-        found.append(Replica(name, address, state, None, started_s, pod.get("spec", {}).get("nodeName", "")))
-    return tuple(found)
+        members.append(Replica(name, address, state, None, started_s, pod.get("spec", {}).get("nodeName", "")))
+    return tuple(members)
 
 
 def restarts(pods: Iterable[Object]) -> int:

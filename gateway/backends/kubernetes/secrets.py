@@ -26,16 +26,16 @@ class Secrets:
             if create:
                 metadata = {"name": name, "labels": MANAGED}
                 document = {"apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": metadata, "data": data}
-                found = await self._api.create(self._path, document)
+                written = await self._api.create(self._path, document)
             else:
-                found = await self._api.merge(f"{self._path}/{name}", {"data": data})
+                written = await self._api.merge(f"{self._path}/{name}", {"data": data})
         except ApiError as error:
             if error.exists:
                 raise ConflictError(f"secret {name} exists already") from None
             if error.code == 404:
                 raise NotFoundError(f"there is no secret {name}") from None
             raise
-        return {"metadata": found["metadata"]}
+        return {"metadata": written["metadata"]}
 
     async def delete(self, name: str) -> None:
         """Raises NotFoundError, BackendError."""
@@ -48,7 +48,7 @@ class Secrets:
 
     async def pull_secrets(self, spec: FunctionSpec) -> frozenset[str]:
         """Those of the function's secrets that are for pulling its image. Raises InvalidSpecError for one missing."""
-        found = set()
+        names = set()
         for name in spec.secrets:
             try:
                 document = await self._api.get(f"{self._path}/{name}")
@@ -59,5 +59,5 @@ class Secrets:
                     f"{spec.name} needs secret {name}, which does not exist in {spec.namespace}"
                 ) from None
             if document.get("type") in _PULL_TYPES:
-                found.add(name)
-        return frozenset(found)
+                names.add(name)
+        return frozenset(names)

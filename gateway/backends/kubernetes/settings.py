@@ -45,6 +45,6 @@ class KubernetesSettings:
     """How long one watch is asked to last."""
     page_objects: int = 500
     resync_s: float = 30.0
-    """Live limits and settings are compared anew at least this often."""
+    """Live limits and settings are compared again at least this often."""
     usage_interval_s: float = 15.0
     """Period of ``metrics.k8s.io``."""

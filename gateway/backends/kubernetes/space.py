@@ -66,11 +66,13 @@ class Space:
         self._pods_path = f"{core}/{space}/pods"
         self._deployments_path = f"/apis/apps/v1/namespaces/{space}/deployments"
         slices = f"/apis/discovery.k8s.io/v1/namespaces/{space}/endpointslices"
-        selector, own = FUNCTION_LABEL, self._changed
-        self._deployments = Informer(api, self._deployments_path, selector, settings, own)
+        selector, changed_function = FUNCTION_LABEL, self._changed
+        self._deployments = Informer(api, self._deployments_path, selector, settings, changed_function)
         self._pods = Informer(api, self._pods_path, selector, settings, self._pods_changed)
-        self._slices = Informer(api, slices, selector, settings, own)
-        self._secret_names = Informer(api, f"{core}/{space}/secrets", SELECTOR, settings, own, metadata_only=True)
+        self._slices = Informer(api, slices, selector, settings, changed_function)
+        self._secret_names = Informer(
+            api, f"{core}/{space}/secrets", SELECTOR, settings, changed_function, metadata_only=True
+        )
         self._secrets = Secrets(api, space)
         self._usage = PodUsage(api, space, selector)
         self._keeper = Keeper(api, self._pods_path)
@@ -203,10 +205,10 @@ class Space:
     async def _present(self, spec: FunctionSpec) -> FunctionSpec:
         """The function as the API server has it now. Raises NotFoundError."""
         document = await self._functions.read(spec.name)
-        found = None if document is None else objects.spec_of(document, self.name)
-        if found is None:
+        spec_there = None if document is None else objects.spec_of(document, self.name)
+        if spec_there is None:
             raise missing(spec.name, spec.namespace)
-        return found
+        return spec_there
 
     def _lives_on(self, before: FunctionSpec, after: FunctionSpec) -> bool:
         """Whether pods become those of ``after`` without a restart, on this cluster."""

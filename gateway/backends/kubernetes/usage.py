@@ -15,7 +15,7 @@ NOT_MEASURED = Usage(None, None, None)
 
 
 class PodUsage:
-    """The last measurement of every pod. CPU seconds since the start are not among what that API tells."""
+    """The last measurement of every pod. That API does not report CPU seconds since the start."""
 
     def __init__(self, api: Api, namespace: str, selector: str) -> None:
         self._api = api
@@ -29,7 +29,7 @@ class PodUsage:
         return self._found.get(pod, NOT_MEASURED)
 
     async def measure(self) -> None:
-        """Read anew; what cannot be read is not measured."""
+        """Read again; what cannot be read is not measured."""
         try:
             document = await self._api.get(self._path, {"labelSelector": self._selector})
         except (ApiError, UnreachableError) as error:

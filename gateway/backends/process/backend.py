@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.backends.process.cgroup.usage import measure
+from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
@@ -22,7 +23,6 @@ from gateway.backends.process.programs import Prepared, prepare
 from gateway.backends.process.secret import mount as secret_mount
 from gateway.backends.process.secret.files import SecretFiles
 from gateway.backends.process.settings import ProcessSettings
-from gateway.backends.process.workers.exchanges import Exchanges
 from gateway.backends.process.workers.launcher import Launcher
 from gateway.contract import (
     DEFAULT_NAMESPACE,

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gateway.backends.process.backoff import Backoff
-from gateway.backends.process.gpu.devices import Gpu
+from gateway.backends.process.exchanges import Exchanges
+from gateway.backends.process.gpu.seats import Gpu
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.programs import Prepared
 from gateway.backends.process.replica_changes import Member, next_change
 from gateway.backends.process.settings import ProcessSettings
-from gateway.backends.process.workers.exchanges import Exchanges
 from gateway.backends.process.workers.launcher import Ended, Launcher, Program
 from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
 from gateway.placement import spread
@@ -74,7 +74,7 @@ class Context:
     exchanges: Exchanges
     gpus: GpuShares
     machine_environment: Callable[[str], Mapping[str, str]]
-    """What replicas on a machine are told besides their function's environment."""
+    """Environment of replicas on a machine, in addition to their function's."""
     start_seconds: list[float]
     changed: Callable[[], None]
     spawn: Callable[..., object]
@@ -120,7 +120,7 @@ class ManagedFunction:
         )
 
     def scale(self, desired: int) -> None:
-        """Set the wished number of replicas. Raises ConflictError when their GPU shares do not fit."""
+        """Set the desired number of replicas. Raises ConflictError when their GPU shares do not fit."""
         if desired != self.desired:
             self._context.gpus.seats.reserve(self.spec.key, self.prepared.gpu_tenths, desired)
             self.desired = desired
@@ -133,11 +133,11 @@ class ManagedFunction:
         ordered, desired = self.spec.annotations.get(PLACEMENT), self.desired
         if prepared.places is not None and spec.annotations.get(PLACEMENT, ordered) != ordered:
             desired = sum(prepared.places.values())
-        anew = self.prepared.needs_new_processes(prepared)
-        self._context.gpus.seats.reserve(spec.key, prepared.gpu_tenths, desired, anew=anew)
+        new_processes = self.prepared.needs_new_processes(prepared)
+        self._context.gpus.seats.reserve(spec.key, prepared.gpu_tenths, desired, replace_all=new_processes)
         before, self.spec, self.prepared, self.desired = self.prepared, spec, prepared, desired
         self._backoff.reset()
-        if anew:
+        if new_processes:
             self.generation += 1
             self.lines.say("", "image, environment, process, secrets or GPU share changed: rolling update")
         if before.max_inflight != prepared.max_inflight:
@@ -201,7 +201,7 @@ class ManagedFunction:
         self._context.changed()
 
     def _make_room(self) -> None:
-        """No GPU has room for a new share beside the old ones: an old replica goes first, one at a time."""
+        """No GPU has room for a new share next to the old ones: an old replica goes first, one at a time."""
         if any(record.state != "ready" for record in self.replicas.values()):
             return
         old = min(

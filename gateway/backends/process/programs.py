@@ -54,9 +54,9 @@ def prepare(
     entry = settings.images.get(image_name(spec.image))
     command = spec.env_process.strip() or spec.env_vars.get("fprocess", "").strip()
     if entry is None and not command:
-        known = ", ".join(sorted(settings.images)) or "none"
+        names = ", ".join(sorted(settings.images)) or "none"
         raise InvalidSpecError(
-            f"image {spec.image} is not known to this gateway (known: {known}) and {spec.name} gives no envProcess "
+            f"image {spec.image} is not known to this gateway (known: {names}) and {spec.name} gives no envProcess "
             "(fprocess), the command that would be run per call"
         )
     _check_environment(spec)

@@ -100,5 +100,5 @@ def _check_gpus(values: Mapping[str, Fraction], gpus: int) -> None:
         if wanted and not available:
             raise InvalidSpecError(
                 f"limits.{resource} asks for {wanted} tenths of a GPU, but this machine has 0 such GPUs that can be "
-                "shared; /system/info says more"
+                "shared; see /system/info"
             )

@@ -34,7 +34,7 @@ class ReplicaChange:
 def next_change(
     replicas: Iterable[Member], desired: int, generation: int, places: Mapping[str, int] | None = None
 ) -> ReplicaChange:
-    """The next change towards ``desired`` replicas of ``generation``: surge of 1, a new one is ready before an old drains.
+    """The next change towards ``desired`` replicas of ``generation``; the surge is 1: new ones are ready before old go.
 
     ``places``: how many of them on each machine; they add up to ``desired``. A replica on a machine that has enough
     counts as old, as one of an earlier generation does. Draining replicas count for nothing. Repeated after every

@@ -1,4 +1,4 @@
-"""Settings of the process backend: everything it may be told, with units in the names."""
+"""Settings of the process backend: every value is given from outside, with its unit in the name."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class ProcessSettings:
     standby_cores: float = 0.25
     """CPU limit of a blank while it prepares, so that preparing does not slow what serves."""
     starting_share: float = 0.4
-    """Part of the processors that a replica gets until it is ready, beside 1 of each that serves; where there is
-    enough for all it is no limit."""
+    """Weight by which a replica gets processors until it is ready, against a weight of 1 for each that serves; where
+    there is enough for all it is no limit."""
     background_share: float = 0.5
     """The same for functions that give way to others."""
     machines: tuple[str, ...] = ()
     """Machines emulated on this one, each with a memory folder of its own; the first takes what names none."""
     networks: Mapping[str, Network] = field(default_factory=dict)
-    """Of machines whose replicas live in a network namespace; the others share the gateway's network."""
+    """Machine → the network namespace its replicas live in; other machines share the gateway's network."""
     memory_root: Path | None = None
     """Where the machines' memory folders go; None: shared memory where it is there, else ``state``."""
     exchanges: int = 6
-    """Functions that may have more replicas than wished at once because old ones wait for new ones; bounds memory."""
+    """Functions that may have more replicas than desired at once because old ones wait for new ones; bounds memory."""
     concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))
     """Replicas starting at once; more only makes each of them slower."""
     start_gap_s: float = 0.01

@@ -38,10 +38,10 @@ class Watchdog:
 
     def reload(self) -> None:
         """Take the limit from the live settings file (SIGHUP)."""
-        found = live_max_inflight(self._settings.live_settings, self.max_inflight)
-        if found != self.max_inflight:
-            log.info("max_inflight is now %d", found)
-            self.max_inflight = found
+        max_inflight = live_max_inflight(self._settings.live_settings, self.max_inflight)
+        if max_inflight != self.max_inflight:
+            log.info("max_inflight is now %d", max_inflight)
+            self.max_inflight = max_inflight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,7 +103,7 @@ class Watchdog:
             return 504, text.encode(), _TEXT
         if outcome.code is None:
             log.error("fprocess could not be started")
-            return 500, b"the function's command could not be started; its log says why\n", _PLATFORM
+            return 500, b"the function's command could not be started; its log has the reason\n", _PLATFORM
         log.error("fprocess ended with %d; output: %s", outcome.code, outcome.output[-2000:].decode(errors="replace"))
         reason = f"exit status {outcome.code}" if outcome.code > 0 else f"signal {-outcome.code}"
         return 500, reason.encode() + b"\n" + outcome.output, _TEXT
@@ -131,7 +131,7 @@ async def _reply(send: Send, status: int, body: bytes, headers: Headers) -> None
 
 
 class _Server(uvicorn.Server):
-    """Says when it accepts and marks the application as draining."""
+    """Reports when it accepts and marks the application as draining."""
 
     def __init__(self, config: uvicorn.Config, watchdog: Watchdog, ready: Callable[[], None]) -> None:
         super().__init__(config)

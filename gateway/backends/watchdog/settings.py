@@ -52,7 +52,7 @@ def from_environment(environ: Mapping[str, str]) -> WatchdogSettings:
 
 
 def live_max_inflight(path: Path | None, present: int) -> int:
-    """``max_inflight`` of the live settings file; ``present`` where it says nothing usable."""
+    """``max_inflight`` of the live settings file; ``present`` where the file holds nothing usable."""
     if path is None:
         return present
     try:

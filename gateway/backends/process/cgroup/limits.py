@@ -1,6 +1,6 @@
 """Memory and CPU limits and usage by cgroup, version 1 or 2, one cgroup per slot, found and probed at the start.
 
-Where nothing is writable, :class:`NoCgroups` answers "not measured, not limited" and says why in ``notes``.
+Where nothing is writable, :class:`NoCgroups` answers "not measured, not limited" and gives the reason in ``notes``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Cgroups(Protocol):
         """Real cores; False where this machine cannot limit."""
 
     def set_share(self, slot: str, share: float) -> None:
-        """Its part of the processors beside other slots, where there is not enough for all; 1 is the usual one."""
+        """Its weight against other slots where processors are short; 1 is the usual weight."""
 
     def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
         """False when more than that is in use after reclaiming, and the old limit stays."""
@@ -67,7 +67,7 @@ class Cgroups(Protocol):
 
 
 def quota(cores: float, period_s: float) -> tuple[int, int]:
-    """``(quota_us, period_us)``: the wished period, longer only where the quota would be under the kernel's minimum."""
+    """``(quota_us, period_us)``: the desired period, or a longer one where the kernel's least quota asks for it."""
     period_us = min(MAX_PERIOD_US, max(MIN_QUOTA_US, round(period_s * 1e6)))
     if cores * period_us < MIN_QUOTA_US:
         period_us = min(MAX_PERIOD_US, round(MIN_QUOTA_US / cores))

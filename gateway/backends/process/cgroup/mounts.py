@@ -1,7 +1,7 @@
 """Finds out which cgroups this process may use, makes our own below them, removes what dead gateways left.
 
 Our folders are named ``smoe-PID-STARTTIME-GENERATION``: PID and start time (``/proc/PID/stat``, field 22) name the
-gateway that owns them, so a later one can tell dead owners from live ones.
+gateway that owns them, so a later gateway can distinguish dead owners from live ones.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _OURS = re.compile(rf"{PREFIX}(\d+)-(\d+)-\d+")
 
 
 def detect(root: Path, proc: Path, generation: int, period_s: float) -> Cgroups:
-    """The cgroups to use. Never raises: :class:`NoCgroups` says why there are none. Blocks while leftovers end."""
+    """The cgroups to use; :class:`NoCgroups` with the reason if there are none. Never raises; blocks while leftovers end."""
     name = f"{PREFIX}{os.getpid()}-{start_time(proc, os.getpid())}-{generation}"
-    own = _own_paths(proc)
+    path_by_controller = _own_paths(proc)
     if (root / "cgroup.controllers").exists():
-        return _detect_v2(root, proc, own.get("", "/"), name, period_s)
+        return _detect_v2(root, proc, path_by_controller.get("", "/"), name, period_s)
     if any((root / controller).is_dir() for controller in _V1_CONTROLLERS):
-        return _detect_v1(root, proc, own, name, period_s)
+        return _detect_v1(root, proc, path_by_controller, name, period_s)
     return NoCgroups(f"No cgroups are mounted at {root}: memory and CPU limits are accepted but not enforced.")
 
 
-def _detect_v1(root: Path, proc: Path, own: dict[str, str], name: str, period_s: float) -> Cgroups:
+def _detect_v1(root: Path, proc: Path, path_by_controller: dict[str, str], name: str, period_s: float) -> Cgroups:
     folders: dict[str, Path] = {}
     missing = []
     for controller in _V1_CONTROLLERS:
-        base = _below(root / controller, own.get(controller, "/"))
+        base = _below(root / controller, path_by_controller.get(controller, "/"))
         remove_leftovers(base, proc)
         try:
             (base / name).mkdir(exist_ok=True)
@@ -51,8 +51,8 @@ def _detect_v1(root: Path, proc: Path, own: dict[str, str], name: str, period_s:
     return CgroupsV1(folders, period_s, notes)
 
 
-def _detect_v2(root: Path, proc: Path, own: str, name: str, period_s: float) -> Cgroups:
-    base = _below(root, own)
+def _detect_v2(root: Path, proc: Path, path: str, name: str, period_s: float) -> Cgroups:
+    base = _below(root, path)
     remove_leftovers(base, proc)
     try:
         (base / name).mkdir(exist_ok=True)
@@ -96,10 +96,10 @@ def _enable(folder: Path, controller: str) -> bool:
 def remove_leftovers(base: Path, proc: Path) -> None:
     """Kill and remove cgroups of gateways that are no longer alive."""
     try:
-        found = [entry for entry in base.iterdir() if _OURS.fullmatch(entry.name)]
+        folders = [entry for entry in base.iterdir() if _OURS.fullmatch(entry.name)]
     except OSError:
         return
-    for folder in found:
+    for folder in folders:
         match = _OURS.fullmatch(folder.name)
         if match and start_time(proc, int(match[1])) == int(match[2]):
             continue
@@ -146,7 +146,7 @@ def _own_paths(proc: Path) -> dict[str, str]:
     return paths
 
 
-def _below(mount: Path, own: str) -> Path:
+def _below(mount: Path, path: str) -> Path:
     """Our own cgroup in a mount, or the mount itself where a container shows only its own part."""
-    inside = mount / own.lstrip("/")
+    inside = mount / path.lstrip("/")
     return inside if inside.is_dir() else mount

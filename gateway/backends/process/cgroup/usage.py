@@ -11,19 +11,19 @@ from gateway.contract import Usage
 
 def measure(record: Record, by_cgroup: Measured, now_s: float) -> None:
     """Update ``record.usage``. ``now_s`` is loop time; the CPU rate is over the time since the last measuring."""
-    found = by_cgroup
-    if (found.cpu_seconds is None or found.memory_bytes is None) and record.pid is not None:
+    measured = by_cgroup
+    if (measured.cpu_seconds is None or measured.memory_bytes is None) and record.pid is not None:
         by_proc = from_proc(record.pid)
-        found = Measured(
-            by_proc.cpu_seconds if found.cpu_seconds is None else found.cpu_seconds,
-            by_proc.memory_bytes if found.memory_bytes is None else found.memory_bytes,
+        measured = Measured(
+            by_proc.cpu_seconds if measured.cpu_seconds is None else measured.cpu_seconds,
+            by_proc.memory_bytes if measured.memory_bytes is None else measured.memory_bytes,
         )
-    before, record.usage = record.usage, Usage(found.cpu_seconds, None, found.memory_bytes)
+    before, record.usage = record.usage, Usage(measured.cpu_seconds, None, measured.memory_bytes)
     elapsed_s = now_s - record.measured_at_s
     record.measured_at_s = now_s
-    if before.cpu_seconds_total is not None and found.cpu_seconds is not None and elapsed_s > 0:
-        millicores = max(0.0, (found.cpu_seconds - before.cpu_seconds_total) / elapsed_s * 1000)
-        record.usage = Usage(found.cpu_seconds, millicores, found.memory_bytes)
+    if before.cpu_seconds_total is not None and measured.cpu_seconds is not None and elapsed_s > 0:
+        millicores = max(0.0, (measured.cpu_seconds - before.cpu_seconds_total) / elapsed_s * 1000)
+        record.usage = Usage(measured.cpu_seconds, millicores, measured.memory_bytes)
 
 
 def from_proc(pid: int) -> Measured:

@@ -100,7 +100,7 @@ class Mps:
             )
         for folder in (pipe, logs):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # A daemon that sees some GPUs only would number them anew for its clients.
+        # A daemon that sees some GPUs only would renumber them for its clients.
         inherited = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
         keeper = subprocess.Popen(
             [self._python, "-m", "gateway.backends.process.gpu.mps_keeper", self._control],

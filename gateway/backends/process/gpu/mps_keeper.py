@@ -1,8 +1,8 @@
 """Runs an MPS control daemon (``PROGRAM -f``) for as long as the gateway lives.
 
-Started by ``mps`` only (``python -m gateway.backends.process.gpu.mps_keeper PROGRAM``), with a pipe as standard input whose
-other end the gateway holds. When that is closed, however the gateway ended, the daemon is told to quit, then killed
-with everything it started.
+Started by ``mps`` only (``python -m gateway.backends.process.gpu.mps_keeper PROGRAM``), with a pipe as standard input
+whose other end the gateway holds. When that is closed, however the gateway ended, the daemon is ordered to quit, then
+killed with everything it started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _QUIT_TIMEOUT_S = 5.0
 
 
 def main() -> int:
-    """Code 0 when it was told to end, else the daemon's own."""
+    """Code 0 when it was ordered to end, else the daemon's own."""
     program = sys.argv[1]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the daemon would inherit

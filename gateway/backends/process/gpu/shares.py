@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.backends.process.gpu.devices import Gpu, Seats, binding
 from gateway.backends.process.gpu.mps import Mps
+from gateway.backends.process.gpu.seats import Gpu, Seats, binding
 from gateway.backends.process.settings import ProcessSettings
 from platform_words.resources import GPU_TENTHS, MPS_PIPE
 
@@ -53,12 +53,14 @@ class GpuShares:
         await self._mps.close()
 
     def environment(self, gpu: Gpu, tenths: int) -> Mapping[str, str]:
-        """What a replica with ``tenths`` of ``gpu`` is told, after :meth:`ready`."""
+        """Environment of a replica with ``tenths`` of ``gpu``, after :meth:`ready`."""
         return {**binding(gpu, tenths), MPS_PIPE: str(self._mps.pipe)}
 
     def memory_environment(self) -> Mapping[str, str]:
-        """What a replica is told that keeps memory on these GPUs for others, after :meth:`ready`: all of them, through
-        the same daemon as those others, without a share. Empty without GPUs."""
+        """Environment of a replica that keeps memory on these GPUs for others, after :meth:`ready`.
+
+        It names all GPUs, reached through the same daemon as those others, without a share. Empty without GPUs.
+        """
         if not self.seats.gpus:
             return {}
         return {
@@ -135,6 +137,6 @@ def _asked(nvml: Any, question: Callable[[Any], Any], handle: Any, otherwise: An
         return otherwise
 
 
-def _text(found: str | bytes) -> str:
+def _text(answer: str | bytes) -> str:
     """Earlier versions of pynvml answer bytes."""
-    return found.decode() if isinstance(found, bytes) else found
+    return answer.decode() if isinstance(answer, bytes) else answer

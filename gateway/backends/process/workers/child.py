@@ -1,9 +1,9 @@
-"""What a forked process does: wait as a blank until it is told what to become, then run the image's entry.
+"""What a forked process does: wait as a blank until a message names what to become, then run the image's entry.
 
 An entry is ``function(environ, listener, ready)``: it serves on ``listener``, calls ``ready()`` once it can, and
-returns after SIGTERM when everything in flight is answered. A blank may be told to prepare first and is a standby then:
-the entry's module may offer ``prepare(environ)``, which does ahead what does not depend on the function (an event loop,
-the pipeline's description, memory that would be touched first under load) and returns the rest of the entry.
+returns after SIGTERM when everything in flight is answered. A blank may get an order to prepare first and is a standby
+then: the entry's module may offer ``prepare(environ)``, which does ahead what does not depend on the function (an event
+loop, the pipeline's description, memory that would be touched first under load) and returns the rest of the entry.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _prepare(message: channel.Message) -> Entry | None:
 
 def _show_secrets(folder: str) -> None:
     if not secret_mount.possible():
-        return  # /system/info says so
+        return  # /system/info reports it
     try:
         secret_mount.enter(Path(folder))
     except OSError as error:

@@ -87,7 +87,7 @@ def processes(folder: Path) -> list[int]:
     Processes outside our PID namespace are listed as 0, which ``kill`` would take for our own group: left out.
     """
     try:
-        found = [int(line) for line in (folder / "cgroup.procs").read_text().split()]
-        return [pid for pid in found if pid > 0]
+        pids = [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+        return [pid for pid in pids if pid > 0]
     except OSError:
         return []

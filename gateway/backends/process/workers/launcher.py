@@ -24,8 +24,8 @@ from gateway.backends.process.machines import MACHINE_VARIABLE
 from gateway.backends.process.quantities import Limits
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers import channel
+from gateway.backends.process.workers.parent_client import Exit, Forked, WarmParentClient, become, prepare
 from gateway.backends.process.workers.standbys import Standbys, own_bytes
-from gateway.backends.process.workers.warm import Exit, Forked, WarmParent, become, prepare
 from gateway.contract import BackendError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 WATCHDOG_MODULE = "gateway.backends.watchdog"
 _BACKLOG = 512
 _PREPARE_TIMEOUT_S = 60.0
-_QUIET_S = 1.0
+_IDLE_BEFORE_STANDBYS_S = 1.0
 """Standbys are prepared once nothing was started for this long."""
 
 
@@ -76,7 +76,7 @@ class _Slot:
     on_end: Callable[[Ended], None] | None = None
     reader: LineReader | None = None
     share: float = 1.0
-    """Of the processors, once it is ready."""
+    """Weight by which it gets processors once it is ready."""
 
 
 class Launcher:
@@ -86,7 +86,7 @@ class Launcher:
         """``memory``: folders that go with the gateway, however it ends."""
         self._settings = settings
         self._memory = memory
-        self._parent: WarmParent | None = None
+        self._parent: WarmParentClient | None = None
         self._available = asyncio.Event()
         self._generation = 0
         self._counter = 0
@@ -287,15 +287,15 @@ class Launcher:
         self._refill_task = self._spawn(self._refill_pool())
 
     async def _refill_pool(self) -> None:
-        """Fork blanks up to the number wished, then prepare standbys, while nobody waits for a real start."""
+        """Fork blanks up to the desired number, then prepare standbys, while nobody waits for a real start."""
         while not self._launching and len(self._blanks) < self._settings.blanks and self._available.is_set():
             try:
                 self._blanks.append(await self._fork())
             except BackendError as error:
                 log.warning("no blank could be forked: %s", error)
                 return
-        while (quiet_s := self._started_s + _QUIET_S - asyncio.get_running_loop().time()) > 0:
-            await asyncio.sleep(quiet_s)
+        while (wait_s := self._started_s + _IDLE_BEFORE_STANDBYS_S - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(wait_s)
         await self.standbys.fill(lambda: not self._launching and self._available.is_set())
 
     def _discard(self, slot: str) -> None:
@@ -347,7 +347,9 @@ class Launcher:
             )
         modules = [entry.partition(":")[0] for entry in settings.images.values()]
         preload = tuple(dict.fromkeys([*settings.preload, *modules, WATCHDOG_MODULE]))
-        parent = WarmParent(settings.python, preload, self.cgroups.folders, self._memory, self._on_exit, self._on_lost)
+        parent = WarmParentClient(
+            settings.python, preload, self.cgroups.folders, self._memory, self._on_exit, self._on_lost
+        )
         self._parent = parent
         try:
             await parent.start(settings.parent_timeout_s)

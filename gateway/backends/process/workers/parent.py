@@ -1,7 +1,7 @@
 """The warm parent: ``python -m gateway.backends.process.workers.parent --control FD …``, started by the gateway only.
 
 Imports what replicas need once, then forks a process for each ``fork`` message, reports every end, and kills all of
-them when it is told to stop or the gateway is gone. Single-threaded, so that forking is safe.
+them when it is ordered to stop or the gateway is gone. Single-threaded, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class WarmParent:
         self._start_guardian()
 
     def run(self) -> None:
-        """Serve until told to stop or until the gateway is gone; then end everything."""
+        """Serve until ordered to stop or until the gateway is gone; then end everything."""
         selector = selectors.DefaultSelector()
         selector.register(self._control, selectors.EVENT_READ)
         selector.register(self._wake_read, selectors.EVENT_READ)
@@ -95,7 +95,7 @@ class WarmParent:
             os.setpgid(pid, pid)
         self._slots[pid] = slot
         self._pids[slot] = pid
-        self._tell_guardian(f"+{pid}")
+        self._notify_guardian(f"+{pid}")
         channel.send(self._control, {"event": "forked", "slot": slot, "pid": pid})
 
     def _signal(self, slot: str, number: int, *, group: bool) -> None:
@@ -123,7 +123,7 @@ class WarmParent:
             if slot is None:
                 continue
             del self._pids[slot]
-            self._tell_guardian(f"-{ended.si_pid}")
+            self._notify_guardian(f"-{ended.si_pid}")
             code = os.waitstatus_to_exitcode(status)
             channel.send(
                 self._control,
@@ -147,13 +147,13 @@ class WarmParent:
         os.close(reading)
         os.set_blocking(self._guardian_pipe, False)
         for path in self._cgroups:
-            self._tell_guardian(f"@{path}")
+            self._notify_guardian(f"@{path}")
         for path in self._memory:
-            self._tell_guardian(f"#{path}")
+            self._notify_guardian(f"#{path}")
         for pid in self._slots:
-            self._tell_guardian(f"+{pid}")
+            self._notify_guardian(f"+{pid}")
 
-    def _tell_guardian(self, line: str) -> None:
+    def _notify_guardian(self, line: str) -> None:
         with contextlib.suppress(BrokenPipeError, BlockingIOError):
             os.write(self._guardian_pipe, line.encode() + b"\n")
 

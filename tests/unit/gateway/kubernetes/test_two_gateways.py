@@ -94,7 +94,7 @@ async def test_an_update_does_not_bring_back_what_was_deleted_meanwhile(
     assert nth >= 1
 
 
-async def test_an_update_leaves_alone_what_was_deleted_and_deployed_anew_meanwhile(
+async def test_an_update_leaves_alone_what_was_deleted_and_deployed_again_meanwhile(
     double: Running, backends: Backends
 ) -> None:
     one, two = await backends(), await backends()
@@ -102,12 +102,12 @@ async def test_an_update_leaves_alone_what_was_deleted_and_deployed_anew_meanwhi
     await until_so(lambda: bool(two.list()))
     third = replace(F, image="smoe/function:3")
 
-    async def anew(it: KubernetesBackend) -> None:
+    async def again(it: KubernetesBackend) -> None:
         await it.delete("f", DEFAULT_NAMESPACE)
         await it.create(third, 1)
 
-    ended = await crossed(one, two, 1, lambda it: it.update(OTHER), anew)
-    assert isinstance(ended[0], ConflictError) and "deployed anew meanwhile" in str(ended[0])
+    ended = await crossed(one, two, 1, lambda it: it.update(OTHER), again)
+    assert isinstance(ended[0], ConflictError) and "deployed again meanwhile" in str(ended[0])
     assert kept(double) == third
 
 

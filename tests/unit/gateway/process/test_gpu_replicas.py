@@ -13,7 +13,7 @@ import pytest
 
 from gateway.backends.process import ProcessSettings
 from gateway.backends.process.backend import ProcessBackend
-from gateway.backends.process.gpu.devices import Gpu
+from gateway.backends.process.gpu.seats import Gpu
 from gateway.backends.process.gpu.shares import Found, GpuShares, find_gpus
 from gateway.backends.process.workers.parent import used_gpu
 from gateway.contract import BackendError, ConflictError, FunctionSpec, InvalidSpecError

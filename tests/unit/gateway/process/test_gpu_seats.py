@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.process.gpu.devices import Gpu, Seats, binding
+from gateway.backends.process.gpu.seats import Gpu, Seats, binding
 from gateway.contract import ConflictError
 from platform_words.resources import GPU_TENTHS
 
@@ -83,7 +83,7 @@ def test_a_new_share_goes_beside_the_old_one_where_a_gpu_has_room_for_both() -> 
     seats = Seats((A, B))
     seats.reserve("f", 8, 1)
     assert seats.hold("f", "old", never) == A
-    seats.reserve("f", 5, 1, anew=True)
+    seats.reserve("f", 5, 1, replace_all=True)
     assert seats.hold("f", "new", never) == B
     seats.drains("old")
     seats.gone("old")
@@ -94,7 +94,7 @@ def test_a_new_share_may_need_the_place_of_the_old_one() -> None:
     seats = Seats((A,))
     seats.reserve("f", 8, 1)
     seats.hold("f", "old", never)
-    seats.reserve("f", 9, 1, anew=True)
+    seats.reserve("f", 9, 1, replace_all=True)
     assert seats.hold("f", "new", lambda: None) is None
     seats.drains("old")
     seats.gone("old")
@@ -155,7 +155,7 @@ def test_no_order_of_events_takes_more_than_ten_tenths_of_a_gpu_or_loses_some(hi
         function = f"f{which}"
         try:
             if what in ("reserve", "anew"):
-                seats.reserve(function, number, 1 + which, anew=what == "anew")
+                seats.reserve(function, number, 1 + which, replace_all=what == "anew")
             elif what == "hold":
                 count += 1
                 if seats.hold(function, f"r{count}", lambda: None):

@@ -41,14 +41,14 @@ class Exit:
 
 @dataclass
 class Forked:
-    """A process of the warm parent, a blank until :meth:`WarmParent.become`."""
+    """A process of the warm parent, a blank until :meth:`WarmParentClient.become`."""
 
     slot: str
     pid: int
     line: socket.socket
 
 
-class WarmParent:
+class WarmParentClient:
     """One life of the warm parent process. When it dies, the backend makes another."""
 
     def __init__(
@@ -203,7 +203,7 @@ class WarmParent:
 
 
 def prepare(forked: Forked, message: channel.Message) -> None:
-    """Have a blank do ahead what needs no function: it becomes a standby and says so. Raises ChannelError."""
+    """Have a blank do ahead what needs no function: it becomes a standby and reports that. Raises ChannelError."""
     channel.send(forked.line, {"prepare": message})
 
 

@@ -1,6 +1,6 @@
 """Tenths of this machine's GPUs: who has reserved which, who holds which now, and how a replica is bound to its own.
 
-A function with n tenths has a seat of n tenths on one GPU for each replica it wishes. Two sums never exceed ten on a
+A function with n tenths has a seat of n tenths on one GPU for each desired replica. Two sums never exceed ten on a
 GPU: that of the seats promised (so what does not fit is refused when it is asked for), and that of the seats held by
 processes (so a new replica waits, or takes the place of an old one, while those that leave still compute). A seat whose
 replica goes away for good is *leaving*: promised to nobody any more, and held until that process is gone.
@@ -43,19 +43,19 @@ class Seats:
         self._desired: dict[str, int] = {}
         self._waiting: dict[str, Callable[[], None]] = {}
 
-    def reserve(self, function: str, tenths: int, replicas: int, *, anew: bool = False) -> None:
-        """Seats for ``replicas`` of ``tenths`` each (0: none). ``anew``: all present replicas are to be replaced.
+    def reserve(self, function: str, tenths: int, replicas: int, *, replace_all: bool = False) -> None:
+        """Seats for ``replicas`` of ``tenths`` each (0: none). ``replace_all``: none of the present ones stays.
 
         A seat goes where a process can have it at once, and of those GPUs where the least is left over (best fit).
         Raises ConflictError, and nothing has changed then.
         """
-        own = [seat for seat in self._seats if seat.function == function and not seat.leaving]
-        kept = [] if anew else [seat for seat in own if seat.tenths == tenths]
+        held = [seat for seat in self._seats if seat.function == function and not seat.leaving]
+        kept = [] if replace_all else [seat for seat in held if seat.tenths == tenths]
         free = [seat for seat in kept if not seat.holder]
         surplus = free[: max(0, len(kept) - replicas)]
         kept = [seat for seat in kept if seat not in surplus]
         missing = max(0, replicas - len(kept)) if tenths else 0
-        going = [seat for seat in own if seat not in kept]
+        going = [seat for seat in held if seat not in kept]
         added = self._fitted(function, tenths, missing, replicas, going)
         for seat in going:
             seat.leaving = True
@@ -67,8 +67,8 @@ class Seats:
     def hold(self, function: str, replica: str, again: Callable[[], None]) -> Gpu | None:
         """Give ``replica`` a promised seat whose tenths are free now; else None, and ``again`` is called later."""
         for seat in self._seats:
-            own = seat.function == function and not seat.holder and not seat.leaving
-            if own and self._held(seat.gpu) + seat.tenths <= GPU_TENTHS:
+            promised = seat.function == function and not seat.holder and not seat.leaving
+            if promised and self._held(seat.gpu) + seat.tenths <= GPU_TENTHS:
                 seat.holder = replica
                 self._waiting.pop(function, None)
                 return self.gpus[seat.gpu]

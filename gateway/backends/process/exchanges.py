@@ -1,4 +1,4 @@
-"""How many functions may have more replicas than wished at once, while old ones wait for new ones."""
+"""How many functions may have more replicas than desired at once, while old ones wait for new ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Exchanges:
         return True
 
     def done(self, function: str) -> None:
-        """``function`` has as many replicas as wished, or no longer exchanges any."""
+        """``function`` has as many replicas as desired, or no longer exchanges any."""
         self._waiting.pop(function, None)
         if function not in self._under_way:
             return
