@@ -35,7 +35,7 @@ class Forwarder:
         self._metrics = metrics
         self._scaler = scaler
         self._timeout_s = timeout_s
-        self._pool = UpstreamPool()
+        self.pool = UpstreamPool()
         self._balancer = Balancer()
 
     async def forward(self, call: Call) -> Outcome:
@@ -130,7 +130,7 @@ class Forwarder:
             headers = reply_headers(call, connection.headers)
             if whole is not None:
                 outcome = Outcome(connection.status, headers, whole)
-                self._pool.give(replica.address, connection)
+                self.pool.give(replica.address, connection)
                 return outcome
             streaming = True
             release = self._stream_end(connection, replica)
@@ -141,21 +141,21 @@ class Forwarder:
 
     def _stream_end(self, connection: UpstreamConnection, replica: Replica) -> Callable[[], None]:
         def release() -> None:
-            self._pool.give(replica.address, connection)
+            self.pool.give(replica.address, connection)
             self._balancer.end(replica.id)
 
         return release
 
     async def _exchange(self, call: Call, head: bytes, address: str) -> UpstreamConnection:
         """Send the call and wait for the reply's head. A kept connection that had died is replaced once."""
-        connection, kept = await self._pool.take(address)
+        connection, kept = await self.pool.take(address)
         try:
             return await self._ask(connection, call, head)
         except UpstreamError as error:
             # A kept connection may have been closed by an idle replica: it ended before it could be written to.
             if error.sent or not kept:
                 raise
-        connection, _ = await self._pool.take(address, fresh=True)
+        connection, _ = await self.pool.take(address, fresh=True)
         return await self._ask(connection, call, head)
 
     async def _ask(self, connection: UpstreamConnection, call: Call, head: bytes) -> UpstreamConnection:
@@ -173,10 +173,10 @@ class Forwarder:
 
     def forget_gone(self, addresses: Iterable[str]) -> None:
         """Close connections to replicas that are no longer there."""
-        self._pool.forget(set(addresses))
+        self.pool.forget(set(addresses))
 
     def close(self) -> None:
-        self._pool.close()
+        self.pool.close()
 
 
 @dataclass(frozen=True)

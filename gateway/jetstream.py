@@ -62,6 +62,11 @@ class JetStreamQueue(AsyncCalls):
         self._closing = False
         self._trouble = ""
 
+    @property
+    def connected(self) -> bool:
+        """Whether the server answers now, so that calls can be kept."""
+        return self._jetstream is not None and self._client.is_connected
+
     async def start(self) -> None:
         """Returns at once; the server may come later."""
         self._tasks = [asyncio.create_task(self._work()) for _ in range(self._workers)]
@@ -86,13 +91,14 @@ class JetStreamQueue(AsyncCalls):
         refused = self._refusal(call)
         if refused is not None:
             return refused
-        if self._jetstream is None or not self._client.is_connected:
+        if not self.connected:
             return 503, "asynchronous calls cannot be kept now: NATS does not answer; try again later"
         message = written(call)
         if len(message) > self._client.max_payload:
             room = max(0, self._client.max_payload - _HEAD_BYTES)
             return 413, f"the body of an asynchronous call may have {room} bytes where NATS keeps it"
         try:
+            assert self._jetstream is not None
             await self._jetstream.publish(SUBJECT, message, timeout=ANSWER_S, stream=STREAM)
         except APIError as error:
             if "maximum" in (error.description or ""):

@@ -278,15 +278,15 @@ class UpstreamPool:
 
     def __init__(self, per_address: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
         self._idle: dict[str, list[UpstreamConnection]] = {}
-        self._per_address = per_address
-        self._clock = clock
+        self.per_address = per_address
+        self.clock = clock
 
     async def take(self, address: str, *, fresh: bool = False) -> tuple[UpstreamConnection, bool]:
         """A connection, and whether it was kept from an earlier call. Raises UpstreamError (not sent)."""
         kept = self._idle.get(address, [])
         while kept and not fresh:
             connection = kept.pop()
-            if connection.usable and self._clock() - connection.idle_since_s <= IDLE_S:
+            if connection.usable and self.clock() - connection.idle_since_s <= IDLE_S:
                 return connection, True
             connection.abort("idle for too long")
         loop = asyncio.get_running_loop()
@@ -303,8 +303,8 @@ class UpstreamPool:
         kept = self._idle.setdefault(address, [])
         if not connection.finish():
             return
-        if len(kept) < self._per_address:
-            connection.idle_since_s = self._clock()
+        if len(kept) < self.per_address:
+            connection.idle_since_s = self.clock()
             kept.append(connection)
         else:
             connection.abort("enough are kept")

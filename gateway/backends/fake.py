@@ -209,7 +209,7 @@ class FakeBackend:
         """While True new replicas stay ``starting`` until :meth:`let_start`."""
         self.failures_reported: builtins.list[str] = []
         self._functions: dict[str, _Function] = {}
-        self._secrets: dict[str, dict[str, bytes]] = {}
+        self.secrets: dict[str, dict[str, bytes]] = {}
         self._version = 0
         self._change = asyncio.Event()
         self._start_seconds: builtins.list[float] = []
@@ -339,10 +339,10 @@ class FakeBackend:
             await self.wait_change(version, 60.0)
 
     def secret_names(self, namespace: str) -> builtins.list[str]:
-        return sorted(self._secrets.get(namespace, {}))
+        return sorted(self.secrets.get(namespace, {}))
 
     async def put_secret(self, name: str, namespace: str, value: bytes, *, create: bool) -> None:
-        secrets = self._secrets.setdefault(namespace, {})
+        secrets = self.secrets.setdefault(namespace, {})
         if create and name in secrets:
             raise ConflictError(f"secret {name} exists already in {namespace}")
         if not create and name not in secrets:
@@ -350,7 +350,7 @@ class FakeBackend:
         secrets[name] = value
 
     async def delete_secret(self, name: str, namespace: str) -> None:
-        if self._secrets.get(namespace, {}).pop(name, None) is None:
+        if self.secrets.get(namespace, {}).pop(name, None) is None:
             raise NotFoundError(f"there is no secret {name} in {namespace}")
 
     # for tests
@@ -377,7 +377,7 @@ class FakeBackend:
         limits_of(spec, 0)
         whole_number(spec.env_vars, "max_inflight", 0)
         for name in spec.secrets:
-            if name not in self._secrets.get(spec.namespace, {}):
+            if name not in self.secrets.get(spec.namespace, {}):
                 raise InvalidSpecError(f"{spec.name} needs secret {name}, which does not exist in {spec.namespace}")
 
     def _function(self, name: str, namespace: str) -> _Function:

@@ -50,13 +50,13 @@ class ProcessBackend:
         self._settings = settings
         self._functions: dict[str, ManagedFunction] = {}
         self._secrets = SecretFiles(settings.state)
-        self._machines: MachineFolders | None = None
+        self.machines: MachineFolders | None = None
         if settings.machines:
             check_machines(settings.machines)
             settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._machines = MachineFolders(settings.machines, settings.memory_root or memory_root(settings.state))
-        self._launcher = Launcher(settings, (self._machines.folder,) if self._machines else ())
-        self._gpus = gpus or GpuShares(settings)
+            self.machines = MachineFolders(settings.machines, settings.memory_root or memory_root(settings.state))
+        self.launcher = Launcher(settings, (self.machines.folder,) if self.machines else ())
+        self.gpus = gpus or GpuShares(settings)
         self._start_seconds: list[float] = []
         self._version = 0
         self._change = asyncio.Event()
@@ -65,10 +65,10 @@ class ProcessBackend:
         self._closing = False
         self._context = Context(
             settings=settings,
-            launcher=self._launcher,
+            launcher=self.launcher,
             starts=asyncio.Semaphore(settings.concurrent_starts),
             exchanges=Exchanges(settings.exchanges),
-            gpus=self._gpus,
+            gpus=self.gpus,
             machine_environment=self._machine_environment,
             start_seconds=self._start_seconds,
             changed=self._changed,
@@ -77,8 +77,8 @@ class ProcessBackend:
 
     async def start(self) -> None:
         """Look for GPUs, start the warm parent and the measuring. Raises BackendError."""
-        await self._gpus.find()
-        await self._launcher.start()
+        await self.gpus.find()
+        await self.launcher.start()
         self._spawn(self._forever(self._measure_all, self._settings.usage_interval_s))
         self._spawn(self._forever(self._probe_all, self._settings.probe_interval_s))
 
@@ -92,10 +92,10 @@ class ProcessBackend:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._launcher.close()
-        await self._gpus.close()
-        if self._machines is not None:
-            self._machines.close()
+        await self.launcher.close()
+        await self.gpus.close()
+        if self.machines is not None:
+            self.machines.close()
         self._changed()
 
     def info(self) -> BackendInfo:
@@ -104,8 +104,8 @@ class ProcessBackend:
         except metadata.PackageNotFoundError:
             version = "dev"
         notes = [
-            *self._launcher.cgroups.notes,
-            *self._gpus.notes(),
+            *self.launcher.cgroups.notes,
+            *self.gpus.notes(),
             "constraints and readOnlyRootFilesystem are kept but have no effect: replicas are plain processes.",
         ]
         if not secret_mount.possible():
@@ -141,13 +141,13 @@ class ProcessBackend:
         function.reconcile()
 
     async def update(self, spec: FunctionSpec) -> None:
-        function = self._function(spec.name, spec.namespace)
+        function = self.function(spec.name, spec.namespace)
         function.update(spec, self._prepare(spec))
 
     async def delete(self, name: str, namespace: str) -> None:
-        function = self._function(name, namespace)
+        function = self.function(name, namespace)
         del self._functions[function.spec.key]
-        self._gpus.seats.forget(function.spec.key)
+        self.gpus.seats.forget(function.spec.key)
         self._changed()
         task = self._spawn(self._end(function))
         self._leaving.add(task)
@@ -155,10 +155,10 @@ class ProcessBackend:
 
     async def scale(self, name: str, namespace: str, replicas: int) -> None:
         _check_count(replicas)
-        self._function(name, namespace).scale(replicas)
+        self.function(name, namespace).scale(replicas)
 
     def get(self, name: str, namespace: str) -> FunctionState:
-        return self._function(name, namespace).state()
+        return self.function(name, namespace).state()
 
     async def look(self, name: str, namespace: str) -> FunctionState:
         return self.get(name, namespace)
@@ -178,7 +178,7 @@ class ProcessBackend:
         return self._version
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
-        return {record.id: record.usage for record in self._function(name, namespace).replicas.values()}
+        return {record.id: record.usage for record in self.function(name, namespace).replicas.values()}
 
     def start_seconds(self) -> builtins.list[float]:
         taken = list(self._start_seconds)
@@ -194,7 +194,7 @@ class ProcessBackend:
     def logs(
         self, name: str, namespace: str, *, instance: str | None, since_s: float | None, tail: int, follow: bool
     ) -> AsyncIterator[LogLine]:
-        lines = self._function(name, namespace).lines
+        lines = self.function(name, namespace).lines
         return lines.read(instance=instance, since_s=since_s, tail=tail, follow=follow)
 
     def secret_names(self, namespace: str) -> builtins.list[str]:
@@ -209,19 +209,20 @@ class ProcessBackend:
     def _prepare(self, spec: FunctionSpec) -> Prepared:
         self._secrets.check(spec)
         folder = self._secrets.folder(spec)
-        prepared = prepare(spec, self._settings, folder, self._live_settings(spec), len(self._gpus.seats.gpus))
+        prepared = prepare(spec, self._settings, folder, self._live_settings(spec), len(self.gpus.seats.gpus))
         self._secrets.mount(spec)
         return prepared
 
     def _machine_environment(self, machine: str) -> dict[str, str]:
-        if self._machines is None or not machine:
+        if self.machines is None or not machine:
             return {}
-        return machine_variables(machine) | {"smoe_weights_dir": str(self._machines.of(machine))}
+        return machine_variables(machine) | {"smoe_weights_dir": str(self.machines.of(machine))}
 
     def _live_settings(self, spec: FunctionSpec) -> Path:
         return (self._settings.state / "live" / f"{spec.key}.json").resolve()
 
-    def _function(self, name: str, namespace: str) -> ManagedFunction:
+    def function(self, name: str, namespace: str) -> ManagedFunction:
+        """The function itself, with records of its replicas. Raises NotFoundError."""
         try:
             return self._functions[f"{name}.{namespace}"]
         except KeyError:
@@ -247,7 +248,7 @@ class ProcessBackend:
         now_s = asyncio.get_running_loop().time()
         for function, record in self._records():
             if record.slot:
-                measure(record, self._launcher.measure(record.slot), now_s)
+                measure(record, self.launcher.measure(record.slot), now_s)
                 if record.memory_waits:
                     function.apply_limits(record)
 

@@ -305,7 +305,7 @@ async def test_a_function_put_to_zero_within_a_call_that_cannot_come_back_is_500
 
 async def test_connections_that_were_idle_for_long_are_not_used_again(running: Running) -> None:
     now_s = [0.0]
-    running.gateway.forwarder._pool._clock = lambda: now_s[0]
+    running.gateway.forwarder.pool.clock = lambda: now_s[0]
     await running.deploy()
     seen = []
     for pause_s in (0.0, IDLE_S - 0.1, IDLE_S + 0.1):
@@ -323,10 +323,11 @@ async def test_no_more_connections_are_kept_than_allowed(running: Running) -> No
         await gate.wait()
         connection.write(reply(200))
 
-    running.gateway.forwarder._pool._per_address = 2
+    running.gateway.forwarder.pool.per_address = 2
     await running.deploy(program=program)
     calls = [asyncio.create_task(running.call("GET", "/function/f")) for _ in range(5)]
     await running.until(lambda: running.replicas()[0].in_flight == 5)
     gate.set()
-    await asyncio.gather(*calls)
+    answers = await asyncio.gather(*calls)
     await running.until(lambda: len(running.replicas()[0].connections) == 2)
+    assert [answer.status for answer in answers] == [200] * 5

@@ -250,7 +250,7 @@ async def test_secrets_are_listed_without_values_and_writes_answer_202(running: 
     assert (await running.system("POST", "/system/secrets", secret)).status == 409
     raw = {"name": "key", "rawValue": base64.b64encode(b"\x00\xff").decode()}
     assert (await running.system("PUT", "/system/secrets", raw)).status == 202
-    assert running.backend._secrets[DEFAULT_NAMESPACE]["key"] == b"\x00\xff"
+    assert running.backend.secrets[DEFAULT_NAMESPACE]["key"] == b"\x00\xff"
     listed = await running.system("GET", "/system/secrets")
     assert listed.json() == [{"name": "key", "namespace": "openfaas-fn"}]
     assert (await running.system("DELETE", "/system/secrets", {"name": "key"})).status == 202

@@ -23,7 +23,7 @@ _OURS = re.compile(rf"{PREFIX}(\d+)-(\d+)-\d+")
 
 
 def detect(root: Path, proc: Path, generation: int, period_s: float) -> Cgroups:
-    """The cgroups to use; :class:`NoCgroups` with the reason if there are none. Never raises; blocks while leftovers end."""
+    """The cgroups to use; without any :class:`NoCgroups` with the reason. Never raises; blocks while leftovers end."""
     name = f"{PREFIX}{os.getpid()}-{start_time(proc, os.getpid())}-{generation}"
     path_by_controller = _own_paths(proc)
     if (root / "cgroup.controllers").exists():

@@ -194,7 +194,7 @@ async def test_a_cut_watch_goes_on_where_it_was(double: Running, backends: Backe
     await until(backend, ready(3))
 
 
-async def test_a_watch_that_is_too_old_lists_anew(double: Running, backends: Backends) -> None:
+async def test_a_watch_that_is_too_old_lists_again(double: Running, backends: Backends) -> None:
     backend = await backends()
     await deployed(backend)
     double.set(down=True)
@@ -289,7 +289,7 @@ async def test_usage_comes_from_the_metrics_server_where_there_is_one(double: Ru
     assert without.usage("f", DEFAULT_NAMESPACE)[replica.id].memory_bytes == 100 * 2**20
 
 
-async def test_a_resize_that_waits_is_told(double: Running, backends: Backends) -> None:
+async def test_a_resize_that_waits_is_noted(double: Running, backends: Backends) -> None:
     backend = await backends()
     await deployed(backend)
     double.do(lambda: double.cluster.set_resizing("deferred"))

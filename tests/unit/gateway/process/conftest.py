@@ -94,6 +94,20 @@ async def eventually_async(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def logged(backend: ProcessBackend, part: str, times: int = 1, name: str = "f") -> None:
+    """Wait until so many of a function's log lines contain ``part``."""
+
+    async def enough() -> bool:
+        return sum(part in text for text in await log_texts(backend, name)) >= times
+
+    await eventually_async(enough)
+
+
+async def arrived(backend: ProcessBackend, path: str, times: int = 1) -> None:
+    """Wait until so many calls of ``path`` have reached replicas of function ``f``."""
+    await logged(backend, f"asked for {path}", times)
+
+
 async def ask(
     address: str, path: str = "/", body: bytes = b"", method: str = "POST", **headers: str
 ) -> tuple[int, dict[str, str], bytes]:

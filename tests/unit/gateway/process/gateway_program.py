@@ -29,8 +29,8 @@ async def main(state: Path) -> None:
         await asyncio.sleep(0.01)
     below = [process.pid for process in psutil.Process().children(recursive=True)]
     deep = [int(text) for text in (state / "deep.pids").read_text().split()]
-    cgroups = [str(folder) for folder in backend._launcher.cgroups.folders]
-    found = {"parent": backend._launcher.parent_pid, "pids": sorted({*below, *deep}), "cgroups": cgroups}
+    cgroups = [str(folder) for folder in backend.launcher.cgroups.folders]
+    found = {"parent": backend.launcher.parent_pid, "pids": sorted({*below, *deep}), "cgroups": cgroups}
     print(json.dumps(found), flush=True)
     await call
     assert backend.get("echo", NAMESPACE)

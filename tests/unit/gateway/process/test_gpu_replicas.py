@@ -130,7 +130,7 @@ async def test_where_both_shares_do_not_fit_the_old_replicas_go_first_one_by_one
         state = await until(backend, "f", lambda one: ready(2)(one) and not old & {replica.id for replica in one.ready})
         watching.cancel()
         texts = await log_texts(backend, "f")
-        assert backend._gpus.seats.held(A) == 8
+        assert backend.gpus.seats.held(A) == 8
     assert min(seen) == 1
     assert state.restarts == 0
     assert any("no GPU has room for both shares" in text for text in texts)
@@ -140,7 +140,9 @@ async def test_a_crashed_replica_comes_back_on_its_share(with_gpus: Gpus) -> Non
     async with with_gpus(A) as backend:
         await backend.create(share("f", 10), 1)
         first = (await until(backend, "f", ready(1))).ready[0]
-        backend._functions["f.openfaas-fn"].kill(next(iter(backend._functions["f.openfaas-fn"].replicas.values())), "x")
+        backend.function("f", "openfaas-fn").kill(
+            next(iter(backend.function("f", "openfaas-fn").replicas.values())), "x"
+        )
         state = await until(backend, "f", lambda one: ready(1)(one) and one.ready[0].id != first.id)
     assert state.restarts == 1
 
@@ -162,7 +164,7 @@ async def test_who_keeps_memory_on_gpus_sees_all_of_them_under_the_same_daemon_a
     async with with_gpus(A, B) as backend:
         await backend.create(spec("f", annotations=KEEPS_MEMORY), 1)
         environ = (await ask_json((await until(backend, "f", ready(1))).ready[0].address))["environ"]
-        assert backend._gpus.seats.held(A) == backend._gpus.seats.held(B) == 0
+        assert backend.gpus.seats.held(A) == backend.gpus.seats.held(B) == 0
     assert {key: environ[key] for key in environ if key.startswith("CUDA") or key == "smoe_device"} == {
         "smoe_device": "cuda",
         "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
@@ -190,7 +192,8 @@ async def test_beginning_to_keep_memory_on_gpus_takes_a_new_process(with_gpus: G
         await backend.create(spec("f"), 1)
         before = (await until(backend, "f", ready(1))).ready[0]
         await backend.update(spec("f", annotations=KEEPS_MEMORY))
-        await until(backend, "f", lambda state: ready(1)(state) and state.ready[0].id != before.id)
+        state = await until(backend, "f", lambda state: ready(1)(state) and state.ready[0].id != before.id)
+        assert state.ready[0].pid != before.pid
 
 
 class PlayedNvml:

@@ -17,9 +17,11 @@ from tests.unit.gateway.process.conftest import (
     NAMESPACE,
     Starter,
     alive,
+    arrived,
     ask,
     ask_json,
     eventually,
+    eventually_async,
     log_texts,
     ready,
     spec,
@@ -39,7 +41,7 @@ async def test_replicas_start_serve_and_are_gone_after_close(running: Starter) -
         assert len(backend.start_seconds()) == 2
         assert backend.start_seconds() == []
         pids = [replica.pid for replica in state.replicas if replica.pid]
-        parent = backend._launcher.parent_pid
+        parent = backend.launcher.parent_pid
         assert parent
     assert not any(alive(pid) for pid in [*pids, parent])
 
@@ -70,12 +72,7 @@ async def test_draining_loses_no_call_in_flight(backend: ProcessBackend) -> None
     await backend.create(spec("f", env_vars={"slow_s": "0.5"}), 2)
     state = await until(backend, "f", ready(2))
     calls = [asyncio.create_task(ask_json(replica.address, "/slow")) for replica in state.ready for _ in range(4)]
-
-    async def all_arrived() -> None:
-        while sum("asked for /slow" in text for text in await log_texts(backend, "f")) < 8:
-            await asyncio.sleep(0.005)
-
-    await asyncio.wait_for(all_arrived(), 100)
+    await arrived(backend, "/slow", 8)
     await backend.scale("f", NAMESPACE, 0)
     during = backend.get("f", NAMESPACE)
     assert [replica.state for replica in during.replicas] == ["draining", "draining"]
@@ -88,7 +85,7 @@ async def test_a_replica_that_does_not_drain_in_time_is_killed(backend: ProcessB
     await backend.create(spec("f", env_vars={"slow_s": "60", "write_timeout": "100ms"}), 1)
     state = await until(backend, "f", ready(1))
     call = asyncio.create_task(ask(state.ready[0].address, "/slow"))
-    await asyncio.sleep(0.05)
+    await arrived(backend, "/slow")
     await backend.scale("f", NAMESPACE, 0)
     await until(backend, "f", ready(0))
     assert any("write_timeout" in text for text in await log_texts(backend, "f"))
@@ -161,12 +158,10 @@ async def test_max_inflight_labels_and_annotations_change_without_a_restart(back
     before = (await until(backend, "f", ready(1))).ready[0]
     await backend.update(spec("f", env_vars={"max_inflight": "5"}, labels={"a": "b"}, annotations={"c": "d"}))
 
-    async def limit() -> int:
-        return int((await ask_json(before.address))["limit"])
+    async def changed() -> bool:
+        return int((await ask_json(before.address))["limit"]) == 5
 
-    async with asyncio.timeout(100):
-        while await limit() != 5:
-            await asyncio.sleep(0.01)
+    await eventually_async(changed)
     state = backend.get("f", NAMESPACE)
     assert (state.max_inflight, state.spec.labels) == (5, {"a": "b"})
     assert [replica.pid for replica in state.ready] == [before.pid]
@@ -175,7 +170,7 @@ async def test_max_inflight_labels_and_annotations_change_without_a_restart(back
 async def test_a_dead_warm_parent_is_started_again_and_replicas_come_back(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 2)
     before = await until(backend, "f", ready(2))
-    parent = backend._launcher.parent_pid
+    parent = backend.launcher.parent_pid
     assert parent
     os.kill(parent, signal.SIGKILL)
     old = {replica.id for replica in before.replicas}
@@ -188,7 +183,7 @@ async def test_a_dead_warm_parent_is_started_again_and_replicas_come_back(backen
 async def test_a_replica_that_refuses_connections_is_replaced_when_reported(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     before = (await until(backend, "f", ready(1))).ready[0]
-    record = backend._functions[f"f.{NAMESPACE}"].replicas[before.id]
+    record = backend.function("f", NAMESPACE).replicas[before.id]
     record.address = "127.0.0.1:1"
     backend.report_failure("f", NAMESPACE, before.id)
     await until(backend, "f", lambda s: bool(s.ready) and s.ready[0].id != before.id)
@@ -200,13 +195,7 @@ async def test_a_healthy_replica_survives_a_false_report(backend: ProcessBackend
     before = (await until(backend, "f", ready(1))).ready[0]
     backend.report_failure("f", NAMESPACE, before.id)
     backend.report_failure("f", NAMESPACE, "no-such-replica")
-
-    async def probed() -> bool:
-        return "asked for /_/health" in await log_texts(backend, "f")
-
-    async with asyncio.timeout(100):
-        while not await probed():
-            await asyncio.sleep(0.01)
+    await arrived(backend, "/_/health")
     assert (await ask_json(before.address))["pid"] == before.pid
 
 
@@ -224,7 +213,7 @@ async def test_deleting_ends_the_processes_and_the_name_is_free_at_once(backend:
     await backend.create(spec("f", env_vars={"slow_s": "0.3"}), 1)
     first = (await until(backend, "f", ready(1))).ready[0]
     call = asyncio.create_task(ask_json(first.address, "/slow"))
-    await asyncio.sleep(0.05)
+    await arrived(backend, "/slow")
     await backend.delete("f", NAMESPACE)
     with pytest.raises(NotFoundError):
         backend.get("f", NAMESPACE)

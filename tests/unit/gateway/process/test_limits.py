@@ -30,8 +30,8 @@ MIB = 1 << 20
 
 def limits_seen(backend: ProcessBackend, name: str) -> tuple[int, float]:
     """Memory limit in bytes and CPU share in cores, read from the files of the function's first replica."""
-    record = next(iter(backend._functions[f"{name}.{NAMESPACE}"].replicas.values()))
-    cgroups = backend._launcher.cgroups
+    record = next(iter(backend.function(name, NAMESPACE).replicas.values()))
+    cgroups = backend.launcher.cgroups
     folders = [folder / record.slot for folder in cgroups.folders]
     if isinstance(cgroups, CgroupsV1):
         memory = next(path for folder in folders if (path := folder / "memory.limit_in_bytes").exists())
@@ -90,14 +90,14 @@ async def test_cgroups_are_gone_after_close(running: Starter) -> None:
     async with running() as backend:
         await backend.create(spec("f"), 2)
         await until(backend, "f", ready(2))
-        folders = backend._launcher.cgroups.folders
+        folders = backend.launcher.cgroups.folders
         assert all(folder.is_dir() for folder in folders)
     assert not any(folder.exists() for folder in folders)
 
 
 @pytest.mark.usefixtures("enforced")
 async def test_the_quota_holds_a_busy_replica_to_its_share(running: Starter) -> None:
-    async with running(usage_interval_s=0.2) as backend:
+    async with running(usage_interval_s=0.02) as backend:
         busy = spec("f", limits={"cpu": "200m"})
         await backend.create(busy, 1)
         replica = (await until(backend, "f", ready(1))).ready[0]
@@ -107,17 +107,21 @@ async def test_the_quota_holds_a_busy_replica_to_its_share(running: Starter) -> 
                 await ask(replica.address)
 
         callers = [asyncio.create_task(hammer()) for _ in range(4)]
-        record = backend._functions[f"f.{NAMESPACE}"].replicas[replica.id]
         loop = asyncio.get_running_loop()
-        first, began = backend._launcher.measure(record.slot).cpu_seconds, loop.time()
-        await asyncio.sleep(1.0)
-        last, elapsed = backend._launcher.measure(record.slot).cpu_seconds, loop.time() - began
+
+        async def used_s(at_least_s: float) -> tuple[float, float]:
+            """The replica's CPU seconds once they are at least so many, and the time then."""
+            async with asyncio.timeout(100):
+                while (cpu_s := (await usage_of(backend)).cpu_seconds_total) is None or cpu_s < at_least_s:
+                    await asyncio.sleep(0.01)
+                return cpu_s, loop.time()
+
+        first_s, began = await used_s(0.0)
+        last_s, ended = await used_s(first_s + 0.2)  # a second of a fifth of a core
         for caller in callers:
             caller.cancel()
         await asyncio.gather(*callers, return_exceptions=True)
-        assert first is not None
-        assert last is not None
-        assert (last - first) / elapsed <= 0.2 * 1.3
+        assert (last_s - first_s) / (ended - began) <= 0.2 * 1.3
 
 
 async def usage_of(backend: ProcessBackend) -> Usage:
@@ -161,7 +165,7 @@ async def test_a_limit_that_no_replica_fits_in_is_said(running: Starter, enforce
 @pytest.mark.usefixtures("enforced")
 async def test_what_starts_or_ends_gives_way_to_what_serves(running: Starter) -> None:
     async with running(starting_share=0.25, background_share=0.5) as backend:
-        cgroups = backend._launcher.cgroups
+        cgroups = backend.launcher.cgroups
         shares: list[str] = []
         set_share = cgroups.set_share
 
@@ -172,7 +176,7 @@ async def test_what_starts_or_ends_gives_way_to_what_serves(running: Starter) ->
         cgroups.set_share = noted  # type: ignore[method-assign]
         await backend.create(spec("f"), 1)
         await until(backend, "f", ready(1))
-        slot = next(iter(backend._functions[f"f.{NAMESPACE}"].replicas.values())).slot
+        slot = next(iter(backend.function("f", NAMESPACE).replicas.values())).slot
         of_f = [line for line in shares if line.startswith(slot)]
         assert of_f[-1] == f"{slot} 1.0 1.0"
         await backend.create(spec("b", annotations={"smoe.background": "true"}), 1)
@@ -198,7 +202,7 @@ def test_a_process_that_ends_enters_the_cgroup_of_those_that_end(tmp_path: Path)
 
 def share_seen(backend: ProcessBackend, slot: str) -> float:
     """A slot's part of the processors beside others, from the kernel's file."""
-    cgroups = backend._launcher.cgroups
+    cgroups = backend.launcher.cgroups
     if isinstance(cgroups, CgroupsV1):
         folder = next(folder / slot for folder in cgroups.folders if (folder / slot / "cpu.shares").exists())
         return round(int((folder / "cpu.shares").read_text()) / 1024, 2)

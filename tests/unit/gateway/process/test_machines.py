@@ -115,8 +115,8 @@ async def test_an_update_that_changes_the_placement_sets_the_number_of_replicas(
 
 async def test_memory_folders_go_with_the_gateway(running: Starter, tmp_path: Path) -> None:
     async with running(machines=("a",), memory_root=tmp_path) as backend:
-        assert backend._machines is not None
-        folder = backend._machines.folder
+        assert backend.machines is not None
+        folder = backend.machines.folder
         (folder / "a" / "weights").write_bytes(b"1234")
     assert not folder.exists()
 

@@ -131,7 +131,7 @@ async def test_a_replica_starts_from_a_prepared_process(running: Starter) -> Non
         await backend.create(spec("first", "prepared", labels=LABELS), 1)
         state = await until(backend, "first", ready(1))
         assert (await ask_json(state.ready[0].address))["environ"]["prepared_for"] == ""
-        pool = backend._launcher.standbys
+        pool = backend.launcher.standbys
         await eventually(lambda: pool.count() == 1)
         await backend.create(spec("second", "prepared", labels=LABELS, env_vars={"own": "yes"}), 1)
         state = await until(backend, "second", ready(1))
@@ -143,7 +143,7 @@ async def test_functions_of_other_pipelines_do_not_take_it(running: Starter) -> 
     images = {"test/prepared": f"{ENTRIES}:prepared"}
     async with running(images=images, standbys=1) as backend:
         await backend.create(spec("first", "prepared", labels=LABELS), 1)
-        await eventually(lambda: backend._launcher.standbys.count() == 1)
+        await eventually(lambda: backend.launcher.standbys.count() == 1)
         await backend.create(spec("other", "prepared", labels={"smoe.pipeline": "large"}), 1)
         state = await until(backend, "other", ready(1))
         assert (await ask_json(state.ready[0].address))["environ"]["prepared_for"] == ""
@@ -152,7 +152,7 @@ async def test_functions_of_other_pipelines_do_not_take_it(running: Starter) -> 
 async def test_an_ingress_has_standbys_of_its_own(running: Starter) -> None:
     images = {"test/prepared": f"{ENTRIES}:prepared"}
     async with running(images=images, standbys=2) as backend:
-        pool = backend._launcher.standbys
+        pool = backend.launcher.standbys
         await backend.create(spec("worker", "prepared", labels={**LABELS, "smoe.nodes": "expert-0-0"}), 1)
         await backend.create(spec("front", "prepared", labels={**LABELS, "smoe.nodes": "ingress"}), 1)
         await eventually(lambda: pool.count() == 2)
@@ -186,7 +186,7 @@ async def test_not_all_functions_are_exchanged_at_once(running: Starter) -> None
 
         def new(name: str) -> bool:
             replicas = backend.get(name, NAMESPACE).replicas
-            return len(replicas) == 1 and backend._functions[f"{name}.{NAMESPACE}"].replicas[replicas[0].id].generation
+            return len(replicas) == 1 and backend.function(name, NAMESPACE).replicas[replicas[0].id].generation
 
         while not all(map(new, names)):
             most = max(most, sum(len(backend.get(name, NAMESPACE).replicas) for name in names))

@@ -14,7 +14,17 @@ from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.watchdog.command import call_environment
 from gateway.backends.watchdog.settings import WatchdogError, from_environment
 from gateway.contract import FunctionSpec
-from tests.unit.gateway.process.conftest import NAMESPACE, alive, ask, eventually, log_texts, ready, until
+from tests.unit.gateway.process.conftest import (
+    NAMESPACE,
+    alive,
+    ask,
+    eventually,
+    eventually_async,
+    log_texts,
+    logged,
+    ready,
+    until,
+)
 
 
 def command(name: str, process: str, **environment: str) -> FunctionSpec:
@@ -87,12 +97,10 @@ async def test_more_calls_than_max_inflight_are_refused_and_the_limit_changes_li
     address = await address_of(backend, command("f", "sleep 0.5", max_inflight="1"))
     first = asyncio.create_task(ask(address))
 
-    async def at_limit(expected: int) -> None:
-        async with asyncio.timeout(100):
-            while (await ask(address, "/_/ready", method="GET"))[0] != expected:
-                await asyncio.sleep(0.005)
+    async def at_limit() -> bool:
+        return (await ask(address, "/_/ready", method="GET"))[0] == 429
 
-    await at_limit(429)
+    await eventually_async(at_limit)
     status, headers, body = await ask(address)
     assert (status, headers["retry-after"]) == (429, "1")
     assert b"Max concurrent requests: 1" in body
@@ -100,13 +108,7 @@ async def test_more_calls_than_max_inflight_are_refused_and_the_limit_changes_li
     assert (await first)[0] == 200
     pid = backend.get("f", NAMESPACE).ready[0].pid
     await backend.update(command("f", "sleep 0.5", max_inflight="3"))
-
-    async def logged() -> bool:
-        return "max_inflight is now 3" in await log_texts(backend, "f")
-
-    async with asyncio.timeout(100):
-        while not await logged():
-            await asyncio.sleep(0.01)
+    await logged(backend, "max_inflight is now 3")
     assert [status for status, _, _ in await asyncio.gather(*(ask(address) for _ in range(3)))] == [200] * 3
     assert backend.get("f", NAMESPACE).ready[0].pid == pid
 
@@ -114,12 +116,7 @@ async def test_more_calls_than_max_inflight_are_refused_and_the_limit_changes_li
 async def test_a_drain_lets_commands_finish(backend: ProcessBackend) -> None:
     address = await address_of(backend, command("f", "sleep 0.5"))
     calls = [asyncio.create_task(ask(address)) for _ in range(3)]
-
-    async def all_forked() -> None:
-        while sum("Forking" in text for text in await log_texts(backend, "f")) < 3:
-            await asyncio.sleep(0.01)
-
-    await asyncio.wait_for(all_forked(), 100)
+    await logged(backend, "Forking", 3)
     await backend.scale("f", NAMESPACE, 0)
     assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 3
     await until(backend, "f", ready(0))
