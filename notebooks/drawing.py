@@ -1,4 +1,4 @@
-"""How the notebooks' pictures look: one style, one colour a policy and an arm everywhere."""
+"""How the notebooks' pictures look: one style, one colour for each policy and variant."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICIES: Mapping[str, tuple[str, str]] = {
 }
 """Name → label and colour, in the order in which they are drawn; the paper's five first."""
 PAPER = ("smoe", "serverlessmoe", "elasticmoe", "faasconf", "openfaas")
-ARMS: Mapping[str, tuple[str, str]] = {
+VARIANTS: Mapping[str, tuple[str, str]] = {
     "full": ("sMoE", "#d62728"),
     "no-dagnn": ("w/o DAGNN", "#4c78a8"),
     "no-pointer": ("w/o pointer", "#f2a03d"),
@@ -32,7 +32,7 @@ ARMS: Mapping[str, tuple[str, str]] = {
     "no-concurrency": ("w/o concurrency control", "#9467bd"),
     "full-joint": ("literal full joint", "#8c8c8c"),
 }
-"""Arm of the ablation → label and colour."""
+"""Variant of the ablation → label and colour."""
 SLO = {"color": "crimson", "linestyle": "--", "linewidth": 1.2}
 """Style of the line at λ."""
 
@@ -57,13 +57,13 @@ def style() -> None:
     )
 
 
-def known(names: Sequence[str], among: Mapping[str, tuple[str, str]] = POLICIES) -> list[str]:
+def labelled(names: Sequence[str], among: Mapping[str, tuple[str, str]] = POLICIES) -> list[str]:
     """``names`` that have a label, in drawing order, without repeats."""
     return [name for name in among if name in set(names)]
 
 
 def places(count: int, width: float = 0.8) -> np.ndarray:
-    """Offsets of ``count`` bars next to each other around 0, and by their distance how wide each is."""
+    """Offsets of ``count`` bars next to each other around 0, [count] float64, and by their distance how wide each is."""
     return width * ((np.arange(count) + 0.5) / count - 0.5)
 
 
