@@ -1,4 +1,4 @@
-"""Which metric carries which series. The names are the neighbours': ``docs/architecture.md`` section 7."""
+"""Which metric carries which series. The names are the neighbours': ``docs/metrics.md``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """HTTP client of the layer loop: kept-alive connections to replicas, one call in flight on each.
 
 Written on asyncio's protocol because the latency of thirteen hops in a row decides the pipeline's: requests or httpx
-cost 0.35 ms and more a call over it (measured; docs/decisions/0001).
+cost 0.35 ms and more a call over it (what a hop costs: ``docs/decisions/0003-cost-of-a-hop.md``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From the controller to a run's rows: out of tick reports in memory, or out of the function logger's parquet files.
 
-The files are those of docs/architecture.md section 8; columns are the fields of ``autoscaler.contract``, a
+The files are those of ``docs/metrics.md``; columns are the fields of ``autoscaler.contract``, a
 configuration's fields prefixed with ``present_`` or ``target_`` in decisions.
 """
 
