@@ -51,7 +51,7 @@ def layer_tails(workload: Workload, trace: Trace, window_s: float, seed: int) ->
 
 
 def draw(tails_s: Floats, workload: Workload, trace: Trace, window_s: float, out: Path) -> None:
-    """The picture."""
+    """The picture; ``tails_s`` [windows, layers] float64 seconds, NaN where a layer had no call."""
     busy = np.flatnonzero(~np.isnan(tails_s).all(axis=1))
     figure, axes = plt.subplots(figsize=(9, 3.6), layout="constrained")
     minutes = np.arange(tails_s.shape[0] + 1) * window_s / 60

@@ -9,7 +9,6 @@ one after the other.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import random
@@ -23,12 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import psutil
 import requests
 from rich.progress import Progress
 
 from benchmarks.harness.answers import TOLERANCE, expected_answers, relative_difference
+from benchmarks.harness.options import seed_option
 from benchmarks.harness.report import print_figures, print_result
 from benchmarks.harness.running import RunningGateway, local_gateway, running_pipeline
 from gateway.client.client import GatewayClient
@@ -55,17 +56,17 @@ class Tally:
                 self.wrong += 1
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000, help="requests in all (%(default)s)")
-    parser.add_argument("--kills", type=int, default=20, help="workers killed meanwhile (%(default)s)")
-    parser.add_argument("--clients", type=int, default=4, help="clients at once (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of all random choices (%(default)s)")
-    options = parser.parse_args()
+@click.command()
+@click.option("--requests", "wanted", default=2000, show_default=True, type=click.IntRange(1), help="Requests in all.")
+@click.option("--kills", default=20, show_default=True, type=click.IntRange(0), help="Workers killed meanwhile.")
+@click.option("--clients", default=4, show_default=True, type=click.IntRange(1), help="Clients at once.")
+@seed_option
+def main(wanted: int, kills: int, clients: int, seed: int) -> None:
+    """Kill replicas under load."""
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(Path(folder), options.requests, options.kills, options.clients, options.seed)
+        result = measure(Path(folder), wanted, kills, clients, seed)
     print_figures(None, result)
-    print_result(result, options.seed)
+    print_result(result)
 
 
 def measure(folder: Path, wanted: int, kills: int, clients: int, seed: int) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _name(choice: Configuration) -> str:
 
 
 def policies(needs: Needs) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Name and what each counted window gets."""
+    """Name, and the choice that each counted window gets, [windows] int64."""
     most, windows = len(needs.price) - 1, needs.level.size
     served = np.minimum(needs.level, most)
     yield "known", served[WARM_UP:]

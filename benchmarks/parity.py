@@ -126,7 +126,7 @@ def make_case(family: str, build: Callable[[], Any], root: Path, seed: int) -> C
 
 
 def whole_answer(family: str, model: Any, ids: list[int]) -> Tensor:
-    """Transformers' embedding (mean of states) or next-token logits of one text."""
+    """Transformers' embedding (mean of states) [d] or next-token logits [vocabulary] of one text."""
     with torch.inference_mode():
         tokens = torch.tensor([ids])
         if family == "bert":
@@ -141,7 +141,7 @@ def whole_answer(family: str, model: Any, ids: list[int]) -> Tensor:
 
 
 def run_through(folder: Path, call: NodeCall, ids: Sequence[Sequence[int]]) -> Tensor:
-    """Embeddings or logits of the texts (one packed pass) with every node run by ``call``."""
+    """Embeddings or logits of the texts [texts, d] (one packed pass) with every node run by ``call``."""
     model = WholeModel(folder)
     tensors = pack(ids)
     if model.manifest.task == "seq2seq-lm":
@@ -160,7 +160,7 @@ def in_process(case: Case) -> Tensor:
 
 
 def over_http(case: Case, launch: Launch) -> Tensor:
-    """The same texts sent as JSON to the running ingress, one request each."""
+    """The same texts sent as JSON to the running ingress, one request each; answers [texts, d]."""
     rows = []
     with launch(case.folder) as url:
         for text in TEXTS:
@@ -174,7 +174,7 @@ def over_http(case: Case, launch: Launch) -> Tensor:
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference in a row over the row's largest value, the worst row."""
+    """Largest difference in a row of [texts, d] over the row's largest value, the worst row."""
     return float(((ours - theirs).abs().amax(1) / theirs.abs().amax(1)).max())
 
 

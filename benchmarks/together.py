@@ -290,7 +290,8 @@ def replay(
 
 
 def latencies(records: list[list[RequestRecord]]) -> tuple[np.ndarray, np.ndarray, int]:
-    """(moments at which requests were due, seconds from then to their answers, requests without one)."""
+    """(moments at which requests were due [requests], seconds from then to their answers [requests], requests without
+    one)."""
     every = [one for rows in records for one in rows]
     good = [one for one in every if one.outcome == "ok" and one.latency_s is not None and one.sent_s is not None]
     due = np.array([one.scheduled_s for one in good])
@@ -310,7 +311,8 @@ def local_over_time(timeline: Timeline) -> list[tuple[float, float | None]]:
 def draw(
     timeline: Timeline, due_s: np.ndarray, latency_s: np.ndarray, slo_s: float, setting: Setting, file: Path
 ) -> None:
-    """Latency, where experts are, local calls, and what happened when."""
+    """Latency of each request (``latency_s`` [requests] by ``due_s`` [requests]), where experts are, local calls, and
+    what happened when."""
     import matplotlib
 
     matplotlib.use("Agg")

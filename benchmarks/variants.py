@@ -108,10 +108,11 @@ def publish(to: Path, trained: Sequence[Trained], summaries: Sequence[Summary], 
     write(to / "results.csv", summaries)
     curves = [{"arm": one.variant, "seed": one.seed, "minutes": one.minutes, "curve": one.curve} for one in trained]
     (to / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
+    actors = ", ".join(f"{one.variant} seed {one.seed} ({one.minutes:g} min)" for one in trained)
     lines = [
         "# Variants of the ablation (simulated)",
         f"Command: `python -m benchmarks.variants {' '.join(sys.argv[1:])}`. "
-        f"{len(trained)} actors: {', '.join(f'{one.variant} seed {one.seed} ({one.minutes:g} min)' for one in trained)}. "
+        f"{len(trained)} actors: {actors}. "
         f"Test hours: seeds {', '.join(map(str, grid.seeds))}, {grid.seconds:g} s at {grid.mean_rps:g} requests/s, the "
         f"first {grid.warm_up_windows} windows not counted. Costs are the experts'.",
         markdown(summaries),

@@ -63,7 +63,7 @@ def labelled(names: Sequence[str], among: Mapping[str, tuple[str, str]] = POLICI
 
 
 def places(count: int, width: float = 0.8) -> np.ndarray:
-    """Offsets of ``count`` bars next to each other around 0, [count] float64, and by their distance how wide each is."""
+    """Offsets [count] of bars next to each other around 0; their distance is how wide each is."""
     return width * ((np.arange(count) + 0.5) / count - 0.5)
 
 

@@ -68,7 +68,7 @@ class Clip:
 
 
 def clips(table: HourTable, chosen: Sequence[int] | np.ndarray, by: SplitBy = "both") -> list[Clip]:
-    """The table's rows ``chosen`` as clips."""
+    """The table's rows ``chosen`` [clips] int as clips."""
     if not len(chosen):
         return []
     patterns, sets = table.pattern(), _sets(table, by)

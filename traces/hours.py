@@ -184,7 +184,7 @@ class _Sums:
         """(row, hour) -> [sum of gaps, sum of squared gaps, last arrival]."""
 
     def take(self, row: int, arrival_s: FloatArray) -> None:
-        """Arrivals of one row in order."""
+        """Arrivals of one row in order: ``arrival_s`` [requests] float64, rising."""
         hour = (arrival_s // HOUR_S).astype(np.int64)
         edges = np.flatnonzero(np.diff(hour)) + 1
         for part in np.split(arrival_s, edges):

@@ -97,7 +97,8 @@ def make_trace(
     context_tokens: IntArray | Sequence[int] | None = None,
     generated_tokens: IntArray | Sequence[int] | None = None,
 ) -> Trace:
-    """Check, freeze and hash; ``duration_s`` defaults to the last arrival. Raises TraceError."""
+    """Check, freeze and hash ``arrival_s`` and tokens, [requests] each; ``duration_s`` defaults to the last arrival.
+    Raises TraceError."""
     arrivals = np.array(arrival_s, dtype=np.float64)
     if arrivals.ndim != 1:
         raise TraceError(f"{source}: arrival times are a list of numbers, got {arrivals.ndim} axes")

@@ -97,13 +97,16 @@ def synthetic_sentences() -> Iterator[str]:
     rng = np.random.default_rng(0)
     for _ in range(600):
         clauses = int(rng.integers(1, 4))
-        yield " ".join(
-            f"{_one(rng, SYNTHETIC_SUBJECTS)} {_one(rng, SYNTHETIC_VERBS)} {_one(rng, SYNTHETIC_OBJECTS)}{_one(rng, SYNTHETIC_ENDINGS)}"
-            for _ in range(clauses)
-        )
+        yield " ".join(_clause(rng) for _ in range(clauses))
 
 
-def _one(rng: np.random.Generator, words: tuple[str, ...]) -> str:
+def _clause(rng: np.random.Generator) -> str:
+    parts = (SYNTHETIC_SUBJECTS, SYNTHETIC_VERBS, SYNTHETIC_OBJECTS, SYNTHETIC_ENDINGS)
+    subject, verb, thing, ending = (_drawn(rng, words) for words in parts)
+    return f"{subject} {verb} {thing}{ending}"
+
+
+def _drawn(rng: np.random.Generator, words: tuple[str, ...]) -> str:
     return words[int(rng.integers(len(words)))]
 
 

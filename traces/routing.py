@@ -124,7 +124,8 @@ def make_routing(
     sha256: str | None = None,
     requests: RequestRouting | None = None,
 ) -> Routing:
-    """Check that all counts agree, and freeze the arrays. Raises TraceError."""
+    """Check that ``assignments`` [windows, layers, experts] and ``tokens`` [windows] agree, and freeze them. Raises
+    TraceError."""
     counts = np.array(assignments, dtype=np.int64)
     totals = np.array(tokens, dtype=np.int64)
     if counts.ndim != 3 or 0 in counts.shape:

@@ -48,7 +48,7 @@ class _Descent:
         )
 
     def moved(self, block: _Block) -> Ints:
-        """Places after the block's move."""
+        """Places after the block's move, [experts] int64."""
         places = self.places.copy()
         last = np.array([len(self.frontiers[e]) - 1 for e in block.experts])
         places[block.experts] = np.minimum(places[block.experts] + block.stride, last)

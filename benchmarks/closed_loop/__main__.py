@@ -150,7 +150,7 @@ def simulated(
     counts: np.ndarray,
     start: Configuration = START,
 ) -> Outcome:
-    """The same policy on the simulated pipeline."""
+    """The same policy on the simulated pipeline; ``sent_s`` [requests], ``counts`` [1 + experts, requests]."""
     limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
     policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
     simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(start), seed=run.seed)
@@ -168,7 +168,8 @@ def simulated(
 def outcome(
     run: Run, ends_s: np.ndarray, latencies_s: np.ndarray, reports: Sequence[TickReport], failed: int
 ) -> Outcome:
-    """Quantiles of all answers; windows are those of the clock in which answers came."""
+    """Quantiles of all answers, ``latencies_s`` [answers] at ``ends_s`` [answers]; windows are those of the clock in
+    which answers came."""
     p50_s, p95_s = np.quantile(latencies_s, (0.5, 0.95))
     numbers = (ends_s // run.window_s).astype(np.int64)
     judged = [np.quantile(latencies_s[numbers == number], 0.95) > run.slo_s for number in np.unique(numbers)]
@@ -270,7 +271,8 @@ def refuse_slack(cheapest: Outcome, run: Run) -> None:
 
 
 def simulation_of(run: Run, directory: Path) -> tuple[Workload, np.ndarray, np.ndarray]:
-    """The pipeline on the profile of this machine, and the same requests with the routing that the model gives them."""
+    """The pipeline on the profile of this machine, when the same requests are sent [requests], and the routing that the
+    model gives them [1 + experts, requests]."""
     profile = open_profile(run.profile, directory, this_machine())
     counts = routing_of(WholeModel(directory), run.texts)
     workload = measured_workload(

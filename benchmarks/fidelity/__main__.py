@@ -152,7 +152,7 @@ def least_disturbed(
     bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, alone: tuple[Sequence[str], np.ndarray]
 ) -> Record:
     """The cell, repeated where other processes kept the machine busy, then or during the single requests before.
-    ``alone``: texts of the single requests, and their counts."""
+    ``counts`` [1 + experts, texts]; ``alone``: texts of the single requests, and their counts."""
     tries: list[Record] = []
     while not tries or (others_of(tries[-1]) > IDLE_CORES and len(tries) < TRIES):
         tries.append(measure(bench, cell, texts, counts, send_singles(bench, *alone)))

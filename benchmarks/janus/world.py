@@ -58,7 +58,7 @@ class Clock:
         return self.slice_s * self.decision_windows
 
     def hours(self, simulated_s: Floats | float) -> Floats:
-        """Hours of the trace."""
+        """Hours of the trace, [...] as ``simulated_s``."""
         return np.asarray(simulated_s) * self.compression / 3600
 
 

@@ -125,7 +125,7 @@ def plans_over_time(
     planner: Planner, log: Requests, first: Floats, cluster: Cluster, size: int, call_s: float, window_s: float
 ) -> list[PlanChange]:
     """Plans by Eq. (4) every interval, from what arrived since the last change of plan (Section IV-A) or, if that is
-    longer, in the last ``window_s``."""
+    longer, in the last ``window_s``. ``first`` [nodes, layers, experts]: tokens that the first plan is made from."""
     nodes, layers, experts = first.shape
     changes = still(planner(first, cluster, size, None))
     since, at = 0.0, INTERVAL_S
@@ -196,7 +196,7 @@ def _joined(one: Requests, two: Requests, later_s: float) -> Requests:
 
 
 def synthetic_frequency(nodes: int, layers: int, experts: int, rng: np.random.Generator) -> Floats:
-    """Log-normal popularity, half of its spread common to all nodes."""
+    """Log-normal popularity [nodes, layers, experts], half of its spread common to all nodes."""
     common = rng.standard_normal((1, layers, experts))
     return np.exp(common + rng.standard_normal((nodes, layers, experts))) * rng.uniform(0.2, 5.0, (nodes, 1, 1))
 

@@ -78,7 +78,8 @@ def drawn(folder: Path, model: str, layers: int, count: int, seed: int) -> Workl
 
 
 def arrivals(nodes: int, count: int, mean_s: float, seed: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Poisson arrivals of ``count`` requests at each node, mean gap ``mean_s``: times, rising, and nodes."""
+    """Poisson arrivals of ``count`` requests at each node, mean gap ``mean_s``: times [requests], rising, and nodes
+    [requests]."""
     gaps = np.random.default_rng(seed).exponential(mean_s, size=(nodes, count))
     times = gaps.cumsum(axis=1).ravel()
     order = np.argsort(times, kind="stable")

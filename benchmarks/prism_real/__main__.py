@@ -136,7 +136,8 @@ class Stage:
 def drawn(
     tasks: list[tuple[str, ...]], setting: Setting, seconds: float, seed: int
 ) -> tuple[list[list[str]], list[Floats]]:
-    """Poisson arrivals of ``seconds`` at each node, and a text of the node's task for each."""
+    """For each node: a text of its task for each request, and Poisson arrivals within ``seconds``, [requests]
+    float64."""
     rng = np.random.default_rng(seed)
     texts, arrivals = [], []
     for task_texts in tasks:
@@ -149,7 +150,8 @@ def drawn(
 
 
 def table(stage: Stage, tasks: list[tuple[str, ...]], frequency: Floats, setting: Setting) -> dict[str, Any]:
-    """Each method's plan in turn, the order turned on from round to round."""
+    """Each method's plan for ``frequency`` [nodes, layers, experts] in turn, the order turned on from round to
+    round."""
     results: dict[str, list[tuple[Served, Counts]]] = {name: [] for name in METHODS}
     moved: dict[str, list[float]] = {name: [] for name in METHODS}
     plans = {name: make(frequency, stage.cluster, stage.expert_bytes, None) for name, make in planners(0).items()}
@@ -180,7 +182,8 @@ def table(stage: Stage, tasks: list[tuple[str, ...]], frequency: Floats, setting
 def shift(
     stage: Stage, tasks: list[tuple[str, ...]], mixed: Floats, setting: Setting, migrating: bool
 ) -> dict[str, Any]:
-    """Two halves; the second has every task on the next node. Plans by Eq. (4) where ``migrating``."""
+    """Two halves; the second has every task on the next node. Plans by Eq. (4) where ``migrating``; ``mixed`` [nodes,
+    layers, experts]: tokens of the first plan."""
     make = planners(0)["Prism, improved"]
     stage.take(make(mixed, stage.cluster, stage.expert_bytes, None))
     turned = tasks[1:] + tasks[:1]

@@ -134,7 +134,7 @@ class Counts:
         return self.local / calls if calls else float("nan")
 
     def mixed(self) -> Floats:
-        """Tokens as if every node had an equal part of all."""
+        """Tokens [nodes, layers, experts] as if every node had an equal part of all."""
         uniform: Floats = np.broadcast_to(self.tokens.mean(axis=0), self.tokens.shape).copy()
         return uniform
 

@@ -15,7 +15,7 @@ _read_mapped = runtime.read_mapped
 
 
 def read_private(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """As ``moe.runtime.read_mapped``, but every tensor is a copy that this process alone has."""
+    """As ``moe.runtime.read_mapped``, but every tensor [...] is a copy that this process alone has."""
     return {name: tensor.clone() for name, tensor in _read_mapped(path, prefix).items()}
 
 
