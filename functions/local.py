@@ -171,8 +171,8 @@ class LocalPipeline:
         for number, function in enumerate(group(self.manifest, self._max_functions).functions[1:]):
             for replica in range(self._replicas):
                 node = self._nodes[(number + replica) % len(self._nodes)]
-                own = {"smoe_nodes": ",".join(function.nodes)}
-                self.workers.append(self._fork(function.name, node, own))
+                environment = {"smoe_nodes": ",".join(function.nodes)}
+                self.workers.append(self._fork(function.name, node, environment))
         self.publish()
         self._feed.start()
         self.ingress = self._fork_ingress({})
@@ -288,10 +288,10 @@ def _feed_handler(snapshot: Callable[[int], tuple[int, bytes]]) -> type[BaseHTTP
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            seen = 0
+            version = 0
             try:
-                while seen >= 0:
-                    seen, line = snapshot(seen)
+                while version >= 0:
+                    version, line = snapshot(version)
                     self.wfile.write(line)
                     self.wfile.flush()
             except OSError:

@@ -48,13 +48,13 @@ class Known:
 def read(settings: FunctionSettings) -> Known:
     """Raises MoeError."""
     path = settings.pipeline_dir / MANIFEST_FILE
-    seen = file_state(path)
+    state = file_state(path)
     manifest = load(settings.pipeline_dir, verify=False, trusted=True)
     tokenizer = None
     if settings.is_ingress and manifest.tokenizer is not None:
         tokenizer = TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
         tokenizer.encode("warm")
-    return Known(manifest, tokenizer, path, seen)
+    return Known(manifest, tokenizer, path, state)
 
 
 def rehearse(settings: FunctionSettings, manifest: Manifest, loop: asyncio.AbstractEventLoop) -> None:

@@ -47,14 +47,14 @@ def prepare(environ: Mapping[str, str]) -> Callable[[Mapping[str, str], socket.s
     runner = _runner()
     loop = runner.get_loop()
     settings = from_environment(environ)
-    known = rehearsal.read(settings)
+    rehearsed = rehearsal.read(settings)
     if not settings.is_ingress:
-        rehearsal.rehearse(settings, known.manifest, loop)
+        rehearsal.rehearse(settings, rehearsed.manifest, loop)
 
     def rest(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:
         settings = from_environment(environ)
         with runner:
-            runner.run(_serve(settings, listener, ready, known if known.is_of(settings.pipeline_dir) else None))
+            runner.run(_serve(settings, listener, ready, rehearsed if rehearsed.is_of(settings.pipeline_dir) else None))
 
     return rest
 

@@ -257,8 +257,8 @@ class _NotStrictJsonError(ValueError):
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        keys: set[str] = set()
+        twice = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
         raise _NotStrictJsonError(f"key {twice!r} stands twice in one object")
     return result
 
@@ -347,10 +347,10 @@ def _check_architecture(manifest: Manifest, where: str) -> None:
 
 
 def _check_edges(manifest: Manifest, counts: list[int], where: str) -> None:
-    known = {node.id for node in manifest.nodes}
+    node_ids = {node.id for node in manifest.nodes}
     for index, edge in enumerate(manifest.edges):
         for end in edge:
-            if end not in known:
+            if end not in node_ids:
                 raise ManifestError(f"{where}: key edges[{index}]: {end!r} is not a node of this pipeline.")
     if _has_cycle(manifest.edges):
         raise ManifestError(f"{where}: key edges: they form a cycle; a pipeline is a directed acyclic graph.")

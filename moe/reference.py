@@ -170,22 +170,22 @@ class WholeModel:
                 f"it got {max_new_tokens}, {temperature} and {top_k}."
             )
         seq2seq = self.manifest.task == "seq2seq-lm"
-        known = [[self._special("decoder_start")] if seq2seq else list(text) for text in ids]
+        prefixes = [[self._special("decoder_start")] if seq2seq else list(text) for text in ids]
         longest = self._longest()
         generators = [torch.Generator().manual_seed(seed) for _ in ids]
         added: list[list[int]] = [[] for _ in ids]
         running, finished = list(range(len(ids))), [False] * len(ids)
         for _ in range(max_new_tokens):
-            running = [i for i in running if not finished[i] and len(known[i]) < longest]
+            running = [i for i in running if not finished[i] and len(prefixes[i]) < longest]
             if not running:
                 break
-            chosen = [known[i] for i in running]
+            chosen = [prefixes[i] for i in running]
             logits = self.logits_ids([ids[i] for i in running], answers=chosen) if seq2seq else self.logits_ids(chosen)
             for row, i in enumerate(running):
                 token = choose(logits[row], temperature, top_k, generators[i])
                 finished[i] = token == self._end
                 if not finished[i]:
-                    known[i].append(token)
+                    prefixes[i].append(token)
                     added[i].append(token)
         return [
             Continuation(new, None if self._tokenizer is None else self._tokenizer.decode(new), done)

@@ -93,8 +93,8 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observed, dict[str, Any]]:
         super().reset(seed=seed)
-        own = int(self.np_random.integers(2**31))
-        clip = replace(self._clip, seed=own)
+        episode_seed = int(self.np_random.integers(2**31))
+        clip = replace(self._clip, seed=episode_seed)
         start = None if self._start is None else self._workload.initial(self._start)
         self._episode = episode_of(
             clip, settings=self._settings, start=start, cache=self._cache, data=self._data, workload=self._given
@@ -136,13 +136,13 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
     def _observe(self) -> Observed:
         state, lattice = self._state, self._encoder.lattice
         chosen = features_of(self._encoder.space, torch.from_numpy(self._decided.astype(np.int64))).numpy()
-        known = lattice.mask & (np.arange(self._layers) < self._layer)[:, None]
+        decided_mask = lattice.mask & (np.arange(self._layers) < self._layer)[:, None]
         least = state.least_memory[self._layer] / lattice.sizes[0] * lattice.mask[self._layer][:, None]
         return {
             "segments": state.segments.flatten(),
             "experts": state.experts.flatten(),
             "pipeline": state.pipeline.copy(),
-            "decided": np.where(known[..., None], chosen, 0.0).astype(np.float32).ravel(),
+            "decided": np.where(decided_mask[..., None], chosen, 0.0).astype(np.float32).ravel(),
             "layer": (np.arange(self._layers) == self._layer).astype(np.float32),
             "least_memory": least.astype(np.float32).ravel(),
         }

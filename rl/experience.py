@@ -88,18 +88,18 @@ def experiences(folder: Path, encoder: Encoder) -> Iterator[Experience]:
     before: tuple[Observation, State] | None = None
     memory: History | None = None
     for tick in ticks(folder):
-        seen = tick.observation
-        if seen.stale or seen.requests is None:
+        observation = tick.observation
+        if observation.stale or observation.requests is None:
             before = None
             continue
-        if before is not None and not _follows(before[0], seen):
+        if before is not None and not _follows(before[0], observation):
             before, memory = None, None
-        state, memory = encoder.encode(seen, memory)
+        state, memory = encoder.encode(observation, memory)
         if before is not None:
             experience = _experience(encoder, tick, before[1], state)
             if experience is not None:
                 yield experience
-        before = (seen, state)
+        before = (observation, state)
 
 
 def _follows(before: Observation, seen: Observation) -> bool:
@@ -110,8 +110,8 @@ def _experience(encoder: Encoder, tick: Tick, state: State, following: State) ->
     topology = encoder.topology
     layers = [[node.id for node in topology.experts(layer)] for layer in range(topology.layers)]
     names = [name for layer in layers for name in layer]
-    known = all(tick.busy.get(name) is not None and tick.provisioned.get(name) is not None for name in names)
-    if not known:
+    has_costs = all(tick.busy.get(name) is not None and tick.provisioned.get(name) is not None for name in names)
+    if not has_costs:
         return None
 
     def total(costs: Mapping[str, float | None]) -> Floats:

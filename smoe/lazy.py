@@ -141,6 +141,6 @@ def _read_settings(ctx: click.Context, _option: click.Parameter, path: str | Non
     names = {flag.lstrip("-"): str(option.name) for option in ctx.command.params for flag in option.opts}
     for key in table:
         if key not in names or key in ("settings", "help-all"):
-            known = ", ".join(sorted(set(names) - {"settings", "help-all", "help"}))
-            raise click.BadParameter(f"{path}: {key!r} is no option of {ctx.command_path}; the keys are {known}")
+            keys = ", ".join(sorted(set(names) - {"settings", "help-all", "help"}))
+            raise click.BadParameter(f"{path}: {key!r} is no option of {ctx.command_path}; the keys are {keys}")
     ctx.default_map = {**(ctx.default_map or {}), **{names[key]: value for key, value in table.items()}}

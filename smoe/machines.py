@@ -48,8 +48,8 @@ class NodeWatch:
         except GatewayUnreachableError:
             return ()
         names = sorted({str(one["node"]) for replicas in feed.values() for one in replicas if "node" in one})
-        own = [one for name, replicas in feed.items() if name in self._functions for one in replicas]
-        return tuple(self._row(node, own) for node in names)
+        replicas_of_pipeline = [one for name, replicas in feed.items() if name in self._functions for one in replicas]
+        return tuple(self._row(node, replicas_of_pipeline) for node in names)
 
     def _row(self, node: str, replicas: Sequence[Mapping[str, Any]]) -> NodeRow:
         states = Counter(str(one["state"]) for one in replicas if one.get("node") == node)

@@ -28,8 +28,8 @@ def ensure_pipeline(name: str, pipelines: Path) -> tuple[Path, Manifest]:
     if name in PRESETS:
         _split_preset(name, folder)
     elif not (folder / MANIFEST_FILE).is_file():
-        known = sorted({path.parent.name for path in pipelines.glob(f"*/{MANIFEST_FILE}")} | set(PRESETS))
-        raise SmoeError(f"{name!r} is neither a pipeline folder nor a pipeline or preset; known are {', '.join(known)}")
+        names = sorted({path.parent.name for path in pipelines.glob(f"*/{MANIFEST_FILE}")} | set(PRESETS))
+        raise SmoeError(f"{name!r} is neither a pipeline folder nor a pipeline or preset; known are {', '.join(names)}")
     return folder, load(folder)
 
 

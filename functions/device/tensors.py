@@ -106,9 +106,9 @@ class Cuda:
         torch.cuda.empty_cache()
 
     def words(self) -> str:
-        seen = torch.cuda.get_device_properties(torch.cuda.current_device())
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         free, total = torch.cuda.mem_get_info()
-        return f"{seen.name}, {seen.multi_processor_count} multiprocessors, {free >> 20} of {total >> 20} MiB free"
+        return f"{properties.name}, {properties.multi_processor_count} multiprocessors, {free >> 20} of {total >> 20} MiB free"
 
 
 class Device(Protocol):
@@ -259,9 +259,9 @@ def made_up_call(program: NodeProgram, tokens: int) -> Tensors:
         tokens = min(tokens, rules.max_positions)
     sizes = dict.fromkeys(rules.names, tokens)
     if "memory_lengths" in rules.names:
-        own = "memory" if "memory" in rules.names else "hidden"
-        sizes[own] = min(tokens, rules.memory_positions)
-        sizes["memory_lengths"] = sizes[own]
+        input_name = "memory" if "memory" in rules.names else "hidden"
+        sizes[input_name] = min(tokens, rules.memory_positions)
+        sizes["memory_lengths"] = sizes[input_name]
     made = {name: torch.zeros(sizes[name], width, dtype=rules.dtype) for name, width in rules.widths.items()}
     if "token_ids" in rules.names:
         made["token_ids"] = torch.zeros(sizes["token_ids"], dtype=torch.int64)

@@ -168,7 +168,7 @@ class Ingress:
         Also the logits ``[B, vocab]`` of each text's first new token, where asked for.
         """
         seq2seq = self.manifest.task == "seq2seq-lm"
-        known = [[self._special("decoder_start")] if seq2seq else list(text) for text in ids]
+        prefixes = [[self._special("decoder_start")] if seq2seq else list(text) for text in ids]
         longest = int(self.manifest.architecture.get("decoder", self.manifest.architecture)["max_positions"])
         generators = [torch.Generator().manual_seed(asked.seed) for _ in ids]
         added: list[list[int]] = [[] for _ in ids]
@@ -176,23 +176,23 @@ class Ingress:
         first: Array | None = None
         end = self.manifest.tokenizer.special.get("eos") if self.manifest.tokenizer else None
         for _ in range(asked.max_new_tokens):
-            running = [i for i in range(len(ids)) if not finished[i] and len(known[i]) < longest]
+            running = [i for i in range(len(ids)) if not finished[i] and len(prefixes[i]) < longest]
             if asked.logits and first is None:
                 running = list(range(len(ids)))  # logits of texts that are too long to go on, too
             if not running:
                 break
-            chosen = [known[i] for i in running]
+            chosen = [prefixes[i] for i in running]
             reply = await self._run([ids[i] for i in running] if seq2seq else chosen, chosen, context)
             logits = as_float32(reply["logits"])
             if asked.logits and first is None:
                 first = logits
             for row, i in enumerate(running):
-                if len(known[i]) >= longest:
+                if len(prefixes[i]) >= longest:
                     continue
                 token = choose(torch.from_numpy(logits[row]), asked.temperature, asked.top_k, generators[i])
                 finished[i] = token == end
                 if not finished[i]:
-                    known[i].append(token)
+                    prefixes[i].append(token)
                     added[i].append(token)
         outputs = [
             {"text": self.tokenizer.decode(new), "token_ids": new, "finished": done}

@@ -70,16 +70,16 @@ class LayerPlans:
 
         That is so while every expert's replicas are on one node, while one of them has none, and while the rule loads.
         """
-        known = self._layers[layer]
-        if known.version != self._dispatcher.version:
-            self._read(layer, known)
-        if known.choose is None:
+        layer_plan = self._layers[layer]
+        if layer_plan.version != self._dispatcher.version:
+            self._read(layer, layer_plan)
+        if layer_plan.choose is None:
             return None
         replicas = np.empty(expert_ids.shape, np.int32)
-        known.choose(np.ascontiguousarray(expert_ids), replicas)
+        layer_plan.choose(np.ascontiguousarray(expert_ids), replicas)
         of_expert = np.empty(len(self._functions[layer]), np.int32)
         of_expert[expert_ids] = replicas
-        return [known.names[of_expert[expert] // known.width] for expert in experts]
+        return [layer_plan.names[of_expert[expert] // layer_plan.width] for expert in experts]
 
     def _read(self, layer: int, known: _Layer) -> None:
         """Make a layer's table anew."""

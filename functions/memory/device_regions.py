@@ -121,10 +121,10 @@ class DeviceRegions:
 
         Who asks while it comes waits for the same copy. Raises LendError, RegionError.
         """
-        seen = self._look(name)
-        self.released(name, but=seen)
-        same = (one for one in self._copies if (one.name, one.gpu, one.seen) == (name, gpu, seen) and one.wanted)
-        copy = next(same, None) or self._begin(name, gpu, seen)
+        state = self._look(name)
+        self.released(name, but=state)
+        same = (one for one in self._copies if (one.name, one.gpu, one.seen) == (name, gpu, state) and one.wanted)
+        copy = next(same, None) or self._begin(name, gpu, state)
         copy.leases += 1
         copy.turn = next(self._turns)
         try:

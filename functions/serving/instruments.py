@@ -165,16 +165,16 @@ class IngressInstruments:
         yield from self.traffic.families(self.pipeline)
 
     def _request_families(self) -> Iterator[Metric]:
-        own = [self.pipeline]
+        labels = [self.pipeline]
         requests = CounterMetricFamily(names.REQUESTS, "Requests answered", labels=["pipeline", "code"])
         for code, count in self.requests.items():
-            requests.add_metric([*own, code], count)
+            requests.add_metric([*labels, code], count)
         seconds = HistogramMetricFamily(names.REQUEST_SECONDS, "Time to answer", labels=["pipeline"])
-        seconds.add_metric(own, self.request_seconds.cumulative(), self.request_seconds.total_s)
+        seconds.add_metric(labels, self.request_seconds.cumulative(), self.request_seconds.total_s)
         in_flight = GaugeMetricFamily(names.REQUESTS_IN_FLIGHT, "Requests in flight", labels=["pipeline"])
-        in_flight.add_metric(own, self.in_flight)
+        in_flight.add_metric(labels, self.in_flight)
         tokens = CounterMetricFamily(names.REQUEST_TOKENS, "Tokens of answered requests", labels=["pipeline"])
-        tokens.add_metric(own, self.tokens)
+        tokens.add_metric(labels, self.tokens)
         yield from (requests, seconds, in_flight, tokens)
 
     def _node_families(self) -> Iterator[Metric]:
@@ -189,15 +189,15 @@ class IngressInstruments:
         peak = GaugeMetricFamily(names.NODE_TOKENS_PEAK, "Most tokens in flight in 60 s", labels=label)
         now_s = self._clock()
         for node_id, node in self.nodes.items():
-            own = [self.pipeline, node_id]
+            labels = [self.pipeline, node_id]
             for code, count in node.calls.items():
-                calls.add_metric([*own, code], count)
+                calls.add_metric([*labels, code], count)
             for reason, count in node.retries.items():
-                retries.add_metric([*own, reason], count)
-            seconds.add_metric(own, node.call_seconds.cumulative(), node.call_seconds.total_s)
-            wait.add_metric(own, node.wait_s)
-            busy.add_metric(own, node.busy_s)
-            tokens.add_metric(own, node.tokens)
-            in_flight.add_metric(own, node.in_flight)
-            peak.add_metric(own, node.peak.peak(now_s))
+                retries.add_metric([*labels, reason], count)
+            seconds.add_metric(labels, node.call_seconds.cumulative(), node.call_seconds.total_s)
+            wait.add_metric(labels, node.wait_s)
+            busy.add_metric(labels, node.busy_s)
+            tokens.add_metric(labels, node.tokens)
+            in_flight.add_metric(labels, node.in_flight)
+            peak.add_metric(labels, node.peak.peak(now_s))
         yield from (calls, retries, seconds, wait, busy, tokens, in_flight, peak)

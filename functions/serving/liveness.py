@@ -11,13 +11,13 @@ from functions.device.file_state import file_state
 
 async def follow(path: Path, period_s: float, reload: Callable[[], None]) -> None:
     """Call ``reload`` now and whenever the file was replaced or changed; looks every ``period_s``. Never returns."""
-    seen: object = ()
+    content: object = ()
     while True:
         try:
             now: object = file_state(path)
         except OSError:
             now = None
-        if now != seen:
-            seen = now
+        if now != content:
+            content = now
             reload()
         await asyncio.sleep(period_s)

@@ -97,8 +97,8 @@ class NodeHost:
             return
         node_id = self._node_of(request.path)
         if node_id is None:
-            known = ", ".join(f"/stage/{name}" for name in list(self._nodes)[:6])
-            message = f"there is no {request.path}; this function serves {known}"
+            names = ", ".join(f"/stage/{name}" for name in list(self._nodes)[:6])
+            message = f"there is no {request.path}; this function serves {names}"
             answer(error_reply(404, "not_found", message, platform=False))
             return
         if request.method != "POST":

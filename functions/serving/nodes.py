@@ -25,9 +25,9 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
 
     Raises SettingsError, ManifestError. A worker whose GPU cannot be used ends, then or later, with a line in its log.
     """
-    known = {node.id for node in manifest.nodes}
+    node_ids = {node.id for node in manifest.nodes}
     for node_id in settings.nodes:
-        if node_id not in known:
+        if node_id not in node_ids:
             raise SettingsError(f"smoe_nodes names {node_id!r}, which pipeline {manifest.name} does not have")
     try:
         device = open_device(settings.device)

@@ -118,12 +118,12 @@ class Relay:
                 replied.set_result(reply)
 
         body = bytearray().join(arrays.encode({"x": x}))
-        own = Request("POST", path, {}, body, request.arrived_s, request.deadline_s, request.request_id)
-        self._inner.submit(own, answered)
+        request_here = Request("POST", path, {}, body, request.arrived_s, request.deadline_s, request.request_id)
+        self._inner.submit(request_here, answered)
         try:
             reply = await replied
         except asyncio.CancelledError:
-            own.abandon()
+            request_here.abandon()
             raise
         return Part(reply.status, reply.chunks)
 

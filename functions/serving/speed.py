@@ -21,10 +21,10 @@ class Speed:
 
     def observe(self, tokens: int, spent_s: float) -> None:
         """A batch of ``tokens`` took ``spent_s`` seconds."""
-        seen = spent_s / max(self.FIXED_TOKENS, tokens)
-        if seen < self._s_per_token:
-            seen = self.DECAY * self._s_per_token + (1 - self.DECAY) * seen
-        self._s_per_token = seen
+        rate = spent_s / max(self.FIXED_TOKENS, tokens)
+        if rate < self._s_per_token:
+            rate = self.DECAY * self._s_per_token + (1 - self.DECAY) * rate
+        self._s_per_token = rate
 
     def expected_s(self, tokens: int) -> float:
         """Seconds that ``tokens`` will take; an overestimate for large batches, whose fixed costs are shared."""

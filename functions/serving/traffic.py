@@ -106,12 +106,12 @@ class Traffic:
         messages = CounterMetricFamily(names.MACHINE_MESSAGES, "Messages by machine", labels=where)
         size = CounterMetricFamily(names.MACHINE_BYTES, "Bytes by machine", labels=[*where, "direction"])
         for machine, machine_traffic in self.machines.items():
-            own = [pipeline, machine, self.place(machine)]
-            calls.add_metric([*own, "expert"], machine_traffic.expert_calls)
-            calls.add_metric([*own, "segment"], machine_traffic.segment_calls)
-            messages.add_metric(own, machine_traffic.messages)
-            size.add_metric([*own, "sent"], machine_traffic.sent_bytes)
-            size.add_metric([*own, "received"], machine_traffic.received_bytes)
+            labels = [pipeline, machine, self.place(machine)]
+            calls.add_metric([*labels, "expert"], machine_traffic.expert_calls)
+            calls.add_metric([*labels, "segment"], machine_traffic.segment_calls)
+            messages.add_metric(labels, machine_traffic.messages)
+            size.add_metric([*labels, "sent"], machine_traffic.sent_bytes)
+            size.add_metric([*labels, "received"], machine_traffic.received_bytes)
         yield from (calls, messages, size)
         by_layer = ["pipeline", "layer"]
         fullest = CounterMetricFamily(names.FULLEST_EXPERTS, "Activated experts, fullest machine", labels=by_layer)

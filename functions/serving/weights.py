@@ -51,11 +51,11 @@ def needs(manifest: Manifest, nodes: tuple[str, ...]) -> list[Need]:
     if nodes == ("ingress",):
         names = [] if manifest.tokenizer is None else [manifest.tokenizer.file]
     else:
-        known = {node.id: node.weights.file for node in manifest.nodes}
-        unknown = [node for node in nodes if node not in known]
+        files = {node.id: node.weights.file for node in manifest.nodes}
+        unknown = [node for node in nodes if node not in files]
         if unknown:
             raise SettingsError(f"smoe_nodes names {unknown[0]!r}, which pipeline {manifest.name} does not have")
-        names = list(dict.fromkeys(known[node] for node in nodes))
+        names = list(dict.fromkeys(files[node] for node in nodes))
     return [Need(name, manifest.files[name]) for name in names]
 
 

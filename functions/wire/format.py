@@ -157,9 +157,9 @@ def describe(view: memoryview, limits: WireLimits = DEFAULT_LIMITS) -> list[Entr
     anew.
     """
     length = len(view)
-    known = _KNOWN.get(length)
-    if known is not None and length <= limits.max_bytes:
-        head, entries = known
+    kind = _KNOWN.get(length)
+    if kind is not None and length <= limits.max_bytes:
+        head, entries = kind
         if view[: len(head)] == head and len(entries) <= limits.max_tensors:
             return entries
     if length > limits.max_bytes:
@@ -201,7 +201,7 @@ def _check_head(head: bytes, limits: WireLimits) -> int:
 def _descriptions(head: bytes, count: int) -> tuple[list[tuple[str, int, tuple[int, ...], int]], int]:
     position = _HEAD.size
     entries: list[tuple[str, int, tuple[int, ...], int]] = []
-    seen: set[str] = set()
+    names: set[str] = set()
     try:
         for _ in range(count):
             name_end = position + 1 + head[position]
@@ -210,7 +210,7 @@ def _descriptions(head: bytes, count: int) -> tuple[list[tuple[str, int, tuple[i
             if not raw_name or not _NAME_BYTES.issuperset(raw_name):
                 raise WireError(f"tensor {len(entries)} has the name {raw_name!r}; allowed are a-z and _")
             name = raw_name.decode("ascii")
-            if name in seen:
+            if name in names:
                 raise WireError(f"tensor {name!r} comes twice")
             if code not in ITEM_BYTES or dims > MAX_DIMS:
                 raise WireError(
@@ -221,7 +221,7 @@ def _descriptions(head: bytes, count: int) -> tuple[list[tuple[str, int, tuple[i
                 raise WireError(f"tensor {name!r} is {shape} {DTYPE_OF_CODE[code]}, which is not {size} bytes")
             if size == 0 and prod(max(1, n) for n in shape) > _MOST_NUMBERS:
                 raise WireError(f"tensor {name!r} is empty with the shape {shape}, too large to be described")
-            seen.add(name)
+            names.add(name)
             entries.append((name, code, tuple(shape), size))
             position = name_end + 2 + _DIMS[dims].size
     except (IndexError, struct.error):

@@ -97,11 +97,11 @@ class BertStack:
         n = self.numbers
         d, vocab = n["hidden_size"], n["vocab_size"]
         words = f"{self.prefix}embeddings.word_embeddings.weight"
-        own, bias = f"{name}decoder.weight", f"{name}decoder.bias"
+        weight, bias = f"{name}decoder.weight", f"{name}decoder.bias"
         return {
             **self._linear("head.dense", f"{name}transform.dense", d, d),
             **self._norm("head.norm", f"{name}transform.LayerNorm"),
-            "head.vocabulary.weight": self.source.get(own if self.source.has(own) else words, vocab, d),
+            "head.vocabulary.weight": self.source.get(weight if self.source.has(weight) else words, vocab, d),
             "head.vocabulary.bias": self.source.get(bias if self.source.has(bias) else f"{name}bias", vocab),
         }
 

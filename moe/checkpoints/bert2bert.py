@@ -60,8 +60,8 @@ class Bert2BertReader:
         return tensors | stack.attention(layer)
 
     def ffn(self, layer: int) -> DenseFfn:
-        stack, own = self._place(layer)
-        return stack.ffn(own)
+        stack, place = self._place(layer)
+        return stack.ffn(place)
 
     def activation(self, layer: int) -> str:
         return str(self._place(layer)[0].numbers["activation"])

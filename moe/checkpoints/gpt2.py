@@ -54,9 +54,9 @@ class Gpt2Reader:
             tensors["embed.words"] = get(words, vocab, d)
             tensors["embed.positions"] = get(f"{self.prefix}wpe.weight", n["max_positions"], d)
         if index == self.layers:
-            own = "lm_head.weight" if self.source.has("lm_head.weight") else words
+            weight = "lm_head.weight" if self.source.has("lm_head.weight") else words
             tensors |= self._norm("head.norm", f"{self.prefix}ln_f")
-            return tensors | {"head.vocabulary.weight": get(own, vocab, d)}
+            return tensors | {"head.vocabulary.weight": get(weight, vocab, d)}
         name = f"{self.prefix}h.{index}."
         return {
             **tensors,

@@ -32,8 +32,8 @@ def is_dense(source: Source) -> bool:
         return True
     if kind in NATIVE:
         return False
-    known = ", ".join([*DENSE, *NATIVE])
-    raise CheckpointError(f"{source.where}: config key 'model_type' is {kind!r}; supported are {known}.")
+    families = ", ".join([*DENSE, *NATIVE])
+    raise CheckpointError(f"{source.where}: config key 'model_type' is {kind!r}; supported are {families}.")
 
 
 def open_dense(source: Source) -> DenseReader:

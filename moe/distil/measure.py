@@ -65,8 +65,8 @@ def evaluate(
         tokens += sum(len(text) for text in ids)
         values[kind] = cosine
         kinds[kind] = summary(cosine) | {"foreign": foreign, "source": gathered.sources[kind]}
-    known = torch.cat([values[kind] for kind, row in kinds.items() if not row["foreign"]])
-    overall, loads = summary(known), meter.loads(model.manifest.layers)
+    quantities = torch.cat([values[kind] for kind, row in kinds.items() if not row["foreign"]])
+    overall, loads = summary(quantities), meter.loads(model.manifest.layers)
     skews = [busiest_over_mean(layer) for layer in loads]
     return {
         "cosine_mean": overall["mean"],
@@ -138,8 +138,8 @@ class DenseModel:
         """``[B, d]`` of tokenised texts."""
         longest = max(len(text) for text in ids)
         padded = torch.tensor([[*text, *[0] * (longest - len(text))] for text in ids])  # [B, L]
-        seen = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in ids])  # [B, L]
+        attention_mask = torch.tensor([[1] * len(text) + [0] * (longest - len(text)) for text in ids])  # [B, L]
         with torch.inference_mode():
-            states = self.model(input_ids=padded, attention_mask=seen).last_hidden_state  # [B, L, d]
-        weights = seen[..., None].float()
+            states = self.model(input_ids=padded, attention_mask=attention_mask).last_hidden_state  # [B, L, d]
+        weights = attention_mask[..., None].float()
         return torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)

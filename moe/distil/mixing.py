@@ -51,8 +51,8 @@ def dressed(text: str, vocabulary: Sequence[str], rng: random.Random) -> str:
     result = []
     for word in words:
         if rng.random() < 0.17:
-            own = [plain] if (plain := re.sub(r"\W", "", word)) and rng.random() < 0.5 else []
-            chosen = own + rng.choices(vocabulary, k=rng.randint(1, 3))
+            emphasised = [plain] if (plain := re.sub(r"\W", "", word)) and rng.random() < 0.5 else []
+            chosen = emphasised + rng.choices(vocabulary, k=rng.randint(1, 3))
             result.append(rng.choice(DRESSES)(chosen, rng))
         result.append(word)
     return " ".join(result)

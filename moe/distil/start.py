@@ -45,15 +45,15 @@ def encoder_of(reader: BertReader) -> DenseEncoder:
 
 def observe(dense: DenseEncoder, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
     """Per layer what the dense FFN sees and does on real tokens: ``[N, d]`` and ``[N, F]``."""
-    seen: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dense.layers]
+    pairs: list[list[tuple[Tensor, Tensor]]] = [[] for _ in dense.layers]
     with torch.inference_mode():
         for batch in batches:
             inner: list[tuple[Tensor, Tensor]] = []
             dense_pass(dense, batch, inner)
             real = batch.seen.flatten()
             for layer, (x, active) in enumerate(inner):
-                seen[layer].append((x[real], active[real]))
-    return [(torch.cat([x for x, _ in parts]), torch.cat([a for _, a in parts])) for parts in seen]
+                pairs[layer].append((x[real], active[real]))
+    return [(torch.cat([x for x, _ in parts]), torch.cat([a for _, a in parts])) for parts in pairs]
 
 
 def start(

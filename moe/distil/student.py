@@ -61,11 +61,11 @@ class Batch:
     def of(texts: Sequence[Sequence[int]]) -> Batch:
         longest = max(len(text) for text in texts)
         ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-        seen = torch.zeros(len(texts), longest, dtype=torch.bool)
+        attention_mask = torch.zeros(len(texts), longest, dtype=torch.bool)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text)
-            seen[row, : len(text)] = True
-        return Batch(ids, seen)
+            attention_mask[row, : len(text)] = True
+        return Batch(ids, attention_mask)
 
 
 @dataclass(frozen=True)

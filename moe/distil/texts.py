@@ -82,13 +82,13 @@ def gather(folder: Path | None = None, system: Path = SYSTEM) -> Texts:
 def divide(documents: Iterable[Document]) -> tuple[list[str], list[str]]:
     """Training and held-out texts; a text that occurs again is used once, on the side of its first document."""
     sides: tuple[list[str], list[str]] = ([], [])
-    known: set[str] = set()
+    texts_before: set[str] = set()
     for title, texts in documents:
         side = sides[is_held_out(title)]
         for text in texts:
             plain = " ".join(text.split())
-            if len(plain) >= 16 and plain not in known:
-                known.add(plain)
+            if len(plain) >= 16 and plain not in texts_before:
+                texts_before.add(plain)
                 side.append(plain)
     return sides
 

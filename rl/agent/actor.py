@@ -126,9 +126,9 @@ class Actor(SisoActor):
 
     def queries(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
         encoded = self.encoder(batch)
-        known = self._known(encoded)
+        embedded = self._known(encoded)
         summary = self.decided(batch.space, executed, encoded.experts)
-        return self._query(known, summary), encoded.weights
+        return self._query(embedded, summary), encoded.weights
 
     def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
         """See ``ActorNetwork``."""
@@ -144,11 +144,11 @@ class Actor(SisoActor):
         parts = (self._known(encoded), decided.of_expert(encoded.experts), *filters)
         layers = zip(*(_by_layer(part, space.mask) for part in parts), strict=True)
         summary, steps = decided.nothing(len(batch.experts)), []
-        for known, beside, *own in layers:  # [B, K_i, …]: of the experts that there are
-            queries = self._query(known, summary).flatten(0, 1)
-            scored = scoring.scores(prepared, queries, [part.flatten(0, 1) for part in own])
+        for expert_embedding, beside, *drawn_uniform in layers:  # [B, K_i, …]: of the experts that there are
+            queries = self._query(expert_embedding, summary).flatten(0, 1)
+            scored = scoring.scores(prepared, queries, [part.flatten(0, 1) for part in drawn_uniform])
             chosen = scored.sample(temperature, generator) if temperature > 0 else scored.best()
-            chosen = chosen.view(*known.shape[:2], 4)
+            chosen = chosen.view(*expert_embedding.shape[:2], 4)
             pooled = decided.pool(features_of(space, chosen), beside, None)
             summary = decided.step(summary, pooled)
             steps.append(chosen)
@@ -157,8 +157,8 @@ class Actor(SisoActor):
 
     def _known(self, encoded: Encoded) -> Tensor:
         """[B, n, K, h]: of a state, what does not hang on decisions."""
-        known: Tensor = self.of_expert(encoded.experts)
-        return known if encoded.context is None else known + self.of_context(encoded.context).unsqueeze(2)
+        embedded: Tensor = self.of_expert(encoded.experts)
+        return embedded if encoded.context is None else embedded + self.of_context(encoded.context).unsqueeze(2)
 
     def _query(self, known: Tensor, summary: Tensor) -> Tensor:
         """[…, K, Q] of ``known`` […, K, h] and ``summary`` […, d]."""
@@ -171,7 +171,7 @@ def _by_layer(values: Tensor, mask: Tensor) -> list[Tensor]:
     layers = values.unbind(1)
     if padded(mask) is None:
         return list(layers)
-    return [layer[:, own] for layer, own in zip(layers, mask.unbind(), strict=True)]
+    return [layer[:, layer_mask] for layer, layer_mask in zip(layers, mask.unbind(), strict=True)]
 
 
 def there(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -56,14 +56,14 @@ def _propagate(
     segment = recurrence.step(*next(of_segments), torch.zeros_like(segments[:, 0]))  # [B, d]
     found_segments, found_experts = [segment], []
     for i, (gates, (reset_update, new)) in enumerate(zip(of_segments, of_experts, strict=True)):
-        own = recurrence.spread(reset_update, new, segment)  # [B, K, d]
-        scores = own @ key  # [B, K]
+        hidden = recurrence.spread(reset_update, new, segment)  # [B, K, d]
+        scores = hidden @ key  # [B, K]
         if padding is not None:
             scores = scores.masked_fill(padding[i], -torch.inf)
-        message = torch.bmm(scores.softmax(-1).unsqueeze(1), own).squeeze(1)  # [B, d]
+        message = torch.bmm(scores.softmax(-1).unsqueeze(1), hidden).squeeze(1)  # [B, d]
         segment = recurrence.step(*gates, message)
         found_segments.append(segment)
-        found_experts.append(own)
+        found_experts.append(hidden)
     return torch.stack(found_segments, 1), torch.stack(found_experts, 1)
 
 
@@ -83,14 +83,14 @@ class Recurrence:
 
     def step(self, reset_update: Tensor, new: Tensor, hidden: Tensor) -> Tensor:
         """The next hidden state [B, d]."""
-        own, own_new = torch.split_with_sizes(torch.addmm(self._cell.bias_hh, hidden, self._weight), self._sizes, -1)
-        return _mixed(reset_update + own, new, own_new, hidden)
+        spread, own_new = torch.split_with_sizes(torch.addmm(self._cell.bias_hh, hidden, self._weight), self._sizes, -1)
+        return _mixed(reset_update + spread, new, own_new, hidden)
 
     def spread(self, reset_update: Tensor, new: Tensor, hidden: Tensor) -> Tensor:
         """The next hidden states [B, K, d] of K nodes that start from one hidden state [B, d]."""
-        own = torch.addmm(self._cell.bias_hh, hidden, self._weight).unsqueeze(1)
-        own, own_new = torch.split_with_sizes(own, self._sizes, -1)
-        return _mixed(reset_update + own, new, own_new, hidden.unsqueeze(1))
+        spread = torch.addmm(self._cell.bias_hh, hidden, self._weight).unsqueeze(1)
+        spread, own_new = torch.split_with_sizes(spread, self._sizes, -1)
+        return _mixed(reset_update + spread, new, own_new, hidden.unsqueeze(1))
 
 
 def _mixed(reset_update: Tensor, new: Tensor, own_new: Tensor, hidden: Tensor) -> Tensor:

@@ -82,6 +82,6 @@ class GeneralDagnn(nn.Module):
             into = ends[:, torch.isin(ends[1], batch)]
             message = self._gather(states, layer.key(states), into)
             inputs, hidden = below[batch].flatten(0, 1), message[batch].flatten(0, 1)
-            own = layer.gru(inputs, hidden).reshape(len(batch), *below.shape[1:])
-            states = states.index_copy(0, batch, own)
+            hidden_new = layer.gru(inputs, hidden).reshape(len(batch), *below.shape[1:])
+            states = states.index_copy(0, batch, hidden_new)
         return states

@@ -54,7 +54,7 @@ def explain(actor: SisoActor, encoder: Encoder, state: State, top: int = 3) -> l
         weights, scores = (part[0].numpy()[mask] for part in actor.explain(batch, chosen))
         scored = actor.scores(batch, chosen)
         actions, logs = scored.top(top)
-        own, entropy = scored.log_prob(chosen[0][torch.from_numpy(mask)]), scored.entropy()
+        log_prob, entropy = scored.log_prob(chosen[0][torch.from_numpy(mask)]), scored.entropy()
         option_scores = torch.stack([scored.score(actions[:, rank]) for rank in range(actions.shape[1])], 1)
     memories, resources, _, concurrencies = encoder.lattice.sizes
     allowed = (memories - state.least_memory[mask].astype(np.int64)).sum(-1) * resources * concurrencies
@@ -75,7 +75,7 @@ def explain(actor: SisoActor, encoder: Encoder, state: State, top: int = 3) -> l
                 chosen=Choice(
                     _configurations(encoder, chosen[0, layer, expert][None])[0],
                     float(scores[row]),
-                    float(own[row].exp()),
+                    float(log_prob[row].exp()),
                 ),
                 best=best,
                 entropy=float(entropy[row]),

@@ -94,9 +94,11 @@ def _names() -> dict[str, list[str]]:
 
 
 def _difference(kind: str, stored: list[str], names: list[str]) -> str:
-    for place, (own, wanted) in enumerate(zip(stored, names, strict=False)):
-        if own != wanted:
-            return f"its {kind} feature {place} is {own}, in this version of the program {wanted}; train it anew"
+    for place, (stored_name, wanted) in enumerate(zip(stored, names, strict=False)):
+        if stored_name != wanted:
+            return (
+                f"its {kind} feature {place} is {stored_name}, in this version of the program {wanted}; train it anew"
+            )
     return f"it has {len(stored)} {kind} features, this version of the program {len(names)}; train it anew"
 
 
@@ -122,9 +124,9 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _settings(path: Path, stored: Mapping[str, Any]) -> NetworkSettings:
     kinds = {"str": str, "int": int, "bool": bool}
-    known = {entry.name: kinds[str(entry.type)] for entry in fields(NetworkSettings)}
+    casts = {entry.name: kinds[str(entry.type)] for entry in fields(NetworkSettings)}
     for name, value in stored.items():
-        if name not in known or type(value) is not known[name]:
+        if name not in casts or type(value) is not casts[name]:
             raise NetworkError(
                 f"{path}: setting {name} of the networks is {value!r}, which is not known or of no such kind"
             )

@@ -119,10 +119,10 @@ def settled(observation: Observation, desired: Mapping[str, Configuration]) -> d
     """``wishes``, and the present configuration where the only wish is that replicas take fewer calls at once than now
     and far fewer than that come anyway: such orders change nothing but the log."""
     configurations = dict(desired)
-    for seen in observation.nodes:
-        now, configuration = seen.configuration, desired.get(seen.function)
-        if now is not None and configuration is not None and _limits_nobody(seen, now, configuration):
-            configurations[seen.function] = now
+    for node in observation.nodes:
+        now, configuration = node.configuration, desired.get(node.function)
+        if now is not None and configuration is not None and _limits_nobody(node, now, configuration):
+            configurations[node.function] = now
     return configurations
 
 
@@ -148,34 +148,39 @@ def unknown(topology: Topology, observation: Observation) -> dict[str, str]:
 
 
 def _missing(info: NodeInfo, observation: Observation) -> str:
-    seen: NodeObservation | None = observation.node(info.id)
-    if seen is None or seen.configuration is None:
+    row: NodeObservation | None = observation.node(info.id)
+    if row is None or row.configuration is None:
         return "configuration"
-    if seen.requests_per_s is None or seen.tokens_per_s is None:
+    if row.requests_per_s is None or row.tokens_per_s is None:
         return "load"
-    return "peak of tokens" if seen.peak_tokens is None else ""
+    return "peak of tokens" if row.peak_tokens is None else ""
 
 
 def make(making: Making) -> Policy:
     """For ``--policy smoe``; settings in ``--policy-settings FILE``. Raises SettingsError."""
-    own = making.settings_as(MakingSettings)
+    settings = making.settings_as(MakingSettings)
     slo_s = making.settings.slo_s
     refuse_broken(
         NAME,
         (
-            ("meter", own.meter, own.meter in METERS, " or ".join(METERS)),
-            ("mean_tokens", own.mean_tokens, own.mean_tokens >= 0, "0 or more"),
-            ("cpu_scale", own.cpu_scale, own.cpu_scale >= 0, "0 or more"),
-            ("workload", own.workload, own.workload in ("", *PAPER_WORKLOADS), ", ".join(PAPER_WORKLOADS)),
-            ("profile", own.profile, not (own.profile and own.workload), "left out where workload is given"),
+            ("meter", settings.meter, settings.meter in METERS, " or ".join(METERS)),
+            ("mean_tokens", settings.mean_tokens, settings.mean_tokens >= 0, "0 or more"),
+            ("cpu_scale", settings.cpu_scale, settings.cpu_scale >= 0, "0 or more"),
+            ("workload", settings.workload, settings.workload in ("", *PAPER_WORKLOADS), ", ".join(PAPER_WORKLOADS)),
+            (
+                "profile",
+                settings.profile,
+                not (settings.profile and settings.workload),
+                "left out where workload is given",
+            ),
         ),
     )
     if slo_s is None:
         raise SettingsError(f"slo_s is None; {NAME} decides for a latency target (--slo-ms)")
-    path = Path(own.actor) if own.actor else published_actor(making.topology.pipeline, own.meter)
+    path = Path(settings.actor) if settings.actor else published_actor(making.topology.pipeline, settings.meter)
     try:
         actor = load_actor(path)
-        calls, space = call_times(making, own, slo_s)
+        calls, space = call_times(making, settings, slo_s)
         limits = replace(making.limits, space=space)
         return LearntPolicy(actor, Encoder(making.topology, limits, making.prices, slo_s, calls))
     except (NetworkError, ProfileError, ValueError) as error:
@@ -202,8 +207,8 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
             return calls_of_cores(space, slo_s, making.topology.layers), space
         if not meant:
             warn_of_another(profile, NAME)
-    known = space if own.cluster else replace(space, gpu_shares=())
-    return _profiled(making, own, profile, known), known
+    space_known = space if own.cluster else replace(space, gpu_shares=())
+    return _profiled(making, own, profile, space_known), space_known
 
 
 def _profiled(making: Making, own: MakingSettings, profile: Profile, space: ConfigurationSpace) -> CallTimes:

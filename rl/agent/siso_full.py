@@ -47,10 +47,10 @@ def _scores(
         scores = out[row, first:]
         scores[:] = np.float32(0.0)
         for h in range(hidden):
-            base, own, line = state[h] + compute[row, h], weight[h], memory[h, first:]
+            base, row_weight, line = state[h] + compute[row, h], weight[h], memory[h, first:]
             for m in range(scores.size):  # from 0 on, so that it is done many at a time
                 unit = base + line[m]
-                scores[m] += own * (unit if unit > np.float32(0.0) else np.float32(0.0))
+                scores[m] += row_weight * (unit if unit > np.float32(0.0) else np.float32(0.0))
 
 
 @compiled
@@ -111,7 +111,9 @@ class Joint:
     def sample(self, temperature: float, generator: torch.Generator | None) -> Tensor:
         """[N, 4] int64 drawn exactly from the softmax at ``temperature``."""
         uniform = torch.rand(len(self.states), generator=generator, dtype=torch.float64).tolist()
-        drawn = [_draw(scores, temperature, own) for scores, own in zip(self._all(), uniform, strict=True)]
+        drawn = [
+            _draw(scores, temperature, row_uniform) for scores, row_uniform in zip(self._all(), uniform, strict=True)
+        ]
         return self._actions(np.array(drawn, dtype=np.int64))
 
     def relaxed(self) -> Tensor:
@@ -166,8 +168,8 @@ class Joint:
         memory, compute, weight = (np.ascontiguousarray(table.detach().numpy()) for table in tables)
         out = np.empty((len(compute), memory.shape[1]), dtype=np.float32)
         for state, least in zip(self.states.detach().numpy(), self.least.numpy(), strict=True):
-            own = np.ascontiguousarray(state)
-            _scores(own, memory, compute, weight, least, len(compute) // len(least), out)
+            row_state = np.ascontiguousarray(state)
+            _scores(row_state, memory, compute, weight, least, len(compute) // len(least), out)
             yield out.reshape(-1)
 
     def _log_partition(self) -> Tensor:
@@ -186,8 +188,8 @@ class Joint:
         number, count = len(self.states), self.prepared.candidates
         sizes = (memories - self.least).clamp(min=0)  # [N, P] memories that are enough
         replicas = torch.multinomial(sizes.float(), count, replacement=True)
-        own = sizes.gather(1, replicas)
-        memory = memories - 1 - (torch.rand(number, count) * own).long().minimum(own - 1)
+        column = sizes.gather(1, replicas)
+        memory = memories - 1 - (torch.rand(number, count) * column).long().minimum(column - 1)
         resource = torch.randint(resources, (number, count))
         return torch.stack((memory, resource, replicas, torch.randint(concurrencies, (number, count))), -1)
 

@@ -119,9 +119,9 @@ def state_at(encoder: Encoder, stored: list[Tick], last: Tick) -> State:
 def making_of(context: Mapping[str, Any]) -> Making:
     """What the policy of a log was made of: its settings are in the log. Raises SettingsError."""
     stored = dict(context["settings"])
-    known = {entry.name for entry in fields(ControllerSettings)}
+    names = {entry.name for entry in fields(ControllerSettings)}
     paths = ("manifest_dir", "policy_settings", "plan", "prices", "log_dir", "kubeconfig")
-    given: dict[str, Any] = {name: value for name, value in stored.items() if name in known}
+    given: dict[str, Any] = {name: value for name, value in stored.items() if name in names}
     given |= {name: Path(given[name]) for name in paths if isinstance(given.get(name), str)}
     space = given.get("space", {})
     given["space"] = ConfigurationSpace(**{name: _tuple(value) for name, value in space.items()})

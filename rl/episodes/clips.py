@@ -84,8 +84,8 @@ def training_clips(
         for name in rng.permutation(list(workloads)):
             rate = float(np.exp(rng.uniform(*np.log(mean_rps))))
             size, pattern = int(rng.choice(list(tokens))), str(rng.choice(list(patterns)))
-            own = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:6], 16)
-            yield Clip(str(name), pattern, own, split, round(rate, 3), size, seconds, window_s, speed)
+            draw_seed = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:6], 16)
+            yield Clip(str(name), pattern, draw_seed, split, round(rate, 3), size, seconds, window_s, speed)
             number += 1
 
 
@@ -186,12 +186,12 @@ def save_npz(path: Path, **arrays: NDArray[np.generic]) -> None:
 def work_key(work: Work) -> str:
     """Hash of all that a search over this work depends on."""
     workload = work.workload
-    own = (
+    fields_of_work = (
         workload.name, workload.topology.manifest_sha256, workload.slo_s, workload.space, workload.prices,
         workload.latency.name, workload.runtime_mb, workload.alpha, workload.memory_mb_per_core,
         workload.segment_configuration, work.seed,
     )  # fmt: skip
-    return hashlib.sha256(f"{own} {work.requests.sha256}".encode()).hexdigest()[:24]
+    return hashlib.sha256(f"{fields_of_work} {work.requests.sha256}".encode()).hexdigest()[:24]
 
 
 def paper_cost(clip: Clip, meter: Meter) -> float:

@@ -65,8 +65,10 @@ def load(path: Path) -> tuple[Agent, dict[str, Any]]:
             raise SettingsError(f"faasconf: {path} has {key} {metadata.get(key)}; allowed is {value}: train it anew")
     actor = Actor(len(FEATURES), len(OUTPUTS))
     try:
-        own = {name.removeprefix("actor."): value for name, value in tensors.items() if name.startswith("actor.")}
-        actor.load_state_dict(own)
+        actor_tensors = {
+            name.removeprefix("actor."): value for name, value in tensors.items() if name.startswith("actor.")
+        }
+        actor.load_state_dict(actor_tensors)
         mean, spread = tensors["mean"], tensors["spread"]
     except (RuntimeError, KeyError) as error:
         raise SettingsError(f"faasconf: {path} does not hold the actor's weights: {error}") from error

@@ -39,8 +39,8 @@ def states(
     shared = (math.log1p(observation.requests_per_s), min((observation.latency_p95_s or 0.0) / slo_s, 5.0))
     rows = []
     for node in experts:
-        seen = observation.node(node.id)
-        row = None if seen is None else _row(seen, space, slo_s / layers)
+        node_row = observation.node(node.id)
+        row = None if node_row is None else _row(node_row, space, slo_s / layers)
         if row is None:
             return None
         rows.append(np.concatenate([row, np.array(shared, dtype=np.float32)]))
@@ -55,7 +55,7 @@ def _row(seen: NodeObservation, space: ConfigurationSpace, part_s: float) -> Sin
     used = seen.gpu_utilisation if configuration.gpu_share else seen.cpu_utilisation
     calls = (seen.in_flight or 0.0) + (seen.waiting or 0.0)
     slots = configuration.replicas * configuration.concurrency
-    known = (
+    is_observed = (
         min(used or 0.0, 1.0),
         min(seen.memory_utilisation or 0.0, 1.0),
         min(calls / slots, 4.0) if slots else 0.0,
@@ -65,4 +65,4 @@ def _row(seen: NodeObservation, space: ConfigurationSpace, part_s: float) -> Sin
         math.log1p(seen.tokens_per_s),
         math.log1p(seen.requests_per_s),
     )
-    return np.concatenate([outputs_of(configuration, space), np.array(known, dtype=np.float32)])
+    return np.concatenate([outputs_of(configuration, space), np.array(is_observed, dtype=np.float32)])

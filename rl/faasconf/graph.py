@@ -25,12 +25,12 @@ def adjacency(topology: Topology) -> Tensor:
         following[one].append(other)
     matrix = torch.zeros(len(place), len(place))
     for node, number in place.items():
-        waiting, seen = list(following[node]), set[str]()
+        waiting, visited = list(following[node]), set[str]()
         while waiting:
             at = waiting.pop()
-            if at in seen:
+            if at in visited:
                 continue
-            seen.add(at)
+            visited.add(at)
             if at in place:
                 matrix[number, place[at]] = matrix[place[at], number] = 1.0
             else:

@@ -98,8 +98,8 @@ class Learner:
     def _follow(self) -> None:
         with torch.no_grad():
             for target, network in zip(self.targets, (self.actor, self.critic), strict=True):
-                for own, other in zip(target.parameters(), network.parameters(), strict=True):
-                    own.lerp_(other, self.settings.tau)
+                for parameter, other in zip(target.parameters(), network.parameters(), strict=True):
+                    parameter.lerp_(other, self.settings.tau)
                 for kept, fresh in zip(target.buffers(), network.buffers(), strict=True):
                     kept.copy_(fresh)
 

@@ -71,6 +71,6 @@ class Critic(nn.Module):
     def forward(self, states: Tensor, actions: Tensor, adjacency: Tensor) -> Tensor:
         """``states`` [B, N, S], ``actions`` [B, N, A] to [B, N]."""
         weights = self.attention(states, adjacency)  # [B, N, N]
-        own = torch.cat([states, actions], dim=2)  # [B, N, S + A]
-        both = torch.cat([own, weights @ own], dim=2)  # [B, N, 2(S + A)]
+        joint = torch.cat([states, actions], dim=2)  # [B, N, S + A]
+        both = torch.cat([joint, weights @ joint], dim=2)  # [B, N, 2(S + A)]
         return torch.as_tensor(self.layers(both.flatten(0, 1)).view(both.shape[:2]))

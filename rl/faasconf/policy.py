@@ -85,21 +85,21 @@ class FaasconfPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         pipeline = self._pipeline
-        seen = pipeline.states(observation)
-        if seen is None:
+        pipeline_states = pipeline.states(observation)
+        if pipeline_states is None:
             return pipeline.held(memory)
-        outputs = self._agent.outputs(seen, pipeline.adjacency)
+        outputs = self._agent.outputs(pipeline_states, pipeline.adjacency)
         why = f"decision of {len(outputs)} agents"
         return pipeline.desired(pipeline.configurations(outputs, observation), why, memory)
 
 
 def make(making: Making) -> Policy:
     """For ``--policy rl.faasconf.policy:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
-    own = making.settings_as(MakingSettings)
+    settings = making.settings_as(MakingSettings)
     if making.settings.slo_s is None:
         raise SettingsError("slo_s is None; faasconf sees latencies relative to a target (--slo-ms)")
     name = making.topology.pipeline
-    path = Path(own.weights) if own.weights else learnt_file("faasconf", name)
+    path = Path(settings.weights) if settings.weights else learnt_file("faasconf", name)
     if path is None or not path.is_file():
         where = f"at {path}" if path else f"of {name}"
         raise SettingsError(

@@ -130,14 +130,14 @@ class LearningPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         trainer, pipeline = self._trainer, self._pipeline
-        seen = pipeline.states(observation)
-        if seen is None:
+        pipeline_states = pipeline.states(observation)
+        if pipeline_states is None:
             return pipeline.held()
         if isinstance(memory, Last):
-            trainer.remember(memory, observation, seen)
+            trainer.remember(memory, observation, pipeline_states)
         if self._learns:
             trainer.update(trainer.settings.updates)
-        last, chosen = self._act(seen, observation)
+        last, chosen = self._act(pipeline_states, observation)
         return pipeline.desired(chosen, "exploring", last)
 
     def _act(self, seen: Singles, observation: Observation) -> tuple[Last, dict[str, Configuration]]:
@@ -237,9 +237,9 @@ class Trainer:
             cost += sum(layer_cost for layer_cost in costs if layer_cost is not None)
             tails += p95s([step.window for step in counted])
         violated = sum(value > self._slo_s for value in tails)
-        seen = max(1, len(self.rewards))
+        windows = max(1, len(self.rewards))
         mean = float(np.mean(self.rewards or [0.0]))
-        layer_cost = Judged(self.episode, cost, violated, len(tails), mean, self.replayed / seen)
+        layer_cost = Judged(self.episode, cost, violated, len(tails), mean, self.replayed / windows)
         self.rewards, self.replayed = [], 0
         return layer_cost
 

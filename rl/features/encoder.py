@@ -68,7 +68,7 @@ class Encoder:
         """The state before anything is decided in the coming window, and what to remember. ``memory``: of the last
         call, anything else begins anew."""
         nodes = self._rows(observation)
-        seen = np.array([_seen(node) for node in nodes], dtype=np.float64)
+        loads = np.array([_seen(node) for node in nodes], dtype=np.float64)
         configured = np.array(
             [_NO_CONFIGURATION if node.configuration is None else _configured(node.configuration) for node in nodes],
             dtype=np.float64,
@@ -79,9 +79,9 @@ class Encoder:
         )
         past = memory if isinstance(memory, History) else History()
         p95 = _ratio(observation.latency_p95_s, self.slo_s)
-        history = past.after(_known(observation.requests_per_s), p95, seen[:, _AT["requests_per_s"]])
-        rows = self._node_scales.encode(self._node_rows(observation, seen, configured, by_layer, history))
-        pipeline = self._pipeline_scales.encode(self._pipeline_row(observation, seen, configured, by_layer, history))
+        history = past.after(_known(observation.requests_per_s), p95, loads[:, _AT["requests_per_s"]])
+        rows = self._node_scales.encode(self._node_rows(observation, loads, configured, by_layer, history))
+        pipeline = self._pipeline_scales.encode(self._pipeline_row(observation, loads, configured, by_layer, history))
         padded = np.concatenate([rows, np.zeros((1, rows.shape[1]), dtype=np.float32)])
         return (
             State(
@@ -89,7 +89,7 @@ class Encoder:
                 experts=padded[self._experts],
                 pipeline=pipeline[0],
                 present=self._present(configured),
-                least_memory=self._least_memory(seen[:, _AT["peak_tokens"]]),
+                least_memory=self._least_memory(loads[:, _AT["peak_tokens"]]),
             ),
             history,
         )
@@ -219,9 +219,9 @@ class Encoder:
 
     def _present(self, configured: Floats) -> NDArray[np.int16]:
         """[n, K, 4]; zeros where the configuration is not known."""
-        known = ~np.isnan(configured[:, 0])
+        is_known = ~np.isnan(configured[:, 0])
         rows = np.zeros((len(configured) + 1, 4), dtype=np.int16)
-        rows[:-1][known] = self.lattice.nearest(configured[known])
+        rows[:-1][is_known] = self.lattice.nearest(configured[is_known])
         return np.asarray(rows[self._experts])
 
     def _least_memory(self, peak_tokens: Floats) -> NDArray[np.int16]:

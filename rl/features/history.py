@@ -50,11 +50,11 @@ class History:
 
     def node_load(self) -> tuple[Floats, Floats]:
         """[nodes] mean and largest calls per second of the last windows; NaN where nothing is known."""
-        known = ~np.isnan(self.nodes)
-        count = known.sum(axis=0)
-        total = np.where(known, self.nodes, 0.0).sum(axis=0)
+        is_known = ~np.isnan(self.nodes)
+        count = is_known.sum(axis=0)
+        total = np.where(is_known, self.nodes, 0.0).sum(axis=0)
         mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-        peak = np.where(count > 0, np.where(known, self.nodes, -np.inf).max(axis=0, initial=-np.inf), np.nan)
+        peak = np.where(count > 0, np.where(is_known, self.nodes, -np.inf).max(axis=0, initial=-np.inf), np.nan)
         return mean, peak
 
 

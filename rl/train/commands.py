@@ -85,13 +85,13 @@ def train(
     curves (tensorboard --logdir OUT/tensorboard).
     """
     changes = options.pop("changes")
-    own = custom_pipelines(folder, slo_ms, profile, cpu_scale, other_machine, slo_factor, cluster)
-    variants = DEFAULT.variants if workloads or not own else ()
-    named = workloads if own else workloads or PAPER_WORKLOADS
-    chosen = replace(DEFAULT, workloads=named, variants=variants, pipelines=own, **options)
+    pipelines = custom_pipelines(folder, slo_ms, profile, cpu_scale, other_machine, slo_factor, cluster)
+    variants = DEFAULT.variants if workloads or not pipelines else ()
+    named = workloads if pipelines else workloads or PAPER_WORKLOADS
+    chosen = replace(DEFAULT, workloads=named, variants=variants, pipelines=pipelines, **options)
     settings = changed(chosen, changes)
     if not other_machine:
-        refuse_other_machines([own for own in settings.pipelines if not own.cluster])
+        refuse_other_machines([pipelines for pipelines in settings.pipelines if not pipelines.cluster])
     console = Console(stderr=True)
     run = Run(settings, out, traces)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

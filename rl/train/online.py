@@ -71,12 +71,12 @@ def read(log: Path, policy_settings: Path | None = None, slo_s: float | None = N
     if context is None:
         raise TrainingError(f"{log} holds no log of a controller; give the folder of windows-*.parquet")
     making = making_of(context)
-    own: ControllerSettings = making.settings
-    file = policy_settings or (own.policy_settings if own.policy == NAME else None)
-    asked = replace(own, policy=NAME, policy_settings=file, slo_s=slo_s or own.slo_s)
+    settings: ControllerSettings = making.settings
+    file = policy_settings or (settings.policy_settings if settings.policy == NAME else None)
+    asked = replace(settings, policy=NAME, policy_settings=file, slo_s=slo_s or settings.slo_s)
     policy = make(replace(making, settings=asked))
     assert isinstance(policy, LearntPolicy)
-    return Logged(making.topology.pipeline, windows_of(log, policy.encoder), policy.encoder, window_of(own))
+    return Logged(making.topology.pipeline, windows_of(log, policy.encoder), policy.encoder, window_of(settings))
 
 
 def windows_of(log: Path, encoder: Encoder) -> tuple[Experience, ...]:

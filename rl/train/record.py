@@ -18,8 +18,8 @@ PACKAGES = ("smoe", "torch", "stable-baselines3", "gymnasium", "numpy", "numba")
 
 def traces_sha256(data: Path | None) -> dict[str, str]:
     """Dataset → hash of the file that clips are taken from; empty where hours are made."""
-    known = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(data))}
-    return next(({name: path_sha256(known[name])} for name in DATASETS if name in known), {})
+    data_sets = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(data))}
+    return next(({name: path_sha256(data_sets[name])} for name in DATASETS if name in data_sets), {})
 
 
 def record(settings: TrainingSettings, data: Path | None) -> dict[str, Any]:
@@ -28,6 +28,6 @@ def record(settings: TrainingSettings, data: Path | None) -> dict[str, Any]:
         "settings": settings.as_json(),
         "code_sha256": code_sha256("rl.train.run"),
         "traces_sha256": traces_sha256(data),
-        "pipelines_sha256": {own.name: own.sha256 for own in settings.pipelines},
+        "pipelines_sha256": {pipeline.name: pipeline.sha256 for pipeline in settings.pipelines},
         "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
     }

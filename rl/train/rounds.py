@@ -92,14 +92,14 @@ class Rounds:
         reference, episodes = self.register(kind), list[Episode]()
         while len(episodes) < settings.lanes:
             clip = next(clips)
-            own = kind.workload(SEEDS[clip.split] + clip.seed, clip.mean_rps)
+            workload = kind.workload(SEEDS[clip.split] + clip.seed, clip.mean_rps)
             try:
-                work = work_of(clip, self.data, own)
+                work = work_of(clip, self.data, workload)
             except EvaluationError:
                 continue  # no request is left of it at this rate
-            start = own.initial(kind.starts[int(rng.integers(len(kind.starts)))])
+            start = workload.initial(kind.starts[int(rng.integers(len(kind.starts)))])
             made = episode_of(
-                clip, settings=settings.reward, start=start, data=self.data, workload=own, reference=reference
+                clip, settings=settings.reward, start=start, data=self.data, workload=workload, reference=reference
             )
             episodes.append(made)
             tally.clips.append((clip, work.requests.sha256))
@@ -144,8 +144,8 @@ class Rounds:
     def _take(self, played: Played, label: Actions | None, tally: Tally) -> None:
         outcome, slo_s = played.outcome, played.episode.workload.slo_s
         branches = [BranchStep(*_learnt(branch, slo_s)) for branch in played.branches]
-        name, own = played.episode.workload.name, _learnt(outcome, slo_s)
-        self.agent.replay_buffer.add(WindowStep(name, played.state, *own, played.following, label, tuple(branches)))
+        name, lesson = played.episode.workload.name, _learnt(outcome, slo_s)
+        self.agent.replay_buffer.add(WindowStep(name, played.state, *lesson, played.following, label, tuple(branches)))
         self.agent.num_timesteps += 1
         tally.reward += float(outcome.reward.sum())
         tally.cost -= float(outcome.cost_rewards.sum())

@@ -86,12 +86,12 @@ class Run:
         if state.is_file():
             agent = PipelineDDPG.load(self.out / "checkpoint.zip")
             return Progress(**json.loads(state.read_text())), agent
-        own = self.settings
+        settings = self.settings
         networks = NetworkSettings(
-            len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=own.arm, width=own.width, hidden=own.hidden, rank=own.rank,
-            layers=MOST_LAYERS if own.arm == "ddpg-only" else 0, experts=MOST_EXPERTS if own.arm == "ddpg-only" else 0,
+            len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=settings.arm, width=settings.width, hidden=settings.hidden, rank=settings.rank,
+            layers=MOST_LAYERS if settings.arm == "ddpg-only" else 0, experts=MOST_EXPERTS if settings.arm == "ddpg-only" else 0,
         )  # fmt: skip
-        return Progress(), PipelineDDPG(networks, own.learner, seed=own.seed)
+        return Progress(), PipelineDDPG(networks, settings.learner, seed=settings.seed)
 
     def go(
         self,
@@ -140,8 +140,15 @@ class Run:
         logger.dump(self.agent.num_timesteps)
         with (self.out / "clips.jsonl").open("a") as file:
             for clip, digest in tally.clips:
-                own = {"workload": clip.workload, "pattern": clip.pattern, "seed": clip.seed, "mean_rps": clip.mean_rps}
-                file.write(json.dumps({"round": self.progress.rounds - 1, **own, "requests_sha256": digest}) + "\n")
+                clip_fields = {
+                    "workload": clip.workload,
+                    "pattern": clip.pattern,
+                    "seed": clip.seed,
+                    "mean_rps": clip.mean_rps,
+                }
+                file.write(
+                    json.dumps({"round": self.progress.rounds - 1, **clip_fields, "requests_sha256": digest}) + "\n"
+                )
 
     def decide(self, episodes: list[Episode], states: list[State]) -> list[Actions]:
         """The actor as it is, without noise."""

@@ -75,7 +75,7 @@ class TrainingSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
 
     def __post_init__(self) -> None:
-        unknown, names = sorted(set(self.workloads) - set(KINDS)), [own.name for own in self.pipelines]
+        unknown, names = sorted(set(self.workloads) - set(KINDS)), [pipeline.name for pipeline in self.pipelines]
         rules: tuple[tuple[str, object, bool, str], ...] = (
             ("workloads", unknown or self.workloads, bool(self.judged) and not unknown, ", ".join(KINDS)),
             ("pipelines", names, len({*names, *KINDS}) == len(names) + len(KINDS), "other names, each once"),

@@ -80,9 +80,9 @@ class Teacher:
     def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
         """Function → configuration for the coming window; and the same with ``boldness`` times the share of λ that was
         found. Both are empty where no configuration serves the load."""
-        seen = {node.node: _load(node) for node in observation.nodes if node.kind == "expert"}
-        known = {name: load for name, load in seen.items() if load is not None}
-        self._past = [*self._past, known][-self.settings.look_back :]
+        loads = {node.node: _load(node) for node in observation.nodes if node.kind == "expert"}
+        known_loads = {name: load for name, load in loads.items() if load is not None}
+        self._past = [*self._past, known_loads][-self.settings.look_back :]
         tables = self._tables(observation)
         frontiers = [[frontier(table, self._physics.lattice) for table in layer] for layer in tables]
         if self._idle:
@@ -124,8 +124,8 @@ class Teacher:
         for layer, nodes in zip(physics.experts, physics.layers, strict=True):
             tables.append([])
             for rows, node in zip(layer, nodes, strict=True):
-                seen = observation.node(node.id)
-                peak = 0.0 if seen is None or seen.peak_tokens is None else seen.peak_tokens
+                row = observation.node(node.id)
+                peak = 0.0 if row is None or row.peak_tokens is None else row.peak_tokens
                 calls, tokens = self._heaviest(node.id)
                 alone_s = _alone_s(rows, tokens)
                 least = physics.least_memory(node, peak)
@@ -159,10 +159,10 @@ class Teacher:
         physics, total_s, at = self._physics, outside_s.copy(), 0
         space = physics.workload.space
         axes = (len(space.memory_sizes_mb), len(space.resources), len(space.replica_counts), len(space.concurrencies))
-        for layer, numbers, own in zip(physics.experts, found.numbers, tables, strict=True):
+        for layer, numbers, expert_table in zip(physics.experts, found.numbers, tables, strict=True):
             memory, resource, replicas, concurrency = np.unravel_index(np.asarray(numbers), axes)
             slowest = np.zeros_like(total_s)
-            for j, (rows, table) in enumerate(zip(layer, own, strict=True)):
+            for j, (rows, table) in enumerate(zip(layer, expert_table, strict=True)):
                 at += 1
                 row = physics.lattice.row[memory[j], resource[j]]
                 alone_s = rows.seconds[row]

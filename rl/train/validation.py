@@ -118,20 +118,22 @@ class Validator:
 
     def _choose(self, kind: Kind, pattern: str, rates: tuple[float, float]) -> list[Clip]:
         """Clips of a pattern with enough windows to be judged: a bursty hour may hold its requests in two of them."""
-        own, name = self.settings.validation, kind.name
+        settings, name = self.settings.validation, kind.name
         drawn = training_clips(
-            (name,), (pattern,), seed=len(name), split="validation", seconds=own.seconds * kind.window_s / WINDOW_S,
+            (name,), (pattern,), seed=len(name), split="validation", seconds=settings.seconds * kind.window_s / WINDOW_S,
             mean_rps=rates, window_s=kind.window_s, speed=kind.speed,
         )  # fmt: skip
         clips: list[Clip] = []
         for clip in itertools.islice(drawn, MOST_TRIED):
             work = self.work(clip)
             busy = np.unique(work.requests.arrival_s // clip.window_s)
-            if (busy >= own.warm_up).sum() >= min(FEWEST_JUDGED, work.seconds // clip.window_s - own.warm_up):
+            if (busy >= settings.warm_up).sum() >= min(FEWEST_JUDGED, work.seconds // clip.window_s - settings.warm_up):
                 clips.append(clip)
-            if len(clips) == own.seeds:
+            if len(clips) == settings.seeds:
                 return clips
-        raise TrainingError(f"validation: {MOST_TRIED} {pattern} clips of {name} have fewer than {own.seeds} to judge")
+        raise TrainingError(
+            f"validation: {MOST_TRIED} {pattern} clips of {name} have fewer than {settings.seeds} to judge"
+        )
 
     def judge(self, decide: Decide, profiled: bool = False) -> Validation:
         """All clips, those of a pipeline side by side. ``profiled``: from the start that profiling the first windows

@@ -144,10 +144,10 @@ def evaluate(**options: Any) -> None:
     slo_ms = options["slo_ms"]
     targets = () if slo_ms is None else (slo_ms,)
     machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
-    own = custom_pipelines(options["folder"], targets, *machine)
+    pipeline = custom_pipelines(options["folder"], targets, *machine)
     left_out: dict[str, str] = {}
     try:
-        grid = _grid(options, own[0] if own else None)
+        grid = _grid(options, pipeline[0] if pipeline else None)
         groups = list(grid.groups())
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -211,6 +211,6 @@ def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
     for place in shown:
         table.add_column(HEAD[place], justify="left" if place < 2 else "right", no_wrap=place < 2, overflow="fold")
     for row in table_rows:
-        own = cells(row)
-        table.add_row(*(without_interval(own[place]) if narrow else own[place] for place in shown))
+        row_cells = cells(row)
+        table.add_row(*(without_interval(row_cells[place]) if narrow else row_cells[place] for place in shown))
     console.print(table)

@@ -134,9 +134,9 @@ def _check_options(
 
 def _unlike(files: tuple[Path, ...], profile: Profile, manifest: Manifest, method: Method) -> tuple[Places, Rows]:
     """Prism's plan and what it means. Raises SmoeError, InfeasibleError."""
-    seen = seen_by([(str(path), _json(path)) for path in files], profile, manifest)
-    held = planned(seen, profile, manifest, method)
-    return places_of(held, profile, manifest), _shares(held, seen, profile)
+    statistics = seen_by([(str(path), _json(path)) for path in files], profile, manifest)
+    held = planned(statistics, profile, manifest, method)
+    return places_of(held, profile, manifest), _shares(held, statistics, profile)
 
 
 def _shares(held: PlanArray, seen: Seen, profile: Profile) -> Rows:

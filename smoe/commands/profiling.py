@@ -132,8 +132,8 @@ def profile(
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
-        known = _known(pipeline, state, out) if requests_again else None
-        measurement = _measure(pipeline, state, Path(work), settings, gpu, console, known)
+        stored_profile = _known(pipeline, state, out) if requests_again else None
+        measurement = _measure(pipeline, state, Path(work), settings, gpu, console, stored_profile)
     save(measurement, out)  # what was measured is safe whatever the fit makes of it
     concluded = conclude(measurement, out.with_suffix(".png"))
     save(concluded, out)

@@ -114,9 +114,9 @@ def decided(
 ) -> dict[str, Any]:
     """One decision, and its move where it is worth one. Raises SmoeError, PlacementError, RegionError."""
     places = places_now(client, deployed(client, manifest.name).deployments)
-    seen = seen_by(statistics(client, manifest), profile, manifest)
-    choice = chosen(seen, held_now(places, profile, manifest), profile, manifest, horizon_s, method)
-    told = _told(choice, float(seen.frequency.sum()))
+    stated = seen_by(statistics(client, manifest), profile, manifest)
+    choice = chosen(stated, held_now(places, profile, manifest), profile, manifest, horizon_s, method)
+    told = _told(choice, float(stated.frequency.sum()))
     if choice.worth and not dry_run:
         moved = coordinator.move(places_of(choice.held, profile, manifest, places))
         told |= {"moved": True, "moved_s": round(moved.settled_s, 3)}

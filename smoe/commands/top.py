@@ -73,14 +73,14 @@ def top(
     builder = ViewBuilder(pipeline, "watching", time.time(), settings.slo_s, controller.prices.currency)
     watch = NodeWatch(client, _managers(client, state), controller.topology.functions())
     stop = threading.Event()
-    seen = 0
+    ticks_shown = 0
     with View() as view:
 
         def on_tick(report: TickReport) -> None:
-            nonlocal seen
-            seen += 1
+            nonlocal ticks_shown
+            ticks_shown += 1
             view.show(builder.tick(report, watch.look()))
-            if ticks is not None and seen >= ticks:
+            if ticks is not None and ticks_shown >= ticks:
                 stop.set()
 
         try:

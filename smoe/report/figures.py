@@ -126,11 +126,11 @@ def _arrivals_panel(axes: Axes, run: Run, start: float, unit: float) -> None:
         axes.fill_between(
             edges[:-1] / unit, counts, step="post", color=GREY, alpha=0.55, linewidth=0, label="due (per second)"
         )
-    seen = [(w.end_s - start, w.requests_per_s) for w in run.windows if w.requests_per_s is not None]
-    if seen:
-        times, values = _steps(seen, run.windows[0].window_s)
+    points = [(w.end_s - start, w.requests_per_s) for w in run.windows if w.requests_per_s is not None]
+    if points:
+        times, values = _steps(points, run.windows[0].window_s)
         axes.step(times / unit, values, where="pre", color=BLUE, linewidth=1.4, label="answered (window mean)")
-    if due.size or seen:
+    if due.size or points:
         _legend(axes)
     axes.set_ylabel("requests / s")
     axes.set_ylim(bottom=0)
@@ -201,9 +201,9 @@ def _share_grid(nodes: tuple[NodeWindow, ...]) -> tuple[list[tuple[int, int]], l
     grid = np.full((len(keys), len(ends)), np.nan)
     for row, (layer, expert) in enumerate(keys):
         for column, end in enumerate(ends):
-            own = tokens.get((layer, expert, end))
-            if own is not None and totals[layer, end] > 0:
-                grid[row, column] = own / totals[layer, end]
+            expert_tokens = tokens.get((layer, expert, end))
+            if expert_tokens is not None and totals[layer, end] > 0:
+                grid[row, column] = expert_tokens / totals[layer, end]
     return keys, ends, grid
 
 

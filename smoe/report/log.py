@@ -31,25 +31,27 @@ def from_ticks(reports: Iterable[TickReport]) -> Rows:
     nodes: list[NodeWindow] = []
     actions: list[Action] = []
     for report in reports:
-        seen = report.observation
+        observation = report.observation
         windows.append(
             PipelineWindow(
-                end_s=seen.end_s,
-                window_s=seen.window_s,
-                requests_per_s=seen.requests_per_s,
-                p95_s=seen.latency_p95_s,
+                end_s=observation.end_s,
+                window_s=observation.window_s,
+                requests_per_s=observation.requests_per_s,
+                p95_s=observation.latency_p95_s,
                 provisioned_cost=report.cost.provisioned,
                 busy_cost=report.cost.busy,
             )
         )
-        for node in seen.nodes:
+        for node in observation.nodes:
             replicas = node.configuration.replicas if node.configuration is not None else node.ready_replicas
             nodes.append(
-                NodeWindow(seen.end_s, node.node, node.kind, node.layer, node.expert, node.tokens_per_s, replicas)
+                NodeWindow(
+                    observation.end_s, node.node, node.kind, node.layer, node.expert, node.tokens_per_s, replicas
+                )
             )
         actions.extend(
             make_action(
-                seen.end_s, d.function, d.present, d.target, d.reason,
+                observation.end_s, d.function, d.present, d.target, d.reason,
                 applied=d.function in report.applied and not report.dry_run,
             )
             for d in report.decisions

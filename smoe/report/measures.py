@@ -75,7 +75,7 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
     windows = client_windows(run)
     measured = [window for window in windows if window.p95_s is not None]
     violated = [window for window in measured if window.p95_s is not None and window.p95_s > slo_s]
-    seen = [window for window in run.windows if window.p95_s is not None]
+    judged = [window for window in run.windows if window.p95_s is not None]
     return {
         "requests": _requests(run.requests, planned, slo_s),
         "windows": {
@@ -84,7 +84,7 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
             "violated": len(violated),
             "violated_share": len(violated) / len(measured) if measured else None,
             "worst_p95_s": max((window.p95_s for window in measured if window.p95_s is not None), default=None),
-            "violated_as_controller_saw": sum(1 for w in seen if w.p95_s is not None and w.p95_s > slo_s),
+            "violated_as_controller_saw": sum(1 for w in judged if w.p95_s is not None and w.p95_s > slo_s),
             "violations": [
                 {"start_s": round(w.start_s, 3), "end_s": round(w.end_s, 3), "p95_s": w.p95_s, "answers": w.answers}
                 for w in violated

@@ -27,9 +27,9 @@ class ViewBuilder:
 
     def tick(self, report: TickReport, nodes: tuple[NodeRow, ...] = ()) -> ViewState:
         """Take in one window and the machines at its end; returns the new state (also kept in ``state``)."""
-        seen = report.observation
-        moment_s = seen.end_s - self._started_s
-        self._history.append(seen.latency_p95_s)
+        observation = report.observation
+        moment_s = observation.end_s - self._started_s
+        self._history.append(observation.latency_p95_s)
         self._decisions.extend(
             DecisionLine(moment_s, decision.function, self._change(decision, report), decision.reason)
             for decision in report.decisions
@@ -38,26 +38,26 @@ class ViewBuilder:
         held = [
             f"{decision.function}: {decision.reason}"
             for decision in report.decisions
-            if not decision.valid and not any(problem in decision.reason for problem in seen.problems)
+            if not decision.valid and not any(problem in decision.reason for problem in observation.problems)
         ]
         failed = [f"{function}: change failed, {why}" for function, why in report.failures.items()]
         self.state = replace(
             self.state,
             elapsed_s=moment_s,
-            window_s=seen.window_s,
-            p50_s=seen.latency_p50_s,
-            p95_s=seen.latency_p95_s,
-            requests_per_s=seen.requests_per_s,
-            tokens_per_s=seen.tokens_per_s,
-            in_flight=seen.in_flight,
-            provisioned_per_hour=per_hour(report.cost.provisioned, seen.window_s),
-            busy_per_hour=per_hour(report.cost.busy, seen.window_s),
-            experts=tuple(_cell(node) for node in seen.nodes if node.kind == "expert"),
-            segments=tuple((node.node, _replicas(node)) for node in seen.nodes if node.kind != "expert"),
+            window_s=observation.window_s,
+            p50_s=observation.latency_p50_s,
+            p95_s=observation.latency_p95_s,
+            requests_per_s=observation.requests_per_s,
+            tokens_per_s=observation.tokens_per_s,
+            in_flight=observation.in_flight,
+            provisioned_per_hour=per_hour(report.cost.provisioned, observation.window_s),
+            busy_per_hour=per_hour(report.cost.busy, observation.window_s),
+            experts=tuple(_cell(node) for node in observation.nodes if node.kind == "expert"),
+            segments=tuple((node.node, _replicas(node)) for node in observation.nodes if node.kind != "expert"),
             nodes=nodes,
             p95_history_s=tuple(self._history),
             decisions=tuple(self._decisions),
-            problems=(*seen.problems, *failed, *held[:2]),
+            problems=(*observation.problems, *failed, *held[:2]),
         )
         return self.state
 

@@ -128,8 +128,8 @@ def _heat_map(state: ViewState, width: int) -> RenderableType:
         table.add_column(f"e{expert}", justify="left", no_wrap=True)
     for layer in layers:
         row = [cells.get((layer, expert)) for expert in experts]
-        known = [cell.tokens_per_s for cell in row if cell is not None and cell.tokens_per_s is not None]
-        total = sum(known)
+        values = [cell.tokens_per_s for cell in row if cell is not None and cell.tokens_per_s is not None]
+        total = sum(values)
         table.add_row(str(layer), *(_cell(cell, total, len(experts), form) for cell in row))
     key = Text(no_wrap=True)
     key.append("% of the layer's tokens" + (f" {TIMES}replicas" if form else "") + " ", style="dim")
@@ -240,8 +240,8 @@ def _decisions(decisions: Sequence[DecisionLine], most: int) -> RenderableType:
 def _history(state: ViewState, width: int) -> Text:
     """P95 of past windows as bars; the SLO lies at five eighths of the height."""
     past = state.p95_history_s[-max(10, width - 14) :]
-    known = [value for value in past if value is not None]
-    top = state.slo_s * 8 / 5 if state.slo_s else max(known, default=1.0) or 1.0
+    values = [value for value in past if value is not None]
+    top = state.slo_s * 8 / 5 if state.slo_s else max(values, default=1.0) or 1.0
     text = Text().append("P95 history  ", style="dim")
     for value in past:
         if value is None:

@@ -159,12 +159,12 @@ class PipelineDDPG(DDPG):
         own_rng = np.random.default_rng((self.seed or 0, self._n_updates))
         draw = torch.Generator().manual_seed(int(own_rng.integers(2**62)))
         base = spread(scored.best(), mask)
-        own, losses, measures = features_of(space, base), list[Tensor](), dict[str, float]()
+        base_features, losses, measures = features_of(space, base), list[Tensor](), dict[str, float]()
         with torch.no_grad():
-            known = critic.known(batch)
+            embedded = critic.known(batch)
         for scope in SCOPES:
             tried = torch.cat((base[None], moves(batch, base, scope, self.learner.alternatives, draw)))
-            values = judged(critic, scope, batch, known, own, features_of(space, tried), samples.unit)
+            values = judged(critic, scope, batch, embedded, base_features, features_of(space, tried), samples.unit)
             weights, gain = pulls(values, NOTABLE[scope])
             pull = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
             strength = pull.sum(0)

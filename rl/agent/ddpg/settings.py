@@ -117,10 +117,10 @@ class LearnerSettings:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> LearnerSettings:
         """Raises LearnerError for keys or values that are not known."""
-        known = {field.name for field in fields(cls)}
-        wrong = sorted(set(stored) - known)
+        names = {field.name for field in fields(cls)}
+        wrong = sorted(set(stored) - names)
         if wrong:
-            raise LearnerError(f"learner: {wrong[0]!r} is not known; the settings are {', '.join(sorted(known))}")
+            raise LearnerError(f"learner: {wrong[0]!r} is not known; the settings are {', '.join(sorted(names))}")
         made: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()
         }

@@ -121,13 +121,13 @@ class WindowCritic(nn.Module):
         encoded = self.encoder(batch)
         pipeline = batch.pipeline.unsqueeze(1).expand(-1, len(batch.space.mask), -1)
         shared = pipeline if encoded.context is None else torch.cat((encoded.context, pipeline), -1)
-        known: Tensor = self.of_expert(encoded.experts) + self.of_shared(shared).unsqueeze(2)
-        return known
+        embedded: Tensor = self.of_expert(encoded.experts) + self.of_shared(shared).unsqueeze(2)
+        return embedded
 
     def _experts(self, batch: Batch, known: Tensor, features: Tensor) -> Experts:
         """``features`` [.., B, n, K, C]."""
-        seen = torch.cat((with_products(features), _physical(batch, features)), -1)
-        hidden = self.each((known + self.of_configuration(seen)).relu()).relu()
+        inputs = torch.cat((with_products(features), _physical(batch, features)), -1)
+        hidden = self.each((known + self.of_configuration(inputs)).relu()).relu()
         off_p95, off_mean = self.latency(hidden).unbind(-1)
         call = features[..., CALL_TIME] * LOG_CALL
         return Experts(hidden, _bounded(call + off_p95), _bounded(call + off_mean))
@@ -179,9 +179,13 @@ class WindowCritic(nn.Module):
         pooled, price, values = _Beside.of(self._layers(experts, mask)), _price(features), []
         pipeline = batch.pipeline[:, None, None]
         for other in others:
-            own = self._experts(batch, known, other)
-            at = torch.cat((mean + (own.hidden - each) / count, torch.maximum(beside, own.hidden)), -1)
-            layer = self._pooled(at, weight_beside + _weight(own.p95))  # of the expert's layer with it replaced
+            expert_terms = self._experts(batch, known, other)
+            at = torch.cat(
+                (mean + (expert_terms.hidden - each) / count, torch.maximum(beside, expert_terms.hidden)), -1
+            )
+            layer = self._pooled(
+                at, weight_beside + _weight(expert_terms.p95)
+            )  # of the expert's layer with it replaced
             one = self._predicted(*pooled.with_one(layer, expand=True), pipeline)
             cost = (price * mask).sum((-1, -2))[:, None, None] + _price(other) - price
             values.append(self.punished(one) + one.future - unit * cost)
@@ -215,11 +219,11 @@ class WindowCritic(nn.Module):
 
     def costs(self, batch: Batch, features: Tensor, layers: Layers, unit: float) -> Tensor:
         """[B, n] minus what each layer costs, in C_ref."""
-        known = (_price(features) * batch.space.mask).sum(-1)
+        prices = (_price(features) * batch.space.mask).sum(-1)
         if not self.learner.busy_meter:
-            return -unit * known
+            return -unit * prices
         busy: Tensor = self.busy(layers.hidden).squeeze(-1).sigmoid()
-        return -unit * known * busy
+        return -unit * prices * busy
 
     def punished(self, found: Prediction) -> Tensor:
         """[..] mean penalty over what the P95 may be."""
@@ -232,19 +236,19 @@ class WindowCritic(nn.Module):
         features = features_of(batch.space, samples.actions)
         values, layers, experts = self(batch, features)
         judged = ~samples.p95.isnan()
-        seen = samples.p95.nan_to_num(1.0).clamp(FASTEST_P95, SLOWEST_P95).log()
-        pinball = _pinball(seen[:, None] - values.p95, self.levels).mean(-1)
+        log_p95 = samples.p95.nan_to_num(1.0).clamp(FASTEST_P95, SLOWEST_P95).log()
+        pinball = _pinball(log_p95[:, None] - values.p95, self.levels).mean(-1)
         parts = {
             "p95": _mean(pinball, judged),
             "judged": functional.binary_cross_entropy_with_logits(values.judged, judged.float()),
             "future": _mean((values.future - self.learner.gamma * following).square(), samples.played),
-            "change": self._changes(samples, values.p95.mean(-1), seen, judged),
+            "change": self._changes(samples, values.p95.mean(-1), log_p95, judged),
             **self._latencies(samples, layers, experts),
         }
         if self.learner.busy_meter:
             off_cost = self.costs(batch, features, layers, samples.unit).sum(-1) - samples.rewards.sum(-1)
             parts["cost"] = off_cost.square().mean()
-        off = _mean((values.p95.mean(-1) - seen).abs(), judged)
+        off = _mean((values.p95.mean(-1) - log_p95).abs(), judged)
         named = {f"critic_{name}": float(part.detach()) for name, part in parts.items()}
         return torch.stack(list(parts.values())).sum(), named | {"critic_p95_off": float(off.detach())}
 
@@ -315,8 +319,8 @@ def _physical(batch: Batch, features: Tensor) -> Tensor:
         replicas - (present[..., REPLICAS] * 8).log(),
     ]
     for name in LOADS:
-        load, known = NODE.log(name, batch.experts) + call - mean - replicas, NODE.known(name, batch.experts)
-        parts += [load / 5 * known, load.clamp(-9.0, 1.4).exp() / 2 * known]
+        load, is_known = NODE.log(name, batch.experts) + call - mean - replicas, NODE.known(name, batch.experts)
+        parts += [load / 5 * is_known, load.clamp(-9.0, 1.4).exp() / 2 * is_known]
     return torch.stack([part.expand_as(call) for part in parts], -1)
 
 
