@@ -159,10 +159,10 @@ class Teacher:
         physics, total_s, at = self._physics, outside_s.copy(), 0
         space = physics.workload.space
         axes = (len(space.memory_sizes_mb), len(space.resources), len(space.replica_counts), len(space.concurrencies))
-        for layer, numbers, expert_table in zip(physics.experts, found.numbers, tables, strict=True):
+        for layer, numbers, layer_tables in zip(physics.experts, found.numbers, tables, strict=True):
             memory, resource, replicas, concurrency = np.unravel_index(np.asarray(numbers), axes)
             slowest = np.zeros_like(total_s)
-            for j, (rows, table) in enumerate(zip(layer, expert_table, strict=True)):
+            for j, (rows, table) in enumerate(zip(layer, layer_tables, strict=True)):
                 at += 1
                 row = physics.lattice.row[memory[j], resource[j]]
                 alone_s = rows.seconds[row]
