@@ -105,13 +105,13 @@ class Bound(NamedTuple):
         replicas = int(min(target.replicas, max(now.replicas, self.replicas)))
         return Configuration(memory_mb, compute.cpu_cores, compute.gpu_share, replicas, target.concurrency)
 
-    def refuses(self, found: Configuration) -> bool:
+    def refuses(self, configuration: Configuration) -> bool:
         """Whether this is a configuration that nothing could grow to."""
         return (
-            found.replicas > self.replicas
-            or found.memory_mb >= self.memory_mb
-            or found.cpu_cores >= self.cpu_cores
-            or found.gpu_share >= self.gpu_share
+            configuration.replicas > self.replicas
+            or configuration.memory_mb >= self.memory_mb
+            or configuration.cpu_cores >= self.cpu_cores
+            or configuration.gpu_share >= self.gpu_share
         )
 
     def and_also(self, other: Bound) -> Bound:
@@ -212,22 +212,22 @@ class ConfigurationSpace:
             self.concurrencies[concurrency],
         )
 
-    def index(self, found: Configuration) -> int:
+    def index(self, configuration: Configuration) -> int:
         """The number of a configuration of the lattice. Raises ConfigurationError for any other."""
-        if found not in self:
-            raise ConfigurationError(f"{found} is not in the configuration space")
-        number = self.memory_sizes_mb.index(found.memory_mb)
-        number = number * len(self.resources) + self.resources.index((found.cpu_cores, found.gpu_share))
-        number = number * len(self.replica_counts) + self.replica_counts.index(found.replicas)
-        return number * len(self.concurrencies) + self.concurrencies.index(found.concurrency)
+        if configuration not in self:
+            raise ConfigurationError(f"{configuration} is not in the configuration space")
+        number = self.memory_sizes_mb.index(configuration.memory_mb)
+        number = number * len(self.resources) + self.resources.index((configuration.cpu_cores, configuration.gpu_share))
+        number = number * len(self.replica_counts) + self.replica_counts.index(configuration.replicas)
+        return number * len(self.concurrencies) + self.concurrencies.index(configuration.concurrency)
 
-    def __contains__(self, found: object) -> bool:
+    def __contains__(self, value: object) -> bool:
         return (
-            isinstance(found, Configuration)
-            and found.memory_mb in self.memory_sizes_mb
-            and (found.cpu_cores, found.gpu_share) in self.resources
-            and found.replicas in self.replica_counts
-            and found.concurrency in self.concurrencies
+            isinstance(value, Configuration)
+            and value.memory_mb in self.memory_sizes_mb
+            and (value.cpu_cores, value.gpu_share) in self.resources
+            and value.replicas in self.replica_counts
+            and value.concurrency in self.concurrencies
         )
 
     def nearest(self, desired: Configuration) -> Configuration:

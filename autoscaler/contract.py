@@ -91,10 +91,10 @@ class Topology:
 
     @cached_property
     def _functions(self) -> Mapping[str, tuple[NodeInfo, ...]]:
-        found: dict[str, list[NodeInfo]] = {}
+        by_function: dict[str, list[NodeInfo]] = {}
         for node in self.nodes:
-            found.setdefault(node.function, []).append(node)
-        return {function: tuple(nodes) for function, nodes in found.items()}
+            by_function.setdefault(node.function, []).append(node)
+        return {function: tuple(nodes) for function, nodes in by_function.items()}
 
 
 class NodeObservation(NamedTuple):

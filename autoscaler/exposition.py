@@ -65,12 +65,12 @@ class ControllerMetrics:
         decision = GaugeMetricFamily(DECISION, "Seconds that the last decision took", labels=["pipeline"])
         tick = GaugeMetricFamily(LAST_TICK, "Unix time of the last window's end", labels=["pipeline"])
         if self._last is not None:
-            seen = self._last.observation
+            observation = self._last.observation
             for meter, value in (("busy", self._last.cost.busy), ("provisioned", self._last.cost.provisioned)):
                 if value is not None:
-                    cost.add_metric([self._pipeline, meter], value * HOUR_S / seen.window_s)
+                    cost.add_metric([self._pipeline, meter], value * HOUR_S / observation.window_s)
             decision.add_metric([self._pipeline], self._last.decision_s)
-            tick.add_metric([self._pipeline], seen.end_s)
+            tick.add_metric([self._pipeline], observation.end_s)
         made = CounterMetricFamily(DECISIONS, "Decisions by what became of them", labels=["pipeline", "result"])
         for result, count in sorted(self._results.items()):
             made.add_metric([self._pipeline, result], count)
@@ -86,13 +86,13 @@ class ControllerMetrics:
             yield self._shadow_cost(self._bill)
 
     def _shadow_cost(self, bill: ShadowBill) -> Metric:
-        found = CounterMetricFamily(
+        family = CounterMetricFamily(
             SHADOW_COST, "Cost of the run as it was and as it would have been", labels=["pipeline", "meter", "of"]
         )
         for meter in METERS:
-            found.add_metric([self._pipeline, meter, "real"], bill.real[meter])
-            found.add_metric([self._pipeline, meter, "shadow"], bill.shadow[meter])
-        return found
+            family.add_metric([self._pipeline, meter, "real"], bill.real[meter])
+            family.add_metric([self._pipeline, meter, "shadow"], bill.shadow[meter])
+        return family
 
 
 def _labels(decision: Decision, report: TickReport) -> list[str]:

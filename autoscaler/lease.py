@@ -128,9 +128,9 @@ class Elector:
             return
         self._holds = False
         try:
-            found = self._store.lease(self._settings.name)
-            if found is not None and found["spec"].get("holderIdentity") == self._settings.identity:
-                self._store.put_lease({**found, "spec": {**found["spec"], "holderIdentity": ""}})
+            lease = self._store.lease(self._settings.name)
+            if lease is not None and lease["spec"].get("holderIdentity") == self._settings.identity:
+                self._store.put_lease({**lease, "spec": {**lease["spec"], "holderIdentity": ""}})
         except PlatformError as error:
             log.warning("lease %s was not given back, it ends by itself: %s", self._settings.name, error)
 
@@ -142,22 +142,22 @@ class Elector:
         self.resign()
 
     def _try(self) -> bool:
-        found = self._store.lease(self._settings.name)
-        if found is None:
+        lease = self._store.lease(self._settings.name)
+        if lease is None:
             self._store.put_lease(self._lease({}, taken=True))
             return True
-        spec = found.get("spec") or {}
+        spec = lease.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         if holder == self._settings.identity:
-            self._store.put_lease(self._lease(found, taken=False))
+            self._store.put_lease(self._lease(lease, taken=False))
             return True
-        version = str(found["metadata"].get("resourceVersion"))
+        version = str(lease["metadata"].get("resourceVersion"))
         if version != self._seen:
             self._seen, self._seen_at_s = version, self._clock()
         ended = self._clock() - self._seen_at_s >= float(spec.get("leaseDurationSeconds") or self._settings.duration_s)
         if holder and not ended:
             return False
-        self._store.put_lease(self._lease(found, taken=True))
+        self._store.put_lease(self._lease(lease, taken=True))
         return True
 
     def _lease(self, before: Lease, *, taken: bool) -> Lease:

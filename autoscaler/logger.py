@@ -192,41 +192,49 @@ Columns = dict[str, list[Any]]
 
 def window_columns(report: TickReport) -> Columns:
     """One row a node: its observation, its configuration, its layer's features (experts), its costs."""
-    seen = report.observation
-    layers = {layer.layer: layer for layer in seen.layers}
-    own = [layers.get(node.layer) if node.kind == "expert" and node.layer is not None else None for node in seen.nodes]
-    costs = [report.cost_by_node.get(node.node, _NO_COST) for node in seen.nodes]
-    columns = _attributes(seen.nodes, _NODE_FIELDS)
-    columns |= _attributes([node.configuration for node in seen.nodes], CONFIGURATION_FIELDS)
-    columns |= {f"layer_{name}": values for name, values in _attributes(own, _LAYER_FIELDS).items()}
-    columns |= {name: [getattr(seen, name)] * len(seen.nodes) for name in _TIMES}
+    observation = report.observation
+    layers = {layer.layer: layer for layer in observation.layers}
+    layer_of_node = [
+        layers.get(node.layer) if node.kind == "expert" and node.layer is not None else None
+        for node in observation.nodes
+    ]
+    costs = [report.cost_by_node.get(node.node, _NO_COST) for node in observation.nodes]
+    columns = _attributes(observation.nodes, _NODE_FIELDS)
+    columns |= _attributes([node.configuration for node in observation.nodes], CONFIGURATION_FIELDS)
+    columns |= {f"layer_{name}": values for name, values in _attributes(layer_of_node, _LAYER_FIELDS).items()}
+    columns |= {name: [getattr(observation, name)] * len(observation.nodes) for name in _TIMES}
     return columns | {"cost_busy": [one.busy for one in costs], "cost_provisioned": [one.provisioned for one in costs]}
 
 
 def pipeline_columns(report: TickReport, slo_s: float | None) -> Columns:
     """One row: the window as a whole."""
-    seen = report.observation
-    row = {name: getattr(seen, name) for name in (*_TIMES, *_PIPELINE_FIELDS, "stale")}
-    row |= {"problems": list(seen.problems), "policy": report.policy, "slo_s": slo_s, "decision_s": report.decision_s}
+    observation = report.observation
+    row = {name: getattr(observation, name) for name in (*_TIMES, *_PIPELINE_FIELDS, "stale")}
+    row |= {
+        "problems": list(observation.problems),
+        "policy": report.policy,
+        "slo_s": slo_s,
+        "decision_s": report.decision_s,
+    }
     row |= {"cost_busy": report.cost.busy, "cost_provisioned": report.cost.provisioned}
     return {name: [value] for name, value in row.items()}
 
 
 def decision_columns(report: TickReport) -> Columns:
     """One row a decision, those that change nothing too."""
-    made, applied = report.decisions, set(report.applied)
-    columns = _attributes(made, ("function", "node", "reason", "limits_hit", "valid", "changes"))
+    decisions, applied = report.decisions, set(report.applied)
+    columns = _attributes(decisions, ("function", "node", "reason", "limits_hit", "valid", "changes"))
     for side, attribute in _SIDES.items():
-        found = _attributes([getattr(one, attribute) for one in made], CONFIGURATION_FIELDS)
-        columns |= {f"{side}_{name}": values for name, values in found.items()}
+        configurations = _attributes([getattr(decision, attribute) for decision in decisions], CONFIGURATION_FIELDS)
+        columns |= {f"{side}_{name}": values for name, values in configurations.items()}
     for name, value in (
         ("end_s", report.observation.end_s),
         ("policy", report.policy),
         ("dry_run", report.dry_run),
     ):
-        columns[name] = [value] * len(made)
-    columns["applied"] = [one.function in applied for one in made]
-    columns["failure"] = [report.failures.get(one.function) for one in made]
+        columns[name] = [value] * len(decisions)
+    columns["applied"] = [decision.function in applied for decision in decisions]
+    columns["failure"] = [report.failures.get(decision.function) for decision in decisions]
     return columns
 
 
@@ -273,16 +281,16 @@ def read_decisions(folder: Path) -> pa.Table:
 def read_contexts(folder: Path) -> list[dict[str, Any]]:
     """What the runs in this folder were made with (settings, prices, manifest hash, schema version), oldest first, each
     once."""
-    found: list[dict[str, Any]] = []
+    contexts: list[dict[str, Any]] = []
     for path in _files(folder, "pipeline"):
         try:
             metadata = pq.read_schema(path).metadata or {}
             context = json.loads(metadata.get(METADATA_KEY, b"{}"))
         except (OSError, ValueError, pa.ArrowException) as error:
             raise LogError(f"{path} cannot be read: {error}") from error
-        if context not in found:
-            found.append(context)
-    return found
+        if context not in contexts:
+            contexts.append(context)
+    return contexts
 
 
 def _files(folder: Path, kind: str) -> list[Path]:

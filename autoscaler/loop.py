@@ -162,8 +162,8 @@ class Controller:
     ) -> tuple[tuple[Decision, ...], Result]:
         """Where orders were refused for what the platform cannot give, decide once more on the rest: what was refused
         costs nothing, so others may have its part of the budget."""
-        known = self._bounds()
-        if known == bounds:
+        bounds_after = self._bounds()
+        if bounds_after == bounds:
             return decisions, result
         try:
             present = self._platform.configurations()
@@ -171,10 +171,12 @@ class Controller:
             return decisions, result
         done = {function: present[function] for function in result.applied if function in present}
         rest = replace(proposal, desired={**proposal.desired, **done})
-        anew = {one.function: one for one in self._decide(observation, rest, present, now_s, known) if one.changes}
-        second = self._apply(tuple(anew.values()))
+        changed = {
+            one.function: one for one in self._decide(observation, rest, present, now_s, bounds_after) if one.changes
+        }
+        second = self._apply(tuple(changed.values()))
         failures = {function: why for function, why in result.failures.items() if function not in second.applied}
-        merged = tuple(anew.get(decision.function, decision) for decision in decisions)
+        merged = tuple(changed.get(decision.function, decision) for decision in decisions)
         return merged, Result([*result.applied, *second.applied], failures | second.failures)
 
     def _record(self, report: TickReport) -> None:
@@ -201,17 +203,17 @@ def describe(decision: Decision, report: TickReport) -> str:
     outcome = "dry-run" if report.dry_run else "applied" if decision.function in report.applied else "kept"
     if decision.function in report.failures:
         outcome = f"failed: {report.failures[decision.function]}"
-    seen = report.observation.node(decision.node)
+    row = report.observation.node(decision.node)
     inputs = (
         {}
-        if seen is None
+        if row is None
         else {
-            "cpu": seen.cpu_utilisation,
-            "concurrency": seen.concurrency_utilisation,
-            "p95_s": seen.latency_p95_s,
-            "rps": seen.requests_per_s,
-            "tps": seen.tokens_per_s,
-            "ready": seen.ready_replicas,
+            "cpu": row.cpu_utilisation,
+            "concurrency": row.concurrency_utilisation,
+            "p95_s": row.latency_p95_s,
+            "rps": row.requests_per_s,
+            "tps": row.tokens_per_s,
+            "ready": row.ready_replicas,
         }
     )
     parts = [f"{name}={'none' if value is None else f'{value:.4g}'}" for name, value in inputs.items()]

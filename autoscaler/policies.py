@@ -211,20 +211,20 @@ def from_table(kind: type[Settings], table: Mapping[str, Any], path: str, given:
     Raises SettingsError naming file and key.
     """
     assert isinstance(kind, type)
-    known = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
+    entries = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key in given:
             raise SettingsError(f"policy settings {path}: {key} is a setting of the controller, not of this file")
-        if key not in known:
-            allowed = ", ".join(sorted(known.keys() - given.keys()))
+        if key not in entries:
+            allowed = ", ".join(sorted(entries.keys() - given.keys()))
             raise SettingsError(f"policy settings {path}: {key!r} is not known; the keys are {allowed}")
         if key in ROWS:
             if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
                 raise SettingsError(f"policy settings {path}: {key} takes tables, [[{key}]]")
             values[key] = tuple(from_table(ROWS[key], row, path, {}) for row in value)
         else:
-            values[key] = _plain(path, key, value, str(known[key].type))
+            values[key] = _plain(path, key, value, str(entries[key].type))
     return kind(**values, **given)
 
 

@@ -84,8 +84,8 @@ def _total(values: Sequence[float | None]) -> float | None:
     """The sum, None where one is unknown."""
     if len(values) == 1:
         return values[0]
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return sum(measured) if len(measured) == len(values) else None
 
 
 def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict[str, Cost]]:
@@ -116,5 +116,5 @@ def summed(costs: Sequence[Cost]) -> Cost:
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known and len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return math.fsum(measured) if measured and len(measured) == len(values) else None

@@ -47,16 +47,16 @@ class View:
 
     def add(self, report: TickReport) -> None:
         """Take in one tick. Raises LogError where the file cannot be written."""
-        seen = report.observation
+        observation = report.observation
         cost = {
-            "busy_per_hour": _per_hour(report.cost.busy, seen.window_s),
-            "provisioned_per_hour": _per_hour(report.cost.provisioned, seen.window_s),
+            "busy_per_hour": _per_hour(report.cost.busy, observation.window_s),
+            "provisioned_per_hour": _per_hour(report.cost.provisioned, observation.window_s),
         }
         self._history.append(
             {
-                "end_s": seen.end_s,
-                "p95_s": seen.latency_p95_s,
-                "requests_per_s": seen.requests_per_s,
+                "end_s": observation.end_s,
+                "p95_s": observation.latency_p95_s,
+                "requests_per_s": observation.requests_per_s,
                 "provisioned_per_hour": cost["provisioned_per_hour"],
             }
         )
@@ -67,21 +67,24 @@ class View:
             "layers": self._topology.layers,
             "policy": report.policy,
             "dry_run": report.dry_run,
-            "end_s": seen.end_s,
-            "window_s": seen.window_s,
+            "end_s": observation.end_s,
+            "window_s": observation.window_s,
             "slo_s": self._slo_s,
             "currency": self._currency,
-            "latency_p50_s": seen.latency_p50_s,
-            "latency_p95_s": seen.latency_p95_s,
-            "latency_p99_s": seen.latency_p99_s,
-            "requests_per_s": seen.requests_per_s,
-            "tokens_per_s": seen.tokens_per_s,
-            "in_flight": seen.in_flight,
-            "failed": seen.failed,
+            "latency_p50_s": observation.latency_p50_s,
+            "latency_p95_s": observation.latency_p95_s,
+            "latency_p99_s": observation.latency_p99_s,
+            "requests_per_s": observation.requests_per_s,
+            "tokens_per_s": observation.tokens_per_s,
+            "in_flight": observation.in_flight,
+            "failed": observation.failed,
             "cost": cost,
-            "stale": seen.stale,
-            "problems": [*seen.problems, *(f"{name}: change failed, {why}" for name, why in report.failures.items())],
-            "nodes": seen.nodes,
+            "stale": observation.stale,
+            "problems": [
+                *observation.problems,
+                *(f"{name}: change failed, {why}" for name, why in report.failures.items()),
+            ],
+            "nodes": observation.nodes,
             "history": list(self._history),
             "decisions": list(self._decisions),
         }
@@ -90,11 +93,11 @@ class View:
 
     def document(self, *, leads: bool = True, conditions: Iterable[object] = ()) -> bytes:
         """The document as JSON. ``leads``: whether this controller acts; ``conditions``: what stands in its way."""
-        found = {} if self._document is None else self._document
+        document = {} if self._document is None else self._document
         more: dict[str, Any] = {"leads": leads, "conditions": [str(one) for one in conditions]}
         if self._document is not None:  # thousands of nodes are written out only where somebody looks
             more["nodes"] = [_node(node) for node in self._document["nodes"]]
-        return orjson.dumps({"pipeline": self._topology.pipeline, "namespace": self._namespace, **found, **more})
+        return orjson.dumps({"pipeline": self._topology.pipeline, "namespace": self._namespace, **document, **more})
 
     def _write(self, path: Path) -> None:
         part = path.with_suffix(f".{os.getpid()}.part")

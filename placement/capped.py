@@ -91,7 +91,7 @@ def _best_exchange(layout, full, slot, cap, together, near, here):  # type: igno
     leaving = held[full, slot]
     row, given = together[leaving], share[leaving]
     without, gap = layout.pairs[full] - layout.bears[full, slot], cap - load[full] + given
-    found, to_node, to_slot = layout.pairs[full] * (1 - RELATIVE), -1, -1
+    best, to_node, to_slot = layout.pairs[full] * (1 - RELATIVE), -1, -1
     for node in range(nodes):
         if node == full:
             continue
@@ -107,14 +107,14 @@ def _best_exchange(layout, full, slot, cap, together, near, here):  # type: igno
         for other in range(slots):
             coming = held[node, other]
             if coming < 0:
-                larger = max(without, grown) if room >= 0 else found
+                larger = max(without, grown) if room >= 0 else best
             else:
                 larger = grown - layout.bears[node, other] - row[coming]
-                if larger >= found or room + share[coming] < 0 or share[coming] > gap or here[coming]:
+                if larger >= best or room + share[coming] < 0 or share[coming] > gap or here[coming]:
                     continue
                 larger = max(larger, without + near[coming] - row[coming])
-            if larger < found:
-                found, to_node, to_slot = larger, node, other
+            if larger < best:
+                best, to_node, to_slot = larger, node, other
     return to_node, to_slot
 
 

@@ -107,8 +107,8 @@ def fewest_remote(frequency: Floats, slots: NDArray[np.integer]) -> NDArray[np.b
     columns = np.concatenate((by_node.col, by_expert.col))
     matrix = csr_array((np.concatenate((one, -one)), (rows, columns)))
     scale = max(float(frequency.max()), 1e-300)
-    found = linprog(-frequency.ravel() / scale, A_ub=matrix, b_ub=limits, bounds=(0, 1), method="highs-ds")
-    if found.status != 0:
-        raise PlacementError(f"the linear program of Eq. (2) was not solved: {found.message}")
-    held: NDArray[np.bool_] = found.x.reshape(nodes, experts) > 0.5
+    solution = linprog(-frequency.ravel() / scale, A_ub=matrix, b_ub=limits, bounds=(0, 1), method="highs-ds")
+    if solution.status != 0:
+        raise PlacementError(f"the linear program of Eq. (2) was not solved: {solution.message}")
+    held: NDArray[np.bool_] = solution.x.reshape(nodes, experts) > 0.5
     return held

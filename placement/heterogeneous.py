@@ -93,8 +93,8 @@ def read_profile(path: Path) -> Profile:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise PlacementError(f"{path} is not a profile of nodes in JSON: {str(error)[:200]}") from error
-    found = _object(document, f"{path}", {"nodes", "mbit_per_s"})
-    nodes = _object(found.get("nodes"), f"{path}: nodes")
+    fields = _object(document, f"{path}", {"nodes", "mbit_per_s"})
+    nodes = _object(fields.get("nodes"), f"{path}: nodes")
     if len(nodes) < 2:
         raise PlacementError(f"{path}: nodes names {len(nodes)}; there is nothing to place on fewer than two")
     memory: list[list[int]] = []
@@ -116,7 +116,7 @@ def read_profile(path: Path) -> Profile:
         [size for sizes in memory for size in sizes],
         speed=speed,
         load_bytes_per_s=rate,
-        bytes_per_s=_lines(found.get("mbit_per_s"), names, f"{path}: mbit_per_s"),
+        bytes_per_s=_lines(fields.get("mbit_per_s"), names, f"{path}: mbit_per_s"),
     )
     return Profile(names, cluster)
 
@@ -128,46 +128,46 @@ def seen_by(documents: Iterable[tuple[str, Any]], profile: Profile, manifest: Ma
     frequency = np.zeros((len(profile.names), *shape))
     windows = []
     for where, document in documents:
-        found = _object(document, where)
-        node = found.get("node")
+        fields = _object(document, where)
+        node = fields.get("node")
         if node not in profile.names:
-            known = ", ".join(profile.names)
-            raise PlacementError(f"{where}: node is {node!r}; the profile has {known}, and each ingress says its own")
+            names = ", ".join(profile.names)
+            raise PlacementError(f"{where}: node is {node!r}; the profile has {names}, and each ingress says its own")
         try:
-            tokens = np.array(found.get("tokens"), dtype=np.float64)
+            tokens = np.array(fields.get("tokens"), dtype=np.float64)
         except (ValueError, TypeError):
             tokens = np.empty(0)
         if tokens.shape != shape or not np.isfinite(tokens).all() or tokens.min() < 0:
             raise PlacementError(f"{where}: tokens must be {list(shape)} numbers of 0 or more for {manifest.name}")
         frequency[profile.names.index(node)] += tokens
-        windows.append(_number(found.get("window_s"), f"{where}: window_s"))
+        windows.append(_number(fields.get("window_s"), f"{where}: window_s"))
     if not windows:
         raise PlacementError(f"{manifest.name} has no ready ingress that could tell what experts are called")
     return Seen(frequency, max(windows))
 
 
-def planned(seen: Seen, profile: Profile, manifest: Manifest, method: Method = "improved") -> PlanArray:
+def planned(calls: Seen, profile: Profile, manifest: Manifest, method: Method = "improved") -> PlanArray:
     """[nodes, layers, experts] bool. Raises InfeasibleError, which names what is not met."""
-    held = plan(seen.frequency, profile.cluster, expert_bytes(manifest), method=method)
+    held = plan(calls.frequency, profile.cluster, expert_bytes(manifest), method=method)
     return profile.cluster.by_node(held)
 
 
 def chosen(
-    seen: Seen, now: PlanArray, profile: Profile, manifest: Manifest, horizon_s: float, method: Method = "improved"
+    calls: Seen, now: PlanArray, profile: Profile, manifest: Manifest, horizon_s: float, method: Method = "improved"
 ) -> Choice:
     """A plan for what was seen, against what runs ``now`` [nodes, layers, experts], by Eq. (3) and (4)."""
-    held = _worth_a_copy(planned(seen, profile, manifest, method), now, seen)
+    held = _worth_a_copy(planned(calls, profile, manifest, method), now, calls)
     cluster, size = profile.nodes_as_gpus(), expert_bytes(manifest)
-    scale = Scale(profile.pair_s(manifest), seen.window_s, horizon_s)
-    verdict = decide(now, held, cluster, seen.frequency, size, scale)
+    scale = Scale(profile.pair_s(manifest), calls.window_s, horizon_s)
+    verdict = decide(now, held, cluster, calls.frequency, size, scale)
     room = profile.cluster.node_slots(size)
     return Choice(held, verdict, bool((now.sum(axis=(1, 2)) <= room).all() and now.any(axis=0).all()))
 
 
-def _worth_a_copy(held: PlanArray, now: PlanArray, seen: Seen) -> PlanArray:
+def _worth_a_copy(held: PlanArray, now: PlanArray, calls: Seen) -> PlanArray:
     """The plan without new copies on nodes that did not call the expert: plans fill all memory, but a copy has to be
     brought. An expert that nobody else holds keeps its first holder."""
-    kept: PlanArray = held & (now | (seen.frequency > 0))
+    kept: PlanArray = held & (now | (calls.frequency > 0))
     layer, expert = np.nonzero(~kept.any(axis=0))
     kept[held[:, layer, expert].argmax(axis=0), layer, expert] = True
     return kept

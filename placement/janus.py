@@ -158,8 +158,8 @@ def _checked(
     if objective == "tokens":
         return np.ascontiguousarray(tokens, dtype=np.float64), None
     if together is None or together.shape != (*tokens.shape, experts):
-        found = None if together is None else together.shape
-        raise PlacementError(f"together must be [layers, experts, experts] = {(*tokens.shape, experts)}, got {found}")
+        shape = None if together is None else together.shape
+        raise PlacementError(f"together must be [layers, experts, experts] = {(*tokens.shape, experts)}, got {shape}")
     pairs = np.ascontiguousarray(together, dtype=np.float32)
     if pairs[:, range(experts), range(experts)].any():
         raise PlacementError("together must be symmetric with a zero diagonal, and an expert counts with itself")

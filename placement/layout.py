@@ -21,10 +21,10 @@ Singles = NDArray[np.float32]
 def copies(held: Held, experts: int) -> NDArray[np.int32]:
     """[layers, nodes, experts] int32: replicas of each expert on each node (EPLB may put several on one)."""
     layers, nodes, _ = held.shape
-    found = np.zeros((layers, nodes, experts + 1), dtype=np.int32)
+    counts = np.zeros((layers, nodes, experts + 1), dtype=np.int32)
     layer, node = np.arange(layers)[:, None, None], np.arange(nodes)[None, :, None]
-    np.add.at(found, (layer, node, np.where(held < 0, experts, held)), 1)
-    return found[:, :, :experts]
+    np.add.at(counts, (layer, node, np.where(held < 0, experts, held)), 1)
+    return counts[:, :, :experts]
 
 
 def check(held: Held, experts: int) -> None:
@@ -33,14 +33,16 @@ def check(held: Held, experts: int) -> None:
         raise PlacementError(f"held must be [layers, nodes, slots] and not empty, got shape {held.shape}")
     if held.min() < -1 or held.max() >= experts:
         raise PlacementError(f"slots must hold experts 0 to {experts - 1} or -1, got {held.min()} to {held.max()}")
-    found = copies(held, experts)
-    missing = np.argwhere(found.sum(axis=1) == 0)
+    counts = copies(held, experts)
+    missing = np.argwhere(counts.sum(axis=1) == 0)
     if missing.size:
         raise PlacementError(f"layer {missing[0][0]}: expert {missing[0][1]} has no replica on any node")
-    twice = np.argwhere(found > 1)
+    twice = np.argwhere(counts > 1)
     if twice.size:
         layer, node, expert = twice[0]
-        raise PlacementError(f"layer {layer}: expert {expert} stands {found[layer, node, expert]} times on node {node}")
+        raise PlacementError(
+            f"layer {layer}: expert {expert} stands {counts[layer, node, expert]} times on node {node}"
+        )
 
 
 def once(held: Held) -> Held:
@@ -52,9 +54,9 @@ def once(held: Held) -> Held:
 
 def token_load(held: Held, tokens: Floats) -> Floats:
     """[layers, nodes]: tokens by node; ``tokens`` [layers, experts] of an expert split evenly over its replicas."""
-    found = copies(held, tokens.shape[1])
-    share = tokens / np.maximum(found.sum(axis=1), 1)
-    load: Floats = np.einsum("lne,le->ln", found, share)
+    counts = copies(held, tokens.shape[1])
+    share = tokens / np.maximum(counts.sum(axis=1), 1)
+    load: Floats = np.einsum("lne,le->ln", counts, share)
     return load
 
 

@@ -82,15 +82,15 @@ def spread(falling, counts, share, held, load):  # type: ignore[no-untyped-def]
 def give_up_doubles(layout, tokens):  # type: ignore[no-untyped-def]
     """Every copy of an expert on a node but the first becomes a free slot. Tokens of the fullest node then."""
     nodes, slots = layout.held.shape
-    found = False
+    any_given_up = False
     for node in range(nodes):
         for slot in range(slots - 1, 0, -1):
             expert = layout.held[node, slot]
             if expert == layout.held[node, slot - 1]:  # copies of an expert stand side by side
                 layout.held[node, slot] = -1
                 layout.counts[expert] -= 1
-                found = True
-    if found:
+                any_given_up = True
+    if any_given_up:
         weigh(layout, tokens)
     return layout.load.max()
 

@@ -195,7 +195,7 @@ def _level(state, share, together, goal, budget):  # type: ignore[no-untyped-def
         most = state.tokens[full]
         if most <= goal:
             break
-        found, from_slot, to_node, to_slot = most * (1 - RELATIVE), -1, -1, -1
+        best, from_slot, to_node, to_slot = most * (1 - RELATIVE), -1, -1, -1
         for node in range(nodes):
             if node == full:
                 continue
@@ -209,8 +209,8 @@ def _level(state, share, together, goal, budget):  # type: ignore[no-untyped-def
                         continue
                     shift = share[leaving] - (share[coming] if coming >= 0 else 0.0)
                     larger = max(most - shift, state.tokens[node] + shift)
-                    if larger < found:
-                        found, from_slot, to_node, to_slot = larger, slot, node, other
+                    if larger < best:
+                        best, from_slot, to_node, to_slot = larger, slot, node, other
         budget -= nodes * slots * slots
         if from_slot < 0:
             break
@@ -225,7 +225,7 @@ def _descend(state, share, together, budget):  # type: ignore[no-untyped-def]
     while budget > 0:
         full = _largest(state.pairs)
         most = state.pairs[full]
-        found, from_slot, to_node, to_slot = most * (1 - RELATIVE), -1, -1, -1
+        best, from_slot, to_node, to_slot = most * (1 - RELATIVE), -1, -1, -1
         for slot in range(slots):
             leaving = state.held[full, slot]
             if leaving < 0:
@@ -244,8 +244,8 @@ def _descend(state, share, together, budget):  # type: ignore[no-untyped-def]
                     else:
                         both = together[leaving, coming]
                         larger = max(without + state.near[full, coming] - both, grown - state.near[node, coming] - both)
-                    if larger < found:
-                        found, from_slot, to_node, to_slot = larger, slot, node, other
+                    if larger < best:
+                        best, from_slot, to_node, to_slot = larger, slot, node, other
         budget -= nodes * slots * slots
         if from_slot < 0:
             break

@@ -107,11 +107,11 @@ def memory_need(
     if any(node.kind == "ingress" for node in nodes):
         return MemoryNeed(0, 0, 0.0, settings.alpha)
     peaks = [None if node is None else node.peak_tokens for node in observed]
-    known = [peak for peak in peaks if peak is not None]
-    if len(known) < len(peaks):
+    measured = [peak for peak in peaks if peak is not None]
+    if len(measured) < len(peaks):
         return None
     runtime_bytes = sum(node.weights_bytes for node in nodes) + settings.runtime_mb * MIB
-    return MemoryNeed(runtime_bytes, max(node.bytes_per_token for node in nodes), sum(known), settings.alpha)
+    return MemoryNeed(runtime_bytes, max(node.bytes_per_token for node in nodes), sum(measured), settings.alpha)
 
 
 def _held(observation: Observation, desired: Configuration | None, reason: str) -> str:

@@ -130,15 +130,15 @@ class _Gathered:
         for (name, labels), value in grown.items():
             series = SAMPLES[name]
             shape = SHAPES[series]
-            found = dict(labels)
-            key = _key(shape, found)
+            values = dict(labels)
+            key = _key(shape, values)
             if shape.kind == "counter":
                 _add(self.values.setdefault(series, {}), key, value)
                 if shape.counted and (name, labels) in first and (name, labels) in last:
                     _add(self.counts.setdefault(series, {}), key, 1)
                     _add(self.measured.setdefault(series, {}), key, value)
             elif shape.kind == "histogram":
-                _add(self._buckets.setdefault(series, {}).setdefault(key, {}), float(found["le"]), value)
+                _add(self._buckets.setdefault(series, {}).setdefault(key, {}), float(values["le"]), value)
 
     def latest(self, samples: Samples) -> None:
         for (name, labels), value in samples.items():
@@ -157,7 +157,7 @@ class _Gathered:
 
     def histograms(self) -> dict[Series, dict[Key, Buckets]]:
         return {
-            series: {key: tuple(sorted(found.items())) for key, found in by_key.items()}
+            series: {key: tuple(sorted(buckets.items())) for key, buckets in by_key.items()}
             for series, by_key in self._buckets.items()
         }
 

@@ -52,23 +52,23 @@ def selector(series: Series, pipeline: str, namespace: str = NAMESPACE) -> str:
     if "pipeline" in shape.labels:
         return f'{name}{{pipeline="{pipeline}"}}'
     if "function_name" in shape.labels:
-        own = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(namespace)}".replace("\\", "\\\\")
+        functions = f"{re.escape(pipeline)}(-.+)?[.]{re.escape(namespace)}".replace("\\", "\\\\")
         more = f",{ONLY[series]}" if series in ONLY else ""
-        return f'{name}{{function_name=~"{own}"{more}}}'
+        return f'{name}{{function_name=~"{functions}"{more}}}'
     return name
 
 
 def promql(series: Series, pipeline: str, window_s: float, namespace: str = NAMESPACE) -> str:
     """The query of one series over a window. Durations are whole milliseconds, as PromQL takes them."""
     shape = SHAPES[series]
-    found = selector(series, pipeline, namespace)
-    grown = f"increase({found}[{round(window_s * 1000)}ms])"
+    selected = selector(series, pipeline, namespace)
+    grown = f"increase({selected}[{round(window_s * 1000)}ms])"
     if shape.kind == "counter":
         return f"sum by ({', '.join(shape.labels)}) ({grown})"
     if shape.kind == "histogram":
         buckets = f"sum by ({', '.join((*shape.labels, 'le'))}) ({grown})"
         return f"histogram_quantile({SLO_QUANTILE}, {buckets})" if series in TAILS else buckets
-    return f"{'sum' if shape.kind == 'gauge' else 'max'} by ({', '.join(shape.labels)}) ({found})"
+    return f"{'sum' if shape.kind == 'gauge' else 'max'} by ({', '.join(shape.labels)}) ({selected})"
 
 
 def promql_measured(
@@ -76,10 +76,10 @@ def promql_measured(
 ) -> str:
     """Of a ``counted`` series, the increase or number of those that are there now and have two samples."""
     shape = SHAPES[series]
-    found = selector(series, pipeline, namespace)
+    selected = selector(series, pipeline, namespace)
     if shape.kind == "counter":
-        found = f"increase({found}[{round(window_s * 1000)}ms]) and {found}"
-    return f"{aggregate} by ({', '.join(shape.labels)}) ({found})"
+        selected = f"increase({selected}[{round(window_s * 1000)}ms]) and {selected}"
+    return f"{aggregate} by ({', '.join(shape.labels)}) ({selected})"
 
 
 def _questions(pipeline: str, window_s: float, namespace: str) -> Iterator[Question]:
@@ -128,10 +128,10 @@ class PrometheusSource:
                 raise_on_status=False,
                 respect_retry_after_header=False,  # a proxy could hold up the tick for hours
             )
-            self._clients.own = PrometheusConnect(
+            self._clients.client = PrometheusConnect(
                 url=self._url, session=session, retry=retry, timeout=math.ceil(self._timeout_s)
             )
-        return self._clients.own
+        return self._clients.client
 
     def read(self, now_s: float, window_s: float) -> Readings:
         """The window that ends at ``now_s``. Never raises; an unreachable server makes the readings stale."""
@@ -144,23 +144,23 @@ class PrometheusSource:
         asked = list(_questions(self._pipeline, window_s, self._namespace))
         first = self._answer(asked[0], now_s)  # a server that is away is found out by one query
         rest = self._pool.map(partial(self._answer, time_s=now_s), asked[1:])
-        found: dict[Part, dict[Series, dict[Key, Any]]] = {part: {} for part in get_args(Part)}
+        parts: dict[Part, dict[Series, dict[Key, Any]]] = {part: {} for part in get_args(Part)}
         for question, answer in zip(asked, chain((first,), rest), strict=True):
-            found[question.part][question.series] = answer
+            parts[question.part][question.series] = answer
         ages, problems = self._ages(now_s)
-        if not found["values"][Series.REQUESTS]:
+        if not parts["values"][Series.REQUESTS]:
             problems.append(f"Prometheus holds no two samples of {METRICS[Series.REQUESTS]} in {window_s:g} s")
         return Readings(
             now_s - window_s,
             now_s,
-            found["values"],
-            found["histograms"],
-            found["counts"],
-            found["measured"],
+            parts["values"],
+            parts["histograms"],
+            parts["counts"],
+            parts["measured"],
             ages,
             tuple(problems),
             stale=bool(problems),
-            tails=found["tails"],
+            tails=parts["tails"],
         )
 
     def _ages(self, now_s: float) -> tuple[dict[Job, float], list[str]]:
@@ -236,9 +236,9 @@ def _left_unread(reply: requests.Response, *_: object, **__: object) -> None:
         reply.json = lambda: {"data": {"result": body}}  # type: ignore[assignment, misc]
 
 
-def _histograms(found: dict[Key, float]) -> dict[Key, Buckets]:
+def _histograms(values: dict[Key, float]) -> dict[Key, Buckets]:
     """From numbers whose keys end with the bucket's bound."""
     buckets: dict[Key, dict[float, float]] = {}
-    for (*key, bound), value in found.items():
+    for (*key, bound), value in values.items():
         buckets.setdefault(tuple(key), {})[float(bound)] = value
     return {key: tuple(sorted(one.items())) for key, one in buckets.items()}

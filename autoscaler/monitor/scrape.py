@@ -21,13 +21,13 @@ _PREFIXES = tuple(METRICS.values())
 def parse_exposition(text: str) -> Samples:
     """The samples of the catalogue in a Prometheus text exposition that are numbers. Raises ValueError."""
     ours = "\n".join(line for line in text.splitlines() if line.startswith(_PREFIXES))
-    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    samples: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for family in text_string_to_metric_families(ours + "\n"):
         for sample in family.samples:
             value = float(sample.value)
             if sample.name in SAMPLES and 0.0 <= value < LARGEST:
-                found[sample.name, tuple(sorted(sample.labels.items()))] = value
-    return found
+                samples[sample.name, tuple(sorted(sample.labels.items()))] = value
+    return samples
 
 
 class ScrapeSource:

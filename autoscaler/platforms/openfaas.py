@@ -77,16 +77,16 @@ class OpenFaasPlatform:
 
     def configurations(self) -> Mapping[str, Configuration]:
         """Functions without a memory limit, or without a CPU or GPU limit, have no configuration and are left out."""
-        found, nodes = {}, {}
+        configurations, nodes = {}, {}
         for status in self._json("GET", f"/system/functions{self._query}", list):
             if not isinstance(status, dict) or (status.get("labels") or {}).get(PIPELINE_LABEL) != self._pipeline:
                 continue
             configuration = configuration_of(status)
             if configuration is not None:
-                found[str(status["name"])] = configuration
+                configurations[str(status["name"])] = configuration
                 nodes[str(status["name"])] = nodes_of(status.get("annotations"))
         self._floors = floors_of(nodes)
-        return found
+        return configurations
 
     def floors(self) -> Mapping[str, int]:
         """Of functions with a placement on several nodes (annotation ``smoe.placement``): one replica for each."""

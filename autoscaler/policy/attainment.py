@@ -57,8 +57,8 @@ def attainment(observation: Observation, slo_s: float) -> float | None:
 
     Worked example: P50 0.1 s, P95 0.3 s and an SLO of 0.2 s give 0.725.
     """
-    known = ((0.5, observation.latency_p50_s), (0.95, observation.latency_p95_s), (0.99, observation.latency_p99_s))
-    points = [(0.0, 0.0), *((share, latency) for share, latency in known if latency is not None)]
+    quantiles = ((0.5, observation.latency_p50_s), (0.95, observation.latency_p95_s), (0.99, observation.latency_p99_s))
+    points = [(0.0, 0.0), *((share, latency) for share, latency in quantiles if latency is not None)]
     if len(points) == 1:
         return None
     for (low, below_s), (high, above_s) in itertools.pairwise(points):
@@ -135,8 +135,8 @@ class AttainmentPolicy:
 
 
 def _latency_s(nodes: Sequence[NodeObservation]) -> float | None:
-    found = [node.latency_p95_s for node in nodes if node.latency_p95_s is not None]
-    return max(found) if found else None
+    latencies = [node.latency_p95_s for node in nodes if node.latency_p95_s is not None]
+    return max(latencies) if latencies else None
 
 
 def make(making: Making) -> AttainmentPolicy:

@@ -115,20 +115,24 @@ def recommend(nodes: Sequence[NodeObservation], settings: HpaSettings) -> tuple[
             if first.configuration.gpu_share:
                 continue
             measured = first.measured_replicas if first.measured_replicas is not None else ready
-            seen = first.cpu_utilisation
-            wanted = None if seen is None else by_resource(seen, target, present, ready, measured, settings.tolerance)
+            utilisation = first.cpu_utilisation
+            wanted = (
+                None
+                if utilisation is None
+                else by_resource(utilisation, target, present, ready, measured, settings.tolerance)
+            )
         else:
             if not first.configuration.concurrency:
                 continue
-            seen = slots_used(nodes)
+            utilisation = slots_used(nodes)
             slots = first.configuration.concurrency
-            used = None if seen is None else seen * present * slots
+            used = None if utilisation is None else utilisation * present * slots
             wanted = None if used is None else by_average_value(used, target * slots, present, settings.tolerance)
-        if seen is None or wanted is None:
+        if utilisation is None or wanted is None:
             without.append(metric)
             continue
         asked[metric] = wanted
-        sentences.append(f"{metric} {seen:.0%} (target {target:.0%}) asks for {wanted}")
+        sentences.append(f"{metric} {utilisation:.0%} (target {target:.0%}) asks for {wanted}")
     if not asked:
         return None, f"no data of {' and '.join(without) or 'any metric'}"
     best = max(asked.values())
@@ -141,7 +145,7 @@ def recommend(nodes: Sequence[NodeObservation], settings: HpaSettings) -> tuple[
 def slots_used(nodes: Sequence[NodeObservation]) -> float | None:
     """Calls at replicas and calls waiting for one, over all slots of the wanted replicas; None without data."""
     configuration = nodes[0].configuration
-    known = calls(nodes)
-    if configuration is None or known is None or not configuration.concurrency or not configuration.replicas:
+    in_calls = calls(nodes)
+    if configuration is None or in_calls is None or not configuration.concurrency or not configuration.replicas:
         return None
-    return known / (configuration.replicas * configuration.concurrency)
+    return in_calls / (configuration.replicas * configuration.concurrency)

@@ -143,37 +143,39 @@ class JanusPolicy:
         before = memory if isinstance(memory, JanusMemory) else JanusMemory()
         rows, s = by_function(observation, MODULES), self.settings
         managed = [name for name, nodes in rows.items() if any(node.kind in s.kinds for node in nodes)]
-        found = {name: _seen(nodes, observation.window_s) for name, nodes in rows.items()}
-        seen = {name: one for name, one in found.items() if one is not None}
-        if len(seen) < len(rows):
-            missing = next(name for name in rows if name not in seen)
+        loads_or_none = {name: _seen(nodes, observation.window_s) for name, nodes in rows.items()}
+        loads = {name: load for name, load in loads_or_none.items() if load is not None}
+        if len(loads) < len(rows):
+            missing = next(name for name in rows if name not in loads)
             reason = f"no data: the load of {missing} is not known, and a pass is planned as a whole"
             return Proposal({}, dict.fromkeys(managed, reason), before)
-        model, after = self._measured(observation, rows, seen, before)
+        model, after = self._measured(observation, rows, loads, before)
         after = replace(after, shared_out_s=now_s if before.shared_out_s is None else before.shared_out_s)
-        plan = self._plan(model, rows, seen, after)
+        plan = self._plan(model, rows, loads, after)
         budget_s, p95_s = s.headroom * s.slo_s, observation.latency_p95_s
         late = p95_s is not None and p95_s > budget_s
-        queued = sum(one.waiting for one in seen.values()) > s.waiting * sum(one.under_way for one in seen.values())
+        queued = sum(load.waiting for load in loads.values()) > s.waiting * sum(
+            load.under_way for load in loads.values()
+        )
         if late or queued or plan.present.p95_s > budget_s:
             why = "P95 nears the SLO" if late else "calls wait" if queued else "P95 would near the SLO"
             action = plan.least(budget_s, up=True)
-            return self._proposal(action, why, seen, managed, replace(after, calm=0, shared_out_s=now_s))
+            return self._proposal(action, why, loads, managed, replace(after, calm=0, shared_out_s=now_s))
         after = replace(after, calm=before.calm + 1)
         if after.calm >= s.down_windows:
             action = plan.least(budget_s, up=False)
             if action.p95_s <= budget_s and action.cost < plan.present.cost:
-                return self._proposal(action, "calm", seen, managed, replace(after, calm=0, shared_out_s=now_s))
+                return self._proposal(action, "calm", loads, managed, replace(after, calm=0, shared_out_s=now_s))
         if after.shared_out_s is not None and now_s - after.shared_out_s >= s.rebalance_s:
             action = plan.shared_out()
-            return self._proposal(action, "shared out anew", seen, managed, replace(after, shared_out_s=now_s))
-        return self._proposal(plan.present, "held", seen, managed, after)
+            return self._proposal(action, "shared out anew", loads, managed, replace(after, shared_out_s=now_s))
+        return self._proposal(plan.present, "held", loads, managed, after)
 
     def _plan(
         self,
         model: PassModel,
         rows: Mapping[str, Sequence[NodeObservation]],
-        seen: Mapping[str, Seen],
+        loads: Mapping[str, Seen],
         memory: JanusMemory,
     ) -> Plan:
         layers, s = _owned(rows), self.settings
@@ -181,9 +183,9 @@ class JanusPolicy:
         present = Present(
             layers,
             [name for name in rows if name not in owned],
-            {name: max(1, one.configuration.replicas) for name, one in seen.items()},
-            {name: self._prices.unit_per_s(one.configuration) for name, one in seen.items()},
-            {name: sum(window.get(name, 0.0) for window in memory.activations) for name in seen},
+            {name: max(1, load.configuration.replicas) for name, load in loads.items()},
+            {name: self._prices.unit_per_s(load.configuration) for name, load in loads.items()},
+            {name: sum(window.get(name, 0.0) for window in memory.activations) for name in loads},
         )
         bounds = Bounds(s.min_replicas, s.max_replicas, s.slots_step)
         tail = statistics.median(memory.tails) if memory.tails else FIRST_TAIL
@@ -193,7 +195,7 @@ class JanusPolicy:
         self,
         observation: Observation,
         rows: Mapping[str, Sequence[NodeObservation]],
-        seen: Mapping[str, Seen],
+        functions: Mapping[str, Seen],
         before: JanusMemory,
     ) -> tuple[PassModel, JanusMemory]:
         """The performance model of the planned load, and what is remembered of the window.
@@ -202,39 +204,41 @@ class JanusPolicy:
         """
         s = self.settings
         alone, rates = dict(before.alone_s), dict[str, float]()
-        for name, one in seen.items():
-            rates[name] = _blend(before.calls_per_s.get(name), one.calls_per_s, s.load_smoothing)
-            if one.calls_per_s > 0:
-                slots = one.configuration.concurrency
-                fitted_s = alone_seconds(one.mean_s, one.calls_per_s, one.replicas, slots, s.sharing)
+        for name, load in functions.items():
+            rates[name] = _blend(before.calls_per_s.get(name), load.calls_per_s, s.load_smoothing)
+            if load.calls_per_s > 0:
+                slots = load.configuration.concurrency
+                fitted_s = alone_seconds(load.mean_s, load.calls_per_s, load.replicas, slots, s.sharing)
                 alone[name] = _blend(alone.get(name), fitted_s, s.smoothing)
         segments, layers = _stages(rows)
 
         def model(calls_per_s: Mapping[str, float]) -> PassModel:
             loads = {
-                name: Load(alone.get(name, 0.0), calls_per_s[name], one.configuration.concurrency)
-                for name, one in seen.items()
+                name: Load(alone.get(name, 0.0), calls_per_s[name], load.configuration.concurrency)
+                for name, load in functions.items()
             }
             return PassModel(loads, segments, layers, s.sharing)
 
-        last = model({name: one.calls_per_s for name, one in seen.items()})
-        served = {name: one.replicas for name, one in seen.items()}
+        last = model({name: load.calls_per_s for name, load in functions.items()})
+        served = {name: load.replicas for name, load in functions.items()}
         mean_s, tails = last.attention_s(served) + last.experts_s(served), before.tails
         if observation.latency_p95_s is not None and 0 < mean_s < math.inf:
             tails = (*tails, observation.latency_p95_s / mean_s)[-s.tail_windows :]
         backlog = [
-            one.waiting / (one.calls_per_s * observation.window_s) for one in seen.values() if one.calls_per_s > 0
+            load.waiting / (load.calls_per_s * observation.window_s)
+            for load in functions.values()
+            if load.calls_per_s > 0
         ]
         factor = s.load_factor * (1 + max(backlog, default=0.0))
-        tokens = {name: one.tokens for name, one in seen.items()}
+        tokens = {name: load.tokens for name, load in functions.items()}
         activations = (*before.activations, tokens)[-s.activation_windows :]
         after = replace(before, tails=tails, alone_s=alone, calls_per_s=rates, activations=activations)
         return model({name: rate * factor for name, rate in rates.items()}), after
 
     def _proposal(
-        self, action: Action, why: str, seen: Mapping[str, Seen], managed: Sequence[str], memory: JanusMemory
+        self, action: Action, why: str, loads: Mapping[str, Seen], managed: Sequence[str], memory: JanusMemory
     ) -> Proposal:
-        desired = {name: seen[name].configuration.with_replicas(action.replicas[name]) for name in managed}
+        desired = {name: loads[name].configuration.with_replicas(action.replicas[name]) for name in managed}
         predicted = "more than can be served" if math.isinf(action.p95_s) else f"{1000 * action.p95_s:.0f} ms"
         said = f"{action.attention.said}, {action.experts.said}"
         reason = f"{why}: {said}, predicted P95 {predicted} of {1000 * self.settings.slo_s:.0f}"

@@ -117,12 +117,12 @@ class KedaPolicy:
                 reasons[function] = "no data: its configuration is not known"
                 continue
             values = [_value(nodes, trigger) for trigger in self.settings.triggers]
-            known = [value for value in values if value is not None]
-            if len(known) < len(values):
+            measured = [value for value in values if value is not None]
+            if len(measured) < len(values):
                 reasons[function] = "no data: a trigger's metric is not known"
                 continue
-            state = poll(states.get(function, KedaState()), known, now_s, self.settings)
-            replicas, states[function], reasons[function] = wanted(state, known, present, now_s, self.settings)
+            state = poll(states.get(function, KedaState()), measured, now_s, self.settings)
+            replicas, states[function], reasons[function] = wanted(state, measured, present, now_s, self.settings)
             desired[function] = replace(present, replicas=replicas)
         return Proposal(desired, reasons, states)
 

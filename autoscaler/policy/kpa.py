@@ -111,8 +111,12 @@ class KpaPolicy:
                 reasons[function] = f"no data: its {missing} not known"
                 continue
             before = states.get(function) or _first(ready, now_s)
-            seen = replace(before, samples=_add(before.samples, observation, value, self.settings.stable_window_s))
-            wanted, states[function], why = scale(seen, ready, target(present, self.settings), now_s, self.settings)
+            with_sample = replace(
+                before, samples=_add(before.samples, observation, value, self.settings.stable_window_s)
+            )
+            wanted, states[function], why = scale(
+                with_sample, ready, target(present, self.settings), now_s, self.settings
+            )
             bounded = min(max(wanted, self.settings.min_replicas), self.settings.max_replicas)
             if present.replicas == 0 and wanted == 0:
                 bounded, why = 0, "scaled to zero and without calls: left alone"

@@ -12,11 +12,11 @@ EVERY_KIND: frozenset[NodeKind] = frozenset(("segment", "expert", "ingress"))
 
 def by_function(observation: Observation, kinds: Collection[NodeKind]) -> dict[str, list[NodeObservation]]:
     """Function → rows of its nodes of these kinds, in order of the observation."""
-    found: dict[str, list[NodeObservation]] = {}
+    rows: dict[str, list[NodeObservation]] = {}
     for node in observation.nodes:
         if node.kind in kinds:
-            found.setdefault(node.function, []).append(node)
-    return found
+            rows.setdefault(node.function, []).append(node)
+    return rows
 
 
 def calls(nodes: Sequence[NodeObservation]) -> float | None:
@@ -28,8 +28,8 @@ def calls(nodes: Sequence[NodeObservation]) -> float | None:
 
 def total(values: Sequence[float | None]) -> float | None:
     """Sum, or None where one is not known: a part is no sum."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return sum(measured) if len(measured) == len(values) else None
 
 
 def refuse_broken(policy: str, rules: Sequence[tuple[str, object, bool, str]]) -> None:

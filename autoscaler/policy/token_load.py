@@ -167,11 +167,11 @@ def _measured(
     return replace(state, tokens_per_core_s=rate, on_gpu=bool(present.gpu_share))
 
 
-def _classed(state: TokenLoadState, seen: int, windows: int) -> TokenLoadState:
+def _classed(state: TokenLoadState, load_class: int, windows: int) -> TokenLoadState:
     """The class follows the tercile once it has been the same other one for so many windows; at first at once."""
-    if state.load_class is None or seen == state.load_class:
-        return replace(state, load_class=seen, candidate=None, windows=0)
-    count = state.windows + 1 if state.candidate == seen else 1
+    if state.load_class is None or load_class == state.load_class:
+        return replace(state, load_class=load_class, candidate=None, windows=0)
+    count = state.windows + 1 if state.candidate == load_class else 1
     if count >= windows:
-        return replace(state, load_class=seen, candidate=None, windows=0)
-    return replace(state, candidate=seen, windows=count)
+        return replace(state, load_class=load_class, candidate=None, windows=0)
+    return replace(state, candidate=load_class, windows=count)

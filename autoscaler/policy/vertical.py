@@ -26,17 +26,17 @@ class VerticalHpaPolicy:
         self._hpa = HpaPolicy(settings)
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
-        found = self._hpa.propose(observation, now_s, memory)
-        desired = dict(found.desired)
-        for function, configuration in found.desired.items():
+        proposal = self._hpa.propose(observation, now_s, memory)
+        desired = dict(proposal.desired)
+        for function, configuration in proposal.desired.items():
             vertical = self.verticals.get(function)
             if vertical is not None and configuration.replicas > 0:
                 desired[function] = vertical.with_replicas(configuration.replicas)
-        return replace(found, desired=desired)
+        return replace(proposal, desired=desired)
 
 
 def draw(
-    needs: Mapping[str, MemoryNeed], space: ConfigurationSpace, seed: int, *, alike: bool = False
+    needs: Mapping[str, MemoryNeed], space: ConfigurationSpace, seed: int, *, uniform: bool = False
 ) -> dict[str, Configuration]:
     """Function → a configuration drawn uniformly from those that satisfy Eq. (2) at every number of replicas.
 
@@ -44,10 +44,10 @@ def draw(
     alone, not on the other functions. ``alike``: one draw for all, which must hold the largest of the needs. Raises
     SettingsError where no memory of the space is enough.
     """
-    if alike and needs:
+    if uniform and needs:
         largest = max(needs.values(), key=lambda need: need.required_mb(space.replicas_min))
-        one = _draw("", largest, space, seed)
-        return dict.fromkeys(needs, one)
+        drawn = _draw("", largest, space, seed)
+        return dict.fromkeys(needs, drawn)
     return {function: _draw(function, need, space, seed) for function, need in needs.items()}
 
 

@@ -138,8 +138,8 @@ def _keys(topology: Topology) -> list[Key]:
     return [(topology.pipeline, node.id) for node in topology.nodes]
 
 
-def _column(found: Mapping[Key, _V], keys: Iterable[Key]) -> list[_V | None]:
-    return list(map(found.get, keys))
+def _column(values: Mapping[Key, _V], keys: Iterable[Key]) -> list[_V | None]:
+    return list(map(values.get, keys))
 
 
 def _rates(amounts: Sequence[float | None], window_s: float) -> Column:
@@ -156,8 +156,8 @@ def _p95(topology: Topology, readings: Readings) -> Column:
     """EL(t), as the source tells it or from its buckets. The ingress' is that of whole requests."""
     told, keys = readings.tails.get(Series.NODE_CALL_SECONDS), _keys(topology)
     if told is None:
-        found: Mapping[Key, Buckets] = readings.histograms.get(Series.NODE_CALL_SECONDS, {})
-        p95 = [histogram_quantile(0.95, buckets) for buckets in _column(found, keys)]
+        histograms: Mapping[Key, Buckets] = readings.histograms.get(Series.NODE_CALL_SECONDS, {})
+        p95 = [histogram_quantile(0.95, buckets) for buckets in _column(histograms, keys)]
     else:
         p95 = _column(told, keys)
     for place, node in enumerate(topology.nodes):
@@ -175,11 +175,11 @@ def _work(topology: Topology, readings: Readings) -> dict[str, Column]:
     pipeline, keys = topology.pipeline, _keys(topology)
     requests = readings.total(Series.REQUESTS, pipeline)
     absent = None if requests is None else 0.0
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     for name, series in _WORK.items():
         sums = readings.totals(series, 2)
-        found[name] = [sums.get(key, absent) for key in keys]
-    own = {
+        columns[name] = [sums.get(key, absent) for key in keys]
+    exact = {
         "calls": requests,
         "tokens": readings.value(Series.REQUEST_TOKENS, pipeline),
         "busy_s": readings.value(Series.REQUEST_SECONDS_SUM, pipeline),
@@ -187,9 +187,9 @@ def _work(topology: Topology, readings: Readings) -> dict[str, Column]:
     }
     for place, node in enumerate(topology.nodes):
         if node.kind == "ingress":
-            for name, value in own.items():
-                found[name][place] = value
-    return found
+            for name, value in exact.items():
+                columns[name][place] = value
+    return columns
 
 
 _WORK = {
@@ -206,13 +206,13 @@ def _shares(infos: Sequence[NodeInfo], tokens: Column, calls: Column, p95: Colum
     for place, node in enumerate(infos):
         if node.kind == "expert" and node.layer is not None:
             layers.setdefault(node.layer, []).append(place)
-    found: tuple[Column, Column, Column] = ([None] * len(infos), [None] * len(infos), [None] * len(infos))
+    columns: tuple[Column, Column, Column] = ([None] * len(infos), [None] * len(infos), [None] * len(infos))
     for places in layers.values():
         shared = layer_shares([tokens[i] for i in places], [calls[i] for i in places], [p95[i] for i in places])
-        for column, numbers in zip(found, shared, strict=True):
+        for column, numbers in zip(columns, shared, strict=True):
             for place, number in zip(places, numbers, strict=True):
                 column[place] = number
-    return found
+    return columns
 
 
 def _configurations(names: Sequence[Key], readings: Readings) -> list[Configuration | None]:

@@ -23,13 +23,13 @@ def histogram_quantile(q: float, buckets: Buckets | None) -> float | None:
     if not counts[-1] > 0:
         return None
     rank = q * counts[-1]
-    found = bisect_left(counts, rank)
-    if found == len(buckets) - 1:
+    place = bisect_left(counts, rank)
+    if place == len(buckets) - 1:
         return buckets[-2][0]
-    bound = buckets[found][0]
-    if found == 0:
+    bound = buckets[place][0]
+    if place == 0:
         return bound * (rank / counts[0] if counts[0] else 0.0) if bound > 0 else bound
-    lower, below = buckets[found - 1][0], counts[found - 1]
-    if counts[found] == below:
+    lower, below = buckets[place - 1][0], counts[place - 1]
+    if counts[place] == below:
         return bound
-    return lower + (bound - lower) * (rank - below) / (counts[found] - below)
+    return lower + (bound - lower) * (rank - below) / (counts[place] - below)

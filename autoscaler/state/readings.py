@@ -117,8 +117,8 @@ class Readings:
         return self.values.get(series, {}).get(key)
 
     def count(self, series: Series, *key: str) -> int | None:
-        found = self.counts.get(series, {}).get(key)
-        return None if found is None else round(found)
+        count = self.counts.get(series, {}).get(key)
+        return None if count is None else round(count)
 
     def histogram(self, series: Series, *key: str) -> Buckets | None:
         return self.histograms.get(series, {}).get(key)

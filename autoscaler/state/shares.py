@@ -45,8 +45,8 @@ def tails(experts: Sequence[NodeObservation]) -> list[float]:
 
 def total(values: Sequence[float | None]) -> float | None:
     """The sum; None when one of them is unknown or there are none."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known and len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return math.fsum(measured) if measured and len(measured) == len(values) else None
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:

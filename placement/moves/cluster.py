@@ -65,11 +65,11 @@ def regions_of(manifest: Manifest, deployment: Mapping[str, Any]) -> list[Region
     ]
 
 
-def regions_by_node(manifest: Manifest, found: Deployed, places: Places) -> dict[str, frozenset[str]]:
+def regions_by_node(manifest: Manifest, pipeline: Deployed, places: Places) -> dict[str, frozenset[str]]:
     """Node → names of the regions that replicas there need."""
     needed: dict[str, set[str]] = {}
     for name, by_node in places.items():
-        names = [region.name for region in regions_of(manifest, found.deployments[name])]
+        names = [region.name for region in regions_of(manifest, pipeline.deployments[name])]
         for node, replicas in by_node.items():
             if replicas:
                 needed.setdefault(node, set()).update(names)

@@ -85,14 +85,14 @@ class Coordinator:
 
     def plan(self, target: Places) -> MovePlan:
         """What reaching ``target`` would move; functions it does not name stay. Raises MoveError, RegionError."""
-        found = deployed(self._client, self._manifest.name)
-        return self._plan(found, _whole(self._manifest.name, self._known_places(found), target))
+        pipeline = deployed(self._client, self._manifest.name)
+        return self._plan(pipeline, _whole(self._manifest.name, self._known_places(pipeline), target))
 
     def move(self, target: Places) -> Moved:
         """Reach ``target`` and return when the last old worker is gone. Raises MoveError once it was taken back."""
-        found = deployed(self._client, self._manifest.name)
-        before = self._known_places(found)
-        return self._move(found, before, _whole(self._manifest.name, before, target))
+        pipeline = deployed(self._client, self._manifest.name)
+        before = self._known_places(pipeline)
+        return self._move(pipeline, before, _whole(self._manifest.name, before, target))
 
     def resume(self) -> Moved | None:
         """Finish a move that was broken off; None where there is none. Raises MoveError as :meth:`move` does."""
@@ -109,23 +109,23 @@ class Coordinator:
             return None
         return self._move(deployed(self._client, self._manifest.name), entry.before, entry.before)
 
-    def _move(self, found: Deployed, before: Places, target: Places) -> Moved:
+    def _move(self, pipeline: Deployed, before: Places, target: Places) -> Moved:
         with self._journal.alone(self._manifest.name):
-            return self._move_alone(found, before, target)
+            return self._move_alone(pipeline, before, target)
 
-    def _move_alone(self, found: Deployed, before: Places, target: Places) -> Moved:
+    def _move_alone(self, pipeline: Deployed, before: Places, target: Places) -> Moved:
         began_s = time.monotonic()
-        plan = self._plan(found, target)
+        plan = self._plan(pipeline, target)
         self._journal.write(Entry(self._manifest.name, "copying", before, target))
         try:
-            self._copy(plan, found)
+            self._copy(plan, pipeline)
             copied_s = time.monotonic() - began_s
             self._journal.write(Entry(self._manifest.name, "switching", before, target))
-            self._order(found, target)
+            self._order(pipeline, target)
             reached_s = self._reached(target)
             ready_s, settled_s = next(reached_s) - began_s, next(reached_s) - began_s
         except (PlacementError, GatewayClientError, RegionError) as error:
-            self._take_back(found, before, plan, error)
+            self._take_back(pipeline, before, plan, error)
         self._journal.write(Entry(self._manifest.name, "releasing", before, target))
         released = self._release(plan.release)
         self._journal.clear(self._manifest.name)
@@ -133,9 +133,9 @@ class Coordinator:
 
     # weights
 
-    def _plan(self, found: Deployed, target: Places) -> MovePlan:
+    def _plan(self, pipeline: Deployed, target: Places) -> MovePlan:
         managers = self._managers
-        sizes = {region.name: region.nbytes for region in self._regions(found).values()}
+        sizes = {region.name: region.nbytes for region in self._regions(pipeline).values()}
         managed = managers.nodes()
         if not managed:  # each new replica gets its weights as it starts
             return MovePlan((), {})
@@ -149,12 +149,12 @@ class Coordinator:
             # Regions of other pipelines are none of this move's business.
             unfinished = {name: there for name, there in memory.unfinished.items() if name in sizes}
             nodes[node] = replace(memory, held=memory.held & sizes.keys(), unfinished=unfinished)
-        wanted = regions_by_node(self._manifest, found, target)
+        wanted = regions_by_node(self._manifest, pipeline, target)
         return plan_move(nodes, wanted, sizes, peers=self._options.peers)
 
     def _copy(self, plan: MovePlan, deployment: Deployed) -> None:
         """Take the plan's steps, each node its own one after the other. The first failure ends the move."""
-        found = self._regions(deployment)
+        regions = self._regions(deployment)
         there = {(step.node, step.region): threading.Event() for step in plan.steps}
         by_node: dict[str, list[Step]] = {}
         for step in plan.steps:
@@ -167,7 +167,7 @@ class Coordinator:
         def bring(steps: list[Step]) -> None:
             try:
                 while steps:
-                    steps = self._bring(steps, found, there, broken)
+                    steps = self._bring(steps, regions, there, broken)
             except BaseException:
                 broken.set()
                 raise
@@ -183,7 +183,7 @@ class Coordinator:
     def _bring(
         self,
         steps: list[Step],
-        found: Mapping[str, Region],
+        regions: Mapping[str, Region],
         there: Mapping[tuple[str, str], threading.Event],
         broken: threading.Event,
     ) -> list[Step]:
@@ -200,12 +200,12 @@ class Coordinator:
             count += 1
         node, taken = steps[0].node, steps[:count]
         try:
-            self._managers.hold(node, [(found[step.region], step.peer or None) for step in taken])
+            self._managers.hold(node, [(regions[step.region], step.peer or None) for step in taken])
         except SourceLostError as error:
             if not any(step.peer for step in taken):
                 raise
             log.warning("%s; what is left is read from disk instead", error)
-            self._managers.hold(node, [(found[step.region], None) for step in taken])
+            self._managers.hold(node, [(regions[step.region], None) for step in taken])
         for step in taken:
             there[node, step.region].set()
         return steps[count:]
@@ -222,16 +222,16 @@ class Coordinator:
 
     # replicas
 
-    def _order(self, found: Deployed, target: Places) -> None:
+    def _order(self, pipeline: Deployed, target: Places) -> None:
         """Tell the gateway in one order; functions that are as wished already are left alone."""
-        now = self._known_places(found)
+        now = self._known_places(pipeline)
         orders: dict[str, dict[str, Any]] = {}
         for name in target:
             desired = {node: count for node, count in target[name].items() if count}
             if desired == now[name]:
                 continue
             orders[name] = {"replicas": sum(desired.values())}
-            annotation = found.deployments[name].get("annotations", {}).get(PLACEMENT, "")
+            annotation = pipeline.deployments[name].get("annotations", {}).get(PLACEMENT, "")
             if desired and not _in_proportion(annotation, desired):
                 text = ",".join(f"{node}={count}" for node, count in sorted(desired.items()))
                 orders[name]["annotations"] = {PLACEMENT: text}
@@ -273,7 +273,7 @@ class Coordinator:
         nodes = {name: {node: count for node, count in sorted(target[name].items()) if count} for name in names}
         return {name: spread(places, now[name]) for name, places in nodes.items() if places and name in now}
 
-    def _take_back(self, found: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
+    def _take_back(self, pipeline: Deployed, before: Places, plan: MovePlan, error: Exception) -> NoReturn:
         """Order things as they were, release what was brought for nothing, and say why. Always raises MoveError."""
         log.warning("the move is taken back: %s", error)
         self._order(deployed(self._client, self._manifest.name), before)
@@ -281,7 +281,7 @@ class Coordinator:
         for step in plan.steps:
             if step.source != "reuse":
                 brought.setdefault(step.node, []).append(step.region)
-        needed = regions_by_node(self._manifest, found, before)
+        needed = regions_by_node(self._manifest, pipeline, before)
         for _ in self._reached(before):
             pass
         self._release({node: [n for n in names if n not in needed.get(node, ())] for node, names in brought.items()})
@@ -306,15 +306,15 @@ class Coordinator:
         managers: Managers = self._local.managers
         return managers
 
-    def _regions(self, found: Deployed) -> dict[str, Region]:
+    def _regions(self, pipeline: Deployed) -> dict[str, Region]:
         return {
             region.name: region
-            for deployment in found.deployments.values()
+            for deployment in pipeline.deployments.values()
             for region in regions_of(self._manifest, deployment)
         }
 
-    def _known_places(self, found: Deployed) -> dict[str, dict[str, int]]:
-        return places_now(self._client, found.deployments)
+    def _known_places(self, pipeline: Deployed) -> dict[str, dict[str, int]]:
+        return places_now(self._client, pipeline.deployments)
 
 
 def _whole(pipeline: str, now: Places, target: Places) -> dict[str, dict[str, int]]:

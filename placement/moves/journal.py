@@ -58,8 +58,10 @@ class Journal:
         """The move that was under way, if any. Raises StateError for a file that is no journal."""
         path = self._path(pipeline)
         try:
-            found = json.loads(path.read_text())
-            return Entry(found["pipeline"], found["phase"], _places(found["before"]), _places(found["target"]))
+            document = json.loads(path.read_text())
+            return Entry(
+                document["pipeline"], document["phase"], _places(document["before"]), _places(document["target"])
+            )
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -72,5 +74,5 @@ class Journal:
         return self._folder / f"{pipeline}.json"
 
 
-def _places(found: Mapping[str, Mapping[str, int]]) -> Places:
-    return {name: {node: int(count) for node, count in by_node.items()} for name, by_node in found.items()}
+def _places(document: Mapping[str, Mapping[str, int]]) -> Places:
+    return {name: {node: int(count) for node, count in by_node.items()} for name, by_node in document.items()}

@@ -111,10 +111,10 @@ class Managers:
     def nodes(self) -> list[str]:
         """Nodes that have a manager; none where replicas have nodes whose weights are not managed (a cluster's). Raises
         MoveError where replicas have no nodes."""
-        found = [f["labels"][MEMORY_LABEL] for f in self._client.functions() if MEMORY_LABEL in f.get("labels", {})]
-        if not found and not any("node" in one for replicas in self._client.replicas().values() for one in replicas):
+        nodes = [f["labels"][MEMORY_LABEL] for f in self._client.functions() if MEMORY_LABEL in f.get("labels", {})]
+        if not nodes and not any("node" in one for replicas in self._client.replicas().values() for one in replicas):
             raise MoveError("no weights manager is deployed; start the gateway with nodes (smoe up --node a --node b)")
-        return found
+        return nodes
 
     def held(self, node: str) -> dict[str, Any]:
         """The node's own account (``functions.memory.manager``). Raises ManagerGoneError."""
@@ -122,10 +122,10 @@ class Managers:
 
     def memory(self, node: str) -> NodeMemory:
         """The node as the planner sees it. Raises ManagerGoneError."""
-        found = self.held(node)
-        rates = {name: rate or UNMEASURED_BYTES_PER_S for name, rate in found["rates"].items()}
+        status = self.held(node)
+        rates = {name: rate or UNMEASURED_BYTES_PER_S for name, rate in status["rates"].items()}
         return NodeMemory(
-            frozenset(found["held"]), rates["link"], rates["disk"], found["memory_bytes"], found["unfinished"]
+            frozenset(status["held"]), rates["link"], rates["disk"], status["memory_bytes"], status["unfinished"]
         )
 
     def hold(self, node: str, wanted: Sequence[tuple[Region, str | None]]) -> list[dict[str, Any]]:
@@ -149,8 +149,8 @@ class Managers:
             }
             for region, peer in wanted
         ]
-        found: list[dict[str, Any]] = self._call(node, "/hold", {"regions": regions}, HOLD_TIMEOUT_S)["regions"]
-        return found
+        answers: list[dict[str, Any]] = self._call(node, "/hold", {"regions": regions}, HOLD_TIMEOUT_S)["regions"]
+        return answers
 
     def release(self, node: str, names: list[str]) -> int:
         """Give regions back; returns the bytes. Raises ManagerGoneError."""
@@ -181,8 +181,8 @@ class Managers:
 
     def _understood(self, node: str, path: str, reply: requests.Response) -> dict[str, Any]:
         if reply.status_code == 200:
-            found: dict[str, Any] = reply.json()
-            return found
+            document: dict[str, Any] = reply.json()
+            return document
         text = reply.text[:300]
         if reply.status_code == 502:
             raise SourceLostError(f"node {node}: {text}")

@@ -93,8 +93,8 @@ class Kept:
 
     def document(self) -> Object:
         """A copy of one's own."""
-        found: dict[str, Any] = orjson.loads(self.packed)
-        return found
+        document: dict[str, Any] = orjson.loads(self.packed)
+        return document
 
 
 class WatchCache:
@@ -132,8 +132,8 @@ class WatchCache:
     def put(self, kept: Kept) -> None:
         """Take over what a write was answered, ahead of the watch."""
         with self._lock:
-            known = self._objects.get(kept.name)
-            if known is not None and _newer(kept.uid, kept.version, known):
+            present = self._objects.get(kept.name)
+            if present is not None and _newer(kept.uid, kept.version, present):
                 self._objects[kept.name] = kept
 
     def _run(self) -> None:
@@ -176,8 +176,8 @@ class WatchCache:
             cut()
 
     def _load(self) -> None:
-        found, version = self._source.list()
-        objects = {one["metadata"]["name"]: Kept.of(self._trimmed(one)) for one in found}
+        listed, version = self._source.list()
+        objects = {document["metadata"]["name"]: Kept.of(self._trimmed(document)) for document in listed}
         with self._lock:
             self._objects, self._version, self._listed_s = objects, version(), self._clock()
 
@@ -188,11 +188,11 @@ class WatchCache:
             if kind == "BOOKMARK":
                 return
             name = document["metadata"]["name"]
-            known = self._objects.get(name)
+            present = self._objects.get(name)
             if kind == "DELETED":
-                if known is not None and known.uid == document["metadata"].get("uid", ""):
+                if present is not None and present.uid == document["metadata"].get("uid", ""):
                     del self._objects[name]
-            elif known is None or _newer(document["metadata"].get("uid", ""), self._version, known):
+            elif present is None or _newer(document["metadata"].get("uid", ""), self._version, present):
                 self._objects[name] = Kept.of(self._trimmed(document))
 
 
@@ -246,10 +246,10 @@ def _picked(document: Object, keys: tuple[str, ...]) -> Object:
     return {key: document[key] for key in keys if key in document}
 
 
-def _newer(uid: str, version: str, known: Kept) -> bool:
+def _newer(uid: str, version: str, present: Kept) -> bool:
     """Whether it is of a later form; versions of one kind are numbers that grow. Another object of the name is."""
-    if uid != known.uid:
+    if uid != present.uid:
         return True
-    if not (version.isdigit() and known.version.isdigit()):
+    if not (version.isdigit() and present.version.isdigit()):
         return True
-    return int(version) > int(known.version)
+    return int(version) > int(present.version)

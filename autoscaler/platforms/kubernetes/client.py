@@ -149,8 +149,8 @@ class KubernetesClient:
 
     def version(self) -> tuple[int, int]:
         """Major and minor version of the API server."""
-        found = self._call("GET", "/version", "version")
-        return _number(found.get("major")), _number(found.get("minor"))
+        answer = self._call("GET", "/version", "version")
+        return _number(answer.get("major")), _number(answer.get("minor"))
 
     def deployments(self, selector: str) -> Iterator[Object]:
         return self.listed("deployments", selector)
@@ -360,12 +360,12 @@ def _refused(what: str, status: int, data: bytes) -> PlatformError:
 
 def _object(what: str, data: bytes) -> Object:
     try:
-        found = orjson.loads(data)
+        document = orjson.loads(data)
     except ValueError as error:
         raise PlatformError(f"{what} was not answered with JSON") from error
-    if not isinstance(found, dict):
-        raise PlatformError(f"{what} was answered with a {type(found).__name__}")
-    return found
+    if not isinstance(document, dict):
+        raise PlatformError(f"{what} was answered with a {type(document).__name__}")
+    return document
 
 
 def _number(text: object) -> int:

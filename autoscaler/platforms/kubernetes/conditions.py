@@ -97,8 +97,8 @@ def _lost(status: Object) -> str | None:
 def _since(status: Object) -> float | None:
     """When the pod was marked."""
     marks = ("DisruptionTarget", "Ready")
-    found = {one["type"]: _moment(one.get("lastTransitionTime")) for one in status.get("conditions") or ()}
-    return next((found[mark] for mark in marks if mark in found), None)
+    times = {one["type"]: _moment(one.get("lastTransitionTime")) for one in status.get("conditions") or ()}
+    return next((times[mark] for mark in marks if mark in times), None)
 
 
 def _moment(text: str | None) -> float | None:

@@ -31,8 +31,8 @@ def container_of(document: Object, name: str) -> Object | None:
     """The function's container: the one of its name, else the first."""
     spec = document["spec"]["template"]["spec"] if "template" in document["spec"] else document["spec"]
     containers = spec.get("containers") or [None]
-    found: Object | None = next((one for one in containers if one and one["name"] == name), containers[0])
-    return found
+    container: Object | None = next((one for one in containers if one and one["name"] == name), containers[0])
+    return container
 
 
 def live_of(deployment: Object) -> Live | None:

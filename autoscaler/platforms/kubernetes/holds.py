@@ -62,9 +62,9 @@ class Holds:
 
     def limits(self, function: str, kind: ConditionKind, bound: Bound, said: str) -> None:
         """Limits were refused as ``bound`` says; tighter bounds of a hold that lasts stay."""
-        known = self._lasting(function, "limits")
-        if known is not None:
-            bound = bound.and_also(known.bound)
+        hold = self._lasting(function, "limits")
+        if hold is not None:
+            bound = bound.and_also(hold.bound)
         self._hold("limits", Condition(function, kind, "", said), bound)
 
     def right(self, name: str, said: str) -> None:
@@ -75,13 +75,13 @@ class Holds:
         """Begin a hold; one that lasts is only corrected."""
         now_s, key = self._clock(), (condition.function, what)
         with self._lock:
-            known = self._held.get(key)
-            if known is not None and now_s < known.until_s:
-                if known.bound == bound:
+            before = self._held.get(key)
+            if before is not None and now_s < before.until_s:
+                if before.bound == bound:
                     return
-                begun_s, until_s, times = known.begun_s, known.until_s, known.times
+                begun_s, until_s, times = before.begun_s, before.until_s, before.times
             else:
-                times = 0 if known is None or now_s - known.until_s > MOST_S else known.times + 1
+                times = 0 if before is None or now_s - before.until_s > MOST_S else before.times + 1
                 longest_s = max(first_s, MOST_S)
                 begun_s, until_s = now_s, now_s + min(first_s * 2.0 ** min(times, 16), longest_s)
             self._held[key] = Hold(replace(condition, since_s=begun_s), bound, begun_s, until_s, times)
@@ -93,15 +93,15 @@ class Holds:
         holds = [hold for what in _OF_FUNCTIONS if (hold := self._lasting(function, what)) is not None]
         return None if not holds else holds[0].bound if len(holds) == 1 else holds[0].bound.and_also(holds[1].bound)
 
-    def check(self, function: str, known: Configuration | None, target: Configuration) -> Configuration | None:
+    def check(self, function: str, configured: Configuration | None, target: Configuration) -> Configuration | None:
         """What of the present configuration runs. Raises PlatformError for a target that is not asked for again yet."""
         bound = self.bound(function)
-        if bound is None or known is None:
-            return known
-        if bound.possible(known, target) != target:
+        if bound is None or configured is None:
+            return configured
+        if bound.possible(configured, target) != target:
             what = f"function {function}: {bound.why}"
             raise PlatformError(f"{what}: that much was refused and is not asked for again yet")
-        return bound.brought_about(known, 0)
+        return bound.brought_about(configured, 0)
 
     def refuses(self, function: str, present: Configuration) -> bool:
         """Whether replicas are not to be given the limits of this configuration, which is theirs."""

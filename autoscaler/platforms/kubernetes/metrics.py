@@ -36,10 +36,10 @@ class PlatformMetrics:
         self._refusals = refusals
 
     def collect(self) -> Iterator[Metric]:
-        found = Counter((one.function, one.kind) for one in self._conditions())
+        counts = Counter((condition.function, condition.kind) for condition in self._conditions())
         labels = ["pipeline", "function", "condition"]
         gauge = GaugeMetricFamily(CONDITIONS, "What stands in the way of a function", labels=labels)
-        for (function, kind), count in sorted(found.items()):
+        for (function, kind), count in sorted(counts.items()):
             gauge.add_metric([self._pipeline, function, kind], count)
         refused = CounterMetricFamily(
             REFUSALS, "Orders that were refused, or taken back, and are held back", labels=labels

@@ -25,7 +25,7 @@ from autoscaler.platforms.kubernetes.room import (
     short_of,
     stuck,
 )
-from autoscaler.platforms.kubernetes.store import Known, own
+from autoscaler.platforms.kubernetes.store import Known, of_this_gateway
 from platform_words.labels import FUNCTION_LABEL, LIVE, PIPELINE_LABEL, SCALE_TYPE
 from platform_words.live import Live
 
@@ -114,18 +114,18 @@ class KubernetesPlatform:
         before = None if deployment is None else d.live_of(deployment)
         if deployment is None or before is None:
             raise FunctionGoneError(f"there is no function {function} of pipeline {self._pipeline} in this namespace")
-        known = d.configuration_of(deployment)
-        runs = self.holds.check(function, known, target)
+        configured = d.configuration_of(deployment)
+        runs = self.holds.check(function, configured, target)
         refused: RefusedError | None = None
         try:
-            if known != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
+            if configured != replace(target, replicas=int(deployment["spec"].get("replicas", 1))):
                 after = d.wanted(before, target)
                 self._change(function, before, after)
-                self._ordered[function] = Order(before, after, known, target)
+                self._ordered[function] = Order(before, after, configured, target)
         except RefusedError as error:
             refused = error
             if error.over_quota or error.no_right:
-                self._hold_limits(function, error, known, target)
+                self._hold_limits(function, error, configured, target)
         try:
             self._scale_where_allowed(function, target.replicas, refused)
         except RefusedError as error:
@@ -145,7 +145,7 @@ class KubernetesPlatform:
         for again yet. Found out from what was read last."""
         told_s = self._clock() - self._unschedulable_s
         self.holds.forget({name for name in self.holds.bounded() if self._known.deployment(name) is None})
-        found: dict[str, Bound] = {}
+        bounds: dict[str, Bound] = {}
         for function in self._known.unsettled():
             obstacles = list(self._obstacles(function))
             if not obstacles:
@@ -156,12 +156,12 @@ class KubernetesPlatform:
                 self.holds.replicas(function, short.kind, short.most, short.said)
             bound = in_the_way(deployment, obstacles)
             if bound is not None:
-                found[function] = bound
+                bounds[function] = bound
         for function in self.holds.bounded():
             held = self.holds.bound(function)
             if held is not None:
-                found[function] = held.and_also(found[function]) if function in found else held
-        return found
+                bounds[function] = held.and_also(bounds[function]) if function in bounds else held
+        return bounds
 
     def floors(self) -> Mapping[str, int]:
         """Of functions with a placement on several nodes, as read last: one replica for each."""
@@ -182,10 +182,10 @@ class KubernetesPlatform:
 
     def conditions(self) -> tuple[Condition, ...]:
         """What stood in the way of which function when it was last read, and what was refused since."""
-        seen = [condition for function in self._known.unsettled() for condition in self._obstacles(function)]
-        told = {(one.function, one.kind) for one in seen}
-        held = (one for one in self.holds.conditions() if (one.function, one.kind) not in told)
-        return (*seen, *held, *self._refusals.conditions())
+        obstacles = [condition for function in self._known.unsettled() for condition in self._obstacles(function)]
+        reported = {(one.function, one.kind) for one in obstacles}
+        held = (one for one in self.holds.conditions() if (one.function, one.kind) not in reported)
+        return (*obstacles, *held, *self._refusals.conditions())
 
     def notes(self) -> tuple[str, ...]:
         """What this platform cannot do here, in sentences."""
@@ -199,10 +199,10 @@ class KubernetesPlatform:
     # inside
 
     def _deployment(self, function: str) -> Object:
-        found = self._known.deployment(function)
-        if found is None:
+        deployment = self._known.deployment(function)
+        if deployment is None:
             raise FunctionGoneError(f"function {function} was deleted meanwhile")
-        return found
+        return deployment
 
     def _obstacles(self, function: str) -> Iterator[Condition]:
         deployment = self._known.deployment(function)
@@ -231,7 +231,7 @@ class KubernetesPlatform:
 
     def _change(self, function: str, before: Live, after: Live) -> None:
         deployment = self._deployment(function)
-        if not own(deployment):
+        if not of_this_gateway(deployment):
             self._desired[function] = after
         resized = (before.limits, before.requests) != (after.limits, after.requests)
         settled = before.max_inflight == after.max_inflight or d.takes_live_settings(deployment)
@@ -273,9 +273,9 @@ class KubernetesPlatform:
 
     def _scale(self, function: str, replicas: int) -> None:
         version = self._client.scale(function, replicas)
-        known = self._deployment(function)
-        meta = known["metadata"] if version is None else {**known["metadata"], "resourceVersion": version}
-        self._took_over({**known, "metadata": meta, "spec": {**known["spec"], "replicas": replicas}})
+        deployment = self._deployment(function)
+        meta = deployment["metadata"] if version is None else {**deployment["metadata"], "resourceVersion": version}
+        self._took_over({**deployment, "metadata": meta, "spec": {**deployment["spec"], "replicas": replicas}})
 
     def _patch(self, function: str, patch: Object, content_type: str | None = None) -> None:
         """Patch the Deployment and take over what came of it."""
@@ -295,7 +295,7 @@ class KubernetesPlatform:
             self._caches[1].put(kept)
 
     def _keep(self, function: str) -> None:
-        seen = self._known.versions(function)
+        versions = self._known.versions(function)
         deployment = self._deployment(function)
         aside = d.set_aside_patch(deployment)
         if aside is not None:
@@ -320,12 +320,12 @@ class KubernetesPlatform:
         if not self._limits_in_line(function, deployment, live):
             return
         self._settings_in_line(function, live)
-        if not obstacles and self._known.versions(function) == seen:
-            self._known.settle(function, seen)
-            known = d.configuration_of(deployment)
-            if known is not None and complete(deployment, self._known.pods(function), live):
+        if not obstacles and self._known.versions(function) == versions:
+            self._known.settle(function, versions)
+            configured = d.configuration_of(deployment)
+            if configured is not None and complete(deployment, self._known.pods(function), live):
                 self._ordered.pop(function, None)
-                self.holds.came_about(function, known)
+                self.holds.came_about(function, configured)
 
     def _placed_anew(self, function: str, live: Live, obstacles: list[Condition]) -> Condition | None:
         """What only other nodes can help with: a resize to these limits, and not to others before them."""
@@ -334,8 +334,8 @@ class KubernetesPlatform:
         differing = {
             pod["metadata"]["name"] for pod in self._known.pods(function) if d.resize_patch(pod, function, live)
         }
-        found = (one for one in obstacles if one.pod not in differing)
-        return next((one for one in found if placed_anew(one, self._clock())), None)
+        present = (one for one in obstacles if one.pod not in differing)
+        return next((one for one in present if placed_anew(one, self._clock())), None)
 
     def _took_back(self, function: str, live: Live, obstacles: list[Condition]) -> bool:
         """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
@@ -345,7 +345,7 @@ class KubernetesPlatform:
             return False
         if short_of(self._deployment(function), self._known.pods(function), obstacles, told_s) is not None:
             return False  # fewer replicas first: the rest may find room then
-        bound = refused_limits(why.kind, order.known, order.target, why.message)
+        bound = refused_limits(why.kind, order.configured, order.target, why.message)
         self.holds.limits(function, why.kind, bound, why.message)
         del self._ordered[function]
         if function in self._desired:
@@ -359,16 +359,16 @@ class KubernetesPlatform:
         if not differing:
             return True
         if self._resizes and self._not_live.get(function) != self._known.versions(function):
-            known = d.configuration_of(deployment)
-            if known is not None and self.holds.refuses(function, known):
+            configured = d.configuration_of(deployment)
+            if configured is not None and self.holds.refuses(function, configured):
                 self._settings_in_line(function, live)
                 return False  # over quota: another try comes when the hold ends
             try:
                 self._bring_in_line(function, live)
                 return True
             except RefusedError as error:
-                if error.over_quota and known is not None:
-                    bound = refused_limits("quota", None, known, error.said)
+                if error.over_quota and configured is not None:
+                    bound = refused_limits("quota", None, configured, error.said)
                     self.holds.limits(function, "quota", bound, error.said)
                 if not self._answered_by_a_roll_out(function, error):
                     raise
@@ -397,11 +397,11 @@ class KubernetesPlatform:
                     continue
 
     def _hold_limits(
-        self, function: str, error: RefusedError, known: Configuration | None, target: Configuration
+        self, function: str, error: RefusedError, configured: Configuration | None, target: Configuration
     ) -> None:
         """What grew is not asked for again yet; where nothing did, there is nothing to plan without."""
         kind = kind_of(error)
-        bound = refused_limits(kind, known, target, error.said)
+        bound = refused_limits(kind, configured, target, error.said)
         if bound != Bound(kind) or error.over_quota:
             self.holds.limits(function, kind, bound, error.said)
 

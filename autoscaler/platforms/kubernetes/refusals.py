@@ -24,10 +24,10 @@ class Refusals:
 
     def met(self, function: str, error: RefusedError) -> None:
         """Something was refused; told in the log where it is news."""
-        now_s, known = self._clock(), self._met.get(function)
+        now_s, before = self._clock(), self._met.get(function)
         condition = Condition(function, kind_of(error), "", error.said, now_s)
-        if known is not None and known[0].message == condition.message and now_s - known[1] < REFUSED_S:
-            condition = known[0]
+        if before is not None and before[0].message == condition.message and now_s - before[1] < REFUSED_S:
+            condition = before[0]
         else:
             log.warning("%s", condition)
         self._met[function] = condition, now_s

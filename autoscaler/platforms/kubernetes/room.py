@@ -36,7 +36,7 @@ class Order(NamedTuple):
 
     before: Live
     after: Live
-    known: Configuration | None
+    configured: Configuration | None
     target: Configuration
 
 

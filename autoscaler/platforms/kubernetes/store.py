@@ -51,18 +51,18 @@ class Known:
         """Take over what there is now, all of it."""
         self._changed = set(self.unsettled())
         self._unpacked = {}
-        found = [kept for kept in deployments if kept.pipeline == self._pipeline]
-        for kept in found:
+        listed = [kept for kept in deployments if kept.pipeline == self._pipeline]
+        for kept in listed:
             if self._deployments.get(kept.name) is not kept:
                 self.put(kept)
-        for name in _gone(self._deployments, found):
+        for name in _gone(self._deployments, listed):
             for kept_of in (self._deployments, self._read, self._configurations, self._settled):
                 kept_of.pop(name, None)
-        found = list(pods)
-        for kept in found:
+        listed = list(pods)
+        for kept in listed:
             if self._pods.get(kept.name) is not kept:
                 self.put_pod(kept)
-        for name in _gone(self._pods, found):
+        for name in _gone(self._pods, listed):
             self._forget_pod(name)
 
     def put(self, kept: Kept) -> None:
@@ -70,8 +70,8 @@ class Known:
         name, read = kept.name, self._read.get(kept.name)
         if read is None or read.version != kept.version:
             document = kept.document()
-            community = not own(document) and not _of_operator(document["metadata"])
-            nodes = nodes_of(document["metadata"].get("annotations")) if own(document) else 0
+            community = not of_this_gateway(document) and not _of_operator(document["metadata"])
+            nodes = nodes_of(document["metadata"].get("annotations")) if of_this_gateway(document) else 0
             read = self._read[name] = _Read(kept.version, d.configuration_of(document), community, nodes)
         self._deployments[name] = kept
         if read.configuration is None:
@@ -103,10 +103,10 @@ class Known:
         return [self._document(pod) for pod in self._kept_pods(function)]
 
     def _document(self, kept: Kept) -> Object:
-        known = self._unpacked.get(id(kept))
-        if known is None:
-            known = self._unpacked[id(kept)] = kept, kept.document()  # what is held here keeps its id
-        return known[1]
+        unpacked = self._unpacked.get(id(kept))
+        if unpacked is None:
+            unpacked = self._unpacked[id(kept)] = kept, kept.document()  # what is held here keeps its id
+        return unpacked[1]
 
     def configurations(self) -> dict[str, Configuration]:
         """Of functions that have one."""
@@ -141,12 +141,12 @@ class Known:
 _NOTHING: Mapping[str, Kept] = {}
 
 
-def _gone(known: Mapping[str, Kept], found: Sequence[Kept]) -> set[str]:
+def _gone(present: Mapping[str, Kept], listed: Sequence[Kept]) -> set[str]:
     """Names that are known and not found; all that is found is known."""
-    return set() if len(known) == len(found) else known.keys() - {kept.name for kept in found}
+    return set() if len(present) == len(listed) else present.keys() - {kept.name for kept in listed}
 
 
-def own(deployment: Object) -> bool:
+def of_this_gateway(deployment: Object) -> bool:
     """Whether this project's gateway made it."""
     return SPEC in (deployment["metadata"].get("annotations") or {})
 
