@@ -22,7 +22,8 @@ from autoscaler.topology import load_topology
 from autoscaler.view import View
 
 ORDERS_AT_ONCE = 8
-"""Of a cluster, whose API server answers each after milliseconds; a gateway changes one function after the other."""
+"""Orders sent at the same time to a cluster, whose API server answers each after milliseconds; a gateway changes one
+function after the other."""
 
 
 def build_controller(settings: ControllerSettings, platform: Platform | None = None) -> tuple[Controller, float]:

@@ -19,7 +19,7 @@ log = logging.getLogger("smoe.autoscaler.cluster")
 
 
 class ClusterSide:
-    """Built before the controller, run beside it. ``platform`` is what the controller changes."""
+    """Built before the controller, run next to it. ``platform`` is what the controller changes."""
 
     def __init__(
         self,
@@ -28,15 +28,15 @@ class ClusterSide:
         rate: Rate | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Sends nothing yet. ``rate``: another limit of calls than the client's own; ``progress``: told of ticks and
-        writes, asked whether they go on. Raises PlatformError where no cluster is named anywhere.
+        """Sends nothing yet. ``rate``: another limit of calls than the client's own; ``progress``: called with ticks
+        and writes, asked whether they go on. Raises PlatformError where no cluster is named anywhere.
         """
         api = connect(settings.kubeconfig)
         self.progress = progress or Progress(stalled_after(settings.stalled_s, settings.interval_s))
         self._acts = not (settings.dry_run or settings.shadow)
         self._elector: Elector | None = None
         self._thread: threading.Thread | None = None
-        self._told: tuple[str, ...] = ()
+        self._logged: tuple[str, ...] = ()
         namespace = settings.kubernetes_namespace or settings.namespace
         if settings.lease is not None and self._acts:
             lease = LeaseSettings(settings.lease, identity())
@@ -49,7 +49,7 @@ class ClusterSide:
         self._metrics = PlatformMetrics(pipeline, self.conditions, client.calls, self.leads, self.platform.holds.counts)
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Let a registry tell what this side counts."""
+        """Add this side's counters to a registry."""
         registry.register(self._metrics)
 
     def start(self, stop: threading.Event) -> None:
@@ -85,10 +85,10 @@ class ClusterSide:
             return
         self.platform.keep()
         notes = self.platform.notes()
-        if notes != self._told:
+        if notes != self._logged:
             for note in notes:
                 log.info("%s", note)
-            self._told = notes
+            self._logged = notes
 
     def trouble(self) -> str:
         """What is wrong with this side itself, in a sentence; empty where nothing is."""

@@ -132,7 +132,7 @@ from autoscaler.topology import load_topology
 @click.option(
     "--shadow",
     is_flag=True,
-    help="Change nothing, go on as if, and tell what it would have cost, in each tick and in all.",
+    help="Change nothing, go on as if, and report what it would have cost, in each tick and in all.",
 )
 @click.option(
     "--namespace",
@@ -189,7 +189,7 @@ from autoscaler.topology import load_topology
     "fallback_windows",
     type=click.IntRange(min=0),
     default=None,
-    help="Windows in a row of missed SLO and a wish for less after which hpa takes over; 0 = never. "
+    help="Windows in a row of missed SLO and a desire for less after which hpa takes over; 0 = never. "
     "[default: 3 for a learnt policy with --slo-ms, else 0]",
 )
 @click.option(
@@ -243,7 +243,7 @@ def autoscale(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("smoe.autoscaler").setLevel(log_level.upper())
-    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # what stays away is told by name, once
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # who does not answer is logged once
     settings = ControllerSettings(
         gateway_url=gateway_url or _address(state),
         manifest_dir=manifest or state / "pipelines" / pipeline,
@@ -263,10 +263,10 @@ def autoscale(
             f"say --pipeline {topology.pipeline}"
         )
 
-    def tell(report: TickReport, bill: ShadowBill | None, conditions: Sequence[object]) -> None:
+    def report_tick(report: TickReport, bill: ShadowBill | None, conditions: Sequence[object]) -> None:
         click.echo(json.dumps(summary(report, bill, conditions)) if as_json else line(report, bill, conditions))
 
-    process = ControllerProcess(settings, pipeline, tell, ticks)
+    process = ControllerProcess(settings, pipeline, report_tick, ticks)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: process.stop())
     process.run()

@@ -1,4 +1,4 @@
-"""φ, Φ and Eq. (2): one function's configuration, the lattice of all allowed ones, and the memory it needs.
+"""φ, Φ and Eq. (2): one function's configuration, the space of all allowed ones, and the memory it needs.
 
 Part of ``autoscaler.contract``, which exports these names; equations are those of the sMoE paper, section 3.
 """
@@ -132,11 +132,11 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class ConfigurationSpace:
-    """Φ: the lattice of allowed configurations. Defaults are the paper's, 203,520 per expert.
+    """Φ: the allowed configurations, a regular grid. Defaults are the paper's, 203,520 per expert.
 
-    A sequence: ``space[i]`` and ``space.index(configuration)`` number the lattice with memory as the outermost axis,
-    then CPU cores before GPU shares, then replicas, concurrency innermost. Raises ConfigurationError for bounds that
-    hold no configuration.
+    A sequence: ``space[i]`` and ``space.index(configuration)`` number the configurations with memory as the outermost
+    axis, then CPU cores before GPU shares, then replicas, concurrency innermost. Raises ConfigurationError for bounds
+    that hold no configuration.
     """
 
     memory_min_mb: int = 128
@@ -213,7 +213,7 @@ class ConfigurationSpace:
         )
 
     def index(self, configuration: Configuration) -> int:
-        """The number of a configuration of the lattice. Raises ConfigurationError for any other."""
+        """The number of a configuration of the space. Raises ConfigurationError for any other."""
         if configuration not in self:
             raise ConfigurationError(f"{configuration} is not in the configuration space")
         number = self.memory_sizes_mb.index(configuration.memory_mb)
@@ -231,7 +231,8 @@ class ConfigurationSpace:
         )
 
     def nearest(self, desired: Configuration) -> Configuration:
-        """The lattice point next to ``wish``: memory rounded up, other axes to the nearest allowed value."""
+        """The configuration of the space nearest to ``desired``: memory rounded up, other axes to the nearest allowed
+        value."""
         cores, share = 0.0, 0.0
         if self.cpu_cores and (desired.cpu_cores > 0 or not self.gpu_shares):
             cores = min(self.cpu_cores, key=lambda value: abs(value - desired.cpu_cores))
@@ -246,11 +247,11 @@ class ConfigurationSpace:
         )
 
     def least_memory_mb(self, need: MemoryNeed, replicas: int) -> int | None:
-        """Smallest memory of the lattice that satisfies Eq. (2), or None where none does."""
+        """Smallest memory of the space that satisfies Eq. (2), or None where none does."""
         return self._memory_at_least(need.required_mb(replicas))
 
     def mask(self, need: MemoryNeed) -> Mapping[int, int | None]:
-        """Eq. (2) over the whole space: replicas → least memory in MiB (None: no memory of the lattice is enough).
+        """Eq. (2) over the whole space: replicas → least memory in MiB (None: no memory of the space is enough).
 
         The mask couples only these two axes, so it is all that a policy needs to filter its actions.
         """

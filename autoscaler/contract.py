@@ -207,8 +207,8 @@ class Observation:
 class Proposal:
     """What a policy asks for: configurations by function, each with the reason, and the policy's state for next time.
 
-    A function with a reason and no configuration is one the policy manages but cannot judge (no data): its scale is held. A
-    function with neither is none of the policy's business.
+    A function with a reason and no configuration is one the policy manages but cannot judge (no data): its scale is
+    held. A function with neither is none of the policy's business.
     """
 
     desired: Mapping[str, Configuration]
@@ -250,11 +250,13 @@ class MetricsSource(Protocol):
     """Where observations come from: Prometheus, direct scrapes, or the simulator."""
 
     def observe(self, now_s: float, window_s: float) -> Observation:
-        """The window that ends at ``now_s`` (Unix time). Never raises for missing data: they are named in ``problems``."""
+        """The window that ends at ``now_s`` (Unix time). Never raises for missing data: they are named in
+        ``problems``."""
 
 
 class Policy(Protocol):
-    """Desired configurations from observations. Pure: what it must remember comes in as ``memory`` and goes out in the proposal."""
+    """Desired configurations from observations. Pure: what it must remember comes in as ``memory`` and goes out in the
+    proposal."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""A tick of the controller told: as plain values for scripts, and in one line for people."""
+"""A tick of the controller, described as plain values for scripts and in one line for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller tells of itself over HTTP: ``/metrics`` for Prometheus, ``/view``, its last window, ``/healthz``.
+"""What a controller exposes over HTTP: ``/metrics`` for Prometheus, ``/view``, its last window, ``/healthz``.
 
 Without a password, as metrics are; ``deploy/`` lets only Prometheus and the gateway reach the port.
 """
@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from autoscaler.contract import Decision, TickReport
 from autoscaler.loop import short
 from autoscaler.platforms.shadow import METERS, ShadowBill
-from autoscaler.view import result_of, worth_telling
+from autoscaler.view import result_of, worth_reporting
 
 SLO = "smoe_controller_slo_seconds"
 COST = "smoe_controller_cost_per_hour"
@@ -27,10 +27,10 @@ DECISIONS = "smoe_controller_decisions_total"
 SHADOW_COST = "smoe_controller_shadow_cost_total"
 LAST_DECISION = "smoe_controller_last_decision_timestamp_seconds"
 HOUR_S = 3600.0
-TOLD = 20
-"""Functions whose last decision is told: each is a series that ends when newer ones take its place."""
+REPORTED = 20
+"""Functions whose last decision is exposed: each is a series that ends when newer ones take its place."""
 TEXT = 200
-"""Characters of a reason that are told."""
+"""Characters of a reason that are exposed."""
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (Prometheus comes from elsewhere)
 
 
@@ -50,11 +50,11 @@ class ControllerMetrics:
         """Take in one tick."""
         self._results.update(result_of(one, report) for one in report.decisions)
         self._last = report
-        notable = [one for one in report.decisions if worth_telling(one)][-TOLD:]
+        notable = [one for one in report.decisions if worth_reporting(one)][-REPORTED:]
         for decision in notable:
             self._decided.pop(decision.function, None)
             self._decided[decision.function] = _labels(decision, report), report.observation.end_s
-        for function in list(self._decided)[:-TOLD]:
+        for function in list(self._decided)[:-REPORTED]:
             del self._decided[function]
 
     def collect(self) -> Iterator[Metric]:
@@ -74,14 +74,14 @@ class ControllerMetrics:
         made = CounterMetricFamily(DECISIONS, "Decisions by what became of them", labels=["pipeline", "result"])
         for result, count in sorted(self._results.items()):
             made.add_metric([self._pipeline, result], count)
-        told = GaugeMetricFamily(
+        last_decision = GaugeMetricFamily(
             LAST_DECISION,
             "Unix time of a function's last decision that changed something or met a limit",
             labels=["pipeline", "function", "result", "present", "wish", "target", "limits", "reason"],
         )
         for labels, end_s in list(self._decided.values()):
-            told.add_metric([self._pipeline, *labels], end_s)
-        yield from (slo, cost, decision, tick, made, told)
+            last_decision.add_metric([self._pipeline, *labels], end_s)
+        yield from (slo, cost, decision, tick, made, last_decision)
         if self._bill is not None:
             yield self._shadow_cost(self._bill)
 
@@ -115,7 +115,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-class _Quiet(WSGIRequestHandler):
+class _NoRequestLog(WSGIRequestHandler):
     timeout = 10
 
     def log_message(self, format: str, *args: object) -> None:
@@ -148,7 +148,7 @@ class Exposition:
                 return [view()]
             return metrics(environ, start_response)
 
-        self._server = make_server(host, port, app, server_class=_Server, handler_class=_Quiet)  # type: ignore[arg-type]
+        self._server = make_server(host, port, app, server_class=_Server, handler_class=_NoRequestLog)  # type: ignore[arg-type]
         self.port = int(self._server.server_port)
         self._thread = threading.Thread(target=self._server.serve_forever, name="exposition", daemon=True)
         self._thread.start()

@@ -82,7 +82,7 @@ class Elector:
         self._goes_on = goes_on
         self._leads_until_s = float("-inf")
         self._led = False
-        """As told last."""
+        """As reported last."""
         self._holds = False
         """Whether the lease was this controller's when it was last read."""
         self._seen = ""
@@ -117,7 +117,7 @@ class Elector:
         return leads
 
     def resign(self) -> None:
-        """Act no more from now on. What was begun may still be under way, so nobody is told yet."""
+        """Act no more from now on. What was begun may still be under way, so the lease is not given up yet."""
         self._leads_until_s = float("-inf")
 
     def release(self) -> None:

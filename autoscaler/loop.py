@@ -74,12 +74,12 @@ class Controller:
         self._orders_at_once = orders_at_once
         self._memory: object = None
         self._limit_state = LimitState()
-        self._told: tuple[str, ...] = ()
+        self._logged_problems: tuple[str, ...] = ()
 
     def tick(self, now_s: float, window_s: float | None = None) -> TickReport:
         """One window that ends at ``now_s`` (Unix time).
 
-        Whatever cannot be read or done is told in the report (``observation.problems``, ``failures``), not raised.
+        Whatever cannot be read or done is named in the report (``observation.problems``, ``failures``), not raised.
         """
         observation = self._source.observe(now_s, window_s or self.window_s)
         observation, present = self._with_present(observation)
@@ -92,7 +92,7 @@ class Controller:
         if not self._dry_run:
             result = self._apply(decisions)
             if result.failures:
-                decisions, result = self._anew(observation, proposal, decisions, result, now_s, bounds)
+                decisions, result = self._decide_again(observation, proposal, decisions, result, now_s, bounds)
             self._limit_state = self._limit_state.after(result.applied, now_s)
         cost, by_node = total_cost(observation, self.prices)
         report = TickReport(
@@ -151,7 +151,7 @@ class Controller:
     def _apply(self, decisions: tuple[Decision, ...]) -> Result:
         return apply(self._platform, decisions, self._wait, self._orders_at_once)
 
-    def _anew(
+    def _decide_again(
         self,
         observation: Observation,
         proposal: Proposal,
@@ -182,9 +182,9 @@ class Controller:
     def _record(self, report: TickReport) -> None:
         problems = report.observation.problems
         for problem in problems:
-            if problem not in self._told:
+            if problem not in self._logged_problems:
                 log.warning("%s", problem)
-        self._told = problems
+        self._logged_problems = problems
         every = log.isEnabledFor(logging.DEBUG)
         for decision in report.decisions:
             loud = decision.changes or (decision.limits_hit and decision.valid)
@@ -241,7 +241,7 @@ def run(
     clock: Callable[[], float] = time.time,
     window_s: float | None = None,
 ) -> None:
-    """Tick every ``interval_s`` until ``stop(wait_s)``, which waits at most that long, says so.
+    """Tick every ``interval_s`` until ``stop(wait_s)``, which waits at most that long, returns true.
 
     Each tick looks at ``window_s``, by default the controller's own. A tick that fails, or whose ``on_tick`` does, is
     logged once and the next one is tried; ticks that were missed are not made up for.

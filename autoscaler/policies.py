@@ -98,7 +98,8 @@ class Making:
         return from_table(kind, self.table(), self.origin, given)
 
     def refuse_unwanted_settings(self) -> None:
-        """Raises SettingsError where this policy takes no settings but those of HPA next to it, and there are others."""
+        """Raises SettingsError where this policy takes no settings but those of HPA next to it, and there are
+        others."""
         name, given = self.settings.policy, self.settings.policy_settings
         if given is not None and name not in WITH_FILE and set(self._whole_table()) != {HPA_TABLE}:
             raise SettingsError(f"policy_settings is {self.origin}; {name} takes none ({', '.join(WITH_FILE)} do)")
@@ -148,8 +149,8 @@ def hpa_settings(making: Making) -> HpaSettings:
     old = {key: value for key in HPA_KEYS if (value := getattr(making.settings, key)) is not None}
     if old:
         log.warning(
-            "%s: settings of hpa, which belong into --policy-settings (docs/policies.md); the next release does not take "
-            "them from the controller's",
+            "%s: settings of hpa, which belong into --policy-settings (docs/policies.md); the next release does not "
+            "take them from the controller's",
             ", ".join(old),
         )
     return from_table(
@@ -229,7 +230,7 @@ def from_table(kind: type[Settings], table: Mapping[str, Any], path: str, given:
 
 
 def _plain(path: str, key: str, value: object, kind: str) -> object:
-    """A truth value or a number where the annotation says so, else text."""
+    """A truth value or a number where the annotation is of that type, else text."""
     if kind == "bool":
         if isinstance(value, bool):
             return value

@@ -66,7 +66,7 @@ def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: Pri
 
     A replica is busy while it has at least one call, however many: so busy replica-seconds are the calls' seconds at
     replicas, but never more than all replicas have. That is exact when calls do not share a replica and when all
-    replicas are busy, and an upper bound in between; a source that knows better says so (``busy_replica_s``).
+    replicas are busy, and an upper bound in between; a source that knows the seconds gives them (``busy_replica_s``).
     """
     configuration = nodes[0].configuration
     if configuration is None:

@@ -23,16 +23,18 @@ log = logging.getLogger("smoe.autoscaler")
 
 YOUNG_OBJECTS = 300_000
 """New objects after which the collector looks at them."""
-Tell = Callable[[TickReport, ShadowBill | None, Sequence[object]], object]
+OnReport = Callable[[TickReport, ShadowBill | None, Sequence[object]], object]
 """What is done with a tick: gets its report, the bill of a shadow, and what stands in the way on the platform."""
 
 
 class ControllerProcess:
     """One pipeline's controller from start to end. Raises what its parts raise when they are put together."""
 
-    def __init__(self, settings: ControllerSettings, pipeline: str, tell: Tell, ticks: int | None = None) -> None:
+    def __init__(
+        self, settings: ControllerSettings, pipeline: str, on_report: OnReport, ticks: int | None = None
+    ) -> None:
         """``ticks``: stops after so many; None: when :meth:`stop` is called."""
-        self._settings, self._tell, self._left = settings, tell, ticks
+        self._settings, self._on_report, self._left = settings, on_report, ticks
         self._stopped = threading.Event()
         self._progress = Progress(stalled_after(settings.stalled_s, settings.interval_s))
         on_cluster = settings.platform == "kubernetes"
@@ -88,7 +90,7 @@ class ControllerProcess:
             self._metrics.add(report)
             if self._bill is not None:
                 self._bill.add(report.observation)
-            self._tell(report, self._bill, () if self._cluster is None else self._cluster.conditions())
+            self._on_report(report, self._bill, () if self._cluster is None else self._cluster.conditions())
             if self._left is not None and self._left <= 0:
                 self.stop()
             if self._cluster is not None:

@@ -25,7 +25,8 @@ def seconds_of(header: str | None, now_s: float) -> float:
 
 
 class RetryAfter:
-    """Of one server. ``clock``: seconds that only grow; ``wall``: Unix time, for headers that name a date."""
+    """When one server may be asked again. ``clock``: seconds that only grow; ``wall``: Unix time, for headers that name
+    a date."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
         self._clock = clock

@@ -32,7 +32,7 @@ HPA_KEYS = ("cpu_target", "concurrency_target", "tolerance", "up_stabilisation_s
 PLATFORMS = ("openfaas", "kubernetes")
 PROMETHEUS_WINDOW_S = 30.0
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""Of a namespace (RFC 1123 label)."""
+"""A namespace's name (RFC 1123 label)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ControllerSettings:
     dry_run: bool = False
     """Decide and record, change nothing."""
     shadow: bool = False
-    """Go on as if decisions were carried out, change nothing, and tell what it would have cost."""
+    """Go on as if decisions were carried out, change nothing, and report what it would have cost."""
     platform: str = "openfaas"
     """Who carries orders out: ``openfaas`` (a gateway's REST API) or ``kubernetes`` (the API server itself)."""
     kubeconfig: Path | None = None
@@ -94,7 +94,7 @@ class ControllerSettings:
     metrics_port: int = 0
     """Port of the controller's own metrics on all addresses; 0 has none."""
     fallback_windows: int | None = None
-    """So many windows in a row of missed SLO and a wish for less put ``hpa`` in the policy's place; 0 = never. None:
+    """So many windows in a row of missed SLO and a desire for less put ``hpa`` in the policy's place; 0 = never. None:
     three for a policy that was learnt (:data:`LEARNT`) and has a target, never for others."""
     max_functions: int = 0
     """What the pipeline was deployed with; 0 = one node a function."""
@@ -160,7 +160,7 @@ def validate(settings: ControllerSettings) -> None:
             "kubernetes_namespace",
             s.kubernetes_namespace,
             s.kubernetes_namespace in (None, s.namespace) or s.namespace == NAMESPACE,
-            f"none beside namespace {s.namespace}, for it is that of a gateway's home, {NAMESPACE}",
+            f"none besides namespace {s.namespace}, for it is that of a gateway's home, {NAMESPACE}",
         ),
         ("platform", s.platform, s.platform in PLATFORMS, " or ".join(PLATFORMS)),
         (

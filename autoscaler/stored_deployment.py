@@ -1,7 +1,7 @@
 """Stored deployment plans: one configuration a function, found by a search and used by policies that do not search.
 
 A plan is a JSON object ``{"version": 1, "pipeline": …, "made_by": {…}, "configurations": {function: {…}}}``, where
-``made_by`` says how it was found (method, workload, seed, cost) and is only shown.
+``made_by`` is how it was found (method, workload, seed, cost) and is only shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a controller saw and did last, as one JSON document: the gateway's page shows it, programs may read it.
 
 On one machine the document is a file of the state folder (``STATE/view/PIPELINE.json``), in a cluster it is served
-beside the controller's metrics (``autoscaler.exposition``). Its keys are listed in ``docs/kubernetes.md``.
+next to the controller's metrics (``autoscaler.exposition``). Its keys are listed in ``docs/kubernetes.md``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class View:
                 "provisioned_per_hour": cost["provisioned_per_hour"],
             }
         )
-        self._decisions.extend(_decision(one, report) for one in report.decisions if worth_telling(one))
+        self._decisions.extend(_decision(one, report) for one in report.decisions if worth_reporting(one))
         self._document = {
             "version": 1,
             "pipeline": self._topology.pipeline,
@@ -109,7 +109,7 @@ class View:
             raise LogError(f"the view {path} was not written: {error}") from error
 
 
-def worth_telling(decision: Decision) -> bool:
+def worth_reporting(decision: Decision) -> bool:
     """Whether it changes something or was kept from it by a limit."""
     return decision.changes or (decision.valid and bool(decision.limits_hit))
 

@@ -30,7 +30,7 @@ from placement.search import INCREMENT, KICKS, MULTIPLIER, compiled, replicate
 
 @compiled
 def _pair(layout, together):  # type: ignore[no-untyped-def]
-    """``bears`` and ``pairs`` anew from ``held``."""
+    """``bears`` and ``pairs``, computed again from ``held``."""
     nodes, slots = layout.held.shape
     for node in range(nodes):
         layout.bears[node] = 0.0

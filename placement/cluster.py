@@ -1,8 +1,8 @@
-"""Unlike nodes, and a plan for them: which GPU holds which expert (Prism's z of Section III-B).
+"""Heterogeneous nodes, and a plan for them: which GPU holds which expert (Prism's z of Section III-B).
 
 Every expert of a pipeline has the same size here (``expert_bytes``), as in all supported families; so a GPU holds a
 whole number of experts and its memory limit is a number of *slots*. A node's memory is not pooled: what is left on
-one GPU beside whole experts helps no other.
+one GPU next to whole experts helps no other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Improve a plan for unlike nodes by exchanges along cycles, and put a node's experts on its GPUs. Compiled.
+"""Improve a plan for heterogeneous nodes by exchanges along cycles, and put a node's experts on its GPUs. Compiled.
 
 Eq. (2) is a transportation problem. In its residual graph, an arc from node a to node b moves an expert that a holds
 and b does not (a place gets free on a, one is used on b); an arc to the *pool* drops an expert that another node holds

@@ -1,4 +1,5 @@
-"""Unlike nodes: a file that describes them, and where Prism places a running pipeline's experts on them. No network.
+"""Heterogeneous nodes: a file that describes them, and where Prism places a running pipeline's experts on them. No
+network.
 
 A *profile* of nodes is a JSON file: by node the memory that experts may take on each of its GPUs (or on the node, where
 it has none), its speed and the rate at which weights reach it; and the lines between nodes::
@@ -132,7 +133,7 @@ def seen_by(documents: Iterable[tuple[str, Any]], profile: Profile, manifest: Ma
         node = fields.get("node")
         if node not in profile.names:
             names = ", ".join(profile.names)
-            raise PlacementError(f"{where}: node is {node!r}; the profile has {names}, and each ingress says its own")
+            raise PlacementError(f"{where}: node is {node!r}; the profile has {names}, and each ingress names its own")
         try:
             tokens = np.array(fields.get("tokens"), dtype=np.float64)
         except (ValueError, TypeError):
@@ -142,7 +143,7 @@ def seen_by(documents: Iterable[tuple[str, Any]], profile: Profile, manifest: Ma
         frequency[profile.names.index(node)] += tokens
         windows.append(_number(fields.get("window_s"), f"{where}: window_s"))
     if not windows:
-        raise PlacementError(f"{manifest.name} has no ready ingress that could tell what experts are called")
+        raise PlacementError(f"{manifest.name} has no ready ingress that could report what experts are called")
     return Seen(frequency, max(windows))
 
 
@@ -174,7 +175,7 @@ def _worth_a_copy(held: PlanArray, now: PlanArray, calls: Seen) -> PlanArray:
 
 
 def expert_bytes(manifest: Manifest) -> int:
-    """Of the largest expert; all have one size in every family."""
+    """Bytes of the largest expert; all have one size in every family."""
     return max(node.parameter_bytes for layer in range(manifest.layers) for node in manifest.experts(layer))
 
 

@@ -145,7 +145,7 @@ def even_out(layout, limit):  # type: ignore[no-untyped-def]
 
 @compiled
 def weigh(layout, tokens):  # type: ignore[no-untyped-def]
-    """Shares and loads anew from ``held`` and ``counts``."""
+    """Shares and loads, computed again from ``held`` and ``counts``."""
     nodes, slots = layout.held.shape
     for expert in range(len(tokens)):
         layout.share[expert] = tokens[expert] / layout.counts[expert]

@@ -1,4 +1,4 @@
-"""Prism, Section III-C: experts on unlike nodes so that as few calls as possible leave the node they arise on.
+"""Prism, Section III-C: experts on heterogeneous nodes so that as few calls as possible leave the node they arise on.
 
 Algorithm 1 shares a node's places among layers by the entropy of its activations and sees to it that every layer has
 places for all its experts; Algorithm 2 fills them by frequency and swaps duplicates for what nobody holds. As published
@@ -66,7 +66,7 @@ def layer_counts(frequency: Floats, slots: Whole) -> Whole:
     """Algorithm 1: places [nodes, layers] of each layer on nodes with ``slots`` [nodes] (≤ layers × experts)."""
     nodes, layers, experts = frequency.shape
     diversity = entropy(frequency)
-    diversity[diversity.sum(axis=1) == 0] = 1.0  # nothing known: all layers alike
+    diversity[diversity.sum(axis=1) == 0] = 1.0  # nothing known: all layers count the same
     ideal = slots[:, None] * diversity / diversity.sum(axis=1, keepdims=True)
     counts: Whole = np.minimum(np.floor(ideal), experts).astype(np.int64)
     for node in range(nodes):

@@ -106,7 +106,7 @@ def _put(state, node, slot, expert, share, together):  # type: ignore[no-untyped
 
 @compiled
 def _fill(state, held, share, together):  # type: ignore[no-untyped-def]
-    """Begin anew with ``held`` [nodes, slots]; all -1 is an empty layout."""
+    """Begin again with ``held`` [nodes, slots]; all -1 is an empty layout."""
     for node in range(state.near.shape[0]):
         state.tokens[node] = state.pairs[node] = 0.0
         for expert in range(state.near.shape[1]):

@@ -78,8 +78,8 @@ def _ordered(platform: Platform, planned: list[Decision], at_once: int) -> Itera
         yield from ((decision, order(decision)) for decision in planned)
         return
     with ThreadPoolExecutor(at_once, thread_name_prefix="orders") as pool:
-        for _, alike in groupby(planned, lambda decision: _grows(decision.present, decision.target)):
-            batch = list(alike)
+        for _, same_direction in groupby(planned, lambda decision: _grows(decision.present, decision.target)):
+            batch = list(same_direction)
             yield from zip(batch, list(pool.map(order, batch)), strict=True)
 
 

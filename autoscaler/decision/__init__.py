@@ -1,4 +1,4 @@
-"""Limits on wishes: what a policy may bring about. Pure functions of values and ``now_s``.
+"""Limits on what a policy desires: what it may bring about. Pure functions of values and ``now_s``.
 
-Never here: wishes of its own, network, files, clock. Each limit that is hit is told in words.
+Never here: desires of its own, network, files, clock. Each limit that is hit is reported in words.
 """

@@ -1,4 +1,4 @@
-"""A budget per hour: growth is taken back, the dearest first and replica by replica, until all functions fit."""
+"""A budget per hour: growth is taken back, the most expensive first and replica by replica, until all functions fit."""
 
 from __future__ import annotations
 

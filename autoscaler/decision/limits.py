@@ -1,5 +1,5 @@
-"""From what a policy desires to decisions: hold on missing data, cool-down, space, rate of change, what the platform cannot give,
-memory of Eq. (2), budget."""
+"""From what a policy desires to decisions: hold on missing data, cool-down, space, rate of change, what the platform
+cannot give, memory of Eq. (2), budget."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def decide(
     bounds: Mapping[str, Bound] = MappingProxyType({}),
     floors: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Decision, ...]:
-    """One decision for each deployed function that the policy manages (wish or reason); see ``Proposal``.
+    """One decision for each deployed function that the policy manages (configuration or reason); see ``Proposal``.
 
     ``present``: function → configuration as the platform has it now. What runs now is never forced to change: limits
     are on changes. ``bounds``: function → what the platform cannot give it now; replicas that were asked for and cannot
@@ -136,7 +136,7 @@ def _limited(
     if settings.cooldown_s and last_s is not None and now_s - last_s < settings.cooldown_s:
         return now, [f"cool-down of {settings.cooldown_s:g} s"]
     hits: list[str] = []
-    target = _on_lattice(now, desired, settings.space, hits)
+    target = _in_space(now, desired, settings.space, hits)
     target = _in_step(now, target, settings, hits)
     target = _on_its_nodes(target, floor, settings.space, hits)
     if bound is None:
@@ -149,10 +149,8 @@ def _limited(
     return (target if target == bound.possible(runs, target) else runs), hits
 
 
-def _on_lattice(
-    now: Configuration, desired: Configuration, space: ConfigurationSpace, hits: list[str]
-) -> Configuration:
-    """Axes that the wish changes must lie on the lattice; those it leaves alone may stay as deployed."""
+def _in_space(now: Configuration, desired: Configuration, space: ConfigurationSpace, hits: list[str]) -> Configuration:
+    """Axes that the policy changes must lie in the space; those it leaves alone may stay as deployed."""
     nearest = space.nearest(desired)
     same_resource = (desired.cpu_cores, desired.gpu_share) == (now.cpu_cores, now.gpu_share)
     resource = now if same_resource else nearest
@@ -195,7 +193,7 @@ def _with_memory(
     space: ConfigurationSpace,
     hits: list[str],
 ) -> Configuration:
-    """Eq. (2): raise the memory; where the lattice ends, stay. Without data of the peak neither memory nor replicas
+    """Eq. (2): raise the memory; where the space ends, stay. Without data of the peak neither memory nor replicas
     shrink."""
     if no_worse(now, target):
         return target

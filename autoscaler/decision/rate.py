@@ -23,8 +23,8 @@ def limits_in_step(
 ) -> Configuration:
     """``target`` with memory, CPU cores and GPU share at most ``factor`` times those of ``now``, or a ``factor``-th.
 
-    The next value of the lattice is always in reach. From CPU to GPU and back is no step but a change of resource.
-    Configurations are on the lattice where they differ; 0 = no limit.
+    The next value of the space is always in reach. From CPU to GPU and back is no step but a change of resource.
+    Configurations are in the space on the axes where they differ; 0 = no limit.
     """
     if not factor:
         return target

@@ -27,8 +27,8 @@ TRIES = 2
 AT_ONCE = 4
 """Queries that the server works on while another's answer is read."""
 TAILS = (Series.NODE_CALL_SECONDS,)
-"""Histograms of which Prometheus tells the P95 alone: of a node nothing else is asked, and the 46 buckets of each of
-5,000 nodes would be 30 MB in every tick."""
+"""Histograms of which Prometheus is asked for the P95 alone: of a node nothing else is asked, and the 46 buckets of
+each of 5,000 nodes would be 30 MB in every tick."""
 ONLY = {Series.REPLICAS_BY_STATE: 'state="ready"'}
 """Matchers of what alone is used of a series: the other states of 5,000 functions would be 10,000 rows."""
 _AGE_OF: dict[Job, Series] = {"gateway": Series.REPLICAS_WANTED, "ingress": Series.REQUESTS_IN_FLIGHT}
@@ -74,7 +74,7 @@ def promql(series: Series, pipeline: str, window_s: float, namespace: str = NAME
 def promql_measured(
     series: Series, pipeline: str, window_s: float, aggregate: Literal["sum", "count"], namespace: str = NAMESPACE
 ) -> str:
-    """Of a ``counted`` series, the increase or number of those that are there now and have two samples."""
+    """The query of a ``counted`` series: the increase or number of those that are there now and have two samples."""
     shape = SHAPES[series]
     selected = selector(series, pipeline, namespace)
     if shape.kind == "counter":
@@ -107,8 +107,8 @@ class PrometheusSource:
         self._stale_s = stale_s
         self._clients = threading.local()
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prometheus")
-        self._told: dict[Series, tuple[str, bytes, dict[Key, Any]]] = {}
-        """Of settings, what was asked last, the answer without its time, and what it meant."""
+        self._answers: dict[Series, tuple[str, bytes, dict[Key, Any]]] = {}
+        """The last answers about settings: what was asked, the answer without its time, and what it meant."""
         self._rows: dict[tuple[Part, Series], Rows] = {}
 
     @property
@@ -181,7 +181,7 @@ class PrometheusSource:
         return ages, problems
 
     def _answer(self, question: Question, time_s: float) -> dict[Key, Any]:
-        """What a query's answer says, by label values. Raises MetricsError.
+        """The values of a query's answer, by label values. Raises MetricsError.
 
         Settings of functions seldom change: an answer that is the last one but for its time is not read again.
         """
@@ -194,10 +194,10 @@ class PrometheusSource:
 
         def understand(body: bytes) -> dict[Key, Any]:
             written = untimed(body)
-            told = self._told.get(series)
-            if told is None or told[:2] != (query, written):
-                told = self._told[series] = (query, written, rows.read(body))
-            return told[2]
+            before = self._answers.get(series)
+            if before is None or before[:2] != (query, written):
+                before = self._answers[series] = (query, written, rows.read(body))
+            return before[2]
 
         return self._query(query, time_s, understand)
 

@@ -1,8 +1,8 @@
 """OpenFaaS's REST API as a platform: replicas by scale-function, everything else by an update of the deployment.
 
 On the embedded gateway an update of limits or ``max_inflight`` is applied live; on other OpenFaaS installations it is a
-rolling update. A gateway that does not tell environment variables (the Community Edition) can only be scaled: an update
-would lose them, and is refused.
+rolling update. A gateway that does not report environment variables (the Community Edition) can only be scaled: an
+update would lose them, and is refused.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class OpenFaasPlatform:
         return configurations
 
     def floors(self) -> Mapping[str, int]:
-        """Of functions with a placement on several nodes (annotation ``smoe.placement``): one replica for each."""
+        """Fewest replicas of functions with a placement on several nodes (annotation ``smoe.placement``): one for
+        each."""
         return self._floors
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
@@ -106,7 +107,7 @@ class OpenFaasPlatform:
         status = self._json("GET", f"/system/function/{function}{self._query}", dict)
         if not status.get("envVars"):
             raise PlatformError(
-                f"function {function}: the gateway at {self._url} does not tell its environment variables; an update "
+                f"function {function}: the gateway at {self._url} does not report its environment variables; an update "
                 f"of limits or concurrency would lose them; only replicas can be changed there"
             )
         self._call("PUT", "/system/functions", deployment_of(function, status, target))
@@ -122,7 +123,7 @@ class OpenFaasPlatform:
         return document
 
     def _call(self, method: str, path: str, body: object = None) -> requests.Response:
-        for left in reversed(range(len(_WAITS_S) + 1)):  # every call says what should be, so repeating one is safe
+        for left in reversed(range(len(_WAITS_S) + 1)):  # every call names the state to reach, so repeating one is safe
             reply = self._once(method, path, body)
             if not left or reply.status_code not in _REPEATED:
                 break

@@ -1,8 +1,8 @@
 """A platform that only pretends: orders are remembered, shown in the next list, and never sent.
 
-So a policy, its limits and its cool-downs go on as if it acted, on what really happens; what it would have cost is told
-beside what was paid. What its decisions would have done to the traffic stays unknown: latencies, and the seconds that
-calls spend at replicas, are those of the real configurations.
+So a policy, its limits and its cool-downs go on as if it acted, on what really happens; what it would have cost is
+reported next to what was paid. What its decisions would have done to the traffic stays unknown: latencies, and the
+seconds that calls spend at replicas, are those of the real configurations.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ShadowBill:
         self.real = dict.fromkeys(METERS, 0.0)
         self.shadow = dict.fromkeys(METERS, 0.0)
         self.window = Compared(Cost(None, None), Cost(None, None))
-        """Of the last window."""
+        """Costs of the last window."""
         self._platform = platform
         self._prices = prices
         self._end_s: float | None = None

@@ -1,4 +1,5 @@
-"""Policies: pure functions from observations to wishes. What a policy remembers is handed in and returned.
+"""Policies: pure functions from observations to desired configurations. What a policy remembers is handed in and
+returned.
 
 Never here: network, files, clock, and limits of the installation (those are the decision's).
 """

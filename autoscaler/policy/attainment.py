@@ -85,31 +85,31 @@ class AttainmentPolicy:
         s = self.settings
         slack = observation.latency_p95_s is not None and observation.latency_p95_s <= s.slack * s.slo_s
         streak = Streak(streak.violating + 1 if share < s.target else 0, streak.slack + 1 if slack else 0)
-        said = f"{share:.0%} of requests within {s.slo_s:g} s"
+        measured = f"{share:.0%} of requests within {s.slo_s:g} s"
         if streak.violating >= s.up_windows:
-            desired, reasons = self._up(rows, said)
+            desired, reasons = self._up(rows, measured)
             return Proposal(desired, reasons, Streak())
         if streak.slack >= s.down_windows:
-            desired, reasons = self._down(rows, said)
+            desired, reasons = self._down(rows, measured)
             return Proposal(desired, reasons, Streak())
-        return Proposal({}, dict.fromkeys(rows, said), streak)
+        return Proposal({}, dict.fromkeys(rows, measured), streak)
 
     def _up(
-        self, rows: Mapping[str, Sequence[NodeObservation]], said: str
+        self, rows: Mapping[str, Sequence[NodeObservation]], measured: str
     ) -> tuple[dict[str, Configuration], dict[str, str]]:
         """Functions that hold requests back; where none does, the one whose calls take longest."""
         pressed = {name for name, nodes in rows.items() if self._pressed(nodes, 0)}
         if not pressed:
             timed = {name: latest for name, nodes in rows.items() if (latest := _latency_s(nodes)) is not None}
             pressed = {max(timed, key=lambda name: timed[name])} if timed else set()
-        return self._stepped(rows, pressed, 1, f"{said}; it holds requests back")
+        return self._stepped(rows, pressed, 1, f"{measured}; it holds requests back")
 
     def _down(
-        self, rows: Mapping[str, Sequence[NodeObservation]], said: str
+        self, rows: Mapping[str, Sequence[NodeObservation]], measured: str
     ) -> tuple[dict[str, Configuration], dict[str, str]]:
         """Functions that would not hold requests back with a replica less."""
         idle = {name for name, nodes in rows.items() if not self._pressed(nodes, -1)}
-        return self._stepped(rows, idle, -1, f"{said} for long; a replica less would do")
+        return self._stepped(rows, idle, -1, f"{measured} for long; a replica less would do")
 
     def _stepped(
         self, rows: Mapping[str, Sequence[NodeObservation]], chosen: set[str], step: int, reason: str

@@ -18,7 +18,7 @@ class FallbackSettings:
 
     slo_s: float
     windows: int = 3
-    """Windows in a row of missed SLO and a wish for less, after which the other policy takes over."""
+    """Windows in a row of missed SLO and a desire for less, after which the other policy takes over."""
     calm_windows: int = 12
     """Windows in a row with the SLO kept, after which the chosen policy is tried again."""
 

@@ -9,7 +9,7 @@ expert in all layers, given one by one to the expert with most tokens per replic
 what the paper compares itself with. Actions are in :mod:`autoscaler.policy.janus_search`.
 
 When the P95 nears the SLO, calls wait, or the present scale is predicted to bear the planned load no more, the cheapest
-of the actions that take nothing away and are predicted to meet the SLO is wished; after enough calm windows, the
+of the actions that take nothing away and are predicted to meet the SLO is chosen; after enough calm windows, the
 cheapest that costs less than the present. Where none is predicted to meet it, the cheapest of the nearly fastest.
 
 The performance model knows only what observations measured, in production as in simulation: calls per second, mean
@@ -56,7 +56,7 @@ class JanusSettings:
     sharing: float = 1.0
     """How much calls at once at a replica slow each other down: 1 share it evenly, 0 not at all."""
     waiting: float = 0.1
-    """Share of the calls under way that wait for a slot, above which queues are said to grow."""
+    """Share of the calls under way that wait for a slot, above which queues count as growing."""
     slots_step: int = 1
     """Slots of every layer that one step of the expert side adds (C of the paper's instances)."""
     down_windows: int = 6
@@ -64,7 +64,7 @@ class JanusSettings:
     activation_windows: int = 60
     """Windows over which the experts' tokens are summed."""
     rebalance_s: float = 3600.0
-    """After so long without an action replicas are shared out anew among the same slots."""
+    """After so long without an action replicas are shared out again among the same slots."""
     tail_windows: int = 9
     """Windows whose tails are remembered; their median is planned with."""
     smoothing: float = 0.2
@@ -72,8 +72,8 @@ class JanusSettings:
     load_smoothing: float = 0.3
     """The same of calls per second."""
     scaling: Scaling = "stages"
-    """``stages``: every segment and every layer's experts by themselves; ``modules``: all segments alike, and as many
-    slots in all layers, as in the paper; ``model``: the whole model in full replicas."""
+    """``stages``: every segment and every layer's experts by themselves; ``modules``: all segments with the same
+    number, and as many slots in all layers, as in the paper; ``model``: the whole model in full replicas."""
     min_replicas: int = 1
     max_replicas: int = 8
     kinds: frozenset[NodeKind] = MODULES
@@ -112,7 +112,7 @@ class JanusMemory:
     """Function → tokens, by window, oldest first."""
     calm: int = 0
     shared_out_s: float | None = None
-    """When replicas were last shared out anew (Unix time)."""
+    """When replicas were last shared out again (Unix time)."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class JanusPolicy:
                 return self._proposal(action, "calm", loads, managed, replace(after, calm=0, shared_out_s=now_s))
         if after.shared_out_s is not None and now_s - after.shared_out_s >= s.rebalance_s:
             action = plan.shared_out()
-            return self._proposal(action, "shared out anew", loads, managed, replace(after, shared_out_s=now_s))
+            return self._proposal(action, "shared out again", loads, managed, replace(after, shared_out_s=now_s))
         return self._proposal(plan.present, "held", loads, managed, after)
 
     def _plan(
@@ -240,8 +240,8 @@ class JanusPolicy:
     ) -> Proposal:
         desired = {name: loads[name].configuration.with_replicas(action.replicas[name]) for name in managed}
         predicted = "more than can be served" if math.isinf(action.p95_s) else f"{1000 * action.p95_s:.0f} ms"
-        said = f"{action.attention.said}, {action.experts.said}"
-        reason = f"{why}: {said}, predicted P95 {predicted} of {1000 * self.settings.slo_s:.0f}"
+        described = f"{action.attention.described}, {action.experts.described}"
+        reason = f"{why}: {described}, predicted P95 {predicted} of {1000 * self.settings.slo_s:.0f}"
         return Proposal(desired, dict.fromkeys(managed, reason), memory)
 
 

@@ -24,7 +24,7 @@ NEARLY = 1.05
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of the replicas of a function, and of the slots of a layer that are given at once."""
+    """Bounds of the replicas of a function, and of the slots of a layer that are given at once."""
 
     min_replicas: int
     max_replicas: int
@@ -40,7 +40,7 @@ class Present:
     others: Sequence[str]
     replicas: Mapping[str, int]
     price: Mapping[str, float]
-    """Of one replica a second."""
+    """Function → cost of one replica a second."""
     tokens: Mapping[str, float]
     """Activations: of a sliding window."""
 
@@ -50,12 +50,12 @@ class Part:
     """One side of an action: attention or experts."""
 
     replicas: Mapping[str, int]
-    """Of its functions."""
+    """Function → replicas."""
     cost: float
     """A second."""
     mean_s: float
     """Predicted, of a pass on this side."""
-    said: str
+    described: str
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,8 @@ class Plan:
 
     def _of(self, replicas: Mapping[str, int]) -> Action:
         chosen = {name: replicas[name] for name in self._from.others}
-        said = f"{sum(chosen.values())} replicas of segments"
-        attention = Part(chosen, self._cost(chosen), self._model.attention_s(replicas), said)
+        described = f"{sum(chosen.values())} replicas of segments"
+        attention = Part(chosen, self._cost(chosen), self._model.attention_s(replicas), described)
         total = sum(replicas[name] for name in self._owned)
         return self._action(attention, self._expert_part(replicas, f"{total} of experts"))
 
@@ -221,8 +221,8 @@ class Plan:
         """None: as they are."""
         now = self._from.replicas
         chosen = {name: count or now[name] for name in self._from.others}
-        said = "segments as they are" if count is None else f"{count} of every segment"
-        return Part(chosen, self._cost(chosen), self._model.attention_s({**now, **chosen}), said)
+        described = "segments as they are" if count is None else f"{count} of every segment"
+        return Part(chosen, self._cost(chosen), self._model.attention_s({**now, **chosen}), described)
 
     def _slots(self, extras: Sequence[int]) -> list[Part]:
         """Section 3.4 for each of ``extras``, which rise: so many slots a layer beyond one an expert, one by one to the
@@ -239,9 +239,9 @@ class Plan:
             parts.append(self._expert_part(chosen, f"{extra} slots a layer beyond one an expert"))
         return parts
 
-    def _expert_part(self, replicas: Mapping[str, int], said: str) -> Part:
+    def _expert_part(self, replicas: Mapping[str, int], described: str) -> Part:
         chosen = {name: replicas[name] for name in self._owned}
-        return Part(chosen, self._cost(chosen), self._model.experts_s(chosen), said)
+        return Part(chosen, self._cost(chosen), self._model.experts_s(chosen), described)
 
     def _cost(self, replicas: Mapping[str, int]) -> float:
         return sum(self._from.price[name] * count for name, count in replicas.items())

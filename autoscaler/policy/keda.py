@@ -83,7 +83,7 @@ class KedaSettings(Pace):
 
     @property
     def pace(self) -> Pace:
-        """Of the generated HPA, which never goes below one replica."""
+        """Times and rates of the generated HPA, which never goes below one replica."""
         return self if self.min_replicas else replace(self, min_replicas=1)
 
 
@@ -128,7 +128,7 @@ class KedaPolicy:
 
 
 def poll(state: KedaState, values: Sequence[float], now_s: float, settings: KedaSettings) -> KedaState:
-    """Whether the function is active; asked anew only every polling interval."""
+    """Whether the function is active; asked again only every polling interval."""
     if state.polled_s is not None and now_s - state.polled_s < settings.polling_interval_s:
         return state
     active = any(value > trigger.activation for value, trigger in zip(values, settings.triggers, strict=True))

@@ -80,13 +80,13 @@ class KpaState:
     """What is remembered of one function."""
 
     samples: tuple[Sample, ...] = ()
-    """Of the stable window, oldest first, not overlapping."""
+    """Samples of the stable window, oldest first, not overlapping."""
     panic_s: float | None = None
     """When the panic threshold was last exceeded; None: not in panic."""
     panic_replicas: int = 0
     """Most replicas wanted during this panic."""
     wanted: tuple[Entry, ...] = ()
-    """Wishes of the scale-down delay."""
+    """Replicas wanted during the scale-down delay, with their times."""
 
 
 class KpaPolicy:

@@ -35,7 +35,8 @@ class History(NamedTuple):
     """What is remembered of one function, oldest first."""
 
     recommendations: tuple[Entry, ...] = ()
-    """Of equal ones in a row the last: it leaves every window last, so nothing else of the row matters."""
+    """Equal recommendations in a row are kept as the last of them: it is the last to leave every window, so the others
+    never matter."""
     changes: tuple[Entry, ...] = ()
     """Replicas really added (or, negative, taken away) and when that was decided."""
     last: Entry | None = None
@@ -47,7 +48,7 @@ NOTHING = History()
 
 
 def limit(raw: int, present: int, history: History, now_s: float, pace: Pace) -> tuple[int, History, str]:
-    """Stabilisation, then rate and bounds, on a recommendation; what held it back is told in words."""
+    """Stabilisation, then rate and bounds, on a recommendation; what held it back is named in words."""
     if present == 0:
         return 0, history, ""
     if raw == present and pace.min_replicas <= raw <= pace.max_replicas and _always(raw, history):

@@ -6,8 +6,8 @@ go to the replica with fewest of them; beyond all slots they wait. The number of
 exact in its mean for processor sharing whatever a call's work is distributed like, an approximation for calls that
 wait. One number is fitted for each function: the seconds of a call alone with which the chain gives the measured mean.
 
-``evaluation/bound/queueing.py`` has the same chain for the speed-up of a latency model that is known; here nothing is known but
-what was measured.
+``evaluation/bound/queueing.py`` has the same chain for the speed-up of a latency model that is known; here nothing is
+known but what was measured.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class BesideMemory:
 
 
 class BesidePolicy:
-    """The wishes of both. Where both speak of a function, ``first`` is heard; the name is its own."""
+    """What both desire. Where both manage a function, ``first`` counts; the name is that of ``first``."""
 
     def __init__(self, first: Policy, second: Policy) -> None:
         self.name = first.name

@@ -8,7 +8,7 @@ from autoscaler.contract import Configuration, Observation, Proposal
 
 
 class StaticPolicy:
-    """Wishes ``configurations`` for the functions named there and the present one for all others.
+    """Desires ``configurations`` for the functions named there and the present one for all others.
 
     With the plan that a search found on a profiling window it is the paper's baseline ServerlessMoE.
     """

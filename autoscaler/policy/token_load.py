@@ -89,7 +89,7 @@ class TokenLoadState:
     tokens_per_core_s: float | None = None
     """Tokens per second of one busy replica over its compute, measured last."""
     on_gpu: bool = False
-    """Whether that was measured on a GPU share; it says nothing of cores then, and the other way round."""
+    """Whether that was measured on a GPU share; it is no measure for cores then, and the other way round."""
 
 
 class TokenLoadPolicy:

@@ -1,6 +1,6 @@
 """HPA over fixed vertical configurations: the paper's OpenFaaS baseline and the tuned HPA.
 
-Memory, CPU or GPU share and concurrency of a function are given once and wished in every window, replicas are HPA's.
+Memory, CPU or GPU share and concurrency of a function are given once and desired in every window, replicas are HPA's.
 Where they come from is the only difference: drawn at random from the valid space ("We randomly select other
 configurations from the valid space", section 5.1), or the best that a search found.
 """
@@ -41,7 +41,7 @@ def draw(
     """Function → a configuration drawn uniformly from those that satisfy Eq. (2) at every number of replicas.
 
     Replicas are the HPA's, so a draw must hold already with the fewest. Each function's draw depends on seed and name
-    alone, not on the other functions. ``alike``: one draw for all, which must hold the largest of the needs. Raises
+    alone, not on the other functions. ``uniform``: one draw for all, which must hold the largest of the needs. Raises
     SettingsError where no memory of the space is enough.
     """
     if uniform and needs:

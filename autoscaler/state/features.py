@@ -29,7 +29,7 @@ _V = TypeVar("_V")
 
 
 def observe(topology: Topology, readings: Readings, namespace: str = NAMESPACE) -> Observation:
-    """All features of one window. Numbers that could not be read are None; ``problems`` says why.
+    """All features of one window. Numbers that could not be read are None; ``problems`` names the reason.
 
     ``namespace``: what the gateway's metrics call the one that the functions are in.
     """
@@ -153,13 +153,13 @@ def _whole(numbers: Sequence[float | None]) -> list[int | None]:
 
 
 def _p95(topology: Topology, readings: Readings) -> Column:
-    """EL(t), as the source tells it or from its buckets. The ingress' is that of whole requests."""
-    told, keys = readings.tails.get(Series.NODE_CALL_SECONDS), _keys(topology)
-    if told is None:
+    """EL(t), as the source gives it or from its buckets. The ingress' is that of whole requests."""
+    given, keys = readings.tails.get(Series.NODE_CALL_SECONDS), _keys(topology)
+    if given is None:
         histograms: Mapping[Key, Buckets] = readings.histograms.get(Series.NODE_CALL_SECONDS, {})
         p95 = [histogram_quantile(0.95, buckets) for buckets in _column(histograms, keys)]
     else:
-        p95 = _column(told, keys)
+        p95 = _column(given, keys)
     for place, node in enumerate(topology.nodes):
         if node.kind == "ingress":
             p95[place] = histogram_quantile(0.95, readings.histogram(Series.REQUEST_SECONDS, topology.pipeline))

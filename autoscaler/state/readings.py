@@ -102,16 +102,16 @@ class Readings:
     """Counters (increase over the window) and gauges (latest)."""
     histograms: Mapping[Series, Mapping[Key, Buckets]] = field(default_factory=dict)
     counts: Values = field(default_factory=dict)
-    """Of ``counted`` series: how many there are now that were also there when the window began."""
+    """Number of ``counted`` series: how many there are now that were also there when the window began."""
     measured: Values = field(default_factory=dict)
-    """Of ``counted`` counters: the increase of those alone, so that sum and count are of the same series."""
+    """Increase of ``counted`` counters: the increase of those alone, so that sum and count are of the same series."""
     ages_s: Mapping[Job, float] = field(default_factory=dict)
     """Seconds since the last sample of each kind of target, at ``end_s``."""
     problems: tuple[str, ...] = ()
     stale: bool = False
-    """Too little or too old to decide on; ``problems`` says why."""
+    """Too little or too old to decide on; ``problems`` names the reason."""
     tails: Values = field(default_factory=dict)
-    """P95 in seconds of histograms of which the source tells nothing else."""
+    """P95 in seconds of histograms of which the source gives nothing else."""
 
     def value(self, series: Series, *key: str) -> float | None:
         return self.values.get(series, {}).get(key)

@@ -19,7 +19,7 @@ Places = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Deployed:
-    """A pipeline's functions as the gateway has them: deployments as they would be sent again, and replicas wished."""
+    """A pipeline's functions as the gateway has them: deployments as they would be sent again, and desired replicas."""
 
     deployments: Mapping[str, dict[str, Any]]
     replicas: Mapping[str, int]

@@ -223,7 +223,7 @@ class Coordinator:
     # replicas
 
     def _order(self, pipeline: Deployed, target: Places) -> None:
-        """Tell the gateway in one order; functions that are as wished already are left alone."""
+        """Order the change from the gateway in one request; functions that are as desired already are left alone."""
         now = self._known_places(pipeline)
         orders: dict[str, dict[str, Any]] = {}
         for name in target:
@@ -239,7 +239,7 @@ class Coordinator:
             self._client.scale_all(orders)
 
     def _reached(self, target: Places) -> Iterator[float]:
-        """Monotonic times: all replicas are ready where wished; and no others are left. Raises MoveError.
+        """Monotonic times: all replicas are ready where desired; and no others are left. Raises MoveError.
 
         Where a controller has changed a function's number of replicas since, that many count, on the same nodes.
         """
@@ -331,7 +331,7 @@ def _before(step: Step, there: Mapping[tuple[str, str], threading.Event]) -> thr
 
 
 def _in_proportion(annotation: str, desired: Mapping[str, int]) -> bool:
-    """Whether scaling alone reaches what is wished: the same nodes in the same proportions are ordered already."""
+    """Whether scaling alone reaches what is desired: the same nodes in the same proportions are ordered already."""
     ordered = {node: int(count or 0) for node, _, count in (part.partition("=") for part in annotation.split(","))}
     total, wanted = sum(ordered.values()), sum(desired.values())
     return ordered.keys() == desired.keys() and all(

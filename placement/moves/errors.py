@@ -6,7 +6,7 @@ from placement.errors import PlacementError
 
 
 class MoveError(PlacementError):
-    """A move could not be made; the sentence says what was done about it."""
+    """A move could not be made; the sentence names what was done about it."""
 
 
 class ManagerGoneError(PlacementError):
@@ -14,4 +14,4 @@ class ManagerGoneError(PlacementError):
 
 
 class SourceLostError(PlacementError):
-    """A weights manager could not get a region from where it was told to."""
+    """A weights manager could not get a region from the source that it was given."""

@@ -29,7 +29,7 @@ UNMEASURED_BYTES_PER_S = 1e9
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a node is played with; 0 is no limit."""
+    """What an emulated node is started with; 0 is no limit."""
 
     memory_bytes: int = 0
     link_bytes_per_s: float = 0.0
@@ -37,7 +37,7 @@ class NodeSettings:
     lends_on_gpus: bool = False
     """Workers with a GPU share map regions there that the node's manager copied, in place of copying their own."""
     device_memory_bytes: int = 0
-    """Of each GPU, for that."""
+    """Memory of each GPU for that."""
 
 
 def function_name(node: str) -> str:
@@ -89,11 +89,11 @@ def read_feed_token(state: Path) -> str:
     try:
         return path.read_text().strip()
     except FileNotFoundError:
-        raise StateError(f"{path} is missing: moves are made beside the gateway, on its state folder") from None
+        raise StateError(f"{path} is missing: moves are made on the gateway's machine, on its state folder") from None
 
 
 class Managers:
-    """Managers by node. Addresses change when managers start again: one that is not reached is looked up anew."""
+    """Managers by node. Addresses change when managers start again: one that is not reached is looked up again."""
 
     def __init__(self, client: GatewayClient, token: str, patience_s: float = 10.0) -> None:
         """``patience_s``: how long a manager that does not answer is waited for; the gateway starts it again."""
@@ -162,7 +162,7 @@ class Managers:
         headers = {"Authorization": f"Bearer {self._token}"}
         while True:
             why = "has no ready replica"
-            address = self._address(node, anew=end_s is not None)
+            address = self._address(node, again=end_s is not None)
             if address is not None:
                 try:
                     reply = self._session.post(
@@ -188,8 +188,8 @@ class Managers:
             raise SourceLostError(f"node {node}: {text}")
         raise MoveError(f"the weights manager of node {node} answered {reply.status_code} to {path}: {text}")
 
-    def _address(self, node: str, *, anew: bool = False) -> str | None:
-        if anew or node not in self._addresses:
+    def _address(self, node: str, *, again: bool = False) -> str | None:
+        if again or node not in self._addresses:
             self._addresses = {
                 name: str(one["address"])
                 for name, replicas in self._client.replicas().items()

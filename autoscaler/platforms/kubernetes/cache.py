@@ -25,7 +25,7 @@ log = logging.getLogger("smoe.autoscaler.kubernetes.cache")
 WATCH_S = 30
 """How long one watch is asked to last: a connection that died in silence is found out after that."""
 RELIST_S = 600.0
-"""Everything is listed anew this often, whatever the watch told."""
+"""Everything is listed again this often, whatever the watch reported."""
 _WAITS_S = (0.2, 1.0, 5.0)
 LIVED_S = 5.0
 """A watch that ends before it lived so long was none: a pause comes before the next one."""
@@ -35,7 +35,7 @@ class Source(Protocol):
     """Where a cache reads: the client, for one kind of objects."""
 
     def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
-        """Objects, and what tells their version once they were all read."""
+        """Objects, and a function that gives their version once they were all read."""
 
     def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
         """Events after a version, until the API server ends the watch; ``opened`` gets what ends it from here.
@@ -53,8 +53,8 @@ class ClientSource:
         self._selector = selector
 
     def list(self) -> tuple[Iterator[Object], Callable[[], str]]:
-        told: list[str] = []
-        return self._client.listed(self._resource, self._selector, told.append), lambda: told[-1]
+        versions: list[str] = []
+        return self._client.listed(self._resource, self._selector, versions.append), lambda: versions[-1]
 
     def watch(self, version: str, seconds: int, opened: Callable[[Callable[[], None]], object]) -> Iterator[Event]:
         return self._client.watch(self._resource, self._selector, version, seconds, opened)
@@ -157,7 +157,7 @@ class WatchCache:
                 continue
             except Exception:
                 self._whole, self._version = False, ""
-                log.exception("the watch failed; everything is listed anew")
+                log.exception("the watch failed; everything is listed again")
                 self._stop.wait(_WAITS_S[-1])
                 continue
             short = 0 if self._clock() - begun_s >= LIVED_S else short + 1
@@ -225,10 +225,10 @@ def trimmed_pod(document: Object) -> Object:
     meta, spec, status = document["metadata"], document["spec"], document.get("status") or {}
     annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key.startswith("smoe.")}
     kept = ("name", "uid", "resourceVersion", "labels", "deletionTimestamp")
-    told = status.get("conditions") or ()
-    unready = any(one["type"] == "Ready" and one["status"] != "True" for one in told)
+    all_conditions = status.get("conditions") or ()
+    unready = any(one["type"] == "Ready" and one["status"] != "True" for one in all_conditions)
     types = (*_CONDITIONS, "Ready", "ContainersReady") if unready else _CONDITIONS
-    conditions = [one for one in told if one["type"] in types]
+    conditions = [one for one in all_conditions if one["type"] in types]
     return {
         "metadata": {**_picked(meta, kept), "annotations": annotations},
         "spec": {

@@ -24,7 +24,7 @@ from gateway.kubeconfig import NoClusterError, read_kubeconfig
 
 Object = dict[str, Any]
 Event = tuple[str, Object]
-"""Of a watch: kind (``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK``) and the object."""
+"""An event of a watch: kind (``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK``) and the object."""
 
 FIELD_MANAGER = "smoe-controller"
 MERGE = "application/merge-patch+json"
@@ -36,9 +36,9 @@ _NO_RIGHT = re.compile(r'cannot \w+ resource "')
 _LIMIT_RANGE = re.compile(r"(maximum|minimum) \S+ usage per \w+ is ")
 
 
-def beyond_namespace(said: str) -> bool:
+def beyond_namespace(answer: str) -> bool:
     """Whether an admission's words are those of a ResourceQuota that is used up, or of a LimitRange."""
-    return "exceeded quota" in said or bool(_LIMIT_RANGE.search(said))
+    return "exceeded quota" in answer or bool(_LIMIT_RANGE.search(answer))
 
 
 class ExpiredError(PlatformError):
@@ -46,33 +46,33 @@ class ExpiredError(PlatformError):
 
 
 class RefusedError(PlatformError):
-    """The API server refused an order; ``code`` is the HTTP status, ``said`` its own words."""
+    """The API server refused an order; ``code`` is the HTTP status, ``answer`` its own words."""
 
-    def __init__(self, what: str, code: int, said: str) -> None:
-        super().__init__(f"{what}: the Kubernetes API server answered {code}: {said[:400]}")
+    def __init__(self, what: str, code: int, answer: str) -> None:
+        super().__init__(f"{what}: the Kubernetes API server answered {code}: {answer[:400]}")
         self.code = code
-        self.said = said
+        self.answer = answer
 
     @property
     def over_quota(self) -> bool:
         """More than the namespace allows by a ResourceQuota or a LimitRange."""
-        return self.code == 403 and beyond_namespace(self.said)
+        return self.code == 403 and beyond_namespace(self.answer)
 
     @property
     def beyond_node(self) -> bool:
         """More than the pod's node has at all: another node may have it."""
-        return self.code == 403 and "allocatable" in self.said
+        return self.code == 403 and "allocatable" in self.answer
 
     @property
     def no_right(self) -> bool:
         """This user may not do so to any object, in the words of the API server's authoriser; an admission webhook's
         403 is about this one."""
-        return self.code == 403 and bool(_NO_RIGHT.search(self.said))
+        return self.code == 403 and bool(_NO_RIGHT.search(self.answer))
 
     @property
     def no_right_to_resize(self) -> bool:
         """This user may not resize any pod, whatever is asked; a new pod of a Deployment can be so."""
-        return self.code == 403 and 'cannot patch resource "pods/resize"' in self.said
+        return self.code == 403 and 'cannot patch resource "pods/resize"' in self.answer
 
     @property
     def not_on_a_live_pod(self) -> bool:
@@ -164,7 +164,7 @@ class KubernetesClient:
         )
 
     def scale(self, name: str, replicas: int) -> str | None:
-        """Returns the Deployment's version afterwards, where the answer tells it."""
+        """Returns the Deployment's version afterwards, where it is in the answer."""
         path = f"/apis/apps/v1/namespaces/{self.namespace}/deployments/{name}/scale"
         answer = self._patch(path, "deployments/scale", {"spec": {"replicas": replicas}}, MERGE)
         version = answer.get("metadata", {}).get("resourceVersion")
@@ -199,16 +199,17 @@ class KubernetesClient:
         return f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
 
     def listed(
-        self, resource: str, selector: str, told: Callable[[str], object] = lambda version: None
+        self, resource: str, selector: str, on_version: Callable[[str], object] = lambda version: None
     ) -> Iterator[Object]:
-        """All ``deployments`` or ``pods`` that a selector chooses, in pages; ``told`` gets the version of the list."""
+        """All ``deployments`` or ``pods`` that a selector chooses, in pages; ``on_version`` gets the version of the
+        list."""
         query = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             page = self._call("GET", self._path(resource), resource, query=query)
             yield from page.get("items") or ()
             after = page["metadata"].get("continue")
             if not after:
-                told(page["metadata"]["resourceVersion"])
+                on_version(page["metadata"]["resourceVersion"])
                 return
             query = {**query, "continue": after}
 
@@ -346,16 +347,16 @@ def _lines(reply: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 def _refused(what: str, status: int, data: bytes) -> PlatformError:
     try:
-        said = str(orjson.loads(data)["message"])
+        answer = str(orjson.loads(data)["message"])
     except (ValueError, KeyError, TypeError):
-        said = data.decode(errors="replace").strip() or "no reason given"
+        answer = data.decode(errors="replace").strip() or "no reason given"
     if status == 404:
-        return FunctionGoneError(f"{what}: {said}")
+        return FunctionGoneError(f"{what}: {answer}")
     if status == 401:
-        return UnreachableError(f"{what}: the Kubernetes API server does not know this user: {said}")
+        return UnreachableError(f"{what}: the Kubernetes API server does not know this user: {answer}")
     if status in (429, 502, 503, 504):
-        return UnreachableError(f"{what}: the Kubernetes API server answered {status}: {said[:200]}")
-    return RefusedError(what, status, said)
+        return UnreachableError(f"{what}: the Kubernetes API server answered {status}: {answer[:200]}")
+    return RefusedError(what, status, answer)
 
 
 def _object(what: str, data: bytes) -> Object:

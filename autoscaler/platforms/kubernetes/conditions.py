@@ -20,7 +20,8 @@ DRIVEN_AWAY = ("DeletionByTaintManager", "DeletionByPodGC")
 
 @dataclass(frozen=True)
 class Condition:
-    """One obstacle. ``pod`` is empty where the whole function has it; ``since_s`` Unix time, None where not told."""
+    """One obstacle. ``pod`` is empty where the whole function has it; ``since_s`` Unix time, None where it is not
+    reported."""
 
     function: str
     kind: ConditionKind

@@ -1,7 +1,7 @@
 """Between configurations and Deployments; computes only.
 
 What a function's pods should have now stands in the Deployment's annotation ``smoe.live`` (written by the gateway at a
-deployment, by the controller at a change); without it, the template says it.
+deployment, by the controller at a change); without it, the template counts.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def live_patch(live: Live) -> Object:
 def template_patch(deployment: Object, live: Live, gpu: GpuSettings, *, move: bool = False) -> Object:
     """Strategic merge patch that makes ``live`` the template: a roll-out, new replicas before old ones go.
 
-    ``move``: also where the template says ``live`` already, so that replicas are placed anew; once for each ``live``.
+    ``move``: also where the template is ``live`` already, so that replicas are placed again; once for each ``live``.
     """
     name = deployment["metadata"]["name"]
     present = container_of(deployment, name)
@@ -177,7 +177,7 @@ def least_replicas(deployment: Object) -> int:
 
 
 def moved(deployment: Object, live: Live) -> bool:
-    """Whether replicas were placed anew for this already."""
+    """Whether replicas were placed again for this already."""
     return (deployment["spec"]["template"]["metadata"].get("annotations") or {}).get(MOVED) == live.text()
 
 

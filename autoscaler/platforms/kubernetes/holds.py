@@ -1,4 +1,4 @@
-"""What a cluster said no to, and until when it is not asked for that again.
+"""What a cluster refused, and until when it is not asked for that again.
 
 A hold ends by itself, so what was refused is tried again; each time that it is refused once more the next hold is twice
 as long. While it lasts the plan goes without (``autoscaler.contract.Bound``), and it is shown as a condition.
@@ -45,7 +45,7 @@ class Hold:
 
 
 class Holds:
-    """Of one pipeline's functions; orders come from several threads. ``clock`` gives Unix time.
+    """The holds of one pipeline's functions; orders come from several threads. ``clock`` gives Unix time.
 
     ``counts``: (function, kind of condition) → orders that were taken back or refused for it.
     """
@@ -61,14 +61,14 @@ class Holds:
         self._hold("replicas", Condition(function, kind, "", said), Bound(kind, most))
 
     def limits(self, function: str, kind: ConditionKind, bound: Bound, said: str) -> None:
-        """Limits were refused as ``bound`` says; tighter bounds of a hold that lasts stay."""
+        """Limits at or above ``bound`` were refused; tighter bounds of a hold that lasts stay."""
         hold = self._lasting(function, "limits")
         if hold is not None:
             bound = bound.and_also(hold.bound)
         self._hold("limits", Condition(function, kind, "", said), bound)
 
     def right(self, name: str, said: str) -> None:
-        """A right is missing; ``name`` says of what."""
+        """A right is missing; ``name`` is what it is for."""
         self._hold("right", Condition(name, "forbidden", "", said), Bound("forbidden"), RIGHTS_S)
 
     def _hold(self, what: What, condition: Condition, bound: Bound, first_s: float = FIRST_S) -> None:
@@ -119,7 +119,7 @@ class Holds:
         return self._lasting(name, "right") is not None
 
     def conditions(self) -> list[Condition]:
-        """Of all holds that last, in order."""
+        """The conditions of all holds that last, in order."""
         now_s = self._clock()
         with self._lock:
             lasting = [(key, hold.condition) for key, hold in self._held.items() if now_s < hold.until_s]

@@ -20,10 +20,10 @@ from autoscaler.platforms.kubernetes.room import (
     complete,
     gives_back,
     in_the_way,
-    placed_anew,
     refused_limits,
     short_of,
     stuck,
+    wants_new_placement,
 )
 from autoscaler.platforms.kubernetes.store import Known, of_this_gateway
 from platform_words.labels import FUNCTION_LABEL, LIVE, PIPELINE_LABEL, SCALE_TYPE
@@ -45,7 +45,7 @@ class KubernetesPlatform:
 
     ``configurations`` only reads; with :meth:`follow` from caches that watches keep, where they are whole. ``keep``,
     once a tick, is the level-triggered part: it brings every replica in line with its function, also new ones, and
-    answers what it finds in the way. ``bounds`` tells what the cluster has no room or quota for. A new replica waits
+    answers what it finds in the way. ``bounds`` is what the cluster has no room or quota for. A new replica waits
     ``unschedulable_s`` for a node before the plan goes without it. ``clock`` gives Unix time.
     """
 
@@ -132,7 +132,7 @@ class KubernetesPlatform:
             refused = refused or error
             now = int(deployment["spec"].get("replicas", 1))
             if error.no_right and target.replicas > now:
-                self.holds.replicas(function, "forbidden", now, error.said)
+                self.holds.replicas(function, "forbidden", now, error.answer)
         if refused is not None:
             self._refuse(function, refused)
             raise refused
@@ -143,7 +143,7 @@ class KubernetesPlatform:
     def bounds(self) -> Mapping[str, Bound]:
         """What the cluster cannot give functions now: more of what they wait for, and what was refused and is not asked
         for again yet. Found out from what was read last."""
-        told_s = self._clock() - self._unschedulable_s
+        ripe_s = self._clock() - self._unschedulable_s
         self.holds.forget({name for name in self.holds.bounded() if self._known.deployment(name) is None})
         bounds: dict[str, Bound] = {}
         for function in self._known.unsettled():
@@ -151,9 +151,9 @@ class KubernetesPlatform:
             if not obstacles:
                 continue
             deployment = self._deployment(function)
-            short = short_of(deployment, self._known.pods(function), obstacles, told_s)
+            short = short_of(deployment, self._known.pods(function), obstacles, ripe_s)
             if short is not None:
-                self.holds.replicas(function, short.kind, short.most, short.said)
+                self.holds.replicas(function, short.kind, short.most, short.message)
             bound = in_the_way(deployment, obstacles)
             if bound is not None:
                 bounds[function] = bound
@@ -164,7 +164,7 @@ class KubernetesPlatform:
         return bounds
 
     def floors(self) -> Mapping[str, int]:
-        """Of functions with a placement on several nodes, as read last: one replica for each."""
+        """Fewest replicas of functions with a placement on several nodes, as read last: one for each node."""
         return self._known.floors()
 
     def keep(self) -> None:
@@ -254,9 +254,9 @@ class KubernetesPlatform:
     def _answered_by_a_roll_out(self, function: str, error: RefusedError) -> bool:
         """Whether new replicas can have what this live one was refused."""
         if error.no_right_to_resize:
-            self.holds.right(self._pipeline, f"{error.said}; changed limits are rolled out")
+            self.holds.right(self._pipeline, f"{error.answer}; changed limits are rolled out")
         elif error.beyond_node or error.not_on_a_live_pod:
-            log.info("function %s is rolled out instead: %s", function, error.said)
+            log.info("function %s is rolled out instead: %s", function, error.answer)
         else:
             return False
         return True
@@ -306,13 +306,13 @@ class KubernetesPlatform:
             return
         desired = self._desired.get(function)
         if desired is not None and desired != live and not _noted(deployment):
-            log.info("function %s was deployed anew without what was set here; it is set again", function)
+            log.info("function %s was deployed again without what was set here; it is set again", function)
             self._change(function, live, desired)
             return
         obstacles = list(self._obstacles(function))
-        moving = None if d.moved(deployment, live) else self._placed_anew(function, live, obstacles)
+        moving = None if d.moved(deployment, live) else self._cause_of_new_placement(function, live, obstacles)
         if moving is not None:
-            log.warning("function %s: its replicas are placed anew: %s", function, moving)
+            log.warning("function %s: its replicas are placed again: %s", function, moving)
             self._roll_out(function, live, move=True)
             return
         if self._took_back(function, live, obstacles):
@@ -327,7 +327,7 @@ class KubernetesPlatform:
                 self._ordered.pop(function, None)
                 self.holds.came_about(function, configured)
 
-    def _placed_anew(self, function: str, live: Live, obstacles: list[Condition]) -> Condition | None:
+    def _cause_of_new_placement(self, function: str, live: Live, obstacles: list[Condition]) -> Condition | None:
         """What only other nodes can help with: a resize to these limits, and not to others before them."""
         if not obstacles:
             return None
@@ -335,15 +335,15 @@ class KubernetesPlatform:
             pod["metadata"]["name"] for pod in self._known.pods(function) if d.resize_patch(pod, function, live)
         }
         present = (one for one in obstacles if one.pod not in differing)
-        return next((one for one in present if placed_anew(one, self._clock())), None)
+        return next((one for one in present if wants_new_placement(one, self._clock())), None)
 
     def _took_back(self, function: str, live: Live, obstacles: list[Condition]) -> bool:
         """Take limits back that were ordered here and cannot be rolled out; what others ordered is left alone."""
-        order, told_s = self._ordered.get(function), self._clock() - self._unschedulable_s
-        why = stuck(obstacles, told_s)
+        order, ripe_s = self._ordered.get(function), self._clock() - self._unschedulable_s
+        why = stuck(obstacles, ripe_s)
         if order is None or order.after != live or why is None:
             return False
-        if short_of(self._deployment(function), self._known.pods(function), obstacles, told_s) is not None:
+        if short_of(self._deployment(function), self._known.pods(function), obstacles, ripe_s) is not None:
             return False  # fewer replicas first: the rest may find room then
         bound = refused_limits(why.kind, order.configured, order.target, why.message)
         self.holds.limits(function, why.kind, bound, why.message)
@@ -368,8 +368,8 @@ class KubernetesPlatform:
                 return True
             except RefusedError as error:
                 if error.over_quota and configured is not None:
-                    bound = refused_limits("quota", None, configured, error.said)
-                    self.holds.limits(function, "quota", bound, error.said)
+                    bound = refused_limits("quota", None, configured, error.answer)
+                    self.holds.limits(function, "quota", bound, error.answer)
                 if not self._answered_by_a_roll_out(function, error):
                     raise
                 self._not_live[function] = self._known.versions(function)
@@ -401,13 +401,13 @@ class KubernetesPlatform:
     ) -> None:
         """What grew is not asked for again yet; where nothing did, there is nothing to plan without."""
         kind = kind_of(error)
-        bound = refused_limits(kind, configured, target, error.said)
+        bound = refused_limits(kind, configured, target, error.answer)
         if bound != Bound(kind) or error.over_quota:
-            self.holds.limits(function, kind, bound, error.said)
+            self.holds.limits(function, kind, bound, error.answer)
 
     def _refuse(self, function: str, error: RefusedError) -> None:
         if (error.over_quota or error.no_right) and self.holds.bound(function) is not None:
-            self._refusals.over(function)  # its hold tells it
+            self._refusals.over(function)  # its hold is the condition
         else:
             self._refusals.met(function, error)
 

@@ -15,7 +15,7 @@ REFUSED_S = 60.0
 
 
 class Refusals:
-    """Of functions; ``clock`` gives Unix time."""
+    """What was refused of functions; ``clock`` gives Unix time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -23,9 +23,9 @@ class Refusals:
         """Function → what was refused of it, and when that was met last."""
 
     def met(self, function: str, error: RefusedError) -> None:
-        """Something was refused; told in the log where it is news."""
+        """Something was refused; logged where it is news."""
         now_s, before = self._clock(), self._met.get(function)
-        condition = Condition(function, kind_of(error), "", error.said, now_s)
+        condition = Condition(function, kind_of(error), "", error.answer, now_s)
         if before is not None and before[0].message == condition.message and now_s - before[1] < REFUSED_S:
             condition = before[0]
         else:

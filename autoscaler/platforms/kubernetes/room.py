@@ -16,7 +16,7 @@ from platform_words.live import Live
 from platform_words.resources import GPU
 
 DEFERRED_LIMIT_S = 30.0
-"""A resize that its node has no room for now is waited for this long; then the replicas are placed anew."""
+"""A resize that its node has no room for now is waited for this long; then the replicas are placed again."""
 _RESIZING = ("deferred", "infeasible", "resize failed")
 _NAMES = re.compile(r"requested: .*?, used: |maximum \S+ usage per ")
 _AXES = {"memory": "memory_mb", "cpu": "cpu_cores", GPU: "gpu_share"}
@@ -28,7 +28,7 @@ class Short:
 
     kind: ConditionKind
     most: int
-    said: str
+    message: str
 
 
 class Order(NamedTuple):
@@ -40,43 +40,43 @@ class Order(NamedTuple):
     target: Configuration
 
 
-def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Condition], told_s: float) -> Short | None:
+def short_of(deployment: Object, pods: Sequence[Object], obstacles: Sequence[Condition], ripe_s: float) -> Short | None:
     """Whether fewer replicas run than were asked for: at once for want of quota; for want of nodes, or where new pods
-    are refused for another reason, once that lasts since ``told_s`` (Unix time) or longer. A roll-out's additional
+    are refused for another reason, once that lasts since ``ripe_s`` (Unix time) or longer. A roll-out's additional
     replicas are none that were asked for, and the fewest that the function's label asks for are never too many."""
     status, wanted = deployment.get("status", {}), int(deployment["spec"].get("replicas", 1))
     least = least_replicas(deployment)
     waiting = {one.pod: one for one in obstacles if one.kind == "unschedulable"}
     for one in waiting.values():
-        if one.since_s is not None and one.since_s <= told_s:
+        if one.since_s is not None and one.since_s <= ripe_s:
             placed = sum(not leaving(pod) and pod["metadata"]["name"] not in waiting for pod in pods)
             most = max(placed, least)
             return Short("unschedulable", most, one.message) if most < wanted else None
     there = int(status.get("replicas", 0))
     rolling = status.get("updatedReplicas", 0) < there
-    refused = next((one for one in obstacles if _refuses_pods(one, told_s)), None)
+    refused = next((one for one in obstacles if _refuses_pods(one, ripe_s)), None)
     if refused is not None and not rolling and there > 0 and max(there, least) < wanted:
         return Short(refused.kind, max(there, least), refused.message)
     return None
 
 
-def _refuses_pods(condition: Condition, told_s: float) -> bool:
+def _refuses_pods(condition: Condition, ripe_s: float) -> bool:
     """A quota that is used up stays so; another refusal may be that of a webhook which is away for a moment."""
-    lasts = condition.since_s is not None and condition.since_s <= told_s
+    lasts = condition.since_s is not None and condition.since_s <= ripe_s
     return condition.kind == "quota" or (condition.kind == "refused" and lasts)
 
 
-def placed_anew(condition: Condition, now_s: float) -> bool:
+def wants_new_placement(condition: Condition, now_s: float) -> bool:
     """Whether only other nodes can help: never on this one, or not for a long while."""
     waited_s = 0.0 if condition.since_s is None else now_s - condition.since_s
     return condition.kind == "infeasible" or (condition.kind == "deferred" and waited_s > DEFERRED_LIMIT_S)
 
 
-def stuck(obstacles: Iterable[Condition], told_s: float) -> Condition | None:
-    """What keeps a roll-out's new replicas from coming, since ``told_s`` or longer; None where nothing does."""
+def stuck(obstacles: Iterable[Condition], ripe_s: float) -> Condition | None:
+    """What keeps a roll-out's new replicas from coming, since ``ripe_s`` or longer; None where nothing does."""
     kinds = ("unschedulable", "quota", "refused")
     waiting = (one for one in obstacles if one.kind in kinds)
-    return next((one for one in waiting if one.since_s is not None and one.since_s <= told_s), None)
+    return next((one for one in waiting if one.since_s is not None and one.since_s <= ripe_s), None)
 
 
 def complete(deployment: Object, pods: Sequence[Object], live: Live) -> bool:
@@ -87,7 +87,7 @@ def complete(deployment: Object, pods: Sequence[Object], live: Live) -> bool:
 
 
 def in_the_way(deployment: Object, obstacles: Sequence[Condition]) -> Bound | None:
-    """No growth beside what is waited for: of limits while a resize waits, of replicas while one does."""
+    """No growth besides what is waited for: of limits while a resize waits, of replicas while one does."""
     kinds = {one.kind for one in obstacles}
     resizing = [kind for kind in _RESIZING if kind in kinds]
     waiting = [kind for kind in ("unschedulable", "quota", "refused") if kind in kinds]
@@ -100,7 +100,7 @@ def in_the_way(deployment: Object, obstacles: Sequence[Condition]) -> Bound | No
 
 
 def refused_limits(kind: ConditionKind, present: Configuration | None, refused: Configuration, said: str) -> Bound:
-    """From what a refusal says and what was asked for: limits that are not asked for again. The words of a quota
+    """Limits, from a refusal's words and what was asked for, that are not asked for again. The words of a quota
     (``requested: limits.memory=1Gi, used: …``) and of a limit range (``maximum memory usage per Container is …``) name
     what there is too little of; whatever else grew may be had."""
     bound = Bound.below(present, refused, kind)

@@ -109,7 +109,7 @@ class Known:
         return unpacked[1]
 
     def configurations(self) -> dict[str, Configuration]:
-        """Of functions that have one."""
+        """Configurations of the functions that have one."""
         return dict(self._configurations)
 
     def floors(self) -> dict[str, int]:
@@ -120,7 +120,7 @@ class Known:
         return any(read.community for read in self._read.values())
 
     def versions(self, function: str) -> tuple[str, ...]:
-        """Of a function's Deployment and pods."""
+        """Versions of a function's Deployment and pods."""
         kept = self._deployments.get(function)
         return ("" if kept is None else kept.version, *[pod.version for pod in self._kept_pods(function)])
 

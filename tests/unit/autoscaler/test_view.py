@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.errors import LogError
-from autoscaler.exposition import LAST_DECISION, TEXT, TOLD, ControllerMetrics, Exposition
+from autoscaler.exposition import LAST_DECISION, REPORTED, TEXT, ControllerMetrics, Exposition
 from autoscaler.progress import Progress
 from autoscaler.view import DECISIONS, HISTORY, View, result_of
 from tests.unit.autoscaler.builders import configuration, observation, topology
@@ -133,11 +133,13 @@ def test_the_last_decision_of_a_function_is_told_with_its_reason_and_limits_and_
 
 def test_no_more_than_the_last_decisions_are_told_however_many_functions_and_words_there_are() -> None:
     metrics = ControllerMetrics("m", None)
-    many = [MORE._replace(function=f"m-{i}", reason=f"{i} " * 300) for i in range(3 * TOLD)]
+    many = [MORE._replace(function=f"m-{i}", reason=f"{i} " * 300) for i in range(3 * REPORTED)]
     metrics.add(report(*many))
     metrics.add(report(many[0], end_s=105.0))
     found = told(metrics)
-    assert [labels["function"] for labels, _ in found] == [f"m-{i}" for i in range(2 * TOLD + 1, 3 * TOLD)] + ["m-0"]
+    assert [labels["function"] for labels, _ in found] == [f"m-{i}" for i in range(2 * REPORTED + 1, 3 * REPORTED)] + [
+        "m-0"
+    ]
     assert all(len(labels["reason"]) == TEXT and labels["reason"].endswith("…") for labels, _ in found)
 
 

@@ -87,7 +87,7 @@ def test_a_profile_that_cannot_be_gets_a_sentence(tmp_path: Path, text: str, sen
     ("change", "sentence"),
     [
         ({"node": "z"}, "node is 'z'"),
-        ({"node": ""}, "each ingress says its own"),
+        ({"node": ""}, "each ingress names its own"),
         ({"tokens": [[1.0]]}, "tokens must be"),
         ({"tokens": "many"}, "tokens must be"),
         ({"window_s": 0}, "window_s is 0"),

@@ -103,7 +103,7 @@ def test_home_may_have_another_name_in_the_cluster(double: Running, kubeconfig: 
 
 
 def test_a_further_namespace_has_no_other_name_in_the_cluster() -> None:
-    with pytest.raises(SettingsError, match="kubernetes_namespace is fns; allowed is none beside namespace team-a"):
+    with pytest.raises(SettingsError, match="kubernetes_namespace is fns; allowed is none besides namespace team-a"):
         validate(ControllerSettings("http://127.0.0.1:1", Path(), namespace=TEAM, kubernetes_namespace="fns"))
 
 

@@ -1,4 +1,4 @@
-"""Ticks of a controller on the API double whose policy wishes what a test says: for clusters that say no."""
+"""Ticks of a controller on the API double with a scripted policy: for clusters that refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 class Desired:
-    """A policy that wishes what it is told."""
+    """A scripted policy: it desires what a test gives it."""
 
     name = "scripted"
 
@@ -49,7 +49,7 @@ class Nothing:
 
 
 class Story:
-    """Functions at ``configuration()`` in one namespace, wishes, and ticks, which move the cluster's clock too."""
+    """Functions at ``configuration()`` in one namespace, desired configurations, and ticks, which move the cluster's clock too."""
 
     def __init__(
         self, double: Running, platforms: Platforms, limits: LimitSettings, moved: Callable[[float], None]
@@ -70,7 +70,7 @@ class Story:
             self.platform.keep()
         return report
 
-    def configuration(self, desired: Mapping[str, Configuration]) -> TickReport:
+    def desired(self, desired: Mapping[str, Configuration]) -> TickReport:
         self.policy.now.update(desired)
         return self.tick()
 
