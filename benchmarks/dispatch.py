@@ -121,7 +121,9 @@ def read(ingress: WorkerProcess, workers: Iterable[WorkerProcess]) -> Counted:
     samples = [sample for family in families for sample in family.samples]
 
     def total(name: str, **labels: str) -> float:
-        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+        return sum(
+            sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()
+        )
 
     return Counted(
         passes=total(names.REQUESTS, code="200"),

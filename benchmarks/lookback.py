@@ -100,7 +100,7 @@ def needs_of(hour: Hour) -> Needs:
     for number in range(int(work.seconds // kind.window_s)):
         requests = between(work.requests, number * kind.window_s, (number + 1) * kind.window_s)
         level.append(needed(workload, requests, choices, workload.slo_s, kind.window_s, work.seed))
-    price = [workload.prices.unit_per_s(one) * one.replicas for one in choices]
+    price = [workload.prices.unit_per_s(choice) * choice.replicas for choice in choices]
     return Needs(hour, np.array(level), np.array(price), tuple(map(_name, choices)))
 
 
@@ -124,9 +124,9 @@ def policies(needs: Needs) -> Iterator[tuple[str, NDArray[np.int64]]]:
 def compared(all_needs: Sequence[Needs]) -> list[Row]:
     """Means over hours, by rate and pattern."""
     rows = []
-    for key in dict.fromkeys((one.hour.mean_rps, one.hour.pattern) for one in all_needs):
+    for key in dict.fromkeys((needs.hour.mean_rps, needs.hour.pattern) for needs in all_needs):
         figures: dict[str, list[tuple[float, float]]] = {}
-        for needs in (one for one in all_needs if (one.hour.mean_rps, one.hour.pattern) == key):
+        for needs in (needs for needs in all_needs if (needs.hour.mean_rps, needs.hour.pattern) == key):
             needed, base = needs.level[WARM_UP:], None
             for name, given in policies(needs):
                 cost = float(needs.price[given].mean())
@@ -174,10 +174,11 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     for (line, rate), (place, pattern) in itertools.product(enumerate(rates), enumerate(PATTERNS)):
         axis = grid[line, place]
         for begins, colour, marker in (("look back", "tab:orange", "o"), ("always", "tab:blue", "s")):
-            points = [one for one in rows if (one.mean_rps, one.pattern) == (rate, pattern)]
-            points = [one for one in points if one.policy.startswith(begins) and one.violated < 0.5]
+            points = [row for row in rows if (row.mean_rps, row.pattern) == (rate, pattern)]
+            points = [point for point in points if point.policy.startswith(begins) and point.violated < 0.5]
             axis.plot(
-                [one.cost for one in points], [100 * one.violated for one in points], marker=marker, color=colour,
+                [point.cost for point in points], [100 * point.violated for point in points], marker=marker,
+                color=colour,
                 linewidth=1, markersize=4, label=f"{begins} …",
             )  # fmt: skip
         axis.axhline(1.0, color="grey", linewidth=1, linestyle=":", label="1 % of windows")

@@ -235,7 +235,7 @@ def main(name: str, pattern: str, seed: int, seconds: float, out: Path) -> None:
         steps = episode(work, policy, grid.window_s, Path(folder))
         log = logged(Path(folder))
     counted = range(grid.warm_up_windows, len(steps))
-    at = max(counted, key=lambda number: sum(one.changes for one in steps[number].report.decisions))
+    at = max(counted, key=lambda number: sum(decision.changes for decision in steps[number].report.decisions))
     stored = document(work, policy, published_actor(name, "provisioned"), steps, at)
     stored["flow"] = flow(work, steps[at], log, len(steps))
     out.mkdir(parents=True, exist_ok=True)

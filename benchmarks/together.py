@@ -135,12 +135,14 @@ class Stage:
         addresses of the ingresses in order of nodes."""
         both = dict.fromkeys(NODES, 1)
         target: dict[str, Mapping[str, int]] = {self.manifest.function_name(INGRESS): both}
-        target |= {self.manifest.function_name(one.id): both for one in self.manifest.segments}
+        target |= {self.manifest.function_name(segment.id): both for segment in self.manifest.segments}
         equal = Seen(np.ones((len(NODES), *self.shape)), HORIZON_S)
         target |= places_of(planned(equal, self.profile, self.manifest), self.profile, self.manifest)
         self.coordinator.move(target)
         ingresses = self.client.replicas()[self.manifest.function_name(INGRESS)]
-        by_node = {str(one["node"]): str(one["address"]) for one in ingresses if one["state"] == "ready"}
+        by_node = {
+            str(ingress["node"]): str(ingress["address"]) for ingress in ingresses if ingress["state"] == "ready"
+        }
         return [by_node[node] for node in NODES]
 
     def experts_by_node(self) -> dict[str, int]:
@@ -159,7 +161,10 @@ def manager_pid(client: GatewayClient, state: Path, node: str) -> int:
     port = int(address.rsplit(":", 1)[1])
     for child in psutil.Process(int(read_gateway(state)["pid"])).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # others come and go meanwhile
-            if any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in child.net_connections("tcp")):
+            if any(
+                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+                for connection in child.net_connections("tcp")
+            ):
                 return child.pid
     raise SmoeError(f"nobody listens on {address}, where the manager of node {node} is to be")
 
@@ -293,9 +298,13 @@ def latencies(records: list[list[RequestRecord]]) -> tuple[np.ndarray, np.ndarra
     """(moments at which requests were due [requests], seconds from then to their answers [requests], requests without
     one)."""
     every = [one for rows in records for one in rows]
-    good = [one for one in every if one.outcome == "ok" and one.latency_s is not None and one.sent_s is not None]
-    due = np.array([one.scheduled_s for one in good])
-    ended = np.array([(one.sent_s or 0.0) + (one.latency_s or 0.0) for one in good])
+    good = [
+        record
+        for record in every
+        if record.outcome == "ok" and record.latency_s is not None and record.sent_s is not None
+    ]
+    due = np.array([record.scheduled_s for record in good])
+    ended = np.array([(record.sent_s or 0.0) + (record.latency_s or 0.0) for record in good])
     return due, ended - due, len(every) - len(good)
 
 
@@ -371,7 +380,7 @@ def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str,
         "p50_ms": round(1000 * float(np.median(latency_s)), 1),
         "p95_ms": round(1000 * float(np.quantile(latency_s, 0.95)), 1),
         "local": round(local, 4),
-        "moves": sum(bool(one["moved"]) for one in timeline.decisions),
+        "moves": sum(bool(decision["moved"]) for decision in timeline.decisions),
         "orders": sum(len(report.applied) for report in timeline.reports),
     }
 

@@ -106,7 +106,9 @@ def publish(to: Path, trained: Sequence[Trained], summaries: Sequence[Summary], 
     """What documents cite."""
     to.mkdir(parents=True, exist_ok=True)
     write(to / "results.csv", summaries)
-    curves = [{"arm": one.variant, "seed": one.seed, "minutes": one.minutes, "curve": one.curve} for one in trained]
+    curves = [
+        {"arm": actor.variant, "seed": actor.seed, "minutes": actor.minutes, "curve": actor.curve} for actor in trained
+    ]
     (to / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
     actors = ", ".join(f"{one.variant} seed {one.seed} ({one.minutes:g} min)" for one in trained)
     lines = [
@@ -206,7 +208,7 @@ def main(
         {
             "cells": [{**asdict(row), "arm": row.policy} for row in rows(summaries)],
             "arms": list(variants),
-            "seeds": sorted({one.seed for one in trained}),
+            "seeds": sorted({actor.seed for actor in trained}),
             "minutes": {f"{one.variant}-{one.seed}": one.minutes for one in trained},
             "windows": {f"{one.variant}-{one.seed}": one.windows for one in trained},
         }

@@ -63,7 +63,7 @@ def compared(clips_of: dict[str, list[Judged]]) -> dict[str, Any]:
             "cost": round(
                 float(np.mean([one.cost / reference.cost for one, reference in zip(clips, trained, strict=True)])), 4
             ),
-            "violated": round(sum(one.violated for one in clips) / max(1, sum(one.judged for one in clips)), 4),
+            "violated": round(sum(clip.violated for clip in clips) / max(1, sum(clip.judged for clip in clips)), 4),
         }
         for policy, clips in clips_of.items()
     }

@@ -137,8 +137,8 @@ def measured(run: Run, settings: ControllerSettings, client: GatewayClient) -> O
             stop.set()
             thread.join(30)
     answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
-    ends = np.array([(one.sent_s or one.scheduled_s) + (one.latency_s or 0.0) for one in answered])
-    latencies = np.array([one.latency_s for one in answered], dtype=np.float64)
+    ends = np.array([(record.sent_s or record.scheduled_s) + (record.latency_s or 0.0) for record in answered])
+    latencies = np.array([record.latency_s for record in answered], dtype=np.float64)
     return outcome(run, ends, latencies, reports, len(result.records) - len(answered))
 
 
@@ -293,8 +293,8 @@ def first_on_cost(cells: Sequence[Mapping[str, Any]]) -> bool:
     costs = {}
     for policy in dict.fromkeys(cell["policy"] for cell in cells):
         runs = [cell["measured"] for cell in cells if cell["policy"] == policy]
-        if statistics.median(one["p95_over_slo"] for one in runs) <= 1:
-            costs[policy] = statistics.median(one["provisioned"] for one in runs)
+        if statistics.median(run["p95_over_slo"] for run in runs) <= 1:
+            costs[policy] = statistics.median(run["provisioned"] for run in runs)
     return LEARNT in costs and costs[LEARNT] == min(costs.values())
 
 

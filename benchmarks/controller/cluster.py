@@ -60,7 +60,7 @@ class Cluster:
         self.deployments, self.pods = Kind(), Kind()
         self.calls = 0
         manifest = load(directory, verify=False)
-        names = {node: manifest.function_name(node) for node in ("ingress", *(one.id for one in manifest.nodes))}
+        names = {node: manifest.function_name(node) for node in ("ingress", *(node.id for node in manifest.nodes))}
         self.answers = Answers(manifest.name, names, self.replicas, self.limits)
         settings = KubernetesSettings()
         for deployment in function_deployments(manifest):
@@ -242,7 +242,7 @@ class Answers:
 
     def body(self, query: str, time_s: float) -> bytes:
         """One answer as Prometheus writes it."""
-        series = max((one for one in Series if METRICS[one] in query), key=lambda one: len(METRICS[one]))
+        series = max((kind for kind in Series if METRICS[kind] in query), key=lambda kind: len(METRICS[kind]))
         if series is Series.REQUESTS:  # the first query of a tick
             self._ticks += 1
         rows = [_row({}, time_s)] if query.startswith("max(timestamp") else self._current(series, query)

@@ -170,11 +170,11 @@ def compare(records: Sequence[Record], paces: Sequence[float], ours: Sequence[Ou
     row["host_cores"] = [round(record.host_cores, 3) for record in records]
     row["others_cores"] = [record.others_cores and round(record.others_cores, 3) for record in records]
     row["pace"] = [round(pace, 3) for pace in paces]
-    parts = [one.measured_part for one in ours if one.measured_part is not None]
+    parts = [outcome.measured_part for outcome in ours if outcome.measured_part is not None]
     row["measured_part"] = round(float(np.mean(parts)), 4) if parts else None
     for name, short in METRICS.items():
         theirs = np.array([getattr(record.measured, name) for record in records])
-        mean, predicted = float(theirs.mean()), float(np.mean([getattr(one, name) for one in ours]))
+        mean, predicted = float(theirs.mean()), float(np.mean([getattr(outcome, name) for outcome in ours]))
         row[name] = {"measured": theirs.round(4).tolist(), "simulated": round(predicted, 4)}
         row[f"{short}_err"] = round(abs(predicted / mean - 1), 4)
         row[f"{short}_repeat"] = round(float(np.abs(theirs / mean - 1).max()), 4)
@@ -193,7 +193,9 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
             runs = [record for record in records if record.cell == cell]
             workloads = [workload_of(directory, profile, run, sets) for run in runs]
             ours = [simulated(*one, SEED + n) for one in zip(runs, workloads, strict=True) for n in range(SIMULATIONS)]
-            rows.append(compare(runs, [one.host.pace for one in workloads if one.host is not None], ours))
+            rows.append(
+                compare(runs, [workload.host.pace for workload in workloads if workload.host is not None], ours)
+            )
     return rows
 
 

@@ -210,7 +210,9 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
     now_s = time.time()
     values = source.read(now_s, now_s - begun_s).values
     spent_s, count = sum(values[Series.REQUEST_SECONDS_SUM].values()), sum(values[Series.REQUESTS].values())
-    latencies_s = [one.latency_s for one in result.records if one.outcome == "ok" and one.latency_s is not None]
+    latencies_s = [
+        record.latency_s for record in result.records if record.outcome == "ok" and record.latency_s is not None
+    ]
     return Singles(
         latencies_s,
         counts.tolist(),
@@ -254,10 +256,10 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
         stop.set()
         thread.join(30)
     cores, others_cores = usage.cores()
-    sent = np.array([(one.sent_s or one.scheduled_s) + replayed_s - begun_s for one in result.records])
+    sent = np.array([(record.sent_s or record.scheduled_s) + replayed_s - begun_s for record in result.records])
     order = np.argsort(sent, kind="stable")
     records = [result.records[place] for place in order]
-    answered = [one.latency_s for one in records if one.outcome == "ok" and one.latency_s is not None]
+    answered = [record.latency_s for record in records if record.outcome == "ok" and record.latency_s is not None]
     counted = reports[:THIRDS]
     return Record(
         cell,

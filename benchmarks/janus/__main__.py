@@ -205,7 +205,9 @@ def compare(
         tuned = ", ".join(f"{it.in_words}: {run.mean_cores:.1f} cores, {run.violated:.3f} over" for it, run in tried)
         print(f"{name}: {in_words[name]} (tuned on {tuned})", file=sys.stderr, flush=True)
     janus, as_often = worlds[JANUS], over_with(picked[WHOLE], trials[WHOLE])
-    more = [(one, run_one(janus, before, one.policy, tuning)) for one in candidates(EQUAL, janus.workload)]
+    more = [
+        (candidate, run_one(janus, before, candidate.policy, tuning)) for candidate in candidates(EQUAL, janus.workload)
+    ]
     tried = [*trials[JANUS], *more]
     equal = best(tried, as_often)
     runs[EQUAL] = run_one(janus, requests, equal.policy, trace)

@@ -236,7 +236,7 @@ def main(
                 if one == "full":
                     setting = replace(setting, capacity=figures["changes"]["up"]["per_second_before"])
                 progress.advance(task)
-        rows = {one: rows[one] for one in names}
+        rows = {name: rows[name] for name in names}
     result = summary(rows, setting, rounds)
     show(result)
     print_result(result)

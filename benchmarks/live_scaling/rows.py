@@ -109,7 +109,7 @@ class Stage:
         self._setting = setting
         self.running = running
         state = running.state
-        self.names = [str(one["service"]) for one in function_deployments(setting.manifest, deployment(image))]
+        self.names = [str(entry["service"]) for entry in function_deployments(setting.manifest, deployment(image))]
         self._watch = watch
         self._standbys = standbys
         self._gateway = psutil.Process(running.pid)

@@ -89,7 +89,7 @@ class Stage:
         self._manifest = manifest
         self._coordinator = Coordinator(gateway.connect, manifest, gateway.state, Options(True, START_TIMEOUT_S))
         self.shape = (manifest.layers, len(manifest.experts(0)))
-        self.expert_bytes = max(one.parameter_bytes for one in manifest.experts(0))
+        self.expert_bytes = max(expert.parameter_bytes for expert in manifest.experts(0))
         places = int(PLACES_PER_EXPERT * self.shape[0] * self.shape[1] / sum(GPUS))
         self.bytes_per_s = mbit * 1e6 / 8
         self.cluster: Cluster = make_cluster(
@@ -99,7 +99,9 @@ class Stage:
         feed = gateway.connect()
         self._move({manifest.function_name(INGRESS): dict.fromkeys(NODES, 1)})
         ingresses = feed.replicas()[manifest.function_name(INGRESS)]
-        by_node = {str(one["node"]): str(one["address"]) for one in ingresses if one["state"] == "ready"}
+        by_node = {
+            str(ingress["node"]): str(ingress["address"]) for ingress in ingresses if ingress["state"] == "ready"
+        }
         self._addresses = [by_node[node.name] for node in nodes]
 
     @property
