@@ -1,4 +1,4 @@
-"""The ASGI application: front door, control door, and the metrics port's own small application."""
+"""The ASGI application: front door, control API, and the metrics port's own small application."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Gateway:
 
 
 class _Router:
-    """Calls to functions skip everything that the control door needs."""
+    """Calls to functions skip everything that the control API needs."""
 
     def __init__(self, front: Any, control: Any, open_control: Any) -> None:
         self._front = front

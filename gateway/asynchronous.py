@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 CALLBACK = b"x-callback-url"
 CALLBACK_TRIES = 3
 FIRST_PAUSE_S = 0.2
-"""Before the second try of a callback; four times as long before the third."""
+"""Wait before the second try of a callback; the wait before the third is four times as long."""
 
 
 Refusal = tuple[int, str]
-"""Status and sentence."""
+"""HTTP status and sentence with which a call is refused."""
 
 
 class AsyncCalls(ABC):
@@ -67,10 +67,10 @@ class AsyncCalls(ABC):
 
     @abstractmethod
     async def close(self, timeout_s: float) -> None:
-        """Take no more, and run what is begun for at most ``timeout_s``."""
+        """Accept no more calls, and run the accepted ones for at most ``timeout_s``."""
 
     def _refusal(self, call: Call) -> Refusal | None:
-        """Why no queue takes it."""
+        """The refusal of a call that no queue accepts, or None."""
         if call.rest is not None or len(call.body) > self.body_bytes:
             return 413, f"the body of an asynchronous call may have {self.body_bytes} bytes"
         callback = callback_of(call)
@@ -146,7 +146,7 @@ class AsyncCalls(ABC):
 
 
 class AsyncQueue(AsyncCalls):
-    """In this process's memory: what is accepted is run before :meth:`close` returns, time allowing."""
+    """A queue in this process's memory: what is accepted is run before :meth:`close` returns, time allowing."""
 
     def __init__(
         self, forwarder: Forwarder, metrics: GatewayMetrics, *, size: int, workers: int, held_bytes: int, **more: Any
@@ -198,7 +198,7 @@ class AsyncQueue(AsyncCalls):
 
 
 def callback_of(call: Call) -> str:
-    """Its ``X-Callback-Url``, or nothing."""
+    """The call's ``X-Callback-Url``, empty without one."""
     return next((value.decode("latin-1") for name, value in call.headers if name == CALLBACK), "")
 
 

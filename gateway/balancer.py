@@ -19,7 +19,7 @@ class Balancer:
 
         Replicas that are equal take turns.
         """
-        replicas = [one for one in state.replicas if one.state == "ready" and one.id not in avoid]
+        replicas = [replica for replica in state.replicas if replica.state == "ready" and replica.id not in avoid]
         if len(replicas) < 2:
             return replicas[0] if replicas else None
         self._turn += 1

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 Headers = list[tuple[bytes, bytes]]
-"""Names in lower case."""
+"""Names (in lower case) and values."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Call:
     length: int | None = None
     """Bytes of the whole body, where the client declares it."""
     client: str = ""
-    """``address:port``."""
+    """``address:port`` of the client."""
     call_id: str = ""
     generated_id: bool = False
     started_ns: int = field(default_factory=time.time_ns)
@@ -41,7 +41,7 @@ class Call:
 
     @property
     def key(self) -> str:
-        """``NAME.NAMESPACE``."""
+        """The function as ``NAME.NAMESPACE``."""
         return f"{self.function}.{self.namespace}"
 
 

@@ -77,7 +77,7 @@ class Replica:
     state: ReplicaState
     pid: int | None = None
     started_at_s: float = 0.0
-    """Unix time."""
+    """Unix time of its start."""
     machine: str = ""
     """Where it runs, when the backend places replicas on machines."""
 
@@ -88,7 +88,7 @@ class Usage:
 
     cpu_seconds_total: float | None
     cpu_millicores: float | None
-    """Over the last measuring interval."""
+    """Mean over the last measuring interval."""
     memory_bytes: int | None
 
 
@@ -162,8 +162,8 @@ class Backend(Protocol):
         """Raises ConflictError if it exists or no GPU has room, InvalidSpecError for bad limits or missing secrets."""
 
     async def update(self, spec: FunctionSpec) -> None:
-        """Live where only limits, labels, annotations or max_inflight differ, else a rolling update. NotFoundError,
-        ConflictError where no GPU has room.
+        """Change a function: live where only limits, labels, annotations or max_inflight differ, else by a rolling
+        update. Raises NotFoundError, and ConflictError where no GPU has room.
         """
 
     async def delete(self, name: str, namespace: str) -> None: ...
@@ -171,21 +171,21 @@ class Backend(Protocol):
     async def scale(self, name: str, namespace: str, replicas: int) -> None: ...
 
     def get(self, name: str, namespace: str) -> FunctionState:
-        """As last seen. Raises NotFoundError."""
+        """The function as last observed. Raises NotFoundError."""
 
     async def look(self, name: str, namespace: str) -> FunctionState:
-        """As :meth:`get`; a function not seen yet, which another gateway may just have made, is looked for."""
+        """As :meth:`get`; a function not known here, which another gateway may just have made, is looked up."""
 
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]: ...
 
     def version(self) -> int:
-        """Grows with every change of functions or replicas."""
+        """A number that grows with every change of functions or replicas."""
 
     async def wait_change(self, seen_version: int, timeout_s: float) -> int:
         """Return the version once it differs from ``seen_version``, or after ``timeout_s``."""
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
-        """By replica id."""
+        """Measured use by replica id."""
 
     def start_seconds(self) -> builtins.list[float]:
         """Start times (spawn to ready) measured since the last call of this method."""

@@ -10,7 +10,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_duration(text: str) -> float:
-    """Seconds. Raises ValueError with a sentence."""
+    """The duration in seconds. Raises ValueError with a sentence."""
     text = text.strip()
     if _SECONDS.fullmatch(text):
         return float(text)

@@ -165,7 +165,7 @@ class FrontDoor:
 
 
 async def _then(rest: AsyncIterator[bytes], received: asyncio.Event) -> AsyncIterator[bytes]:
-    """``rest``, and say when it is all there: from then on someone else may call ``receive``."""
+    """``rest``, and report when it is complete: from then on someone else may call ``receive``."""
     async for data in rest:
         yield data
     received.set()

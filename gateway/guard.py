@@ -20,14 +20,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 @dataclass(frozen=True)
 class RequestBounds:
-    """What a client may take to send a request."""
+    """How long a client may take to send a request, and how large its head may be."""
 
     head_timeout_s: float = 10.0
-    """From its first byte (on a new connection: from connecting) until the head is whole."""
+    """Time from the first byte (on a new connection: from connecting) until the head is complete."""
     body_timeout_s: float = 60.0
-    """Longest pause within a body."""
+    """Longest gap within a body."""
     head_bytes: int = 64 * 1024
-    """Request target and headers."""
+    """Most bytes of request target and headers together."""
     linger_s: float = 0.5
     """How long a refused client may go on sending; what it sends is dropped. Closed at once, the kernel would reset the
     connection, and the client might never read why it was refused."""

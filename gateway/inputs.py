@@ -1,4 +1,4 @@
-"""What clients of the control door send: JSON bodies, names, and parameters of the query. Bad input raises
+"""What clients of the control API send: JSON bodies, names, and parameters of the query. Bad input raises
 InvalidSpecError with a sentence; a body that is too large raises HTTPException 413.
 """
 
@@ -63,7 +63,7 @@ def named(name: Any, namespace: Any, request: Request) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ReplicaOrder:
-    """What one function of many is to have."""
+    """Replicas and annotations ordered for one function of many."""
 
     name: str
     namespace: str

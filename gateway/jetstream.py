@@ -32,9 +32,9 @@ STREAM = "smoe-async"
 SUBJECT = "smoe.async.calls"
 CONSUMER = "smoe-gateways"
 ACK_WAIT_S = 30.0
-"""A gateway that was not heard for so long has lost the calls it was running to the others."""
+"""Seconds without a report after which a gateway has lost the calls it was running to the others."""
 ANSWER_S = 5.0
-"""What the server may take to answer."""
+"""Seconds within which the server must answer."""
 RETRY_S = 1.0
 MAX_RUNS = 5
 """Deliveries of a call whose gateways end while they run it."""

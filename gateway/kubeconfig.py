@@ -1,4 +1,4 @@
-"""Which Kubernetes cluster is meant, and how to prove who asks: read in this one place, for gateway and controller.
+"""Address and credentials of the Kubernetes cluster, read in this one place for gateway and controller.
 
 Reads settings only and sends nothing. It is no part of the Kubernetes backend, so the controller may use it without
 knowing how the gateway works (``docs/decisions/0006-cluster-settings.md``).

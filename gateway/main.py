@@ -213,7 +213,7 @@ def _image_table(images: tuple[str, ...]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _locked(state: Path) -> Iterator[None]:
-    """Hold the state folder; a second gateway on it ends with a sentence."""
+    """Hold the state folder; a second gateway on it ends with an error."""
     with (state / "gateway.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -290,7 +290,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _first(*awaitables: Any) -> None:
     """Until one of them ends; an error of one is raised."""
-    tasks = [asyncio.ensure_future(one) for one in awaitables]
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     tasks[0].cancel()
     for task in done:

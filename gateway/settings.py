@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """What the gateway is made from. Only ``state`` has no default."""
+    """Settings of the gateway. Only ``state`` has no default."""
 
     state: Path
     host: str = "127.0.0.1"
@@ -29,7 +29,7 @@ class GatewaySettings:
     request_head_timeout_s: float = 10.0
     """What a client may take from its first byte until its request's head is whole."""
     read_timeout_s: float = 60.0
-    """Longest pause of a client within a request's body."""
+    """Longest gap of a client within a request's body."""
     max_head_bytes: int = 64 * 1024
     async_queue: int = 1000
     nats: str | None = field(default=None, repr=False)

@@ -135,8 +135,8 @@ def status_of(state: FunctionState, invocations: float, usage: Mapping[str, Usag
     document |= {key: value for key, value in numbers.items() if value}
     if usage:
         document["usage"] = {
-            "cpu": sum(one.cpu_millicores or 0.0 for one in usage.values()),
-            "totalMemoryBytes": sum(one.memory_bytes or 0 for one in usage.values()),
+            "cpu": sum(replica.cpu_millicores or 0.0 for replica in usage.values()),
+            "totalMemoryBytes": sum(replica.memory_bytes or 0 for replica in usage.values()),
         }
     return document
 

@@ -1,4 +1,4 @@
-"""The control door: OpenFaaS's ``/system`` API. Writes answer 202, as OpenFaaS's own gateway does."""
+"""The control API: OpenFaaS's ``/system`` API. Writes answer 202, as OpenFaaS's own gateway does."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class SystemApi:
         return JSONResponse({"provider": provider, "version": gateway, "arch": arch, "notes": notes})
 
     async def namespaces(self, request: Request) -> Response:
-        return JSONResponse([one.name for one in self._backend.namespaces()])
+        return JSONResponse([namespace.name for namespace in self._backend.namespaces()])
 
     async def namespace(self, request: Request) -> Response:
         name = request.path_params["namespace"]

@@ -67,7 +67,7 @@ class Views:
             return []
         hosts = sorted({str(entry[4][0]) for entry in resolved})
         answers = await asyncio.gather(*(_ask(host, port) for host in hosts))
-        return [one for one in answers if one is not None]
+        return [answer for answer in answers if answer is not None]
 
 
 async def _ask(host: str, port: int) -> Any:

@@ -282,7 +282,7 @@ class FakeBackend:
 
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
         functions = self._functions.values()
-        return [self._state(one) for one in functions if namespace in (None, one.spec.namespace)]
+        return [self._state(function) for function in functions if namespace in (None, function.spec.namespace)]
 
     def version(self) -> int:
         return self._version
@@ -296,7 +296,7 @@ class FakeBackend:
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
         replicas = self._function(name, namespace).replicas.values()
-        return {one.id: Usage(0.001 * len(one.requests), 1.0, 1 << 20) for one in replicas}
+        return {replica.id: Usage(0.001 * len(replica.requests), 1.0, 1 << 20) for replica in replicas}
 
     def start_seconds(self) -> builtins.list[float]:
         taken, self._start_seconds = self._start_seconds, []

@@ -137,18 +137,18 @@ function showDetail(node) {
 
 function showMachines(nodes) {
   // Machines that replicas run on, from the replica feed; none where replicas have no machine.
-  const own = new Set(nodes.map((n) => n.function)), found = new Map();
+  const functions = new Set(nodes.map((n) => n.function)), rows = new Map();
   for (const [key, { replicas }] of Object.entries(page.replicas)) {
     const name = key.slice(0, -namespace.length - 1);
-    for (const one of key === `${name}.${namespace}` && own.has(name) ? replicas : []) {
-      if (!one.node) continue;
-      const row = found.get(one.node) ?? { functions: new Set(), ready: 0, starting: 0, draining: 0 };
-      row.functions.add(name); row[one.state] += 1;
-      found.set(one.node, row);
+    for (const replica of key === `${name}.${namespace}` && functions.has(name) ? replicas : []) {
+      if (!replica.node) continue;
+      const row = rows.get(replica.node) ?? { functions: new Set(), ready: 0, starting: 0, draining: 0 };
+      row.functions.add(name); row[replica.state] += 1;
+      rows.set(replica.node, row);
     }
   }
-  at("machines").hidden = !found.size;
-  table(at("nodes"), [...found].sort().map(([name, row]) => [[name, "nowrap"], [row.functions.size, "n"], [row.ready, "n"], [row.starting, "n"], [row.draining, "n"]]), "");
+  at("machines").hidden = !rows.size;
+  table(at("machine-table"), [...rows].sort().map(([name, row]) => [[name, "nowrap"], [row.functions.size, "n"], [row.ready, "n"], [row.starting, "n"], [row.draining, "n"]]), "");
 }
 
 function changeOf(d) {

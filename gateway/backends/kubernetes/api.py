@@ -27,7 +27,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1,application/json"
 MARK = "smoe.made-by-call"
-"""Annotation of what a create made, by which that call knows it again when its answer was lost."""
+"""Annotation by which a create recognizes its own object when the answer was lost."""
 MAX_LINE_BYTES = 8 << 20
 """An object in a watch; etcd refuses objects of more than 1.5 MiB."""
 TLS_FAREWELL_S = 0.25
@@ -80,7 +80,7 @@ class Api:
         return await self.call("GET", path, params=params, accept=accept)
 
     async def find(self, path: str) -> Object | None:
-        """What is there, or None."""
+        """The object at ``path``, or None."""
         try:
             return await self.get(path)
         except ApiError as error:

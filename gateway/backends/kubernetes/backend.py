@@ -71,7 +71,7 @@ class KubernetesBackend:
             await self._namespaces.load()
             await self._open_and_close(self._namespaces)
             following = (self._namespaces.follow(), self._attend(self._namespaces))
-            self._tasks = [asyncio.create_task(one) for one in following]
+            self._tasks = [asyncio.create_task(task) for task in following]
 
     async def close(self) -> None:
         """Stop following. Functions run on: the cluster holds them, and another gateway may serve them."""
@@ -232,5 +232,5 @@ def _unread(name: str, why: str) -> str:
 
 
 def _number(text: object) -> int:
-    digits = "".join(one for one in str(text) if one.isdigit())
+    digits = "".join(character for character in str(text) if character.isdigit())
     return int(digits) if digits else 0

@@ -50,7 +50,7 @@ class Keeper:
         return taken
 
     def notes(self) -> list[str]:
-        """Sentences about pods that are not as they should be."""
+        """Sentences about pods that differ from what they should be."""
         refused = [f"Pod {pod} could not be resized: {refusal}" for pod, (_, refusal) in sorted(self._refused.items())]
         return refused + [f"Pod {pod} waits for its resize: {why}" for pod, why in sorted(self._pending.items())]
 

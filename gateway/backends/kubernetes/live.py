@@ -16,7 +16,7 @@ LIVE_FILE = "settings.json"
 
 
 def live_of(spec: FunctionSpec) -> Live:
-    """What ``spec`` asks for."""
+    """Limits, requests and concurrency that ``spec`` asks for."""
     return Live(dict(spec.limits), dict(spec.requests), max_inflight(spec))
 
 
@@ -30,7 +30,7 @@ def resize(pod: Object, name: str, live: Live) -> Object | None:
 
     A pod of another template (with a GPU, or without limits) is left alone: a roll-out replaces it.
     """
-    container = next((one for one in pod["spec"]["containers"] if one["name"] == name), None)
+    container = next((entry for entry in pod["spec"]["containers"] if entry["name"] == name), None)
     if container is None:
         return None
     present = container.get("resources") or {}
@@ -68,7 +68,7 @@ def leaving(pod: Object) -> bool:
 
 def condition(pod: Object, kind: str) -> dict[str, Any] | None:
     """A condition of a pod that is true."""
-    for one in pod.get("status", {}).get("conditions") or ():
-        if one["type"] == kind and one["status"] == "True":
-            return dict(one)
+    for entry in pod.get("status", {}).get("conditions") or ():
+        if entry["type"] == kind and entry["status"] == "True":
+            return dict(entry)
     return None

@@ -36,7 +36,7 @@ class Namespaces:
         await self._found.follow()
 
     async def next_change(self, timeout_s: float) -> None:
-        """Wait for one since the last call of this method."""
+        """Wait for a change since the last call of this method."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._change.wait()

@@ -10,7 +10,7 @@ from gateway.contract import DEFAULT_NAMESPACE
 
 @dataclass(frozen=True)
 class KubernetesSettings:
-    """What the Kubernetes backend is made from; everything has a default."""
+    """Settings of the Kubernetes backend; everything has a default."""
 
     namespace: str = DEFAULT_NAMESPACE
     """Where the functions are in the cluster; it exists already. OpenFaaS's clients know it as openfaas-fn."""
@@ -21,7 +21,7 @@ class KubernetesSettings:
     function_port: int = 8080
     """Port that functions listen on; OpenFaaS's images take 8080."""
     image_pull_policy: str = "Always"
-    """OpenFaaS's own; ``IfNotPresent`` starts faster."""
+    """When nodes pull images. The default is OpenFaaS's; ``IfNotPresent`` starts faster."""
     run_as_user: int | None = None
     """User id of every function. NVIDIA's MPS wants one and the same for all that share a GPU."""
     gpu_memory_mb: int | None = None

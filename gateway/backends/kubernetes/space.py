@@ -81,8 +81,8 @@ class Space:
     async def start(self) -> None:
         """Read the namespace once, then follow it. Raises ApiError and UnreachableError where it cannot be read."""
         informers = (self._deployments, self._pods, self._slices, self._secret_names)
-        await asyncio.gather(*(one.load() for one in informers))
-        self._tasks = [asyncio.create_task(one.follow()) for one in informers]
+        await asyncio.gather(*(informer.load() for informer in informers))
+        self._tasks = [asyncio.create_task(informer.follow()) for informer in informers]
         self._tasks.append(asyncio.create_task(self._keep()))
         self._tasks.append(asyncio.create_task(self._forever(self._usage.measure, self._settings.usage_interval_s)))
 
@@ -264,7 +264,7 @@ class Space:
         self._changed(function)
 
     async def _keep(self) -> None:
-        """Bring pods in line whenever something changes, and all of them now and then."""
+        """Bring pods in line whenever something changes, and all of them every ``resync_s``."""
         next_s = 0.0
         while True:
             change = self._change

@@ -34,7 +34,7 @@ class FunctionLog:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def add(self, instance: str, text: str) -> None:
-        """One line, stamped now. A full disk loses the file's copy, never the function."""
+        """Take one line, stamped with the present time. A full disk loses the file's copy, never the function."""
         line = LogLine(self._name, self._namespace, instance, time.time(), text)
         self._lines.append(line)
         with contextlib.suppress(OSError):

@@ -61,6 +61,7 @@ def prepare(
         )
     _check_environment(spec)
     environ = {key: os.environ[key] for key in _PASSED_ON if key in os.environ}
+    # Several replicas share this machine: threads of one would take the processors that another was promised.
     environ["OMP_NUM_THREADS"] = "1"
     if entry is not None:
         environ.update(settings.environment(spec))
@@ -70,6 +71,7 @@ def prepare(
     environ.update(spec.env_vars)
     if spec.env_process.strip():
         environ["fprocess"] = spec.env_process.strip()
+    # Last: neither the spec's variables nor those of the settings may replace them.
     environ.update(
         OPENFAAS_NAME=spec.name,
         OPENFAAS_NAMESPACE=spec.namespace,

@@ -27,7 +27,7 @@ class BackoffSettings:
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What the process backend is made from. Only ``state`` has no default."""
+    """Settings of the process backend. Only ``state`` has no default."""
 
     state: Path
     """The state folder; secrets, logs and live settings go below it, mode 0700."""
@@ -53,7 +53,7 @@ class ProcessSettings:
     """Weight by which a replica gets processors until it is ready, against a weight of 1 for each that serves; where
     there is enough for all it is no limit."""
     background_share: float = 0.5
-    """The same for functions that give way to others."""
+    """Weight of functions annotated as background, which yield to all others."""
     machines: tuple[str, ...] = ()
     """Machines emulated on this one, each with a memory folder of its own; the first takes what names none."""
     networks: Mapping[str, Network] = field(default_factory=dict)

@@ -41,7 +41,9 @@ def objects_of(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_manifest_is_as_kubernetes_schemas_say(path: Path, version: str) -> None:
-    for document in objects_of(path.read_text()):
+    documents = objects_of(path.read_text())
+    assert documents, "the file holds no object"
+    for document in documents:
         kubernetes_validate.validate(document, version, strict=True)
 
 

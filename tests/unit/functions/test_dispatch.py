@@ -111,6 +111,7 @@ async def test_round_robin_takes_replicas_in_turn_whatever_they_have_in_flight(s
         await asyncio.gather(*first[1:])
         fourth = asyncio.ensure_future(caller.call())
         await helds[0].wait(2)  # least-loaded would have gone elsewhere
+        assert [len(held.calls) for held in helds] == [2, 1, 1]
         helds[0].answer_all()
         await asyncio.gather(first[0], fourth)
 
@@ -118,9 +119,11 @@ async def test_round_robin_takes_replicas_in_turn_whatever_they_have_in_flight(s
 async def test_random_reaches_every_replica(start: Any) -> None:
     echoes = [echo(), echo(), echo()]
     async with calling("random") as caller:
-        caller.table(*[await start(one) for one in echoes])
-        while not all(one.seen for one in echoes):
-            await caller.call()
+        caller.table(*[await start(application) for application in echoes])
+        async with asyncio.timeout(100):
+            while not all(application.seen for application in echoes):
+                await caller.call()
+    assert sum(len(application.seen) for application in echoes) >= 3
 
 
 async def test_local_first_goes_elsewhere_only_when_no_local_slot_is_free(start: Any) -> None:
@@ -131,9 +134,10 @@ async def test_local_first_goes_elsewhere_only_when_no_local_slot_is_free(start:
         await here.wait(2)
         calls.append(asyncio.ensure_future(caller.call()))
         await away.wait(1)
+        assert (len(here.calls), len(away.calls)) == (2, 1)
         for held in (away, here):
             held.answer_all()
-        await asyncio.gather(*calls)
+        assert await asyncio.gather(*calls) == [b"done"] * 3
 
 
 async def test_local_first_without_a_local_replica_calls_the_others(start: Any) -> None:

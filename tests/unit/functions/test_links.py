@@ -88,6 +88,7 @@ async def test_a_node_that_is_gone_has_no_line_any_more(start: Any, monkeypatch:
     dispatcher.update(found)
     meter = LinkMeter(list(found), dispatcher, traffic, "")
     await until(meter, lambda: traffic.links)
+    assert set(traffic.links) == {"there"}
     dispatcher.update({})
     await until(meter, lambda: not traffic.links)
 

@@ -22,7 +22,7 @@ from functions.wire.arrays import Arrays
 from functions.wire.errors import CallError, DeadlineError, NodeFailedError, NodeRefusedError, OverloadedError
 from moe.families.routing import dispatch
 from moe.reference import WholeModel
-from tests.unit.functions.test_pass import ask, close
+from tests.unit.functions.test_pass import ask, assert_close
 
 
 class Passes:
@@ -205,7 +205,7 @@ def test_packed_requests_through_processes_equal_the_whole_model(bert: Path) -> 
     ):
         answers = list(threads.map(lambda text: ask(pipeline.url, {"inputs": text}), texts))
     for text, answer in zip(texts, answers, strict=True):
-        close(answer["embeddings"], whole.embed([text]))
+        assert_close(answer["embeddings"], whole.embed([text]))
 
 
 @st.composite

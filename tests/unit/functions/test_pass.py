@@ -38,7 +38,7 @@ def refusal(url: str, body: Any, **options: Any) -> tuple[int, str]:
         return error.code, json.load(error)["error"]["message"]
 
 
-def close(ours: Any, theirs: Any) -> None:
+def assert_close(ours: Any, theirs: Any) -> None:
     theirs = np.asarray(theirs)
     assert float(np.abs(np.asarray(ours, dtype=np.float32) - theirs).max()) <= 1e-5 * float(np.abs(theirs).max())
 
@@ -52,16 +52,16 @@ def served(bert: Path) -> Iterator[LocalPipeline]:
 def test_embeddings_and_states_equal_the_whole_models(served: LocalPipeline, bert: Path) -> None:
     whole = WholeModel(bert)
     answer = ask(served.url, {"inputs": TEXTS, "states": True})
-    close(answer["embeddings"], whole.embed(TEXTS))
+    assert_close(answer["embeddings"], whole.embed(TEXTS))
     ids = whole.tokenizer.encode_all(TEXTS)
     assert answer["tokens"] == sum(map(len, ids))
     assert [len(states) for states in answer["states"]] == [len(text) for text in ids]
     for states, embedding in zip(answer["states"], answer["embeddings"], strict=True):
-        close(np.mean(states, axis=0), embedding)
+        assert_close(np.mean(states, axis=0), embedding)
 
 
 def test_one_text_may_be_sent_without_a_list(served: LocalPipeline, bert: Path) -> None:
-    close(ask(served.url, {"inputs": TEXTS[0]})["embeddings"], WholeModel(bert).embed(TEXTS[:1]))
+    assert_close(ask(served.url, {"inputs": TEXTS[0]})["embeddings"], WholeModel(bert).embed(TEXTS[:1]))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def asking(url: str, expected: Any, times: int) -> Iterator[list[BaseException]]
     def client() -> None:
         for _ in range(times):
             try:
-                close(ask(url, {"inputs": TEXTS[0]})["embeddings"], expected)
+                assert_close(ask(url, {"inputs": TEXTS[0]})["embeddings"], expected)
             except BaseException as error:
                 failures.append(error)
 
@@ -141,7 +141,7 @@ def asking(url: str, expected: Any, times: int) -> Iterator[list[BaseException]]
 def test_grouped_functions_answer_the_same(bert: Path) -> None:
     with LocalPipeline(bert, max_functions=4) as pipeline:
         assert len(pipeline.workers) == 3
-        close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(bert).embed(TEXTS))
+        assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(bert).embed(TEXTS))
 
 
 def test_killed_replicas_and_drained_ones_lose_no_request(bert: Path) -> None:
@@ -162,9 +162,9 @@ def test_decoders_give_the_whole_models_logits_and_texts(pipeline_of: Callable[[
     folder = pipeline_of(family)
     whole = WholeModel(folder)
     with LocalPipeline(folder) as pipeline:
-        close(ask(pipeline.url, {"inputs": TEXTS})["logits"], whole.logits(TEXTS))
+        assert_close(ask(pipeline.url, {"inputs": TEXTS})["logits"], whole.logits(TEXTS))
         greedy = ask(pipeline.url, {"inputs": TEXTS[:2], "max_new_tokens": 4, "logits": True})
-        close(greedy["logits"], whole.logits(TEXTS[:2]))
+        assert_close(greedy["logits"], whole.logits(TEXTS[:2]))
         for ours, theirs in zip(greedy["outputs"], whole.generate(TEXTS[:2], 4), strict=True):
             assert (ours["token_ids"], ours["text"], ours["finished"]) == (
                 theirs.token_ids,

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.placement.activations import activations_of
 from functions.local import LocalPipeline
 from moe.reference import WholeModel
-from tests.unit.functions.test_pass import TEXTS, ask, asking, close
+from tests.unit.functions.test_pass import TEXTS, ask, asking, assert_close
 
 
 def statistics(pipeline: LocalPipeline) -> dict[str, Any]:
@@ -48,14 +48,14 @@ def test_every_rule_and_transfer_gives_the_whole_models_answer(bert: Path, rule:
     environ = {"smoe_dispatch": rule, "smoe_transfer": transfer}
     with LocalPipeline(bert, replicas=2, max_functions=6, nodes=("a", "b", "c"), environ=environ) as pipeline:
         for _ in range(2):
-            close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(bert).embed(TEXTS))
+            assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(bert).embed(TEXTS))
 
 
 def test_groups_for_another_node_travel_together_and_bytes_are_saved(bert: Path) -> None:
     texts, spent = TEXTS * 4, {}
     for transfer in ("direct", "two-phase"):
         with LocalPipeline(bert, nodes=("a", "b"), environ={"smoe_transfer": transfer}) as pipeline:
-            close(ask(pipeline.url, {"inputs": texts})["embeddings"], WholeModel(bert).embed(texts))
+            assert_close(ask(pipeline.url, {"inputs": texts})["embeddings"], WholeModel(bert).embed(texts))
             spent[transfer] = {
                 "calls": counted(pipeline, "smoe_machine_calls_total", machine="b", kind="expert"),
                 "segments": counted(pipeline, "smoe_machine_calls_total", machine="b", kind="segment"),
@@ -80,7 +80,7 @@ def test_statistics_are_those_of_the_routing_and_of_where_it_went(bert: Path) ->
     embeddings = WholeModel(bert, trace=trace).embed(TEXTS)
     expected = activations_of(np.stack([choices[f"segment-{i}"] for i in range(3)], axis=1), 4)
     with LocalPipeline(bert, nodes=("a", "b")) as pipeline:
-        close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], embeddings)
+        assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], embeddings)
         found = statistics(pipeline)
     assert np.array_equal(found["tokens"], expected.tokens)
     assert np.array_equal(found["together"], expected.together)

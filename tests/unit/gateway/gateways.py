@@ -46,7 +46,7 @@ class Running:
         return await ask(self.address, method, target, body, **headers)
 
     async def system(self, method: str, target: str, document: Any = None) -> Reply:
-        """A request to the control door with basic auth and a JSON body."""
+        """A request to the control API with basic auth and a JSON body."""
         body = b"" if document is None else json.dumps(document).encode()
         return await ask(self.address, method, target, body, authorization=self.basic)
 

@@ -287,6 +287,7 @@ async def test_a_client_that_leaves_a_quiet_log_leaves_nothing_behind(start: Sta
         await running.until(lambda: backend.open == 1)
         writer.transport.abort()
         await running.until(lambda: backend.open == 0)
+        assert (await running.system("GET", "/system/logs?name=f")).status == 200
 
 
 async def test_followers_end_when_the_gateway_does(start: Starter) -> None:

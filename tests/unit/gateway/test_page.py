@@ -195,7 +195,7 @@ async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_w
         await running.deploy("other", 4)
         dom, _ = await browse(running, tmp_path, "900,900")
     assert (shown(dom, "pipeline"), shown(dom, "state")) == ("p", "no controller")
-    assert cells(dom, "nodes") == [["a", "4", "5", "0", "0"], ["b", "1", "1", "0", "0"]]
+    assert cells(dom, "machine-table") == [["a", "4", "5", "0", "0"], ["b", "1", "1", "0", "0"]]
     assert sorted(row[0] for row in cells(dom, "configuration")) == [
         "p-expert-0-0",
         "p-expert-0-1",
@@ -207,7 +207,7 @@ async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_w
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 @pytest.mark.parametrize(
-    ("query", "nodes", "pipelines"),
+    ("query", "machines", "pipelines"),
     [
         ("?pipeline=p", [["a", "1", "1", "0", "0"]], ""),
         ("?pipeline=p&namespace=team-a", [["a", "1", "2", "0", "0"], ["b", "1", "2", "0", "0"]], "minilmp"),
@@ -215,7 +215,7 @@ async def test_without_a_controller_a_browser_still_shows_what_is_deployed_and_w
     ids=["home", "a further namespace"],
 )
 async def test_a_browser_shows_one_namespace_and_counts_no_function_of_that_name_elsewhere(
-    start: Starter, tmp_path: Path, query: str, nodes: list[list[str]], pipelines: str
+    start: Starter, tmp_path: Path, query: str, machines: list[list[str]], pipelines: str
 ) -> None:
     folder = tmp_path / "state" / "view"
     folder.mkdir(parents=True)
@@ -226,4 +226,4 @@ async def test_a_browser_shows_one_namespace_and_counts_no_function_of_that_name
         await running.deploy("p-expert-0-0", 4, labels=labels, namespace="team-a")
         dom, _ = await browse(running, tmp_path, "900,900", query)
     assert (shown(dom, "pipeline"), shown(dom, "pipelines")) == ("p", pipelines)
-    assert cells(dom, "nodes") == nodes
+    assert cells(dom, "machine-table") == machines

@@ -83,7 +83,7 @@ class Seats:
 
     def gone(self, replica: str) -> None:
         """The process of ``replica`` has ended. A seat that its function still needs is free for another of its."""
-        for seat in [one for one in self._seats if one.holder == replica]:
+        for seat in [seat for seat in self._seats if seat.holder == replica]:
             seat.holder = ""
             if seat.leaving or self._promised(seat.function) > self._desired.get(seat.function, 0):
                 self._seats.remove(seat)

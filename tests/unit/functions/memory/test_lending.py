@@ -158,6 +158,7 @@ async def test_an_ordered_end_does_not_wait_for_ever(tmp_path: Path) -> None:
     async with lends(tmp_path) as node:
         with await lease(node):
             await asyncio.wait_for(node.lending.drain(0.02), 100)
+            assert node.leases() == 1  # it was not given back
 
 
 async def test_a_successor_takes_over_and_keeps_its_socket_when_the_old_one_ends(tmp_path: Path) -> None:

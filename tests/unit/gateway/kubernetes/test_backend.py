@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from gateway.backends.kubernetes.backend import KubernetesBackend
-from gateway.contract import DEFAULT_NAMESPACE, BackendError, ConflictError, FunctionSpec, InvalidSpecError
+from gateway.contract import (
+    DEFAULT_NAMESPACE,
+    BackendError,
+    ConflictError,
+    FunctionSpec,
+    InvalidSpecError,
+    NotFoundError,
+)
 from tests.doubles.kubernetes.cluster import Node
 from tests.doubles.kubernetes.fixtures import Backends, environment, ready, resources, until, until_so
 from tests.doubles.kubernetes.functions import put_openfaas, spec, writes
@@ -126,6 +133,7 @@ async def test_what_a_node_cannot_hold_is_rolled_out_to_another(double: Running,
     big = replace(F, limits={"memory": "100Gi", "cpu": "1000m"}, requests={"memory": "100Gi", "cpu": "50m"})
     await backend.update(big)
     await until_so(lambda: [pod["spec"].get("nodeName") for pod in double.pods("f")] == ["node-2"])
+    assert len((await until(backend, ready(1))).ready) == 1
 
 
 async def test_a_rolling_update_takes_nothing_away_before_the_new_replica_is_ready(
@@ -191,7 +199,8 @@ async def test_a_cut_watch_goes_on_where_it_was(double: Running, backends: Backe
     await deployed(backend)
     double.do(double.api.cut_watches)
     await backend.scale("f", DEFAULT_NAMESPACE, 3)
-    await until(backend, ready(3))
+    state = await until(backend, ready(3))
+    assert state.desired_replicas == 3
 
 
 async def test_a_watch_that_is_too_old_lists_again(double: Running, backends: Backends) -> None:
@@ -208,6 +217,8 @@ async def test_a_watch_that_is_too_old_lists_again(double: Running, backends: Ba
     double.do(meanwhile)
     double.set(down=False)
     await until_so(lambda: not backend.list())
+    with pytest.raises(NotFoundError):
+        backend.get("f", DEFAULT_NAMESPACE)
 
 
 async def test_while_the_api_server_is_gone_calls_are_still_routed_and_orders_are_errors(
@@ -243,6 +254,8 @@ async def test_a_create_that_was_cut_off_before_its_service_is_completed(double:
     double.do(lambda: double.store.delete("services", DEFAULT_NAMESPACE, "f"))
     await backends()
     await until_so(lambda: double.do(lambda: double.store.find("services", DEFAULT_NAMESPACE, "f")) is not None)
+    service = double.do(lambda: double.store.find("services", DEFAULT_NAMESPACE, "f"))
+    assert service["metadata"]["name"] == "f"
 
 
 async def test_nothing_is_written_while_nothing_differs(double: Running, backends: Backends) -> None:
@@ -295,6 +308,7 @@ async def test_a_resize_that_waits_is_noted(double: Running, backends: Backends)
     double.do(lambda: double.cluster.set_resizing("deferred"))
     await backend.update(MORE)
     await until_so(lambda: any("waits for its resize: Deferred" in note for note in backend.info().notes))
+    assert len(backend.get("f", DEFAULT_NAMESPACE).ready) == 1  # it serves on with what it had
 
 
 async def test_followed_logs_go_on_with_replicas_that_come_later(double: Running, backends: Backends) -> None:
@@ -321,3 +335,4 @@ async def test_followed_logs_go_on_with_replicas_that_come_later(double: Running
     await until_so(lambda: sorted(seen) == ["again", "before", "later"])
     await backend.delete("f", DEFAULT_NAMESPACE)
     await asyncio.wait_for(following, 100)
+    assert seen[0] == "before" and sorted(seen) == ["again", "before", "later"]

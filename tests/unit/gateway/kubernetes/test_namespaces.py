@@ -144,6 +144,7 @@ async def test_followed_logs_end_with_the_annotation(double: Running, backends: 
     await until_so(lambda: seen == ["hello"])
     annotate(double, {})
     await asyncio.wait_for(following, 100)
+    assert seen == ["hello"]
 
 
 @pytest.mark.parametrize(
@@ -257,6 +258,7 @@ async def test_clients_of_the_gateway_reach_every_namespace(tmp_path: Path) -> N
         backend = KubernetesBackend(settings, Connection(double.url, None, lambda: None))
         async with gateway_on(tmp_path, cast(Any, backend), keeps_functions=False) as gateway:
             await use_every_door(gateway)
+            assert (await gateway.system("GET", "/healthz")).status == 200
 
 
 async def use_every_door(gateway: Gateway) -> None:
