@@ -191,8 +191,10 @@ def synthetic_routing(
     for window in range(windows):
         if window:
             fresh = rng.normal(0.0, spread, (layers, experts))
+            # scaled so that the spread is the same in every window, whatever the persistence
             wander = persistence * wander + np.sqrt(1 - persistence**2) * fresh
         logs[window] = wander - exponent * np.log(ranks)
+    # the largest logarithm is taken off first: exp would overflow at an exponent or spread of 10
     weights = np.exp(logs - logs.max(axis=2, keepdims=True))
     shares = weights / weights.sum(axis=2, keepdims=True)
     return make_routing(

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,11 +29,11 @@ from rich.table import Table
 from autoscaler.build import build_controller
 from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.loop import run as run_loop
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings, with_hpa
 from benchmarks.fidelity.runs import SEED, routing_of, settle
+from benchmarks.harness.controlling import controlling
 from benchmarks.harness.options import data_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import print_result, table_of
@@ -65,6 +64,24 @@ CHEAPEST = Configuration(memory_mb=128, cpu_cores=1.0, gpu_share=0.0, replicas=1
 """The least of Φ; where it keeps the SLO there is nothing to decide."""
 MAX_WORDS = 24
 INGRESS_CONCURRENCY = 512
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The command's options, the same for all policies."""
+
+    seconds: float
+    """Length of a run."""
+    mean_rps: float
+    cpu_scale: float
+    """Real cores per configured core."""
+    window_s: float
+    """Between decisions."""
+    slo_factor: float
+    """SLO over a prompt's time through idle functions."""
+    profile: Path | None
+    data: Path | None
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -121,21 +138,11 @@ def measured(run: Run, settings: ControllerSettings, client: GatewayClient) -> O
     topology = controller.topology
     start = {node.function: START if node.kind == "expert" else SEGMENT for node in topology.nodes[1:]}
     settle(client, OpenFaasPlatform(client.url, topology.pipeline, (settings.user, settings.password or "")), start)
-    reports: list[TickReport] = []
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=run_loop,
-        args=(controller, run.window_s, stop.wait, reports.append),
-        kwargs={"window_s": window_s},
-        daemon=True,
-    )
-    with ReplayProcess(f"{client.url}/function/{topology.pipeline}", SEED) as sender:
-        thread.start()
-        try:
-            _, result = sender.replay(run.trace, run.texts)
-        finally:
-            stop.set()
-            thread.join(30)
+    with (
+        ReplayProcess(f"{client.url}/function/{topology.pipeline}", SEED) as sender,
+        controlling(controller, run.window_s, window_s) as reports,
+    ):
+        _, result = sender.replay(run.trace, run.texts)
     answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
     ends = np.array([(record.sent_s or record.scheduled_s) + (record.latency_s or 0.0) for record in answered])
     latencies = np.array([record.latency_s for record in answered], dtype=np.float64)
@@ -197,21 +204,21 @@ def outcome(
 def run_all(
     policies: Sequence[str],
     repeats: int,
-    options: Mapping[str, Any],
+    setting: Setting,
     progress: Callable[[str, int], object],
 ) -> tuple[list[dict[str, Any]], float]:
     """(cells, SLO in seconds). Policies take turns within each repeat, in an order that :func:`turns` gives."""
     cells: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="smoe-closed-loop-") as name:
         folder = Path(name)
-        cores = max(1, round(1 / options["cpu_scale"]))
+        cores = max(1, round(1 / setting.cpu_scale))
         deployment = DeploymentSettings(
             cpu_cores=SEGMENT.cpu_cores, ingress_cpu_cores=cores, ingress_concurrency=INGRESS_CONCURRENCY
         )
-        gateway = local_gateway(folder / "state", cpu_scale=options["cpu_scale"])
+        gateway = local_gateway(folder / "state", cpu_scale=setting.cpu_scale)
         with running_pipeline(gateway, deployment) as served:
             client, directory = served.client, served.directory
-            run = prepare(client, directory, served.manifest.name, options)
+            run = prepare(client, directory, served.manifest.name, setting)
             password = served.gateway.auth[1]
             workload, sent_s, counts = simulation_of(run, directory)
             static = settings_of("static", run, directory)
@@ -241,21 +248,21 @@ def turns(policies: Sequence[str], repeat: int) -> tuple[str, ...]:
     return (*policies[first:], *policies[:first])
 
 
-def prepare(client: GatewayClient, directory: Path, pipeline: str, options: Mapping[str, Any]) -> Run:
+def prepare(client: GatewayClient, directory: Path, pipeline: str, setting: Setting) -> Run:
     """The trace, its texts, and the SLO: a stated factor of a prompt's time through the functions as they start."""
-    folder = catalog.data_folder(options["data"])
+    folder = catalog.data_folder(setting.data)
     chosen = prompts.load_prompts(catalog.text_folder(folder), MAX_WORDS)
-    seed = options["seed"]
-    trace = scale.fit(catalog.bursty_hour(folder, "uniform", seed), options["seconds"], options["mean_rps"], seed)
+    seed = setting.seed
+    trace = scale.fit(catalog.bursty_hour(folder, "uniform", seed), setting.seconds, setting.mean_rps, seed)
     texts = tuple(chosen.choose(trace.requests, seed))
     parity = compare_with_whole_model(client, pipeline, directory, texts[:8])
     return Run(
         trace,
         texts,
-        options["slo_factor"] * parity.unloaded_p50_s,
-        options["window_s"],
-        options["cpu_scale"],
-        options["profile"] or fitting(directory, this_machine()),
+        setting.slo_factor * parity.unloaded_p50_s,
+        setting.window_s,
+        setting.cpu_scale,
+        setting.profile or fitting(directory, this_machine()),
         seed,
     )
 
@@ -356,7 +363,7 @@ def main(policies: str, repeats: int, **options: Any) -> None:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("runs", total=repeats * len(names))
         cells, slo_s = run_all(
-            names, repeats, options, lambda what, done: bar.update(task, description=what, completed=done)
+            names, repeats, Setting(**options), lambda what, done: bar.update(task, description=what, completed=done)
         )
     Console(stderr=True).print(policy_table(cells, slo_s))
     failed = sum(cell["measured"]["failed"] for cell in cells)

@@ -7,7 +7,6 @@ compared with, so that a stored one can be compared again with another profile o
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,13 +18,13 @@ import numpy as np
 from autoscaler.contract import Configuration, Observation, Proposal, TickReport, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.loop import Controller
-from autoscaler.loop import run as run_loop
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.monitor.source import Monitor
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.prices import load_prices
 from autoscaler.state.readings import Series
 from benchmarks.fidelity.machine import SINGLES, SINGLES_PER_S, WARM, Singles, Usage, cpu_s
+from benchmarks.harness.controlling import controlling
 from benchmarks.harness.replay_process import ReplayProcess
 from gateway.client.client import GatewayClient
 from gateway.client.state import read_password, running_pid
@@ -239,22 +238,10 @@ def measure(bench: Bench, cell: Cell, texts: Sequence[str], counts: np.ndarray, 
         window_s=seconds / THIRDS,
     )
     controller.tick(begun_s)  # the first look has nothing to compare with: no window, and so no change
-    reports: list[TickReport] = []
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=run_loop,
-        args=(controller, seconds / THIRDS, stop.wait, reports.append),
-        kwargs={"window_s": seconds / THIRDS},
-        daemon=True,
-    )
-    thread.start()
-    try:
+    with controlling(controller, seconds / THIRDS, seconds / THIRDS) as reports:
         replayed_s, result = bench.sender.replay(arrivals(cell, seconds), texts)
         while len(reports) < THIRDS and time.time() < begun_s + seconds + LATE_S:
-            stop.wait(0.1)
-    finally:
-        stop.set()
-        thread.join(30)
+            time.sleep(0.1)
     cores, others_cores = usage.cores()
     sent = np.array([(record.sent_s or record.scheduled_s) + replayed_s - begun_s for record in result.records])
     order = np.argsort(sent, kind="stable")

@@ -130,7 +130,7 @@ def replay(
 
 @njit(cache=True, nogil=True)
 def _simulate(passes, routed, plans, active_s, machine, costs, bin_s, results):  # type: ignore[no-untyped-def]
-    """Number of messages; fills ``found``. A node has one layer under way, so its state is one row of each array."""
+    """Number of messages; fills ``results``. A node has one layer under way, so its state is one row of each array."""
     arrival_s, node_of, first_pass, tokens = passes
     gpu_node, speed, bandwidth = machine
     dense_s, dense_token_s, _, _, token_bytes, message_s = costs
@@ -142,7 +142,7 @@ def _simulate(passes, routed, plans, active_s, machine, costs, bin_s, results): 
     request, at_pass, at_layer = np.full(nodes, -1), np.zeros(nodes, dtype=np.int64), np.zeros(nodes, dtype=np.int64)
     waits = np.zeros(nodes, dtype=np.int64)
     serial, messages, plan = 0, 0, 0
-    events = [(0.0, 0, BEGIN, 0, 0)]
+    events = [(0.0, 0, BEGIN, 0, 0)]  # numba takes the type of an empty list from what it held
     events.pop()
     for node in range(nodes):
         following = _following(request[node], node, node_of)
@@ -159,6 +159,7 @@ def _simulate(passes, routed, plans, active_s, machine, costs, bin_s, results): 
             here = request[node]
             if at_pass[node] == first_pass[here] and at_layer[node] == 0:
                 served[here] = now
+            # attention and gate run on the node's first GPU, which its experts share
             gpu = first_gpu[node]
             end = max(now, free_gpu[gpu]) + (dense_s + dense_token_s * tokens[at_pass[node]]) / speed[gpu]
             free_gpu[gpu] = end
@@ -173,14 +174,14 @@ def _simulate(passes, routed, plans, active_s, machine, costs, bin_s, results): 
             time_bin = min(int(now / bin_s), local.shape[1] - 1)
             local[node, time_bin] += near
             calls[node, time_bin] += every
-            waits[node] = 1
+            waits[node] = 1  # for its own experts; every called node adds one
             for called in range(nodes):
                 if bytes_to[node, called] > 0:
                     size = bytes_to[node, called] * token_bytes
                     free_out[node] = max(now, free_out[node]) + size / bandwidth[node, called]
                     heapq.heappush(events, (free_out[node] + message_s, serial, CALLED, node, called))
                     serial += 1
-                    messages += 2
+                    messages += 2  # the call and its answer
                     waits[node] += 1
             end = _compute(now, node, node, gpu_node, work, free_gpu)
             heapq.heappush(events, (end, serial, BACK, node, 0))
@@ -197,6 +198,7 @@ def _simulate(passes, routed, plans, active_s, machine, costs, bin_s, results): 
             heapq.heappush(events, (free_out[other] + message_s, serial, BACK, node, 0))
             serial += 1
             continue
+        # BACK: the layer ends with the last answer, and the next layer, pass or request of the node begins
         waits[node] -= 1
         if waits[node] > 0:
             continue
@@ -208,7 +210,7 @@ def _simulate(passes, routed, plans, active_s, machine, costs, bin_s, results): 
             here = request[node]
             if at_pass[node] == first_pass[here + 1]:
                 latency[here] = now - arrival_s[here]
-                served[here] = now - served[here]
+                served[here] = now - served[here]  # held the begin until now
                 following = _following(here, node, node_of)
                 if following < 0:
                     continue
