@@ -25,11 +25,11 @@ from placement.levelled import (
     spread,
     weigh,
 )
-from placement.search import INCREMENT, KICKS, MULTIPLIER, compiled, replicate
+from placement.search import INCREMENT, KICKS, MULTIPLIER, Experts, Floats, Ints, Marks, Pairs, compiled, replicate
 
 
 @compiled
-def _pair(layout, together):  # type: ignore[no-untyped-def]
+def _pair(layout: Layout, together: Pairs) -> None:
     """``bears`` and ``pairs``, computed again from ``held``."""
     nodes, slots = layout.held.shape
     for node in range(nodes):
@@ -49,7 +49,7 @@ def _pair(layout, together):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _set(layout, node, slot, expert, together):  # type: ignore[no-untyped-def]
+def _set(layout: Layout, node: int, slot: int, expert: int, together: Pairs) -> None:
     """Put ``expert`` (-1: nothing) into a slot instead of what is there; counts and shares stay."""
     leaving, total = layout.held[node, slot], 0.0
     for other in range(layout.held.shape[1]):
@@ -71,7 +71,7 @@ def _set(layout, node, slot, expert, together):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _read(layout, node, together, near, here):  # type: ignore[no-untyped-def]
+def _read(layout: Layout, node: int, together: Pairs, near: Floats, here: Marks) -> None:
     """``near`` [experts]: co-activation with what the node holds; ``here`` [experts]: 1 where it holds the expert."""
     near[:] = 0.0
     here[:] = 0
@@ -84,7 +84,9 @@ def _read(layout, node, together, near, here):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _best_exchange(layout, full, slot, cap, together, near, here):  # type: ignore[no-untyped-def]
+def _best_exchange(
+    layout: Layout, full: int, slot: int, cap: float, together: Pairs, near: Floats, here: Marks
+) -> tuple[int, int]:
     """The greater of both nodes' Eq. (1) load after the best exchange of a slot, its node and slot (-1: none)."""
     held, share, load = layout.held, layout.share, layout.load
     nodes, slots = held.shape
@@ -95,7 +97,7 @@ def _best_exchange(layout, full, slot, cap, together, near, here):  # type: igno
     for node in range(nodes):
         if node == full:
             continue
-        grown, twice = layout.pairs[node], False
+        grown, twice = layout.pairs[node], False  # the node's Eq. (1) load with the leaving expert added
         for other in range(slots):
             coming = held[node, other]
             if coming >= 0:
@@ -109,6 +111,7 @@ def _best_exchange(layout, full, slot, cap, together, near, here):  # type: igno
             if coming < 0:
                 larger = max(without, grown) if room >= 0 else best
             else:
+                # The coming expert leaves that node, so it adds nothing there to the one that comes for it.
                 larger = grown - layout.bears[node, other] - row[coming]
                 if larger >= best or room + share[coming] < 0 or share[coming] > gap or here[coming]:
                     continue
@@ -119,12 +122,15 @@ def _best_exchange(layout, full, slot, cap, together, near, here):  # type: igno
 
 
 @compiled
-def _give_way(layout, full, slot, cap, tokens, together, near, here):  # type: ignore[no-untyped-def]
+def _give_way(
+    layout: Layout, full: int, slot: int, cap: float, tokens: Floats, together: Pairs, near: Floats, here: Marks
+) -> bool:
     """One replica of the fullest node gives way to another expert's, or to none, where that lowers its load."""
     nodes, slots = layout.held.shape
     leaving = layout.held[full, slot]
     if layout.counts[leaving] < 2:
         return False
+    # The replicas that stay take its tokens over, which must not lift their nodes over the limit.
     more = tokens[leaving] / (layout.counts[leaving] - 1) - layout.share[leaving]
     for node in range(nodes):
         for other in range(slots):
@@ -147,7 +153,9 @@ def _give_way(layout, full, slot, cap, tokens, together, near, here):  # type: i
 
 
 @compiled
-def _descend(layout, cap, budget, tokens, together, near, here):  # type: ignore[no-untyped-def]
+def _descend(
+    layout: Layout, cap: float, budget: int, tokens: Floats, together: Pairs, near: Floats, here: Marks
+) -> int:
     """Until no change lowers the node with the greatest Eq. (1) load; what is left of the budget."""
     nodes, slots = layout.held.shape
     tried = np.empty(slots, dtype=np.uint8)
@@ -155,6 +163,7 @@ def _descend(layout, cap, budget, tokens, together, near, here):  # type: ignore
         full = fullest(layout.pairs)
         _read(layout, full, together, near, here)
         changed = False
+        # Exchanges first: they keep the counts. A replica goes only where no exchange lowers the load.
         for giving_way in range(2):
             tried[:] = 0
             for _ in range(slots):
@@ -185,7 +194,7 @@ def _descend(layout, cap, budget, tokens, together, near, here):  # type: ignore
 
 
 @compiled
-def _kick(layout, cap, random, together):  # type: ignore[no-untyped-def]
+def _kick(layout: Layout, cap: float, random: np.uint64, together: Pairs) -> np.uint64:
     """A few exchanges at random, the first of the fullest node; the next random number."""
     nodes, slots = layout.held.shape
     done = 0
@@ -198,7 +207,7 @@ def _kick(layout, cap, random, together):  # type: ignore[no-untyped-def]
         leaving, coming = layout.held[first, slot], layout.held[second, other]
         if leaving == coming:
             continue
-        twice, shift = False, 0.0
+        twice, shift = False, 0.0  # an expert may not stand on a node twice
         for at in range(slots):
             twice = twice or (leaving >= 0 and layout.held[second, at] == leaving)
             twice = twice or (coming >= 0 and layout.held[first, at] == coming)
@@ -215,7 +224,7 @@ def _kick(layout, cap, random, together):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _fill_free(layout, cap, tokens, together, near, here):  # type: ignore[no-untyped-def]
+def _fill_free(layout: Layout, cap: float, tokens: Floats, together: Pairs, near: Floats, here: Marks) -> None:
     """A further replica into every free slot where neither the greatest Eq. (1) load nor ``cap`` is exceeded."""
     nodes, slots = layout.held.shape
     for node in range(nodes):
@@ -235,7 +244,9 @@ def _fill_free(layout, cap, tokens, together, near, here):  # type: ignore[no-un
 
 
 @compiled
-def _search(layout, cap, budget, tokens, together, near, here):  # type: ignore[no-untyped-def]
+def _search(
+    layout: Layout, cap: float, budget: int, tokens: Floats, together: Pairs, near: Floats, here: Marks
+) -> None:
     """Iterated local search; ``layout`` ends at the best found."""
     nodes, slots = layout.held.shape
     _pair(layout, together)
@@ -258,7 +269,16 @@ def _search(layout, cap, budget, tokens, together, near, here):  # type: ignore[
 
 
 @compiled
-def place_capped(tokens, order, together, allowed, per_layer, scans, held, counts):  # type: ignore[no-untyped-def]
+def place_capped(
+    tokens: Floats,
+    order: Ints,
+    together: Pairs,
+    allowed: Floats,
+    per_layer: int,
+    scans: int,
+    held: Experts,
+    counts: Experts,
+) -> None:
     """Fill ``held`` [parts, nodes, slots] and ``counts`` [parts, experts]; a part is a layer or one of its node groups.
 
     ``order`` [parts, experts]: by falling ``tokens``. ``per_layer`` neighbouring parts are one layer and share its
@@ -278,11 +298,11 @@ def place_capped(tokens, order, together, allowed, per_layer, scans, held, count
             limit = max(limit, spread(falling, counts[part], share[part], held[part], load[part]))
             layout = Layout(held[part], counts[part], share[part], load[part], bears, pairs)
             least = max(least, allowed[part], give_up_doubles(layout, tokens[part]))
-        limit = min(limit, least)
+        limit = min(limit, least)  # the stricter of EPLB's two layouts, but never under what the caller allows
         for part in range(first, first + per_layer):
             layout = Layout(held[part], counts[part], share[part], load[part], bears, pairs)
             limit = max(limit, even_out(layout, limit))
-        limit *= 1 + RELATIVE
+        limit *= 1 + RELATIVE  # sums of shares are rounded: what is at the limit must not count as above it
         for part in range(first, first + per_layer):
             layout = Layout(held[part], counts[part], share[part], load[part], bears, pairs)
             _search(layout, limit, scans * look, tokens[part], together[part], near, here)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.search import compiled
+from placement.search import Experts, Floats, Ints, compiled
 
 RELATIVE = 1e-7
 """Improvements smaller than this part of the load count as none (rounding)."""
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
 
 @compiled
-def sort_falling(order, share, falling):  # type: ignore[no-untyped-def]
+def sort_falling(order: Ints, share: Floats, falling: Ints) -> None:
     """``falling``: experts by falling share, equal ones as in ``order``, which is nearly that already."""
     falling[:] = order
     for at in range(1, len(order)):
@@ -47,7 +47,7 @@ def sort_falling(order, share, falling):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def spread(falling, counts, share, held, load):  # type: ignore[no-untyped-def]
+def spread(falling: Ints, counts: Experts, share: Floats, held: Experts, load: Floats) -> float:
     """EPLB's layout: each replica to the node with fewest tokens and a free slot. Tokens of the fullest node."""
     nodes, slots = held.shape
     heap, size = np.arange(nodes), nodes  # by load, then number
@@ -62,7 +62,7 @@ def spread(falling, counts, share, held, load):  # type: ignore[no-untyped-def]
             if used[node] == slots:
                 size -= 1
                 node = heap[size]
-            at = 0
+            at = 0  # the root: its node has more tokens now, or is replaced by the heap's last, and sinks
             while True:
                 child = 2 * at + 1
                 if child >= size:
@@ -75,11 +75,12 @@ def spread(falling, counts, share, held, load):  # type: ignore[no-untyped-def]
                 heap[at] = lower
                 at = child
             heap[at] = node
-    return load.max()
+    most: float = load.max()
+    return most
 
 
 @compiled
-def give_up_doubles(layout, tokens):  # type: ignore[no-untyped-def]
+def give_up_doubles(layout: Layout, tokens: Floats) -> float:
     """Every copy of an expert on a node but the first becomes a free slot. Tokens of the fullest node then."""
     nodes, slots = layout.held.shape
     any_given_up = False
@@ -92,11 +93,12 @@ def give_up_doubles(layout, tokens):  # type: ignore[no-untyped-def]
                 any_given_up = True
     if any_given_up:
         weigh(layout, tokens)
-    return layout.load.max()
+    most: float = layout.load.max()
+    return most
 
 
 @compiled
-def _shift(layout, node, slot, below):  # type: ignore[no-untyped-def]
+def _shift(layout: Layout, node: int, slot: int, below: float) -> bool:
     """The exchange of a slot that leaves the fuller of both nodes least tokens, if they are fewer than ``below``."""
     held, share, load = layout.held, layout.share, layout.load
     nodes, slots = held.shape
@@ -107,7 +109,7 @@ def _shift(layout, node, slot, below):  # type: ignore[no-untyped-def]
             twice = twice or held[other, at] == leaving
         if twice:
             continue
-        for at in range(slots):
+        for at in range(slots):  # a free slot takes the expert and gives nothing back
             coming = held[other, at]
             given = share[leaving] - (share[coming] if coming >= 0 else 0.0)
             larger = max(load[node] - given, load[other] + given)
@@ -128,7 +130,7 @@ def _shift(layout, node, slot, below):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def even_out(layout, limit):  # type: ignore[no-untyped-def]
+def even_out(layout: Layout, limit: float) -> float:
     """Exchanges of the fullest node until it has no more than ``limit`` or none helps. Its tokens then."""
     for _ in range(layout.held.size):
         full, changed = fullest(layout.load), False
@@ -140,11 +142,12 @@ def even_out(layout, limit):  # type: ignore[no-untyped-def]
                 break
         if not changed:
             break
-    return layout.load.max()
+    most: float = layout.load.max()
+    return most
 
 
 @compiled
-def weigh(layout, tokens):  # type: ignore[no-untyped-def]
+def weigh(layout: Layout, tokens: Floats) -> None:
     """Shares and loads, computed again from ``held`` and ``counts``."""
     nodes, slots = layout.held.shape
     for expert in range(len(tokens)):
@@ -157,7 +160,7 @@ def weigh(layout, tokens):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def recount(layout, expert, count, tokens):  # type: ignore[no-untyped-def]
+def recount(layout: Layout, expert: int, count: int, tokens: Floats) -> None:
     """Another number of replicas of an expert: its share and the load of all nodes that hold it."""
     after = tokens[expert] / count
     for node in range(layout.held.shape[0]):
@@ -169,7 +172,7 @@ def recount(layout, expert, count, tokens):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def fullest(values):  # type: ignore[no-untyped-def]
+def fullest(values: Floats) -> int:
     best = 0
     for at in range(1, len(values)):
         if values[at] > values[best]:

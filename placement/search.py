@@ -8,7 +8,8 @@ and down again (iterated local search) as long as its budget of looked-at exchan
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import njit
@@ -22,8 +23,22 @@ EVENING = 64
 """Scans that evening out tokens has at least; it seldom needs any."""
 LEVEL = 1.002
 """Tokens are level enough when the fullest node is at most this many times the mean."""
-compiled = njit(cache=True, nogil=True, error_model="numpy")
-"""No checks for division by zero (counts are at least 1): a third less to compile."""
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Experts = NDArray[np.int32]
+"""Numbers of experts, or of their replicas."""
+Marks = NDArray[np.uint8]
+"""1 where something holds."""
+Pairs = NDArray[np.float32]
+"""[experts, experts]: co-activations."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Numba's compilation without checks for division by zero (counts are at least 1): a third less to compile."""
+    return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
+
+
 MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
 
 
@@ -43,7 +58,7 @@ class State(NamedTuple):
 
 
 @compiled
-def replicate(tokens, order, spare, most, counts, share):  # type: ignore[no-untyped-def]
+def replicate(tokens: Floats, order: Ints, spare: int, most: int, counts: Experts, share: Floats) -> None:
     """One replica each, then ``spare`` more one by one to the greatest tokens per replica, at most ``most`` an expert.
 
     Janus 3.4, and EPLB's counts where ``most`` is not reached. ``order``: experts by falling tokens, so the next one
@@ -56,6 +71,7 @@ def replicate(tokens, order, spare, most, counts, share):  # type: ignore[no-unt
         best = -1
         for at in range(copied):
             expert = ahead[at]
+            # Only those that have copies already, and the first in order that has none, can be the greatest.
             if counts[expert] < most and (
                 best < 0 or share[expert] > share[best] or (share[expert] == share[best] and expert < best)
             ):
@@ -73,7 +89,7 @@ def replicate(tokens, order, spare, most, counts, share):  # type: ignore[no-unt
 
 
 @compiled
-def _by_share(share, order):  # type: ignore[no-untyped-def]
+def _by_share(share: Floats, order: Ints) -> None:
     """Sort ``order`` [experts] by falling share, equal ones by number; by insertion."""
     for at in range(1, len(order)):
         expert, to = order[at], at
@@ -86,7 +102,7 @@ def _by_share(share, order):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _put(state, node, slot, expert, share, together):  # type: ignore[no-untyped-def]
+def _put(state: State, node: int, slot: int, expert: int, share: Floats, together: Pairs) -> None:
     """Place ``expert`` in a slot; what was there (or -1) is taken out first."""
     out = state.held[node, slot]
     if out >= 0:
@@ -105,7 +121,7 @@ def _put(state, node, slot, expert, share, together):  # type: ignore[no-untyped
 
 
 @compiled
-def _fill(state, held, share, together):  # type: ignore[no-untyped-def]
+def _fill(state: State, held: Experts, share: Floats, together: Pairs) -> None:
     """Begin again with ``held`` [nodes, slots]; all -1 is an empty layout."""
     for node in range(state.near.shape[0]):
         state.tokens[node] = state.pairs[node] = 0.0
@@ -120,11 +136,11 @@ def _fill(state, held, share, together):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def greedy(state, counts, share, together, by_tokens):  # type: ignore[no-untyped-def]
+def greedy(state: State, counts: Experts, share: Floats, together: Pairs, by_tokens: bool) -> None:
     """Replicas by falling share to the node that bears least: in co-activation (Algorithm 2) or in tokens."""
     nodes, slots = state.held.shape
     used = np.zeros(nodes, dtype=np.int64)
-    order = np.arange(len(share))
+    order: Any = np.arange(len(share))
     _by_share(share, order)
     for expert in order:
         for _ in range(counts[expert]):
@@ -138,13 +154,13 @@ def greedy(state, counts, share, together, by_tokens):  # type: ignore[no-untype
             if best >= 0:
                 _put(state, best, used[best], expert, share, together)
                 used[best] += 1
-            else:
+            else:  # every node with a free slot holds the expert already: another has to move there
                 best = _make_room(state, used, expert, share, together)
                 used[best] += 1
 
 
 @compiled
-def _make_room(state, used, expert, share, together):  # type: ignore[no-untyped-def]
+def _make_room(state: State, used: Ints, expert: int, share: Floats, together: Pairs) -> int:
     """Algorithm 2, lines 11 to 20: j goes from g to h with a free slot, the expert takes its place; the node h.
 
     Always possible while the expert has fewer replicas than there are nodes: g is full and h is not, so g holds an
@@ -160,7 +176,7 @@ def _make_room(state, used, expert, share, together):  # type: ignore[no-untyped
             for other in range(nodes):
                 if used[other] < slots and leaving >= 0 and state.on[other, leaving] == 0:
                     cost = state.near[node, expert] + state.near[other, leaving] - state.near[node, leaving]
-                    if len(together) > 0:
+                    if len(together) > 0:  # what leaves is no neighbour of the expert any more
                         cost -= together[expert, leaving]
                     if to_node < 0 or cost < least:
                         from_node, from_slot, to_node, least = node, slot, other, cost
@@ -171,7 +187,7 @@ def _make_room(state, used, expert, share, together):  # type: ignore[no-untyped
 
 
 @compiled
-def _largest(values):  # type: ignore[no-untyped-def]
+def _largest(values: Floats) -> int:
     best = 0
     for at in range(1, len(values)):
         if values[at] > values[best]:
@@ -180,14 +196,14 @@ def _largest(values):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _exchange(state, first, slot, second, other, share, together):  # type: ignore[no-untyped-def]
+def _exchange(state: State, first: int, slot: int, second: int, other: int, share: Floats, together: Pairs) -> None:
     leaving, coming = state.held[first, slot], state.held[second, other]
     _put(state, first, slot, coming, share, together)
     _put(state, second, other, leaving, share, together)
 
 
 @compiled
-def _level(state, share, together, goal, budget):  # type: ignore[no-untyped-def]
+def _level(state: State, share: Floats, together: Pairs, goal: float, budget: int) -> int:
     """Exchanges of the node with most tokens while they lower it and it has more than ``goal``."""
     nodes, slots = state.held.shape
     while budget > 0:
@@ -219,7 +235,7 @@ def _level(state, share, together, goal, budget):  # type: ignore[no-untyped-def
 
 
 @compiled
-def _descend(state, share, together, budget):  # type: ignore[no-untyped-def]
+def _descend(state: State, share: Floats, together: Pairs, budget: int) -> int:
     """Exchanges of the node with the greatest co-activation load while they lower it."""
     nodes, slots = state.held.shape
     while budget > 0:
@@ -242,6 +258,7 @@ def _descend(state, share, together, budget):  # type: ignore[no-untyped-def]
                     elif state.on[full, coming]:
                         continue
                     else:
+                        # ``near`` of the coming expert still counts the leaving one, and the other way round.
                         both = together[leaving, coming]
                         larger = max(without + state.near[full, coming] - both, grown - state.near[node, coming] - both)
                     if larger < best:
@@ -254,7 +271,7 @@ def _descend(state, share, together, budget):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def iterate(state, share, together, on_tokens, goal, budget):  # type: ignore[no-untyped-def]
+def iterate(state: State, share: Floats, together: Pairs, on_tokens: bool, goal: float, budget: int) -> int:
     """Iterated local search on the greatest tokens of a node, or on its greatest Eq. (1) load, until it is ``goal``.
 
     ``state`` ends at the best layout found; returns what is left of the budget.
@@ -263,7 +280,7 @@ def iterate(state, share, together, on_tokens, goal, budget):  # type: ignore[no
     bears = state.tokens if on_tokens else state.pairs
     best = state.held.copy()
     least = bears.max()
-    random = np.uint64(nodes * 8191 + slots)
+    random = np.uint64(nodes * 8191 + slots)  # of the shape alone, so the same statistics give the same layout
     while True:
         if on_tokens:  # noqa: SIM108 (two searches, not two values)
             budget = _level(state, share, together, goal, budget)
@@ -273,15 +290,16 @@ def iterate(state, share, together, on_tokens, goal, budget):  # type: ignore[no
         if now < least * (1 - RELATIVE):
             least = now
             best[:] = state.held
-        elif now > least:
+        elif now > least:  # the kick led to a worse minimum: start the next one from the best layout again
             _fill(state, best, share, together)
         if budget <= 0 or nodes < 2 or least <= goal:
             _fill(state, best, share, together)
             return budget
         done = 0
-        for _ in range(8 * KICKS):
+        for _ in range(8 * KICKS):  # exchanges that may not be are drawn again, a bounded number of times
             random = random * MULTIPLIER + INCREMENT
             draw = np.int64(random >> np.uint64(20))
+            # Only what leaves the fullest node can lower the maximum, so the first exchange is one of its slots.
             first = _largest(bears) if done == 0 else draw % nodes
             second = (first + 1 + (draw >> 10) % (nodes - 1)) % nodes
             slot, other = (draw >> 20) % slots, (draw >> 30) % slots
@@ -294,7 +312,7 @@ def iterate(state, share, together, on_tokens, goal, budget):  # type: ignore[no
 
 
 @compiled
-def _may_exchange(state, first, slot, second, other):  # type: ignore[no-untyped-def]
+def _may_exchange(state: State, first: int, slot: int, second: int, other: int) -> bool:
     leaving, coming = state.held[first, slot], state.held[second, other]
     return not (
         leaving == coming or (leaving >= 0 and state.on[second, leaving]) or (coming >= 0 and state.on[first, coming])
@@ -302,7 +320,7 @@ def _may_exchange(state, first, slot, second, other):  # type: ignore[no-untyped
 
 
 @compiled
-def even_tokens(state, tokens, counts, goal, budget):  # type: ignore[no-untyped-def]
+def even_tokens(state: State, tokens: Floats, counts: Experts, goal: float, budget: int) -> None:
     """Greedy and exchanges on tokens; while the fullest node has more than ``goal``, other counts are tried too.
 
     One of the fullest node's experts gets a replica, the expert that suffers least gives one up. ``state`` and
@@ -329,7 +347,7 @@ def even_tokens(state, tokens, counts, goal, budget):  # type: ignore[no-untyped
                     after = tokens[expert] / (counts[expert] - 1)
                     if gives < 0 or after < tokens[gives] / (counts[gives] - 1):
                         gives = expert
-            if gives < 0:
+            if gives < 0:  # no expert has a replica to spare
                 continue
             counts[gains] += 1
             counts[gives] -= 1
@@ -342,14 +360,14 @@ def even_tokens(state, tokens, counts, goal, budget):  # type: ignore[no-untyped
                 least = state.tokens.max()
                 improved = True
                 break
-            counts[gains] -= 1
+            counts[gains] -= 1  # no better: the counts are as before, and the next expert is tried
             counts[gives] += 1
         if not improved:
             _fill(state, best, tokens / counts, nothing)
 
 
 @compiled
-def place_layers(tokens, together, by_tokens, scans, held, counts):  # type: ignore[no-untyped-def]
+def place_layers(tokens: Floats, together: Pairs, by_tokens: bool, scans: int, held: Experts, counts: Experts) -> None:
     """Fill ``held`` [layers, nodes, slots] and ``counts`` [layers, experts].
 
     ``by_tokens``: even out tokens, ``together`` is not read; else Algorithm 2 and a search on co-activation,

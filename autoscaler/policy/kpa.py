@@ -135,14 +135,19 @@ def scale(
     state: KpaState, ready: int, target_value: float, now_s: float, settings: KpaSettings
 ) -> tuple[int, KpaState, str]:
     """One call of ``Scale``: replicas wanted, the state after it, and the reason. ``state`` holds the newest sample."""
+    # Without ready replicas a rate would bound everything to 0; Knative counts at least one.
     count = max(1, ready)
+    # Rates are relative to what is ready, not to what was desired: starting replicas do not raise the next bound.
     highest = math.ceil(settings.max_scale_up_rate * count)
+    # Rounded down, so that one replica may become none: half of one is 0.
     lowest = math.floor(count / settings.max_scale_down_rate)
     stable_value = average(state.samples, settings.stable_window_s)
     panic_value = average(state.samples, settings.stable_window_s * settings.panic_window_share)
     raw_stable, raw_panic = ceiling(stable_value / target_value), ceiling(panic_value / target_value)
     stable, panic = (min(max(raw, lowest), highest) for raw in (raw_stable, raw_panic))
     panic_s, most = state.panic_s, state.panic_replicas
+    # Judged by the unbounded number: a burst that the rate would cut off is still a panic. Every window at or above the
+    # threshold renews it; it ends one stable window after the last such window, when that burst has left the mean.
     if raw_panic / count >= settings.panic_threshold:
         panic_s = now_s
     elif panic_s is not None and panic_s + settings.stable_window_s < now_s:
@@ -153,12 +158,14 @@ def scale(
         f"window (target {target_value:.3g} a replica) ask for {raw_stable} and {raw_panic}"
     )
     if panic_s is not None:
+        # In panic the scale never falls: the short mean drops as soon as a burst pauses, the long one lags behind it.
         most = wanted = max(most, stable, panic)
         reason += "; in panic, so never fewer"
     elif stable != raw_stable:
         reason += f"; held by the scale-{'down' if stable > raw_stable else 'up'} rate"
     entries: tuple[Entry, ...] = ()
     if settings.scale_down_delay_s > 0:
+        # The delay keeps the largest number of its time, also one of a panic that has ended meanwhile.
         young = (entry for entry in state.wanted if entry[0] > now_s - settings.scale_down_delay_s)
         entries = (*young, (now_s, wanted))
         delayed = max(replicas for _, replicas in entries)
