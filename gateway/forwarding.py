@@ -80,6 +80,7 @@ class Forwarder:
         repeats = 0
         reason = ""
         for _ in range(MAX_ATTEMPTS):
+            # A replica that failed this call before may have recovered: it is better than none.
             replica = self._balancer.choose(state, avoid) or self._balancer.choose(state, set())
             if replica is None:
                 return refusal(call, 503, f"No endpoints available for: {call.function}.")
@@ -97,6 +98,8 @@ class Forwarder:
             except UpstreamError as error:
                 reason = str(error)
                 self._backend.report_failure(state.spec.name, state.spec.namespace, replica.id)
+                # What was not sent cannot have been processed, so it may be tried elsewhere beyond the rule's number. A
+                # streamed body that was begun is gone and cannot be sent again.
                 repeats += error.sent
                 if repeats > rule.attempts or (call.rest is not None and error.sent):
                     break

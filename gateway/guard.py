@@ -87,6 +87,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _feed_without_offer(self, body: bytes) -> None:
         """Parse the last head again, without its Connection and Upgrade, and then what followed it."""
+        # After an offer to upgrade, httptools takes all that follows for the other protocol. Nobody here upgrades, and
+        # RFC 9110 (7.8) lets a server ignore the offer, so the request is read as if there had been none.
         if self._refused:
             return
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()

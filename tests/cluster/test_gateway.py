@@ -92,7 +92,7 @@ async def test_new_limits_are_set_on_live_pods_and_on_those_that_come_later(targ
     await until(lambda: target.limits() == [(512, 2)] * 3)
 
 
-async def test_concurrency_is_told_to_live_pods(target: Target, backends: Backends) -> None:
+async def test_concurrency_reaches_live_pods(target: Target, backends: Backends) -> None:
     backend = await backends()
     await backend.create(F, 1)
     await until(lambda: all_ready(backend, 1))

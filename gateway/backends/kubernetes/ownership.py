@@ -26,6 +26,7 @@ def adoption(document: Object) -> Object | None:
     fields: _Fields = {}
     for entry in mine:
         fields = _union(fields, entry.get("fieldsV1") or {})
+    # Replicas are scaled through their subresource; an apply that owned them would set them back at every roll-out.
     spec = {name: inner for name, inner in fields.pop("f:spec", {}).items() if name != "f:replicas"}
     if spec:
         fields["f:spec"] = spec

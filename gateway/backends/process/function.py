@@ -177,7 +177,9 @@ class ManagedFunction:
         step = next_change(members, self.desired, self.generation, by_machine)
         for replica_id in step.stop:
             self._drain(self.replicas[replica_id])
+        # Only a bounded number of functions may have a surge at once: each surge holds a whole replica's memory more.
         if not step.exchanging:
+            # The turn is given back after the last old replica is gone, since until then its memory is still taken.
             if not any(record.draining() for record in self.replicas.values()):
                 self._context.exchanges.done(self.spec.key)
         elif not self._context.exchanges.begin(self.spec.key, self.reconcile):
@@ -185,7 +187,7 @@ class ManagedFunction:
         if not step.start:
             return
         wait_s = self._backoff.wait_s(self._loop.time())
-        if wait_s > 0:
+        if wait_s > 0:  # a crash loop: the timer reconciles again
             if self._timer is None:
                 self._timer = self._loop.call_later(wait_s, self._on_timer)
             return

@@ -27,7 +27,7 @@ class Case:
     backend: Backend
     image: str
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """What a function says there so that ``max_inflight`` changes live."""
+    """Annotations of a function so that ``max_inflight`` changes live."""
     outlives: bool = False
     """Whether replicas go on when the backend is closed, because a cluster holds them."""
     answers: bool = True

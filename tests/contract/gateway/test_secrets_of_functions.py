@@ -124,7 +124,7 @@ def test_the_right_to_mount_is_read_from_the_kernel(tmp_path: Path, status: str,
     assert secret_mount.possible(tmp_path / "absent") is False
 
 
-async def test_where_it_cannot_be_done_the_gateway_says_so(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_it_cannot_be_done_the_gateway_notes_it(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     for able in (True, False):
         monkeypatch.setattr(secret_mount, "possible", lambda able=able: able)
         said = any("/var/openfaas/secrets" in note for note in backend.info().notes)

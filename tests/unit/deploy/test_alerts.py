@@ -16,8 +16,8 @@ FUNCTION = "m-expert-0-0.openfaas-fn"
 pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 
 
-def play(tmp_path: Path, series: dict[str, str], alert: str, at: str, expected: list[dict[str, Any]]) -> str:
-    """What promtool says is wrong: empty where exactly the ``expected`` alerts fire ``at`` that time.
+def check(tmp_path: Path, series: dict[str, str], alert: str, at: str, expected: list[dict[str, Any]]) -> str:
+    """What promtool finds wrong: empty where exactly the ``expected`` alerts fire ``at`` that time.
 
     ``series``: values in promtool's notation, one every 15 s.
     """
@@ -35,7 +35,7 @@ def play(tmp_path: Path, series: dict[str, str], alert: str, at: str, expected: 
 
 
 def replicas(ready: str, least: int, wanted: int) -> dict[str, str]:
-    """Of one function, as two gateways tell it; the second began a minute later."""
+    """Series of one function as two gateways report it; the second began a minute later."""
     found = {}
     for gateway, first in (("a", ""), ("b", "_x4 ")):
         label = f'function_name="{FUNCTION}",instance="{gateway}"'
@@ -49,7 +49,7 @@ def replicas(ready: str, least: int, wanted: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("ready", "least", "wanted", "told"),
+    ("ready", "least", "wanted", "reported"),
     [
         pytest.param("2x60", 3, 3, "2", id="below its own minimum of three"),
         pytest.param("1x60", 2, 1, "1", id="somebody wants less than the minimum"),
@@ -61,15 +61,15 @@ def replicas(ready: str, least: int, wanted: int) -> dict[str, str]:
         pytest.param("3x8 2x6 3x60", 3, 3, None, id="below it for less than two minutes"),
     ],
 )
-def test_a_function_below_its_own_minimum_for_two_minutes_is_told(
-    tmp_path: Path, ready: str, least: int, wanted: int, told: str | None
+def test_a_function_below_its_own_minimum_for_two_minutes_is_reported(
+    tmp_path: Path, ready: str, least: int, wanted: int, reported: str | None
 ) -> None:
     expected = []
-    if told is not None:
-        summary = f"{FUNCTION} has {told} ready replicas, fewer than its minimum."
+    if reported is not None:
+        summary = f"{FUNCTION} has {reported} ready replicas, fewer than its minimum."
         labels = {"function_name": FUNCTION, "severity": "critical"}
         expected = [{"exp_labels": labels, "exp_annotations": {"summary": summary}}]
-    assert play(tmp_path, replicas(ready, least, wanted), "SmoeFunctionBelowItsMinimum", "4m", expected) == ""
+    assert check(tmp_path, replicas(ready, least, wanted), "SmoeFunctionBelowItsMinimum", "4m", expected) == ""
 
 
 def leaders(**acts: str) -> dict[str, str]:
@@ -89,24 +89,24 @@ def nobody(pipeline: str = "") -> dict[str, Any]:
     }
 
 
-def test_a_pipeline_without_a_controller_that_acts_is_told_though_another_has_one(tmp_path: Path) -> None:
+def test_a_pipeline_without_a_controller_that_acts_is_reported_though_another_has_one(tmp_path: Path) -> None:
     """The leader hangs after a minute and stops acting; the other never takes over."""
     series = leaders(m_a="1x4 0x60", m_b="0x60", n_a="1x60")
-    assert play(tmp_path, series, "SmoeNoController", "1m30s", []) == ""
-    assert play(tmp_path, series, "SmoeNoController", "3m", [nobody("m")]) == ""
+    assert check(tmp_path, series, "SmoeNoController", "1m30s", []) == ""
+    assert check(tmp_path, series, "SmoeNoController", "3m", [nobody("m")]) == ""
 
 
-def test_a_pipeline_whose_controllers_are_gone_is_told(tmp_path: Path) -> None:
+def test_a_pipeline_whose_controllers_are_gone_is_reported(tmp_path: Path) -> None:
     series = leaders(m_a="1x4 stale", n_a="1x60")
-    assert play(tmp_path, series, "SmoeNoController", "3m", [nobody("m")]) == ""
+    assert check(tmp_path, series, "SmoeNoController", "3m", [nobody("m")]) == ""
 
 
-def test_a_cluster_that_never_had_a_controller_is_told(tmp_path: Path) -> None:
-    assert play(tmp_path, {"up": "1x60"}, "SmoeNoController", "3m", [nobody()]) == ""
+def test_a_cluster_that_never_had_a_controller_is_reported(tmp_path: Path) -> None:
+    assert check(tmp_path, {"up": "1x60"}, "SmoeNoController", "3m", [nobody()]) == ""
 
 
-def test_two_controllers_of_one_pipeline_are_told_and_one_of_each_are_not(tmp_path: Path) -> None:
+def test_two_controllers_of_one_pipeline_are_reported_and_one_of_each_are_not(tmp_path: Path) -> None:
     summary = {"summary": "2 controllers of m act; is --lease missing?"}
     expected = {"exp_labels": {"pipeline": "m", "severity": "critical"}, "exp_annotations": summary}
-    assert play(tmp_path, leaders(m_a="1x60", n_a="1x60"), "SmoeTwoControllers", "3m", []) == ""
-    assert play(tmp_path, leaders(m_a="1x60", m_b="1x60", n_a="1x60"), "SmoeTwoControllers", "3m", [expected]) == ""
+    assert check(tmp_path, leaders(m_a="1x60", n_a="1x60"), "SmoeTwoControllers", "3m", []) == ""
+    assert check(tmp_path, leaders(m_a="1x60", m_b="1x60", n_a="1x60"), "SmoeTwoControllers", "3m", [expected]) == ""

@@ -115,7 +115,7 @@ def test_a_further_namespace_is_annotated_bound_and_fenced_as_the_first_is() -> 
     assert policy["spec"] == fence["spec"]
 
 
-def test_prometheus_answers_its_own_namespace_and_those_labelled_as_the_page_says() -> None:
+def test_prometheus_answers_its_own_namespace_and_those_labelled_as_on_the_page() -> None:
     page = (ROOT / "docs" / "kubernetes.md").read_text()
     (label,) = re.findall(r"kubectl label namespace \S+ ([^`\s]+)`", page)
     (policy,) = [one for one in of_kind("NetworkPolicy") if one["metadata"]["name"] == "prometheus"]

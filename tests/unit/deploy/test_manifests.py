@@ -1,4 +1,4 @@
-"""Manifests against the published schemas of Kubernetes: those of ``deploy/`` and those that ``smoe pipeline stack`` prints."""
+"""Manifests against the published schemas of Kubernetes: ``deploy/``, and what ``smoe pipeline stack`` prints."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ CHART_KEYS = {
     "prometheus": {"image", "create", "retention", "resources", "annotations", "recordingRules"},
     "alertmanager": {"image", "create", "resources"},
 }  # fmt: skip
-"""Keys of OpenFaaS's chart 15.0.6 (openfaas/faas-netes:chart/openfaas/values.yaml) beside which ours may stand."""
+"""Keys of OpenFaaS's chart 15.0.6 (openfaas/faas-netes:chart/openfaas/values.yaml) next to which ours may stand."""
 
 
 def test_values_for_openfaas_s_chart_are_keys_that_it_reads() -> None:
@@ -139,7 +139,7 @@ def plain() -> list[dict[str, Any]]:
 
 
 def arguments_of(name: str, documents: list[dict[str, Any]]) -> list[str]:
-    """Of the one container of a Deployment."""
+    """Arguments of the one container of a Deployment."""
     (found,) = [one for one in documents if (one["kind"], one["metadata"]["name"]) == ("Deployment", name)]
     (container,) = found["spec"]["template"]["spec"]["containers"]
     return list(container["args"])
@@ -215,7 +215,7 @@ def test_a_further_namespace_has_no_other_name_in_the_cluster(pipeline: Path) ->
 async def test_an_ingress_of_manifests_asks_for_the_name_that_gateways_give_its_namespace(
     pipeline: Path, double: Running, backends: Backends
 ) -> None:
-    """Of two pipelines of one name, applied in two namespaces, under a gateway that serves both."""
+    """Two pipelines of one name, applied in two namespaces, under a gateway that serves both."""
     double.do(lambda: double.cluster.add_namespace("team-a", {"openfaas": "1"}))
     asked = {}
     for namespace in ("openfaas-fn", "team-a"):

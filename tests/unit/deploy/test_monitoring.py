@@ -222,13 +222,13 @@ def test_every_axis_of_a_configuration_is_shown_of_every_kind_of_function() -> N
     }
 
 
-def test_the_gateway_tells_a_share_of_a_gpu_as_a_part_of_one() -> None:
+def test_the_gateway_exposes_a_share_of_a_gpu_as_a_part_of_one() -> None:
     text = Live().gateway().decode()
-    told = [line for line in text.splitlines() if line.startswith("smoe_function_gpu_share{")]
-    assert told == ['smoe_function_gpu_share{function_name="m-segment-0.openfaas-fn"} 0.3']
+    lines = [line for line in text.splitlines() if line.startswith("smoe_function_gpu_share{")]
+    assert lines == ['smoe_function_gpu_share{function_name="m-segment-0.openfaas-fn"} 0.3']
 
 
-def test_no_panel_takes_functions_of_a_pipeline_whose_name_begins_alike() -> None:
+def test_no_panel_takes_functions_of_a_pipeline_with_the_same_prefix() -> None:
     own = ("m", "m-segment-0", "m-expert-0-1", "m-segments-0", "m-experts-1", "m-stages")
     for title, expression in panels():
         for text in re.findall(r'function_name=~"([^"]+)"', expression):

@@ -22,7 +22,7 @@ from smoe.commands import service
 from smoe.deployment import function_deployments
 
 WIDTH = 64
-"""Of seeded weights: names, numbers of functions and shapes of the manifests are those of the full width."""
+"""Pipelines of seeded weights: names, numbers of functions and shapes of the manifests are those of the full width."""
 FUNCTION_KEYS = {
     "lang", "handler", "image", "fprocess", "environment", "environment_file", "secrets", "skip_build", "constraints",
     "labels", "annotations", "limits", "requests", "readonly_root_filesystem", "build_options", "namespace",

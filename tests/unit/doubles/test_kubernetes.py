@@ -62,7 +62,7 @@ def resources(limits: dict[str, Any] | None = None, requests: dict[str, Any] | N
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "said"),
+    ("body", "code", "sentence"),
     [
         pytest.param(resources({"cpu": "2"}, {"cpu": "100m"}), 200, "", id="cpu up"),
         pytest.param(resources({"memory": "128Mi"}, {"memory": "128Mi"}), 200, "", id="memory down"),
@@ -79,10 +79,10 @@ def resources(limits: dict[str, Any] | None = None, requests: dict[str, Any] | N
         ),
     ],
 )
-def test_resize_is_answered_as_recorded(call: Caller, pod: str, body: Any, code: int, said: str) -> None:
+def test_resize_is_answered_as_recorded(call: Caller, pod: str, body: Any, code: int, sentence: str) -> None:
     reply = call("PATCH", f"{PODS}/{pod}/resize", body, STRATEGIC)
     assert reply.status_code == code, reply.text
-    assert said in reply.json().get("message", "")
+    assert sentence in reply.json().get("message", "")
 
 
 def test_an_image_sent_to_resize_is_ignored_without_a_word(call: Caller, pod: str, double: Running) -> None:
@@ -178,7 +178,7 @@ def test_an_update_takes_what_it_changes_and_nothing_else() -> None:
     assert sets == {("a", "Apply"): {("f:x",)}, ("b", "Update"): {("f:y",)}}
 
 
-def test_a_watch_tells_changes_then_bookmarks_and_410_when_it_is_too_old(
+def test_a_watch_reports_changes_then_bookmarks_and_410_when_it_is_too_old(
     call: Caller, pod: str, double: Running
 ) -> None:
     version = call("GET", PODS, labelSelector="faas_function").json()["metadata"]["resourceVersion"]

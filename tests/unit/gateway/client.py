@@ -48,7 +48,7 @@ def parse(data: bytes, method: str = "GET") -> Reply:
 
 
 async def send_raw(address: str, data: bytes) -> bytes:
-    """Everything the other side says until it closes."""
+    """Everything the other side sends until it closes."""
     reader, writer = await connect(address)
     writer.write(data)
     try:

@@ -99,7 +99,7 @@ async def gateway_on(state: Path, backend: FakeBackend | None = None, **changes:
 
 
 class Roomy(FakeBackend):
-    """Wishes any number of replicas and runs few of them, so that made-up numbers open no thousands of sockets."""
+    """Accepts any number of replicas and runs few of them: generated numbers must not open thousands of sockets."""
 
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
         await super().create(spec, min(replicas, 2))

@@ -89,7 +89,7 @@ async def test_only_post_is_asynchronous(running: Running) -> None:
     assert (await running.call("GET", "/async-function/f")).status == 405
 
 
-async def test_an_unknown_function_is_accepted_and_the_callback_says_404(running: Running, receiver: Receiver) -> None:
+async def test_an_unknown_function_is_accepted_and_the_callback_has_404(running: Running, receiver: Receiver) -> None:
     assert (await running.call("POST", "/async-function/g", X_Callback_Url=receiver.url)).status == 202
     assert (await receiver.next()).headers["x-function-status"] == "404"
 

@@ -1,4 +1,4 @@
-"""Replicas that die, lie or are late: what the client gets, what is repeated, what the backend is told."""
+"""Replicas that die, lie or are late: what the client gets, what is repeated, what is reported to the backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RETRY = {"com.openfaas.retry.attempts": "2"}
 
 
 def saying(data: bytes, then: Callable[[FakeConnection], None] = FakeConnection.close) -> Program:
-    """A program that says ``data``, whatever it is asked, and then ends its connection."""
+    """A program that sends ``data``, whatever it is asked, and then ends its connection."""
 
     async def program(seen: FakeRequest, connection: FakeConnection) -> None:
         connection.write(data)

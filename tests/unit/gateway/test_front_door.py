@@ -62,7 +62,7 @@ async def test_unknown_functions_are_404_and_not_counted(running: Running, name:
     assert "gateway_function_invocation_total{" not in await running.metrics()
 
 
-async def test_a_call_id_is_made_given_to_the_function_and_told_to_the_client(running: Running) -> None:
+async def test_a_call_id_is_made_given_to_the_function_and_to_the_client(running: Running) -> None:
     await running.deploy()
     before_ns = time.time_ns()
     answer = await running.call("POST", "/function/f", b"x")
@@ -82,7 +82,7 @@ async def test_a_callers_own_call_id_is_passed_on_and_not_echoed(running: Runnin
     assert "x-call-id" not in answer.headers
 
 
-async def test_where_a_call_came_from_is_forwarded_unless_said_already(running: Running) -> None:
+async def test_where_a_call_came_from_is_forwarded_unless_named_already(running: Running) -> None:
     await running.deploy()
     seen = (await running.call("GET", "/function/f")).json()["headers"]
     assert seen["x-forwarded-host"] == "gateway.test"

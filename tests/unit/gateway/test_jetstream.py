@@ -43,8 +43,8 @@ class Nats:
     async def start(self) -> None:
         assert SERVER is not None
         where = ("-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._folder))
-        quiet = asyncio.subprocess.DEVNULL
-        self._process = await asyncio.create_subprocess_exec(SERVER, *where, stdout=quiet, stderr=quiet)
+        nowhere = asyncio.subprocess.DEVNULL
+        self._process = await asyncio.create_subprocess_exec(SERVER, *where, stdout=nowhere, stderr=nowhere)
 
     async def stop(self) -> None:
         if self._process is not None:

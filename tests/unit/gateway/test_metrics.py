@@ -1,4 +1,4 @@
-"""The metrics port, read by Prometheus' own parser, and the two pages that tell where to scrape."""
+"""The metrics port, read by Prometheus' own parser, and the two pages that list where to scrape."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def snapshots(reader: asyncio.StreamReader) -> dict[str, Any]:
     return found
 
 
-async def test_the_feed_tells_every_change_in_a_whole_snapshot(running: Running) -> None:
+async def test_the_feed_reports_every_change_in_a_whole_snapshot(running: Running) -> None:
     await running.deploy(env_vars={"max_inflight": "4"})
     (replica,) = running.replicas()
     reader, writer = await connect(running.address)

@@ -194,7 +194,7 @@ async def test_flags_are_true_or_false(running: Running, target: str) -> None:
         ("GET", "/%61sync-function/f", "POST"),
     ],
 )
-async def test_a_405_says_what_is_allowed(running: Running, method: str, target: str, allowed: str) -> None:
+async def test_a_405_lists_what_is_allowed(running: Running, method: str, target: str, allowed: str) -> None:
     answer = await running.call(method, target)
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
 
@@ -278,7 +278,7 @@ class Watched(FakeBackend):
             self.open -= 1
 
 
-async def test_a_client_that_leaves_a_quiet_log_leaves_nothing_behind(start: Starter) -> None:
+async def test_a_client_that_leaves_an_idle_log_leaves_nothing_behind(start: Starter) -> None:
     backend = Watched()
     async with start(backend=backend) as running:
         await running.deploy()

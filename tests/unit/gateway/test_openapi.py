@@ -1,4 +1,4 @@
-"""The gateway's own OpenAPI file: the same routes as the application, and replies as it says, whatever is asked.
+"""The gateway's own OpenAPI file: the same routes as the application, and replies as it describes, whatever is asked.
 
 Schemathesis makes requests from the file, well-formed and broken ones, and sends them to a running gateway whose
 backend is in memory. Everything is derived from the file, so the same file gives the same requests.
@@ -46,7 +46,7 @@ api.config.generation.update(deterministic=True, allow_extra_parameters=False, w
 @settings(
     max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
 )
-def test_replies_are_as_the_file_says(case: schemathesis.Case[Any], served: Served) -> None:
+def test_replies_agree_with_the_file(case: schemathesis.Case[Any], served: Served) -> None:
     served.with_function()
     case.query = {name: value for name, value in case.query.items() if not _endless(name, value)}
     case.headers.pop("X-Callback-Url", None)  # nothing is posted to made-up addresses

@@ -99,7 +99,7 @@ async def test_controllers_are_asked_once_however_many_look_on(tmp_path: Path) -
     assert len(controller.seen) == 1 and all(len(one) == 1 for one in answers)
 
 
-async def test_pipelines_of_one_name_in_two_namespaces_are_both_told(tmp_path: Path) -> None:
+async def test_pipelines_of_one_name_in_two_namespaces_are_both_shown(tmp_path: Path) -> None:
     (tmp_path / "home.json").write_text(json.dumps(document(100.0)))
     with serve(lambda *_: (200, json.dumps(document(200.0, namespace="team-a")).encode())) as controller:
         found = await Views(tmp_path, [controller.url]).read()

@@ -68,7 +68,7 @@ async def test_invocations_are_counted_in_the_list(running: Running) -> None:
 
 
 @pytest.mark.parametrize("path", ["/system/function/f", "/system/function/f.openfaas-fn"])
-async def test_usage_is_told_when_asked(running: Running, path: str) -> None:
+async def test_usage_is_reported_on_request(running: Running, path: str) -> None:
     await deploy(running)
     usage = (await running.system("GET", f"{path}?usage=1")).json()["usage"]
     assert usage == {"cpu": 2.0, "totalMemoryBytes": 2 << 20}

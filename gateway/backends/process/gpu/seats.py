@@ -56,6 +56,7 @@ class Seats:
         kept = [seat for seat in kept if seat not in surplus]
         missing = max(0, replicas - len(kept)) if tenths else 0
         going = [seat for seat in held if seat not in kept]
+        # Before anything changes: it raises where the seats do not fit.
         added = self._fitted(function, tenths, missing, replicas, going)
         for seat in going:
             seat.leaving = True
@@ -103,6 +104,7 @@ class Seats:
         return self._held(self.gpus.index(gpu))
 
     def _fitted(self, function: str, tenths: int, missing: int, replicas: int, going: Sequence[_Seat]) -> list[_Seat]:
+        # Promised and held are counted apart: a seat that is leaving is promised to nobody, but its process holds it.
         left = [GPU_TENTHS - self._sum(gpu, going) for gpu in range(len(self.gpus))]
         before = tuple(left)
         now = [GPU_TENTHS - self._held(gpu) for gpu in range(len(self.gpus))]
@@ -115,6 +117,7 @@ class Seats:
                     f"than now; each replica's share lies on one GPU, and left over are "
                     + (", ".join(f"{room} tenths of {gpu.uuid}" for gpu, room in zip(self.gpus, before, strict=True)))
                 )
+            # First a GPU whose tenths are free now: elsewhere the new process would wait until an old one has ended.
             best = min(fits, key=lambda gpu: (now[gpu] < tenths, left[gpu]))
             left[best] -= tenths
             now[best] -= tenths

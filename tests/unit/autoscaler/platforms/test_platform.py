@@ -98,7 +98,7 @@ def test_a_gpu_share_is_rolled_out_behind_replicas_that_go_on_serving(double: Ru
     assert not {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"} & environment(pod).keys()
 
 
-def test_concurrency_is_told_to_live_pods(double: Running, platform: KubernetesPlatform) -> None:
+def test_concurrency_reaches_live_pods(double: Running, platform: KubernetesPlatform) -> None:
     before = names(double)
     order(platform, configuration(concurrency=9))
     assert [pod["metadata"]["annotations"]["smoe.settings"] for pod in double.pods(F)] == ['{"max_inflight":9}']

@@ -101,7 +101,7 @@ async def test_new_limits_are_set_on_live_pods_and_on_those_that_come_later(
     await until_so(lambda: [resources(pod)["limits"] for pod in double.pods("f")] == [MORE.limits] * 3)
 
 
-async def test_concurrency_is_told_to_live_pods(double: Running, backends: Backends) -> None:
+async def test_concurrency_reaches_live_pods(double: Running, backends: Backends) -> None:
     backend = await backends()
     await deployed(backend)
     await backend.update(replace(F, env_vars={**F.env_vars, "max_inflight": "9"}))
@@ -151,7 +151,7 @@ async def test_a_rolling_update_takes_nothing_away_before_the_new_replica_is_rea
     assert state.ready[0].id != old.id
 
 
-async def test_a_function_leaves_the_gpu_that_the_controller_gave_it_when_it_is_deployed_anew(
+async def test_a_function_leaves_the_gpu_that_the_controller_gave_it_when_it_is_deployed_again(
     double: Running, backends: Backends
 ) -> None:
     backend = await backends()

@@ -148,7 +148,7 @@ async def test_followed_logs_end_with_the_annotation(double: Running, backends: 
 
 
 @pytest.mark.parametrize(
-    ("namespace", "said"),
+    ("namespace", "sentence"),
     [
         ("nowhere", "namespace 'nowhere' does not exist; there is openfaas-fn, team-a"),
         ("plain", "namespace 'plain' is not for functions: it lacks the annotation openfaas=1"),
@@ -157,7 +157,7 @@ async def test_followed_logs_end_with_the_annotation(double: Running, backends: 
     ],
 )
 async def test_other_namespaces_are_refused_with_the_reason(
-    double: Running, backends: Backends, namespace: str, said: str
+    double: Running, backends: Backends, namespace: str, sentence: str
 ) -> None:
     annotated(double)
     annotated(double, "plain", team="b")
@@ -165,14 +165,14 @@ async def test_other_namespaces_are_refused_with_the_reason(
     annotated(double, "kube-system")
     backend = await backends(all_namespaces=True)
     assert names(backend) == [DEFAULT_NAMESPACE, TEAM]
-    with pytest.raises(InvalidSpecError, match=said):
+    with pytest.raises(InvalidSpecError, match=sentence):
         backend.check_namespace(namespace)
     for refused in (
         lambda: backend.create(spec("f", namespace=namespace), 1),
         lambda: backend.delete("f", namespace),
         lambda: backend.put_secret("key", namespace, b"1", create=True),
     ):
-        with pytest.raises(NotFoundError, match=said):
+        with pytest.raises(NotFoundError, match=sentence):
             await refused()
     assert double.pods() == []
 
@@ -212,7 +212,7 @@ async def test_a_function_belongs_to_the_namespace_it_is_in_whatever_it_was_writ
     assert backend.get("f", TEAM).spec.limits["memory"] == "512Mi"
 
 
-async def test_a_namespace_that_may_not_be_read_is_told_and_served_once_it_may(
+async def test_a_namespace_that_may_not_be_read_is_noted_and_served_once_it_may(
     double: Running, backends: Backends, caplog: pytest.LogCaptureFixture
 ) -> None:
     everything = {"apiGroups": ["", "apps", "discovery.k8s.io"], "verbs": ["get", "list", "watch", "create", "patch"]}
@@ -221,8 +221,8 @@ async def test_a_namespace_that_may_not_be_read_is_told_and_served_once_it_may(
     annotated(double)
     double.set(users={"me": "me"}, grants={"me": grants})
     backend = await backends("me", all_namespaces=True, resync_s=0.05)
-    said = "namespace team-a is for functions, but this gateway cannot read it: .*answered 403"
-    with pytest.raises(InvalidSpecError, match=said):
+    sentence = "namespace team-a is for functions, but this gateway cannot read it: .*answered 403"
+    with pytest.raises(InvalidSpecError, match=sentence):
         backend.check_namespace(TEAM)
     assert [note for note in backend.info().notes if note.startswith("namespace team-a")]
     await backend.create(spec("f"), 1)
@@ -232,7 +232,9 @@ async def test_a_namespace_that_may_not_be_read_is_told_and_served_once_it_may(
     assert len([one for one in caplog.records if "cannot read it" in one.message]) == 1
 
 
-async def test_a_gateway_that_may_not_list_namespaces_says_so_at_the_start(double: Running, backends: Backends) -> None:
+async def test_a_gateway_that_may_not_list_namespaces_reports_it_at_the_start(
+    double: Running, backends: Backends
+) -> None:
     double.set(refusals={("list", "namespaces"): Refusal(403, "Forbidden", "namespaces is forbidden")})
     with pytest.raises(BackendError, match="namespaces is forbidden"):
         await backends(all_namespaces=True)
@@ -288,9 +290,9 @@ async def use_every_door(gateway: Gateway) -> None:
         assert (await gateway.system("GET", f"/system/function/{where}")).json()["replicas"] == 3
     assert (await gateway.system("GET", f"/system/logs?name=f&namespace={TEAM}")).status == 200
     assert f"f.{TEAM}" in (await gateway.system("GET", "/system/replicas")).json()["functions"]
-    said = "namespace 'nowhere' does not exist; there is openfaas-fn, team-a"
+    sentence = "namespace 'nowhere' does not exist; there is openfaas-fn, team-a"
     refused = await gateway.system("POST", "/system/functions", {**deployment, "namespace": "nowhere"})
-    assert (refused.status, refused.text) == (400, said)
+    assert (refused.status, refused.text) == (400, sentence)
     assert (await gateway.system("GET", "/system/namespace/nowhere")).status == 404
     assert (await gateway.system("DELETE", f"/system/functions?namespace={TEAM}", {"functionName": "f"})).status == 202
     assert (await gateway.call("POST", f"/function/f.{TEAM}", b"x")).status == 404

@@ -86,10 +86,10 @@ def test_constraints_choose_nodes() -> None:
 
 
 def test_a_function_that_reads_live_settings_has_them_in_a_file_and_not_in_its_environment() -> None:
-    told, other = deployment(spec("f")), deployment(spec("f", annotations={}))
-    assert "max_inflight" not in environment(told)
-    assert environment(told)["smoe_live_settings"] == "/etc/smoe/live/settings.json"
-    assert told["spec"]["template"]["metadata"]["annotations"]["smoe.settings"] == '{"max_inflight":4}'
+    informed, other = deployment(spec("f")), deployment(spec("f", annotations={}))
+    assert "max_inflight" not in environment(informed)
+    assert environment(informed)["smoe_live_settings"] == "/etc/smoe/live/settings.json"
+    assert informed["spec"]["template"]["metadata"]["annotations"]["smoe.settings"] == '{"max_inflight":4}'
     assert environment(other)["max_inflight"] == "4" and "smoe_live_settings" not in environment(other)
 
 

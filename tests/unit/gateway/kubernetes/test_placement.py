@@ -63,7 +63,7 @@ def test_another_plan_takes_new_pods_and_the_same_plan_written_otherwise_does_no
     assert objects.only_live_differs(placed("a=1,b=1"), placed(" b=1 , a=1, c=0"))
 
 
-def test_a_pod_is_told_its_node_and_no_function_may_say_otherwise() -> None:
+def test_a_pod_knows_its_machine_and_no_function_may_override_it() -> None:
     made = objects.deployment(spec("f"), KubernetesSettings(), frozenset())
     env = made["spec"]["template"]["spec"]["containers"][0]["env"]
     for name in ("smoe_machine", "smoe_node"):  # the older name, for functions of the release before

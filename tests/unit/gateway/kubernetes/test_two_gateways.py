@@ -1,5 +1,5 @@
 """Two gateways that are given orders about the same thing in the same moment: one of them wins, whole, and both callers
-are told the truth. One gateway is stopped before one of its calls while the other does all of its work.
+get true answers. One gateway is stopped before one of its calls while the other does all of its work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def home(backend: KubernetesBackend) -> Space:
 
 
 def kept(double: Running) -> FunctionSpec:
-    """The function that the cluster holds, which it is in all its parts: what it says of itself, template, Service."""
+    """The function that the cluster holds, which it is in all its parts: metadata, template, Service."""
     document = double.deployment("f")
     found = objects.spec_of(document)
     assert found is not None
@@ -47,7 +47,9 @@ def kept(double: Running) -> FunctionSpec:
     return found
 
 
-async def test_of_two_creates_in_one_moment_one_wins_and_the_other_is_told(double: Running, backends: Backends) -> None:
+async def test_of_two_creates_in_one_moment_one_wins_and_the_other_is_refused(
+    double: Running, backends: Backends
+) -> None:
     for nth in itertools.count():
         one, two = await backends(), await backends()
         ended = await crossed(one, two, nth, lambda it: it.create(F, 1), lambda it: it.create(OTHER, 1))
@@ -111,7 +113,7 @@ async def test_an_update_leaves_alone_what_was_deleted_and_deployed_again_meanwh
     assert kept(double) == third
 
 
-async def test_of_two_secrets_made_in_one_moment_one_stays_and_the_other_caller_is_told(
+async def test_of_two_secrets_made_in_one_moment_one_stays_and_the_other_caller_is_refused(
     double: Running, backends: Backends
 ) -> None:
     def put(value: bytes) -> Order:

@@ -22,7 +22,7 @@ def echo(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> N
 
 
 def prepared(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
-    """As ``echo``, saying for which function the process was prepared before it knew its own."""
+    """As ``echo``, with the name of the function for which the process was prepared before it had its own."""
     _serve_prepared("", environ, listener, ready)
 
 
@@ -48,7 +48,7 @@ def broken(environ: Mapping[str, str], listener: socket.socket, ready: Ready) ->
 
 
 def never_ready(environ: Mapping[str, str], listener: socket.socket, ready: Ready) -> None:
-    """Waits for a signal and never says that it is ready."""
+    """Waits for a signal and never reports that it is ready."""
     signal.pause()
 
 

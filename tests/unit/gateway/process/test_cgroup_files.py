@@ -49,7 +49,7 @@ def written(path: Path) -> str:
     return path.read_text()
 
 
-def test_version_2_is_found_and_says_what_is_not_delegated(root: Path, proc: Path) -> None:
+def test_version_2_is_detected_and_notes_what_is_not_delegated(root: Path, proc: Path) -> None:
     found = detect(root, proc, 1, 0.01)
     assert isinstance(found, CgroupsV2)
     own = found.folders[0]
@@ -69,7 +69,7 @@ def test_version_2_below_our_own_cgroup(root: Path, proc: Path) -> None:
     assert "cpu" in found.notes[0]
 
 
-def test_nothing_mounted_is_said(tmp_path: Path, proc: Path) -> None:
+def test_nothing_mounted_is_noted(tmp_path: Path, proc: Path) -> None:
     found = detect(tmp_path / "none", proc, 1, 0.01)
     assert isinstance(found, NoCgroups)
     assert "not enforced" in found.notes[0]
@@ -111,7 +111,7 @@ def test_version_2_limits(tmp_path: Path) -> None:
     assert written(slot / "memory.max") == "1048576"
 
 
-def test_version_2_without_limits_says_max(tmp_path: Path) -> None:
+def test_version_2_without_limits_writes_max(tmp_path: Path) -> None:
     cgroups, slot = slot_of(tmp_path, cpu_max="", memory_max="")
     assert cgroups.set_cpu("s", None)
     assert cgroups.set_memory("s", None)

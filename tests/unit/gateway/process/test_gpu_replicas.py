@@ -1,4 +1,4 @@
-"""Replicas with GPU shares: found GPUs, environment, refusals, exchanges. GPUs and MPS are played."""
+"""Replicas with GPU shares: found GPUs, environment, refusals, exchanges. GPUs and MPS are faked."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ A, B = Gpu("GPU-a", "made up", 80_000), Gpu("GPU-b", "made up", 80_000)
 Gpus = Callable[..., AbstractAsyncContextManager[ProcessBackend]]
 
 
-class PlayedMps:
-    pipe = Path("/played/pipe")
+class FakeMps:
+    pipe = Path("/fake/pipe")
 
     def __init__(self, fails: str = "") -> None:
         self.fails = fails
@@ -43,7 +43,7 @@ def with_gpus(tmp_path: Path) -> Gpus:
     async def begin(*gpus: Gpu, fails: str = "", **changes: Any) -> AsyncIterator[ProcessBackend]:
         options: dict[str, Any] = {"settle_s": 0.05, "blanks": 1, "write_timeout_s": 10.0, **changes}
         settings = ProcessSettings(state=tmp_path / "state", images=IMAGES, **options)
-        shares = GpuShares(settings, lambda: Found(gpus), PlayedMps(fails))  # type: ignore[arg-type]
+        shares = GpuShares(settings, lambda: Found(gpus), FakeMps(fails))  # type: ignore[arg-type]
         backend = ProcessBackend(settings, shares)
         await backend.start()
         try:
@@ -58,7 +58,7 @@ def share(name: str, tenths: int, **fields: Any) -> FunctionSpec:
     return spec(name, limits={"nvidia.com/gpu": str(tenths)}, **fields)
 
 
-async def test_a_replica_is_told_its_gpu_and_its_share_and_others_are_told_nothing(with_gpus: Gpus) -> None:
+async def test_a_replica_gets_its_gpu_and_its_share_in_its_environment_and_others_get_nothing(with_gpus: Gpus) -> None:
     async with with_gpus(A) as backend:
         await backend.create(share("f", 3, env_vars={"CUDA_VISIBLE_DEVICES": "GPU-of-others"}), 1)
         await backend.create(spec("plain"), 1)
@@ -68,7 +68,7 @@ async def test_a_replica_is_told_its_gpu_and_its_share_and_others_are_told_nothi
     assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-a"
     assert environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
     assert environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=24000M"
-    assert (environ["CUDA_MPS_PIPE_DIRECTORY"], environ["smoe_device"]) == ("/played/pipe", "cuda")
+    assert (environ["CUDA_MPS_PIPE_DIRECTORY"], environ["smoe_device"]) == ("/fake/pipe", "cuda")
     assert not any(key.startswith("CUDA") or key == "smoe_device" for key in plain)
     assert "GPU GPU-a (made up, 80000 MiB): 3 of 10 tenths are taken." in notes
 
@@ -147,7 +147,7 @@ async def test_a_crashed_replica_comes_back_on_its_share(with_gpus: Gpus) -> Non
     assert state.restarts == 1
 
 
-async def test_without_mps_a_replica_does_not_start_and_the_log_says_why(with_gpus: Gpus) -> None:
+async def test_without_mps_a_replica_does_not_start_and_the_log_has_the_reason(with_gpus: Gpus) -> None:
     async with with_gpus(A, fails="the MPS control daemon did not answer") as backend:
         await backend.create(share("f", 1), 1)
         await until(backend, "f", lambda state: state.restarts >= 2)
@@ -168,7 +168,7 @@ async def test_who_keeps_memory_on_gpus_sees_all_of_them_under_the_same_daemon_a
     assert {key: environ[key] for key in environ if key.startswith("CUDA") or key == "smoe_device"} == {
         "smoe_device": "cuda",
         "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
-        "CUDA_MPS_PIPE_DIRECTORY": "/played/pipe",
+        "CUDA_MPS_PIPE_DIRECTORY": "/fake/pipe",
     }
 
 
@@ -196,7 +196,7 @@ async def test_beginning_to_keep_memory_on_gpus_takes_a_new_process(with_gpus: G
         assert state.ready[0].pid != before.pid
 
 
-class PlayedNvml:
+class FakeNvml:
     """What this room asks of the module ``pynvml``."""
 
     NVML_COMPUTEMODE_PROHIBITED = 2
@@ -241,7 +241,7 @@ class PlayedNvml:
 
 
 def test_gpus_are_found_by_nvml_without_those_that_cannot_be_shared() -> None:
-    nvml = PlayedNvml(
+    nvml = FakeNvml(
         {"uuid": "GPU-1"}, {"uuid": b"GPU-2", "mig": 0}, {"uuid": "GPU-3", "mig": 1}, {"uuid": "GPU-4", "mode": 2}
     )
     found = find_gpus(nvml, {})
@@ -257,12 +257,12 @@ def test_gpus_are_found_by_nvml_without_those_that_cannot_be_shared() -> None:
     ("visible", "uuids"), [("1", ["GPU-20"]), ("GPU-1", ["GPU-10"]), ("", []), ("GPU-20,0", ["GPU-10", "GPU-20"])]
 )
 def test_cuda_visible_devices_of_the_gateway_is_obeyed(visible: str, uuids: list[str]) -> None:
-    nvml = PlayedNvml({"uuid": "GPU-10"}, {"uuid": "GPU-20"})
+    nvml = FakeNvml({"uuid": "GPU-10"}, {"uuid": "GPU-20"})
     assert [gpu.uuid for gpu in find_gpus(nvml, {"CUDA_VISIBLE_DEVICES": visible}).gpus] == uuids
 
 
 def test_a_machine_without_a_driver_has_no_gpus() -> None:
-    assert find_gpus(PlayedNvml(fails=True), {}).gpus == ()
+    assert find_gpus(FakeNvml(fails=True), {}).gpus == ()
 
 
 def test_a_parent_that_uses_a_gpu_is_noticed_by_its_open_device_files(tmp_path: Path) -> None:

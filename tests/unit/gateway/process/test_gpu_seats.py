@@ -79,7 +79,7 @@ def test_fewer_replicas_give_their_tenths_back_once_those_that_go_are_chosen() -
     assert seats.hold("g", "three", never) == A
 
 
-def test_a_new_share_goes_beside_the_old_one_where_a_gpu_has_room_for_both() -> None:
+def test_a_new_share_goes_next_to_the_old_one_where_a_gpu_has_room_for_both() -> None:
     seats = Seats((A, B))
     seats.reserve("f", 8, 1)
     assert seats.hold("f", "old", never) == A
@@ -141,7 +141,9 @@ def test_what_is_accepted_fits_and_on_one_gpu_what_fits_is_accepted(wanted: list
 Step = tuple[str, int, int]
 steps = st.lists(
     st.tuples(
-        st.sampled_from(("reserve", "anew", "hold", "drain", "gone", "forget")), st.integers(0, 3), st.integers(0, 10)
+        st.sampled_from(("reserve", "replace_all", "hold", "drain", "gone", "forget")),
+        st.integers(0, 3),
+        st.integers(0, 10),
     ),
     max_size=60,
 )
@@ -154,8 +156,8 @@ def test_no_order_of_events_takes_more_than_ten_tenths_of_a_gpu_or_loses_some(hi
     for what, which, number in history:
         function = f"f{which}"
         try:
-            if what in ("reserve", "anew"):
-                seats.reserve(function, number, 1 + which, replace_all=what == "anew")
+            if what in ("reserve", "replace_all"):
+                seats.reserve(function, number, 1 + which, replace_all=what == "replace_all")
             elif what == "hold":
                 count += 1
                 if seats.hold(function, f"r{count}", lambda: None):

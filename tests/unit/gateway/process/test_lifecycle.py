@@ -92,7 +92,7 @@ async def test_a_replica_that_does_not_drain_in_time_is_killed(backend: ProcessB
     await asyncio.gather(call, return_exceptions=True)
 
 
-async def test_a_killed_replica_is_replaced_and_the_log_says_why(backend: ProcessBackend) -> None:
+async def test_a_killed_replica_is_replaced_and_the_log_has_the_reason(backend: ProcessBackend) -> None:
     await backend.create(spec("f"), 1)
     before = (await until(backend, "f", ready(1))).ready[0]
     assert before.pid
@@ -102,7 +102,7 @@ async def test_a_killed_replica_is_replaced_and_the_log_says_why(backend: Proces
     assert any("SIGKILL" in text and "at once" in text for text in await log_texts(backend, "f"))
 
 
-async def test_a_crash_loop_backs_off_and_says_the_exit_code(running: Starter) -> None:
+async def test_a_crash_loop_backs_off_and_logs_the_exit_code(running: Starter) -> None:
     async with running(backoff=BackoffSettings(first_s=0.01, factor=2.0, limit_s=3600.0)) as backend:
         await backend.create(spec("f", "crash"), 1)
         await until(backend, "f", lambda s: s.restarts >= 3)
@@ -245,7 +245,7 @@ async def test_wrong_requests_are_refused_with_their_kind_of_error(backend: Proc
     assert [state.spec.name for state in backend.list()] == ["f"]
 
 
-async def test_a_module_that_cannot_be_imported_is_said_at_the_start(tmp_path: Path) -> None:
+async def test_a_module_that_cannot_be_imported_is_reported_at_the_start(tmp_path: Path) -> None:
     backend = create(ProcessSettings(state=tmp_path, images={"x": "no_such_module_here:main"}))
     with pytest.raises(BackendError, match="cannot import no_such_module_here"):
         await backend.start()

@@ -147,14 +147,14 @@ async def test_usage_is_measured_with_and_without_cgroups(running: Starter, use_
         assert 0 < found.cpu_seconds_total < 30
 
 
-async def test_limits_that_cannot_be_enforced_are_said(running: Starter, tmp_path: Path) -> None:
+async def test_limits_that_cannot_be_enforced_are_noted(running: Starter, tmp_path: Path) -> None:
     async with running(cgroup_root=tmp_path / "nothing-here") as backend:
         await backend.create(spec("f", limits={"memory": "64Mi", "cpu": "1"}), 1)
         await until(backend, "f", ready(1))
         assert any("not enforced" in note for note in backend.info().notes)
 
 
-async def test_a_limit_that_no_replica_fits_in_is_said(running: Starter, enforced: None) -> None:
+async def test_a_limit_that_no_replica_fits_in_is_reported(running: Starter, enforced: None) -> None:
     async with running() as backend:
         await backend.create(spec("f", limits={"memory": "4Ki"}), 1)
         await until(backend, "f", lambda s: s.restarts >= 1)
@@ -195,13 +195,13 @@ def test_a_process_that_ends_enters_the_cgroup_of_those_that_end(tmp_path: Path)
         os.dup2(theirs.fileno(), 100)
         child.run(me, 100, [], str(ending))
     theirs.close()
-    ours.close()  # nobody tells it what to become
+    ours.close()  # no message names what to become
     _, status = os.waitpid(pid, 0)
     assert (os.waitstatus_to_exitcode(status), ending.read_text()) == (0, "0")
 
 
 def share_seen(backend: ProcessBackend, slot: str) -> float:
-    """A slot's part of the processors beside others, from the kernel's file."""
+    """A slot's weight against other slots, from the kernel's file."""
     cgroups = backend.launcher.cgroups
     if isinstance(cgroups, CgroupsV1):
         folder = next(folder / slot for folder in cgroups.folders if (folder / slot / "cpu.shares").exists())

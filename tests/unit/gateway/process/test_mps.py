@@ -1,4 +1,4 @@
-"""The MPS control daemon: found, started, ended with the gateway. The program is played, no GPU is needed."""
+"""The MPS control daemon: found, started, ended with the gateway. The program is a fake, no GPU is needed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from gateway.backends.process.gpu.mps import PID_FILE, Mps
 from gateway.contract import BackendError
-from tests.unit.gateway.process import played_mps_control
+from tests.unit.gateway.process import fake_mps_control
 from tests.unit.gateway.process.conftest import alive, eventually
 
 
@@ -28,8 +28,8 @@ def state() -> Iterator[Path]:
 
 @pytest.fixture
 def control(tmp_path: Path) -> str:
-    program = tmp_path / "played-control"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -E -S {played_mps_control.__file__} "$@"\n')
+    program = tmp_path / "fake-control"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -E -S {fake_mps_control.__file__} "$@"\n')
     program.chmod(0o755)
     return str(program)
 
@@ -50,7 +50,7 @@ async def test_a_daemon_is_started_once_and_ends_with_the_gateway(
     mps = made(state, control)
     await asyncio.gather(*(mps.ready() for _ in range(3)))
     assert mps.pipe == state / "mps" / "pipe"
-    assert (mps.pipe / "told").read_text() == f"{state / 'mps' / 'log'}|"
+    assert (mps.pipe / "started_with").read_text() == f"{state / 'mps' / 'log'}|"
     pid = pid_of(mps.pipe)
     await mps.ready()
     assert pid_of(mps.pipe) == pid
@@ -118,7 +118,7 @@ async def test_what_a_killed_daemon_left_behind_is_not_taken_for_one(state: Path
     await mps.close()
 
 
-async def test_a_missing_program_and_a_long_path_are_said_in_a_sentence(state: Path, control: str) -> None:
+async def test_a_missing_program_and_a_long_path_are_reported_in_a_sentence(state: Path, control: str) -> None:
     with pytest.raises(BackendError, match=r"GPU shares need .*missing-control, which cannot be run: No such file"):
         await made(state, str(state / "missing-control")).ready()
     with pytest.raises(BackendError, match="choose a state folder with a shorter path"):

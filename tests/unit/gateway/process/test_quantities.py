@@ -39,7 +39,7 @@ BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
         ("1e-3", Fraction(1, 1000)),
     ],
 )
-def test_quantities_mean_what_kubernetes_says(text: str, value: Fraction | int) -> None:
+def test_quantities_mean_what_they_mean_in_kubernetes(text: str, value: Fraction | int) -> None:
     assert checked_quantity(text) == value
 
 
@@ -80,7 +80,7 @@ def test_a_limit_above_the_machine_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "says"),
+    ("limits", "sentence"),
     [
         ({"cpu": "0"}, "above 0"),
         ({"memory": "-1Mi"}, "above 0"),
@@ -91,8 +91,8 @@ def test_a_limit_above_the_machine_is_allowed() -> None:
         ({"amd.com/gpu": "1"}, "this machine has 0"),
     ],
 )
-def test_impossible_limits_are_refused_with_a_reason(limits: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidSpecError, match=says):
+def test_impossible_limits_are_refused_with_a_reason(limits: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidSpecError, match=sentence):
         limits_of(FunctionSpec("f", "i", limits=limits), gpus=0)
 
 

@@ -144,13 +144,13 @@ def test_any_header_makes_a_legal_environment(headers: list[tuple[str, str]]) ->
 
 
 @pytest.mark.parametrize(
-    ("environment", "says"),
+    ("environment", "sentence"),
     [
         ({}, "fprocess"),
         ({"fprocess": "cat", "exec_timeout": "soon"}, "exec_timeout"),
         ({"fprocess": "cat", "max_inflight": "-1"}, "max_inflight"),
     ],
 )
-def test_bad_settings_are_sentences(environment: dict[str, str], says: str) -> None:
-    with pytest.raises(WatchdogError, match=says):
+def test_bad_settings_are_sentences(environment: dict[str, str], sentence: str) -> None:
+    with pytest.raises(WatchdogError, match=sentence):
         from_environment(environment)

@@ -1,6 +1,6 @@
-"""Plays ``nvidia-cuda-mps-control``: ``-f`` is the daemon, without arguments a command is read from standard input.
+"""A fake ``nvidia-cuda-mps-control``: ``-f`` is the daemon, without arguments a command is read from standard input.
 
-``default_percentage`` in the pipe folder says what it allows; ``told`` there is what it was told at its start.
+``default_percentage`` in the pipe folder holds what it allows; ``started_with`` there is the environment of its start.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def daemon() -> int:
         listener.bind(str(PIPE / "control"))
         listener.listen()
         PID_FILE.write_text(str(os.getpid()))
-        told = [os.environ.get(key, "") for key in ("CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES")]
-        (PIPE / "told").write_text("|".join(told))
+        started_with = [os.environ.get(key, "") for key in ("CUDA_MPS_LOG_DIRECTORY", "CUDA_VISIBLE_DEVICES")]
+        (PIPE / "started_with").write_text("|".join(started_with))
         while True:
             connection, _ = listener.accept()
             with connection:
