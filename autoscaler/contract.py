@@ -24,6 +24,7 @@ __all__ = [
     "Cost",
     "Decision",
     "LayerObservation",
+    "Memory",
     "MemoryNeed",
     "MetricsSource",
     "NodeInfo",
@@ -203,6 +204,11 @@ class Observation:
         return {node.node: node for node in self.nodes}
 
 
+Memory = object
+"""What a policy remembers from window to window. Only the policy itself looks into it: it must take another policy's,
+and None at the begin, for no memory at all, since a controller may change its policy."""
+
+
 @dataclass(frozen=True)
 class Proposal:
     """What a policy asks for: configurations by function, each with the reason, and the policy's state for next time.
@@ -213,7 +219,7 @@ class Proposal:
 
     desired: Mapping[str, Configuration]
     reasons: Mapping[str, str]
-    memory: object = None
+    memory: Memory = None
 
 
 class Decision(NamedTuple):
@@ -260,7 +266,7 @@ class Policy(Protocol):
 
     name: str
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal: ...
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal: ...
 
 
 class Platform(Protocol):

@@ -13,6 +13,7 @@ from autoscaler.contract import (
     BoundedPlatform,
     Configuration,
     Decision,
+    Memory,
     MetricsSource,
     Observation,
     PlacedPlatform,
@@ -72,7 +73,7 @@ class Controller:
         self._dry_run = dry_run
         self._wait = wait
         self._orders_at_once = orders_at_once
-        self._memory: object = None
+        self._memory: Memory = None
         self._limit_state = LimitState()
         self._logged_problems: tuple[str, ...] = ()
 

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autoscaler.contract import Observation
+from autoscaler.contract import Memory, Observation
 from benchmarks.harness.report import print_result
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
@@ -72,7 +72,7 @@ def simulated_episode(layers: int, experts: int, seed: int) -> Episode:
     return episode
 
 
-def decide(network: SisoActor, encoder: Encoder, observation: Observation, memory: object, times: Times) -> None:
+def decide(network: SisoActor, encoder: Encoder, observation: Observation, memory: Memory, times: Times) -> None:
     """One decision, timed."""
     began, began_cpu = time.perf_counter(), time.process_time()
     state, _ = encoder.encode(observation, memory)

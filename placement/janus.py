@@ -64,12 +64,12 @@ def place(
     effort: int = EFFORT,
     previous: Held | None = None,
 ) -> Placement:
-    """A layout of replicas on like nodes.
+    """A layout of replicas on homogeneous nodes.
 
     ``tokens`` [layers, experts] float64 and ``together`` [layers, experts, experts] float32, symmetric with a zero
     diagonal (:mod:`benchmarks.placement.activations`; None only for ``tokens``), are sums over a window.
     ``slack``: tokens of the fullest node may exceed the mean by this part for the sake of co-activation. ``effort`` 0
-    leaves the search on co-activation out. ``previous``: like nodes are renamed so that least is moved. Raises
+    leaves the search on co-activation out. ``previous``: nodes are renumbered so that least is moved. Raises
     PlacementError, InfeasibleError.
     """
     tokens, pairs = _checked(tokens, together, nodes, expert_groups, objective)
@@ -109,7 +109,8 @@ class _Search:
         return Placement(held, counts)
 
     def grouped(self, tokens: Floats, together: Singles | None, nodes: Nodes, expert_groups: int) -> Placement:
-        """Expert groups to node groups (as if they were experts, one replica each), then each by itself."""
+        """Expert groups to node groups (as if they were experts, one replica each), then each by itself. ``tokens``
+        [layers, experts], ``together`` [layers, experts, experts]."""
         layers, experts = tokens.shape
         size, per_node_group = experts // expert_groups, expert_groups // nodes.groups
         by_group = tokens.reshape(layers, expert_groups, size).sum(axis=2)

@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
 @compiled
 def sort_falling(order: Ints, share: Floats, falling: Ints) -> None:
-    """``falling``: experts by falling share, equal ones as in ``order``, which is nearly that already."""
+    """``falling`` [experts]: by falling share, equal ones as in ``order`` [experts], which is nearly that already."""
     falling[:] = order
     for at in range(1, len(order)):
         expert, to = falling[at], at
@@ -48,7 +48,8 @@ def sort_falling(order: Ints, share: Floats, falling: Ints) -> None:
 
 @compiled
 def spread(falling: Ints, counts: Experts, share: Floats, held: Experts, load: Floats) -> float:
-    """EPLB's layout: each replica to the node with fewest tokens and a free slot. Tokens of the fullest node."""
+    """EPLB's layout, into ``held`` [nodes, slots] and ``load`` [nodes]: each replica to the node with fewest tokens and
+    a free slot. Tokens of the fullest node."""
     nodes, slots = held.shape
     heap, size = np.arange(nodes), nodes  # by load, then number
     used = np.zeros(nodes, dtype=np.int64)
@@ -81,7 +82,8 @@ def spread(falling: Ints, counts: Experts, share: Floats, held: Experts, load: F
 
 @compiled
 def give_up_doubles(layout: Layout, tokens: Floats) -> float:
-    """Every copy of an expert on a node but the first becomes a free slot. Tokens of the fullest node then."""
+    """Every copy of an expert on a node but the first becomes a free slot; ``tokens`` [experts]. Tokens of the fullest
+    node then."""
     nodes, slots = layout.held.shape
     any_given_up = False
     for node in range(nodes):
@@ -148,7 +150,7 @@ def even_out(layout: Layout, limit: float) -> float:
 
 @compiled
 def weigh(layout: Layout, tokens: Floats) -> None:
-    """Shares and loads, computed again from ``held`` and ``counts``."""
+    """Shares and loads, computed again from ``held``, ``counts`` and ``tokens`` [experts]."""
     nodes, slots = layout.held.shape
     for expert in range(len(tokens)):
         layout.share[expert] = tokens[expert] / layout.counts[expert]
@@ -161,7 +163,8 @@ def weigh(layout: Layout, tokens: Floats) -> None:
 
 @compiled
 def recount(layout: Layout, expert: int, count: int, tokens: Floats) -> None:
-    """Another number of replicas of an expert: its share and the load of all nodes that hold it."""
+    """Another number of replicas of an expert: its share and the load of all nodes that hold it; ``tokens``
+    [experts]."""
     after = tokens[expert] / count
     for node in range(layout.held.shape[0]):
         for slot in range(layout.held.shape[1]):

@@ -137,7 +137,8 @@ def _fill(state: State, held: Experts, share: Floats, together: Pairs) -> None:
 
 @compiled
 def greedy(state: State, counts: Experts, share: Floats, together: Pairs, by_tokens: bool) -> None:
-    """Replicas by falling share to the node that bears least: in co-activation (Algorithm 2) or in tokens."""
+    """Replicas (``counts`` [experts]) by falling ``share`` [experts] to the node that bears least: in co-activation
+    (Algorithm 2; ``together`` [experts, experts]) or in tokens."""
     nodes, slots = state.held.shape
     used = np.zeros(nodes, dtype=np.int64)
     order: Any = np.arange(len(share))
@@ -274,7 +275,8 @@ def _descend(state: State, share: Floats, together: Pairs, budget: int) -> int:
 def iterate(state: State, share: Floats, together: Pairs, on_tokens: bool, goal: float, budget: int) -> int:
     """Iterated local search on the greatest tokens of a node, or on its greatest Eq. (1) load, until it is ``goal``.
 
-    ``state`` ends at the best layout found; returns what is left of the budget.
+    ``share`` [experts], ``together`` [experts, experts]. ``state`` ends at the best layout found; returns what is left
+    of the budget.
     """
     nodes, slots = state.held.shape
     bears = state.tokens if on_tokens else state.pairs

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoscaler.configuration import Configuration
-from autoscaler.contract import NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.rows import by_function
@@ -75,7 +75,7 @@ class AttainmentPolicy:
     def __init__(self, settings: AttainmentSettings) -> None:
         self.settings = settings
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         streak = memory if isinstance(memory, Streak) else Streak()
         rows = by_function(observation, self.settings.kinds)
         share = attainment(observation, self.settings.slo_s)

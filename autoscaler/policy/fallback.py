@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autoscaler.contract import Configuration, Observation, Policy, Proposal
+from autoscaler.contract import Configuration, Memory, Observation, Policy, Proposal
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FallbackPolicy:
         self._other = other
         self._settings = settings
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         before = memory if isinstance(memory, FallbackMemory) else FallbackMemory()
         proposal = self._chosen.propose(observation, now_s, before.chosen)
         instead = self._other.propose(observation, now_s, before.other)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import Metric, by_average_value, by_resource
 from autoscaler.policy.pace import NOTHING, History, Pace, limit
 from autoscaler.policy.rows import EVERY_KIND, by_function, calls, refuse_broken
@@ -75,7 +75,7 @@ class HpaPolicy:
     def __init__(self, settings: HpaSettings | None = None) -> None:
         self.settings = settings or HpaSettings()
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         histories: dict[str, History] = dict(memory) if isinstance(memory, dict) else {}
         desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.janus_search import Action, Bounds, Plan, Present, Scaling
@@ -139,7 +139,7 @@ class JanusPolicy:
         self.settings = settings
         self._prices = prices or load_prices()
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         before = memory if isinstance(memory, JanusMemory) else JanusMemory()
         rows, s = by_function(observation, MODULES), self.settings
         managed = [name for name, nodes in rows.items() if any(node.kind in s.kinds for node in nodes)]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import by_average_value
 from autoscaler.policy.pace import History, Pace, limit
 from autoscaler.policy.rows import EVERY_KIND, by_function, calls, refuse_broken, total
@@ -107,7 +107,7 @@ class KedaPolicy:
     def __init__(self, settings: KedaSettings | None = None) -> None:
         self.settings = settings or KedaSettings()
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         states: dict[str, KedaState] = dict(memory) if isinstance(memory, dict) else {}
         desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}

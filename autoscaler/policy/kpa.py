@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import ceiling
 from autoscaler.policy.pace import Entry
 from autoscaler.policy.rows import EVERY_KIND, by_function, calls, refuse_broken, total
@@ -97,7 +97,7 @@ class KpaPolicy:
     def __init__(self, settings: KpaSettings | None = None) -> None:
         self.settings = settings or KpaSettings()
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         states: dict[str, KpaState] = dict(memory) if isinstance(memory, dict) else {}
         desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autoscaler.contract import Observation, Policy, Proposal
+from autoscaler.contract import Memory, Observation, Policy, Proposal
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BesidePolicy:
         self._first = first
         self._second = second
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         before = memory if isinstance(memory, BesideMemory) else BesideMemory()
         first = self._first.propose(observation, now_s, before.first)
         second = self._second.propose(observation, now_s, before.second)

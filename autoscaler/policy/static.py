@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, Observation, Proposal
 
 
 class StaticPolicy:
@@ -17,7 +17,7 @@ class StaticPolicy:
         self.name = name
         self._configurations = dict(configurations or {})
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         desired: dict[str, Configuration] = {}
         reasons: dict[str, str] = {}
         for node in observation.nodes:

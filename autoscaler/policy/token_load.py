@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autoscaler.contract import Configuration, NodeKind, NodeObservation, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import ConfigurationError, SettingsError
 from autoscaler.policy.demand import ceiling
 from autoscaler.policy.rows import by_function, refuse_broken, total
@@ -100,7 +100,7 @@ class TokenLoadPolicy:
     def __init__(self, settings: TokenLoadSettings | None = None) -> None:
         self.settings = settings or TokenLoadSettings()
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         states: dict[str, TokenLoadState] = dict(memory) if isinstance(memory, dict) else {}
         rows = by_function(observation, EXPERTS)
         loads = {function: total([node.tokens_per_s for node in nodes]) for function, nodes in rows.items()}

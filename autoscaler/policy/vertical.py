@@ -12,7 +12,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autoscaler.contract import Configuration, ConfigurationSpace, MemoryNeed, Observation, Proposal
+from autoscaler.contract import Configuration, ConfigurationSpace, Memory, MemoryNeed, Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 
@@ -25,7 +25,7 @@ class VerticalHpaPolicy:
         self.verticals = dict(verticals)
         self._hpa = HpaPolicy(settings)
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         proposal = self._hpa.propose(observation, now_s, memory)
         desired = dict(proposal.desired)
         for function, configuration in proposal.desired.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from autoscaler.contract import Configuration, Observation, Proposal, TickReport, Topology
+from autoscaler.contract import Configuration, Memory, Observation, Proposal, TickReport, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.loop import Controller
 from autoscaler.monitor.scrape import ScrapeSource
@@ -121,7 +121,7 @@ class Script:
         self._steps = steps(cell, topology, seconds)
         self._begun_s = begun_s
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         at_s = now_s - self._begun_s
         desired = [configurations for from_s, configurations in self._steps if at_s >= from_s - 1.0][-1]
         return Proposal(desired, dict.fromkeys(desired, "script"))

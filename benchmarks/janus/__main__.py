@@ -38,7 +38,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from autoscaler.contract import Observation, Policy, Proposal
+from autoscaler.contract import Memory, Observation, Policy, Proposal
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.janus import MODULES, JanusPolicy, JanusSettings
 from autoscaler.policy.static import StaticPolicy
@@ -86,7 +86,7 @@ class DoublingPolicy:
         self.name = DOUBLED
         self._inner = inner
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         proposal = self._inner.propose(observation, now_s, memory)
         desired = {
             name: configuration.with_replicas(doubled(configuration.replicas))

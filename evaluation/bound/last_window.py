@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoscaler.contract import Configuration, NodeObservation, Observation, Policy, Proposal
+from autoscaler.contract import Configuration, Memory, NodeObservation, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.rows import refuse_broken
@@ -84,7 +84,7 @@ class LastWindowPolicy:
         self.settings = settings or LastWindowSettings()
         self._physics = Physics(workload, workload.tokens.most)
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         physics = self._physics
         functions = [node.function for layer in physics.layers for node in layer]
         frontiers: list[list[Frontier]] = []
@@ -104,7 +104,7 @@ class LastWindowPolicy:
         return self._planned(frontiers, self._outside_s(observation), functions, memory)
 
     def _planned(
-        self, frontiers: list[list[Frontier]], outside_s: float, functions: list[str], memory: object
+        self, frontiers: list[list[Frontier]], outside_s: float, functions: list[str], memory: Memory
     ) -> Proposal:
         """Wishes of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves, none."""
         slo_s = self._physics.workload.slo_s

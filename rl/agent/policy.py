@@ -18,6 +18,7 @@ from torch import Tensor
 from autoscaler.contract import (
     Configuration,
     ConfigurationSpace,
+    Memory,
     NodeInfo,
     NodeObservation,
     Observation,
@@ -93,7 +94,7 @@ class LearntPolicy:
         self.encoder = encoder
         self._actor = actor
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         lattice = self.encoder.lattice
         functions = [function for row in lattice.functions for function in row]
         if observation.stale or observation.requests is None:

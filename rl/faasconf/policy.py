@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoscaler.contract import Configuration, MemoryNeed, Observation, Policy, Proposal, Topology
+from autoscaler.contract import Configuration, Memory, MemoryNeed, Observation, Policy, Proposal, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
@@ -65,12 +65,12 @@ class Pipeline:
             if need is not None
         }
 
-    def held(self, memory: object = None) -> Proposal:
+    def held(self, memory: Memory = None) -> Proposal:
         """Nothing is wished where not all is known."""
         reason = "no data: an expert's numbers are not known, and all are decided together"
         return Proposal({}, {node.function: reason for node in self.agents}, memory)
 
-    def desired(self, chosen: Mapping[str, Configuration], why: str, memory: object = None) -> Proposal:
+    def desired(self, chosen: Mapping[str, Configuration], why: str, memory: Memory = None) -> Proposal:
         return Proposal(chosen, dict.fromkeys(chosen, why), memory)
 
 
@@ -83,7 +83,7 @@ class FaasconfPolicy:
         self._agent = agent
         self._pipeline = pipeline
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         pipeline = self._pipeline
         pipeline_states = pipeline.states(observation)
         if pipeline_states is None:

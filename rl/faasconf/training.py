@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.contract import Configuration, Memory, Observation, Proposal
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.prices import PriceSheet
 from evaluation.comparison.episode import prepare
@@ -128,7 +128,7 @@ class LearningPolicy:
         self._noise = noise
         self._learns = learns
 
-    def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
+    def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         trainer, pipeline = self._trainer, self._pipeline
         pipeline_states = pipeline.states(observation)
         if pipeline_states is None:

@@ -9,7 +9,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import MIB, LayerObservation, NodeObservation, Observation, Topology
+from autoscaler.contract import MIB, LayerObservation, Memory, NodeObservation, Observation, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.prices import PriceSheet
 from rl.agent.contract import Space, State
@@ -64,7 +64,7 @@ class Encoder:
         self._node_scales, self._pipeline_scales = Scales(NODE_FEATURES), Scales(PIPELINE_FEATURES)
         self._fixed_nodes, self._fixed_pipeline = self._fixed()
 
-    def encode(self, observation: Observation, memory: object = None) -> tuple[State, History]:
+    def encode(self, observation: Observation, memory: Memory = None) -> tuple[State, History]:
         """The state before anything is decided in the coming window, and what to remember. ``memory``: of the last
         call, anything else begins anew."""
         nodes = self._rows(observation)
