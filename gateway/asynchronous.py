@@ -55,7 +55,7 @@ class AsyncCalls(ABC):
         self._held_bytes = held_bytes
         self._run_timeout_s = run_timeout_s
         self._callback_timeout_s = callback_timeout_s
-        self._pause = pause
+        self.pause = pause
 
     @abstractmethod
     async def start(self) -> None:
@@ -124,7 +124,7 @@ class AsyncCalls(ABC):
         }
         for attempt in range(CALLBACK_TRIES):
             if attempt:
-                await self._pause(FIRST_PAUSE_S * 4 ** (attempt - 1))
+                await self.pause(FIRST_PAUSE_S * 4 ** (attempt - 1))
             try:
                 status = await asyncio.to_thread(self._post, url, body, {**answered, **about_call})
             except (requests.RequestException, ValueError) as error:  # ValueError: an address requests cannot encode

@@ -11,7 +11,7 @@ class Balancer:
     """Counts calls in flight by replica id."""
 
     def __init__(self) -> None:
-        self._in_flight: Counter[str] = Counter()
+        self.in_flight: Counter[str] = Counter()
         self._turn = 0
 
     def choose(self, state: FunctionState, avoid: set[str]) -> Replica | None:
@@ -27,15 +27,15 @@ class Balancer:
         limit = state.max_inflight
 
         def rank(replica: Replica) -> tuple[bool, int]:
-            count = self._in_flight[replica.id]
+            count = self.in_flight[replica.id]
             return 0 < limit <= count, count
 
         return min(replicas[start:] + replicas[:start], key=rank)
 
     def begin(self, replica_id: str) -> None:
-        self._in_flight[replica_id] += 1
+        self.in_flight[replica_id] += 1
 
     def end(self, replica_id: str) -> None:
-        self._in_flight[replica_id] -= 1
-        if self._in_flight[replica_id] <= 0:
-            del self._in_flight[replica_id]
+        self.in_flight[replica_id] -= 1
+        if self.in_flight[replica_id] <= 0:
+            del self.in_flight[replica_id]

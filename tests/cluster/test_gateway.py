@@ -133,5 +133,5 @@ async def test_a_secret_s_value_is_in_the_cluster_and_not_in_the_gateway(target:
     await until(lambda: two.secret_names(DEFAULT_NAMESPACE) == ["key"])
     written = base64.b64encode(b"s3cret").decode()
     assert target.asking.read("secrets/key")["data"] == {"key": written}
-    kept = [vars(backend._spaces[DEFAULT_NAMESPACE]._secret_names) for backend in (one, two)]
+    kept = [vars(backend.spaces[DEFAULT_NAMESPACE]._secret_names) for backend in (one, two)]
     assert "key" in repr(kept) and written not in repr(kept)

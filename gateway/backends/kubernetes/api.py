@@ -132,7 +132,7 @@ class Api:
         wait_s = self._settings.first_wait_s
         for left in reversed(range(self._settings.tries)):
             try:
-                status, text, retry_after_s = await self._once(method, path, data, params, headers)
+                status, text, retry_after_s = await self.once(method, path, data, params, headers)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if not left:
                     raise UnreachableError(
@@ -170,9 +170,10 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"{what}: {type(error).__name__}") from error
 
-    async def _once(
+    async def once(
         self, method: str, path: str, data: bytes | None, params: Mapping[str, str] | None, headers: Mapping[str, str]
     ) -> tuple[int, str, float]:
+        """One try: status, text, and the seconds that the server asks to wait (``Retry-After``)."""
         timeout = aiohttp.ClientTimeout(total=self._settings.request_timeout_s)
         async with self._session.request(
             method, self._connection.url + path, data=data, params=params, headers=headers, timeout=timeout

@@ -48,18 +48,18 @@ class KubernetesBackend:
         self._change = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
         self._server = (0, 0)
-        self._api = Api(self._connection, settings)
-        self._spaces: dict[str, Space] = {}
+        self.api = Api(self._connection, settings)
+        self.spaces: dict[str, Space] = {}
         """By the name that clients know; the first is home."""
         self._unread: dict[str, str] = {}
         """Namespace that is for functions → why it could not be read."""
         self._start_seconds: builtins.list[float] = []
         """Start times not yet taken, in namespaces that are no longer served."""
-        self._namespaces = Namespaces(self._api, settings) if settings.all_namespaces else None
+        self._namespaces = Namespaces(self.api, settings) if settings.all_namespaces else None
 
     async def start(self) -> None:
         """Read the cluster once, then follow it. Raises BackendError where the API server cannot be read."""
-        version = await self._api.get("/version")
+        version = await self.api.get("/version")
         self._server = (_number(version.get("major")), _number(version.get("minor")))
         if self._server < OLDEST:
             raise BackendError(
@@ -78,8 +78,8 @@ class KubernetesBackend:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(space.close() for space in self._spaces.values()))
-        await self._api.close()
+        await asyncio.gather(*(space.close() for space in self.spaces.values()))
+        await self.api.close()
         self._changed()
 
     def info(self) -> BackendInfo:
@@ -93,28 +93,28 @@ class KubernetesBackend:
                 f"Kubernetes {self._server[0]}.{self._server[1]} cannot resize pods (1.33 can): "
                 "a change of limits is a rolling update."
             )
-        if any(space.measured is False for space in self._spaces.values()):
+        if any(space.measured is False for space in self.spaces.values()):
             notes.append("The cluster has no metrics.k8s.io: usage of replicas is not known here.")
         if self._settings.gpu_memory_mb is None:
             notes.append("gpu_memory_mb is not set: a GPU's tenths share its memory without a limit.")
         notes += [_unread(name, why) for name, why in sorted(self._unread.items())]
-        notes += [note for space in self._spaces.values() for note in space.notes()]
+        notes += [note for space in self.spaces.values() for note in space.notes()]
         return BackendInfo("smoe-kubernetes", "kubernetes", version, tuple(notes))
 
     def namespaces(self) -> builtins.list[Namespace]:
         if self._namespaces is None:
             return [Namespace(DEFAULT_NAMESPACE)]
-        return [self._namespaces.of(name) for name in sorted(self._spaces)]
+        return [self._namespaces.of(name) for name in sorted(self.spaces)]
 
     def check_namespace(self, namespace: str) -> None:
-        if namespace in self._spaces:
+        if namespace in self.spaces:
             return
         if self._namespaces is None:
             check_namespace(namespace)
             return
         if namespace in self._unread:
             raise InvalidSpecError(_unread(namespace, self._unread[namespace]))
-        there = ", ".join(sorted(self._spaces))
+        there = ", ".join(sorted(self.spaces))
         why_not = self._namespaces.why_not(namespace) or f"namespace {namespace!r} is not followed yet"
         raise InvalidSpecError(f"{why_not}; there is {there}")
 
@@ -137,7 +137,7 @@ class KubernetesBackend:
         return await self._space(namespace).look(name)
 
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
-        spaces = [space for name, space in self._spaces.items() if namespace in (None, name)]
+        spaces = [space for name, space in self.spaces.items() if namespace in (None, name)]
         return [state for space in spaces for state in space.list()]
 
     def version(self) -> int:
@@ -155,7 +155,7 @@ class KubernetesBackend:
 
     def start_seconds(self) -> builtins.list[float]:
         taken, self._start_seconds = self._start_seconds, []
-        return taken + [seconds for space in self._spaces.values() for seconds in space.start_seconds()]
+        return taken + [seconds for space in self.spaces.values() for seconds in space.start_seconds()]
 
     def report_failure(self, name: str, namespace: str, replica_id: str) -> None:
         """The kubelet's probes decide; the endpoints show it."""
@@ -179,7 +179,7 @@ class KubernetesBackend:
     # inside
 
     def _space(self, namespace: str) -> Space:
-        space = self._spaces.get(namespace)
+        space = self.spaces.get(namespace)
         if space is None:
             try:
                 self.check_namespace(namespace)
@@ -191,9 +191,9 @@ class KubernetesBackend:
     async def _open(self, name: str) -> None:
         """Follow a namespace. Raises ApiError and UnreachableError."""
         settings = self._settings if name == DEFAULT_NAMESPACE else replace(self._settings, namespace=name)
-        space = Space(self._api, settings, name, resizes=self._server >= RESIZES, changed=self._changed)
+        space = Space(self.api, settings, name, resizes=self._server >= RESIZES, changed=self._changed)
         await space.start()
-        self._spaces[name] = space
+        self.spaces[name] = space
 
     async def _attend(self, namespaces: Namespaces) -> None:
         """Open and close namespaces as their owners annotate them; those that could not be read are tried again."""
@@ -205,12 +205,12 @@ class KubernetesBackend:
         wanted = namespaces.annotated()
         for name in self._unread.keys() - wanted:
             del self._unread[name]
-        for name in self._spaces.keys() - wanted - {DEFAULT_NAMESPACE}:
-            space = self._spaces.pop(name)
+        for name in self.spaces.keys() - wanted - {DEFAULT_NAMESPACE}:
+            space = self.spaces.pop(name)
             self._start_seconds += space.start_seconds()
             await space.close()
             log.info("namespace %s is served no longer", name)
-        for name in sorted(wanted - self._spaces.keys()):
+        for name in sorted(wanted - self.spaces.keys()):
             try:
                 await self._open(name)
             except (ApiError, UnreachableError) as error:

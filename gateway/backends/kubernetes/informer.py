@@ -130,9 +130,10 @@ class Informer:
                 if event["object"].get("code") == 410:
                     raise ExpiredError
                 raise ApiError(f"watch {self._path}", event["object"].get("code", 500), str(event["object"]))
-            self._take(event["type"], event["object"])
+            self.take(event["type"], event["object"])
 
-    def _take(self, kind: str, document: Object) -> None:
+    def take(self, kind: str, document: Object) -> None:
+        """Take over one event of the watch."""
         meta = document["metadata"]
         self._version = meta["resourceVersion"]
         if kind == "BOOKMARK":

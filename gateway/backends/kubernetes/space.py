@@ -67,7 +67,7 @@ class Space:
         self._deployments_path = f"/apis/apps/v1/namespaces/{space}/deployments"
         slices = f"/apis/discovery.k8s.io/v1/namespaces/{space}/endpointslices"
         selector, changed_function = FUNCTION_LABEL, self._changed
-        self._deployments = Informer(api, self._deployments_path, selector, settings, changed_function)
+        self.deployments = Informer(api, self._deployments_path, selector, settings, changed_function)
         self._pods = Informer(api, self._pods_path, selector, settings, self._pods_changed)
         self._slices = Informer(api, slices, selector, settings, changed_function)
         self._secret_names = Informer(
@@ -76,11 +76,11 @@ class Space:
         self._secrets = Secrets(api, space)
         self._usage = PodUsage(api, space, selector)
         self._keeper = Keeper(api, self._pods_path)
-        self._functions = Functions(api, self._deployments, settings, name)
+        self._functions = Functions(api, self.deployments, settings, name)
 
     async def start(self) -> None:
         """Read the namespace once, then follow it. Raises ApiError and UnreachableError where it cannot be read."""
-        informers = (self._deployments, self._pods, self._slices, self._secret_names)
+        informers = (self.deployments, self._pods, self._slices, self._secret_names)
         await asyncio.gather(*(informer.load() for informer in informers))
         self._tasks = [asyncio.create_task(informer.follow()) for informer in informers]
         self._tasks.append(asyncio.create_task(self._keep()))
@@ -141,7 +141,7 @@ class Space:
         except ApiError as error:
             if error.code != 404:
                 raise
-        self._deployments.drop(name)
+        self.deployments.drop(name)
 
     async def scale(self, name: str, replicas: int) -> None:
         _check_count(replicas)
@@ -156,11 +156,11 @@ class Space:
         if self._known(name) is None:
             document = await self._functions.read(name)
             if document is not None:
-                self._deployments.put(document)
+                self.deployments.put(document)
         return self._state(name)
 
     def list(self) -> builtins.list[FunctionState]:
-        states = (self._known(name) for name in self._deployments.objects)
+        states = (self._known(name) for name in self.deployments.objects)
         return [state for state in states if state is not None]
 
     def usage(self, name: str) -> Mapping[str, Usage]:
@@ -217,7 +217,7 @@ class Space:
         )
 
     def _known(self, name: str) -> FunctionState | None:
-        document = self._deployments.objects.get(name)
+        document = self.deployments.objects.get(name)
         if document is None:
             return None
         if name not in self._states:
@@ -244,7 +244,7 @@ class Space:
     def _changed(self, function: str | None) -> None:
         if function is None:
             self._states.clear()
-            self._touched.update(self._deployments.objects)
+            self._touched.update(self.deployments.objects)
         elif function:
             self._states.pop(function, None)
             self._touched.add(function)
@@ -270,7 +270,7 @@ class Space:
             change = self._change
             now_s = time.monotonic()
             if now_s >= next_s:
-                self._touched.update(self._deployments.objects)
+                self._touched.update(self.deployments.objects)
                 next_s = now_s + self._settings.resync_s
                 self._forget_gone()
             names, self._touched = self._touched, set()
@@ -284,7 +284,7 @@ class Space:
 
     async def _keep_in_line(self, names: set[str]) -> None:
         for name in sorted(names):
-            state, document = self._known(name), self._deployments.objects.get(name)
+            state, document = self._known(name), self.deployments.objects.get(name)
             if state is None or document is None:
                 continue
             unserved = name not in self._slices.by_function and name not in self._making

@@ -16,8 +16,8 @@ class Held:
 
     def __init__(self, backend: KubernetesBackend, nth: int) -> None:
         self.reached, self._go = asyncio.Event(), asyncio.Event()
-        self._left, self._call = nth, backend._api.call
-        backend._api.call = self._held  # type: ignore[method-assign, assignment]
+        self._left, self._call = nth, backend.api.call
+        backend.api.call = self._held  # type: ignore[method-assign, assignment]
 
     async def _held(self, method: Any, path: str, *rest: Any, **more: Any) -> Any:
         if method != "GET" and "/pods/" not in path:

@@ -156,7 +156,7 @@ async def test_callbacks_are_tried_again_with_pauses_and_a_bound(start: Starter)
     server = Receiver(500, 503)
     await server.listen()
     async with start() as running:
-        running.gateway.queue._pause = pause
+        running.gateway.queue.pause = pause
         await running.deploy()
         await running.call("POST", "/async-function/f", X_Callback_Url=server.url)
         assert len([await server.next() for _ in range(3)]) == 3

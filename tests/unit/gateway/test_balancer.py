@@ -49,7 +49,7 @@ def test_calls_that_ended_weigh_nothing() -> None:
         balancer.end("0")
     balancer.begin("1")
     assert {balancer.choose(state, set()).id for _ in range(4)} == {"0"}  # type: ignore[union-attr]
-    assert list(balancer._in_flight) == ["1"]
+    assert list(balancer.in_flight) == ["1"]
 
 
 async def test_connections_to_replicas_that_are_gone_are_closed(running: Running) -> None:

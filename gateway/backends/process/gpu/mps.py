@@ -41,7 +41,7 @@ class Mps:
         self._given = Path(environ.get(MPS_PIPE) or DEFAULT_PIPE)
         self._path = environ.get("PATH", os.defpath)
         self._lock = asyncio.Lock()
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self.keeper: subprocess.Popen[bytes] | None = None
         self.pipe = self._given
 
     async def ready(self) -> None:
@@ -50,15 +50,15 @@ class Mps:
         Asked before each start of a replica: CUDA goes on without MPS, and without limits, when its daemon is gone.
         """
         async with self._lock:
-            if self._keeper is not None and self._keeper.poll() is not None:
-                log.error("the MPS control daemon ended with code %s; it is started again", self._keeper.returncode)
+            if self.keeper is not None and self.keeper.poll() is not None:
+                log.error("the MPS control daemon ended with code %s; it is started again", self.keeper.returncode)
                 await self.close()
-            if self._keeper is None and not await self._use_given():
+            if self.keeper is None and not await self._use_given():
                 await self._start()
 
     async def close(self) -> None:
         """End the daemon if it is ours; clients have ended before."""
-        keeper, self._keeper = self._keeper, None
+        keeper, self.keeper = self.keeper, None
         if keeper is None:
             return
         assert keeper.stdin is not None
@@ -108,7 +108,7 @@ class Mps:
             start_new_session=True,
             env={**inherited, **self._environment(pipe), "CUDA_MPS_LOG_DIRECTORY": str(logs)},
         )
-        self._keeper, self.pipe = keeper, pipe
+        self.keeper, self.pipe = keeper, pipe
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 while await self._ask("get_default_active_thread_percentage", pipe) is None:

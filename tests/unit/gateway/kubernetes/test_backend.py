@@ -273,7 +273,7 @@ async def test_values_of_secrets_are_not_kept(double: Running, backends: Backend
     second = await backends()
     for one in (backend, second):
         assert one.secret_names(DEFAULT_NAMESPACE) == ["key"]
-        assert "czNjcmV0" not in repr(vars(one._spaces[DEFAULT_NAMESPACE]._secret_names))
+        assert "czNjcmV0" not in repr(vars(one.spaces[DEFAULT_NAMESPACE]._secret_names))
     assert double.do(lambda: double.store.get("secrets", DEFAULT_NAMESPACE, "key"))["data"] == {"key": "czNjcmV0"}
 
 

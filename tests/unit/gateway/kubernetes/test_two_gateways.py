@@ -27,7 +27,7 @@ LIVE = replace(F, labels={"live": "yes"}, limits={"memory": "512Mi", "cpu": "2"}
 
 
 def home(backend: KubernetesBackend) -> Space:
-    return backend._spaces[DEFAULT_NAMESPACE]
+    return backend.spaces[DEFAULT_NAMESPACE]
 
 
 def kept(double: Running) -> FunctionSpec:
@@ -129,7 +129,7 @@ async def test_a_create_whose_answer_was_lost_is_no_conflict_with_itself(
     backends: Backends, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     backend = await backends()
-    once, lost = backend._api._once, False
+    once, lost = backend.api.once, False
 
     async def losing(method: str, *rest: Any) -> Any:
         nonlocal lost
@@ -139,7 +139,7 @@ async def test_a_create_whose_answer_was_lost_is_no_conflict_with_itself(
             raise aiohttp.ServerDisconnectedError
         return answer
 
-    monkeypatch.setattr(backend._api, "_once", losing)
+    monkeypatch.setattr(backend.api, "once", losing)
 
     async def make() -> None:
         if what == "function":
@@ -159,7 +159,7 @@ async def test_a_function_that_another_gateway_deleted_just_now_can_be_deployed_
     one, two = await backends(), await backends()
     await one.create(F, 1)
     await until_so(lambda: bool(two.list()))
-    home(two)._deployments._take = lambda kind, document: None  # type: ignore[method-assign] # its watch lags
+    home(two).deployments.take = lambda kind, document: None  # type: ignore[method-assign] # its watch lags
     await one.delete("f", DEFAULT_NAMESPACE)
     await two.create(OTHER, 1)
     assert kept(double) == OTHER
@@ -183,7 +183,7 @@ async def test_orders_for_what_another_gateway_made_just_now_are_carried_out(
     double: Running, backends: Backends
 ) -> None:
     one, two = await backends(), await backends()
-    home(two)._deployments._take = lambda kind, document: None  # type: ignore[method-assign] # its watch lags
+    home(two).deployments.take = lambda kind, document: None  # type: ignore[method-assign] # its watch lags
     await one.create(F, 1)
     with pytest.raises(GatewayError, match="there is no function f"):
         two.get("f", DEFAULT_NAMESPACE)

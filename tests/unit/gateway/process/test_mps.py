@@ -62,7 +62,7 @@ async def test_a_daemon_is_started_once_and_ends_with_the_gateway(
 async def test_a_daemon_that_died_is_started_again(state: Path, control: str) -> None:
     mps = made(state, control)
     await mps.ready()
-    keeper = mps._keeper
+    keeper = mps.keeper
     assert keeper is not None
     first = pid_of(mps.pipe)
     subprocess.run(["kill", "-9", str(first)], check=True)
