@@ -20,7 +20,7 @@ from autoscaler.errors import SettingsError
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.keda import KedaPolicy, KedaSettings, Trigger
 from autoscaler.policy.kpa import KpaPolicy, KpaSettings
-from autoscaler.policy.scaled_together import BesidePolicy
+from autoscaler.policy.scaled_together import ScaledTogetherPolicy
 from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy, TokenLoadSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy, draw
@@ -130,7 +130,7 @@ def make_policy(making: Making) -> Policy:
     others = making.kinds - {"expert"}
     if name not in ELSEWHERE or not others:
         return policy
-    return BesidePolicy(policy, HpaPolicy(replace(hpa_settings(making), kinds=others)))
+    return ScaledTogetherPolicy(policy, HpaPolicy(replace(hpa_settings(making), kinds=others)))
 
 
 def _static(making: Making) -> Policy:

@@ -97,7 +97,7 @@ def test_orders_at_once_are_given_up_when_the_platform_is_out_of_reach() -> None
     assert any(why == "not tried: the platform does not answer" for why in result.failures.values())
 
 
-def test_a_function_that_vanished_is_told() -> None:
+def test_a_function_that_vanished_is_reported() -> None:
     platform = FakePlatform({"a": configuration(2)})
     result = apply(platform, [decision("a", configuration(3)), decision("b", configuration(3))], lambda _: None)
     assert result.applied == ["a"] and "not deployed" in result.failures["b"]

@@ -75,7 +75,7 @@ def test_wrong_options_are_refused_with_a_sentence(state: Path, options: list[st
     assert found.exit_code == 2 and sentence in found.output
 
 
-def test_a_state_folder_without_a_gateway_is_told(tmp_path: Path) -> None:
+def test_a_state_folder_without_a_gateway_is_reported(tmp_path: Path) -> None:
     found = call(tmp_path)
     assert found.exit_code == 2 and "no gateway runs on" in found.output
 
@@ -130,7 +130,7 @@ def test_a_tick_without_data_says_so_and_shows_dashes() -> None:
     assert line(stale).startswith("holding (no data); requests –, P95 –")
 
 
-def test_a_summary_is_json_and_has_what_was_seen_wished_limited_and_done() -> None:
+def test_a_summary_is_json_and_has_what_was_observed_desired_limited_and_done() -> None:
     found = json.loads(json.dumps(summary(report())))
     assert found["end_s"] == NOW_S and found["cost_provisioned"] == 2.0 and found["decisions"] == 1
     assert found["changes"] == [

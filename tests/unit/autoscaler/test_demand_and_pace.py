@@ -116,7 +116,7 @@ def test_a_scale_of_zero_is_left_alone() -> None:
     assert play([(0, 5)], start=0) == [0]
 
 
-def test_rates_count_what_was_really_changed_and_not_what_was_wished() -> None:
+def test_rates_count_what_was_really_changed_and_not_what_was_desired() -> None:
     history = History()
     wanted, history, _ = limit(5, 1, history, 0.0, PACE)
     assert wanted == 5
@@ -125,7 +125,7 @@ def test_rates_count_what_was_really_changed_and_not_what_was_wished() -> None:
     assert (wanted, why) == (5, "held by the scale-up rate")
 
 
-def test_what_held_it_back_is_told() -> None:
+def test_what_held_it_back_is_named() -> None:
     _, history, why = limit(6, 6, History(), 0.0, PACE)
     assert why == ""
     _, _, why = limit(1, 6, history, 10.0, PACE)

@@ -111,7 +111,7 @@ def test_a_target_that_has_gone_still_counts_for_its_time_but_no_longer_shows() 
     assert not found.stale and not found.problems
 
 
-def test_a_target_that_does_not_answer_any_more_is_told_and_makes_the_window_stale() -> None:
+def test_a_target_that_does_not_answer_any_more_is_reported_and_makes_the_window_stale() -> None:
     gateway = history("gateway", [(float(t), {}) for t in range(41)])
     found = readings_of({"g": gateway, "i": history("ingress", counted(0, 1))}, 40.0, 5.0)
     assert found.stale and any("i (ingress) has no scrape younger than 15 s" in problem for problem in found.problems)

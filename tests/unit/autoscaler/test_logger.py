@@ -128,7 +128,7 @@ def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
     assert read_pipeline(tmp_path).to_pylist()[0]["policy"] is None
 
 
-def test_a_damaged_file_is_told_by_name(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_by_name(tmp_path: Path) -> None:
     with logger(tmp_path) as log:
         log.add(report())
     (path,) = tmp_path.glob("decisions-*.parquet")
@@ -137,13 +137,13 @@ def test_a_damaged_file_is_told_by_name(tmp_path: Path) -> None:
         read_decisions(tmp_path)
 
 
-def test_a_file_of_other_types_is_told(tmp_path: Path) -> None:
+def test_a_file_of_other_types_is_reported(tmp_path: Path) -> None:
     pq.write_table(pa.table({"end_s": ["yesterday"]}), tmp_path / "pipeline-1.parquet")
     with pytest.raises(LogError, match="do not fit together"):
         read_pipeline(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_the_rows_are_given_up(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_and_the_rows_are_given_up(tmp_path: Path) -> None:
     log = logger(tmp_path / "log", windows_per_file=1)
     (tmp_path / "log").rmdir()
     log.add(report())
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_rows_are_given_up(tmp_p
     assert [row["end_s"] for row in read_pipeline(tmp_path / "log").to_pylist()] == [NOW_S + 10]
 
 
-def test_a_file_that_could_not_be_written_is_told_with_the_next_one(tmp_path: Path) -> None:
+def test_a_file_that_could_not_be_written_is_reported_with_the_next_one(tmp_path: Path) -> None:
     log = logger(tmp_path / "log", windows_per_file=1)
     (tmp_path / "log").rmdir()
     log.add(report())

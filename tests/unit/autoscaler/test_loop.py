@@ -69,7 +69,7 @@ def test_load_comes_and_goes_and_replicas_follow() -> None:
     assert seen == [1, 1, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1]
 
 
-def test_a_tick_tells_what_was_seen_decided_done_and_paid() -> None:
+def test_a_tick_reports_what_was_observed_decided_done_and_paid() -> None:
     plant = Plant()
     plant.calls = 5.6
     report = controller(plant).tick(NOW_S, 10.0)
@@ -147,7 +147,7 @@ class Broken:
         raise ZeroDivisionError
 
 
-def test_a_policy_that_fails_holds_the_scale_and_is_told() -> None:
+def test_a_policy_that_fails_holds_the_scale_and_is_reported() -> None:
     plant = Plant()
     report = controller(plant, Broken()).tick(NOW_S)
     assert len(report.decisions) == 9 and plant.platform.orders == []
@@ -316,8 +316,8 @@ class NoRoom(FakePlatform):
         super().apply(function, present, target)
 
 
-def test_what_the_platform_refuses_is_planned_anew_within_the_tick_and_not_ordered_again() -> None:
-    """The budget has room for one of both wishes, and the platform only for the dearer one."""
+def test_what_the_platform_refuses_is_planned_again_within_the_tick_and_not_ordered_again() -> None:
+    """The budget has room for one of both changes, and the platform only for the more expensive one."""
     other, plant = "m-expert-0-1", Plant()
     plant.platform = NoRoom(dict(plant.platform.functions), 256 * len(topology().nodes) + 256)
     desired = {FUNCTION: configuration(memory_mb=1024), other: configuration(2)}
@@ -359,7 +359,7 @@ def test_a_policy_does_not_take_the_last_replica_from_a_node_of_a_placement(shad
 
 
 class Scripted:
-    """A policy that always wishes the same."""
+    """A policy that always desires the same."""
 
     name = "scripted"
 

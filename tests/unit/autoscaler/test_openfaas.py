@@ -96,7 +96,7 @@ def test_an_update_that_would_lose_environment_variables_is_refused_and_scaling_
     assert found.writes == [("scale", {"serviceName": "m", "replicas": 3})]
 
 
-def test_a_wrong_password_is_told() -> None:
+def test_a_wrong_password_is_reported() -> None:
     found = OpenFaas({})
     with serve(found.reply) as server, pytest.raises(UnreachableError, match="wrong user or password"):
         OpenFaasPlatform(server.url, "m", ("admin", "guess")).configurations()
@@ -109,7 +109,7 @@ def test_a_passing_failure_is_tried_again() -> None:
 
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"a": 1}', b"null"])
-def test_an_answer_that_is_no_list_is_told(body: bytes) -> None:
+def test_an_answer_that_is_no_list_is_reported(body: bytes) -> None:
     with serve(lambda *_: (200, body)) as server, pytest.raises(PlatformError, match=r"was (not )?answered with"):
         OpenFaasPlatform(server.url, "m", AUTH).configurations()
 

@@ -61,7 +61,7 @@ def test_the_reason_names_metrics_targets_and_what_held_it_back() -> None:
         ({"cpu_utilisation": None, "in_flight": None}, "no data of cpu and concurrency"),
     ],
 )
-def test_without_data_hpa_wishes_nothing_and_says_why(fields: dict[str, Any], sentence: str) -> None:
+def test_without_data_hpa_desires_nothing_and_names_the_reason(fields: dict[str, Any], sentence: str) -> None:
     found = propose(**fields)
     assert FUNCTION not in found.desired and sentence in found.reasons[FUNCTION]
 
@@ -100,7 +100,7 @@ def test_nodes_that_share_a_function_are_judged_together() -> None:
 
 
 def test_a_burst_is_followed_at_once_and_left_after_the_window() -> None:
-    """Load comes at 10 s and goes at 30 s; replicas follow within a tick and go 60 s after the last high wish."""
+    """Load comes at 10 s and goes at 30 s; replicas follow within a tick and go 60 s after the last high recommendation."""
     policy = HpaPolicy(HpaSettings(down_stabilisation_s=60.0))
     memory: object = None
     replicas, seen = 1, {}
@@ -123,7 +123,7 @@ def desired_of(policy: StaticPolicy, seen: Observation) -> dict[str, Configurati
     return dict(policy.propose(seen, NOW_S, None).desired)
 
 
-def test_static_wishes_the_present_configuration_or_the_given_one() -> None:
+def test_static_desires_the_present_configuration_or_the_given_one() -> None:
     given = configuration(4, memory_mb=512)
     found = desired_of(StaticPolicy({FUNCTION: given}), observation({"expert-0-1": {"configuration": None}}))
     assert found[FUNCTION] == given and found["m-segment-0"] == configuration()

@@ -19,7 +19,7 @@ PRESENT = {node: {"configuration": configuration(3)} for node in ("expert-0-0",)
 
 @dataclass
 class Fixed:
-    """A policy that always wishes the same for one function, and counts how often it was asked."""
+    """A policy that always desires the same for one function, and counts how often it was asked."""
 
     name: str
     desired: Configuration
@@ -35,7 +35,7 @@ def window(p95_s: float | None, **more: Any) -> Observation:
 
 
 def replicas(policy: FallbackPolicy, windows: list[Observation]) -> list[int]:
-    """What is wished in each window."""
+    """What is desired in each window."""
     memory: object = None
     found = []
     for one in windows:
@@ -56,7 +56,7 @@ def test_hpa_takes_over_in_the_third_window_of_missing_the_slo_and_wanting_less(
     assert replicas(policy(), [MISSED, MISSED, MISSED, MISSED]) == [1, 1, 5, 5]
 
 
-def test_a_window_that_keeps_the_slo_starts_the_count_anew() -> None:
+def test_a_window_that_keeps_the_slo_starts_the_count_again() -> None:
     assert replicas(policy(), [MISSED, MISSED, KEPT, MISSED, MISSED]) == [1] * 5
 
 

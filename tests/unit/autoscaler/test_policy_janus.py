@@ -13,7 +13,7 @@ from autoscaler.contract import Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policy.janus import JanusMemory, JanusPolicy, JanusSettings
 from autoscaler.policy.performance import mean_seconds
-from autoscaler.policy.scaled_together import BesidePolicy
+from autoscaler.policy.scaled_together import ScaledTogetherPolicy
 from autoscaler.prices import PriceSheet
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation
 from tests.unit.autoscaler.manifests import write_pipeline
@@ -288,6 +288,6 @@ def test_it_is_made_by_name_with_the_controller_s_bounds_and_needs_an_slo(tmp_pa
     assert isinstance(alone, JanusPolicy) and alone.settings.max_replicas == 5
     assert alone.settings.kinds == {"expert"} and alone.settings.slo_s == 0.3
     both = made(folder, "janus", slo_s=0.3)
-    assert isinstance(both, BesidePolicy) and both.name == "janus"
+    assert isinstance(both, ScaledTogetherPolicy) and both.name == "janus"
     with pytest.raises(SettingsError, match="slo"):
         made(folder, "janus")

@@ -69,7 +69,7 @@ def test_activation_is_strict() -> None:
     assert replicas_of(KedaPolicy(settings), **fields(0, waiting=2.1)) == 1
 
 
-def test_without_data_it_wishes_nothing() -> None:
+def test_without_data_it_desires_nothing() -> None:
     for node in ({"in_flight": None}, {"configuration": None}):
         found = KedaPolicy().propose(observation({NODE: node}), 0.0, None)
         assert FUNCTION not in found.desired and found.reasons[FUNCTION].startswith("no data")

@@ -25,7 +25,7 @@ def window(end_s: float, length_s: float, calls: float, replicas: int, **more: A
 
 
 def story(policy: KpaPolicy, calls: list[float], length_s: float, replicas: int = 1) -> list[int]:
-    """Replicas after each window; every wish is there at once."""
+    """Replicas after each window; every desired replica is there at once."""
     memory: object = None
     seen = []
     for number, value in enumerate(calls, start=1):
@@ -117,7 +117,9 @@ def test_calls_that_wait_count() -> None:
         ({"waiting": None}, "calls are not known"),
     ],
 )
-def test_without_data_it_wishes_nothing_says_why_and_remembers_nothing(fields: dict[str, Any], sentence: str) -> None:
+def test_without_data_it_desires_nothing_names_the_reason_and_remembers_nothing(
+    fields: dict[str, Any], sentence: str
+) -> None:
     found: Proposal = KpaPolicy().propose(replace(observation({NODE: fields})), 60.0, None)
     assert FUNCTION not in found.desired and sentence in found.reasons[FUNCTION]
     assert FUNCTION not in found.memory  # type: ignore[operator]

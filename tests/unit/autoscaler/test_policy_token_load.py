@@ -99,7 +99,7 @@ def test_speed_measured_on_cores_says_nothing_of_a_gpu_share() -> None:
     assert not TokenLoadPolicy(settings).propose(observation(rows), NOW_S, None).desired
 
 
-def test_only_experts_are_its_business_and_missing_loads_are_told() -> None:
+def test_only_experts_are_its_business_and_missing_loads_are_reported() -> None:
     rows: dict[str, dict[str, Any]] = {node: {"tokens_per_s": None} for node in NODES}
     found = TokenLoadPolicy(SETTINGS).propose(observation(rows), NOW_S, None)
     assert set(found.reasons) == {f"m-{node}" for node in NODES} and not found.desired

@@ -103,6 +103,6 @@ def test_a_sheet_with_a_mistake_is_refused_by_key(tmp_path: Path, text: str, sen
         load_prices(path)
 
 
-def test_a_sheet_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_sheet_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"none\.toml cannot be read"):
         load_prices(tmp_path / "none.toml")

@@ -114,7 +114,7 @@ def told(metrics: ControllerMetrics) -> list[tuple[dict[str, str], float]]:
     return [(one.labels, one.value) for family in families for one in family.samples if one.name == LAST_DECISION]
 
 
-def test_the_last_decision_of_a_function_is_told_with_its_reason_and_limits_and_what_became_of_it() -> None:
+def test_the_last_decision_of_a_function_is_reported_with_its_reason_and_limits_and_what_became_of_it() -> None:
     metrics = ControllerMetrics("m", 0.5)
     metrics.add(report(MORE, SAME))
     metrics.add(report(MORE._replace(desired=configuration(5), reason="busier"), SAME, end_s=105.0, applied=()))
@@ -131,7 +131,7 @@ def test_the_last_decision_of_a_function_is_told_with_its_reason_and_limits_and_
     assert told(metrics) == [(expected, 105.0)]
 
 
-def test_no_more_than_the_last_decisions_are_told_however_many_functions_and_words_there_are() -> None:
+def test_no_more_than_the_last_decisions_are_reported_however_many_functions_and_words_there_are() -> None:
     metrics = ControllerMetrics("m", None)
     many = [MORE._replace(function=f"m-{i}", reason=f"{i} " * 300) for i in range(3 * REPORTED)]
     metrics.add(report(*many))

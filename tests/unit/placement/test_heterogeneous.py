@@ -102,7 +102,9 @@ def test_statistics_that_cannot_be_get_a_sentence(
         seen_by([(where, {**found, **change})], profile, manifest)
 
 
-def test_ingresses_of_one_node_are_added_and_a_pipeline_without_any_is_told(manifest: Manifest, tmp_path: Path) -> None:
+def test_ingresses_of_one_node_are_added_and_a_pipeline_without_any_is_reported(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     profile = profile_of(tmp_path, {"a": 12, "b": 12}, expert_bytes(manifest))
     documents = [document(manifest, "b", [1.0, 2, 3, 4]), document(manifest, "b", [1.0, 0, 0, 0], 60.0)]
     seen = seen_by(documents, profile, manifest)

@@ -67,7 +67,7 @@ def _named() -> bytes:
     return subprocess.run(["ip", "netns", "list"], capture_output=True, check=True, timeout=100).stdout
 
 
-def test_what_the_machine_refuses_is_told_in_its_own_words(switch: ThreadPoolExecutor) -> None:
+def test_what_the_machine_refuses_is_reported_in_its_own_words(switch: ThreadPoolExecutor) -> None:
     switch.submit(connect, ["a"], MBIT).result()
     with pytest.raises(NotPermittedError, match=r"`ip link add switch .*` failed: .*exists"):
         switch.submit(connect, ["a"], MBIT).result()

@@ -100,7 +100,7 @@ def test_a_dropped_watch_goes_on_and_nothing_is_missed(double: Running, followin
     until(lambda: double.do(lambda: double.api.watching) == 2)
 
 
-def test_a_watch_that_is_too_old_lists_anew(double: Running, following: KubernetesPlatform) -> None:
+def test_a_watch_that_is_too_old_lists_again(double: Running, following: KubernetesPlatform) -> None:
     before = reads(double).count("list")
     double.do(lambda: (put_many(double, 3), double.store.compact(), double.api.cut_watches()))
     until(lambda: len(following.configurations()) == 4)
@@ -261,7 +261,7 @@ def test_each_watch_begins_where_the_last_one_ended() -> None:
     found.close()
 
 
-def test_an_expired_version_lists_anew() -> None:
+def test_an_expired_version_lists_again() -> None:
     script, found = played(ExpiredError("watch"), [("ADDED", thing("b", "8"))])
     assert script.lists == 2
     assert {one.name for one in found.objects() or ()} == {"a", "b"}

@@ -163,7 +163,7 @@ def test_a_tick_that_hung_writes_nothing_when_it_wakes(double: Running, kubeconf
     found.close()
 
 
-def test_a_lease_whose_thread_ended_is_told(double: Running, kubeconfig: Path) -> None:
+def test_a_lease_whose_thread_ended_is_reported(double: Running, kubeconfig: Path) -> None:
     found, stop = side(kubeconfig, lease="controller"), threading.Event()
     found.start(stop)
     assert found.trouble() == ""
@@ -186,7 +186,7 @@ def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     assert writes(double) == [] and not found.leads()
 
 
-def test_a_shadow_on_the_command_line_tells_both_costs_and_writes_nothing(
+def test_a_shadow_on_the_command_line_reports_both_costs_and_writes_nothing(
     double: Running, kubeconfig: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "smoe.autoscaler")
@@ -207,7 +207,7 @@ def test_a_shadow_on_the_command_line_tells_both_costs_and_writes_nothing(
     assert writes(double) == []
 
 
-def test_metrics_tell_conditions_calls_and_leadership(double: Running, kubeconfig: Path) -> None:
+def test_metrics_report_conditions_calls_and_leadership(double: Running, kubeconfig: Path) -> None:
     put(double, spec(F))
     found = side(kubeconfig)
     double.do(lambda: double.cluster.lose_node("node-1"))

@@ -36,7 +36,7 @@ def held() -> Held:
     return Held()
 
 
-def test_holds_that_follow_each_other_double_up_to_eight_minutes_and_begin_anew_after_a_long_rest(held: Held) -> None:
+def test_holds_that_follow_each_other_double_up_to_eight_minutes_and_begin_again_after_a_long_rest(held: Held) -> None:
     lasted = []
     for _ in range(6):
         held.holds.replicas(F, "quota", 2, "no")
@@ -55,7 +55,7 @@ def test_what_is_met_again_while_it_is_held_is_corrected_and_neither_longer_nor_
     assert held.holds.counts == {(F, "unschedulable"): 2}
 
 
-def test_a_smaller_wish_that_is_refused_too_tightens_the_bound(held: Held) -> None:
+def test_a_smaller_order_that_is_refused_too_tightens_the_bound(held: Held) -> None:
     for memory_mb in (1024, 512):
         bound = Bound.below(configuration(), configuration(memory_mb=memory_mb), "quota")
         held.holds.limits(F, "quota", bound, "no")
@@ -65,7 +65,7 @@ def test_a_smaller_wish_that_is_refused_too_tightens_the_bound(held: Held) -> No
     assert held.holds.check(F, configuration(), configuration(3, memory_mb=448)) == configuration()
 
 
-def test_replicas_and_limits_are_held_beside_each_other_and_told_apart(held: Held) -> None:
+def test_replicas_and_limits_are_held_separately_next_to_each_other(held: Held) -> None:
     held.holds.replicas(F, "unschedulable", 2, "no node")
     held.holds.limits(F, "quota", Bound("quota", cpu_cores=2), "no cores")
     assert held.holds.bound(F) == Bound("unschedulable, quota", 2, cpu_cores=2)

@@ -24,7 +24,7 @@ def without_right(double: Running) -> None:
     double.set(grants={"anonymous": rules})
 
 
-def test_without_the_right_to_resize_limits_are_rolled_out_in_the_same_tick_and_it_is_told_once(
+def test_without_the_right_to_resize_limits_are_rolled_out_in_the_same_tick_and_it_is_reported_once(
     double: Running, stories: Stories, caplog: pytest.LogCaptureFixture
 ) -> None:
     story = stories(F, G)

@@ -46,7 +46,7 @@ def test_while_replicas_wait_for_a_node_no_more_are_asked_for(double: Running, s
     assert story.present() == configuration(6) and hits(report) == ("platform: unschedulable",)
 
 
-def test_taken_back_replicas_stay_told_and_come_when_there_is_a_node(double: Running, stories: Stories) -> None:
+def test_taken_back_replicas_stay_desired_and_come_when_there_is_a_node(double: Running, stories: Stories) -> None:
     story = stories()
     small_node(double, "1Gi")
     story.desired({F: configuration(6)})

@@ -14,7 +14,7 @@ from tests.unit.autoscaler.platforms.ticks import BIG, TICK_S, F, G, Stories, hi
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_a_resize_over_quota_is_asked_for_once_and_told_until_it_is_asked_for_again(
+def test_a_resize_over_quota_is_asked_for_once_and_reported_until_it_is_asked_for_again(
     double: Running, stories: Stories
 ) -> None:
     story = stories()
@@ -42,7 +42,7 @@ def test_each_try_that_is_refused_again_doubles_the_time_to_the_next(double: Run
     assert tries == pytest.approx([60, 180], abs=2 * TICK_S)
 
 
-def test_once_the_quota_is_lifted_the_next_try_succeeds_and_nothing_is_told_any_more(
+def test_once_the_quota_is_lifted_the_next_try_succeeds_and_nothing_is_reported_any_more(
     double: Running, stories: Stories
 ) -> None:
     story = stories()
@@ -53,7 +53,7 @@ def test_once_the_quota_is_lifted_the_next_try_succeeds_and_nothing_is_told_any_
     assert story.present() == BIG and story.kinds() == [] and story.platform.bounds() == {}
 
 
-def test_another_wish_that_fits_is_granted_while_the_first_is_held_back(double: Running, stories: Stories) -> None:
+def test_another_change_that_fits_is_granted_while_the_first_is_held_back(double: Running, stories: Stories) -> None:
     story = stories()
     quota(double, **{"limits.memory": "512Mi"})
     story.desired({F: BIG})

@@ -226,7 +226,7 @@ def test_where_limits_are_refused_replicas_may_grow_and_not_shrink(
     assert platform.configurations() == {F: configuration(after)}
 
 
-def test_a_deferred_resize_is_waited_for_and_then_placed_anew_once(double: Running, platforms: Platforms) -> None:
+def test_a_deferred_resize_is_waited_for_and_then_placed_again_once(double: Running, platforms: Platforms) -> None:
     put(double, spec(F))
     clock = Clock()
     platform, before = platforms(clock=clock), names(double)
@@ -244,7 +244,7 @@ def test_a_deferred_resize_is_waited_for_and_then_placed_anew_once(double: Runni
     assert names(double) == after and kinds(platform) == []
 
 
-def test_an_infeasible_resize_is_placed_anew_at_once(double: Running, platform: KubernetesPlatform) -> None:
+def test_an_infeasible_resize_is_placed_again_at_once(double: Running, platform: KubernetesPlatform) -> None:
     before = names(double)
     double.do(lambda: double.cluster.set_resizing("infeasible"))
     platform.apply(F, configuration(), configuration(memory_mb=512))
@@ -290,7 +290,7 @@ def test_conflicts_and_429_are_waited_out(double: Running, platform: KubernetesP
 
 
 def test_a_partial_success_is_repaired_by_the_next_tick(double: Running, platform: KubernetesPlatform) -> None:
-    """The wish is noted, the resize fails: the pod is brought in line later, and nothing claims it was done."""
+    """The desired state is noted, the resize fails: the pod is brought in line later, and nothing claims it was done."""
     double.set(refusals={("patch", "pods/resize"): Refusal(500, "InternalError", "etcdserver: request timed out")})
     with pytest.raises(PlatformError):
         platform.apply(F, configuration(), configuration(memory_mb=512))
@@ -369,7 +369,7 @@ def test_what_a_redeployment_by_openfaas_undid_is_done_again(double: Running, pl
     assert limits(double) == [{"memory": "256Mi", "nvidia.com/gpu": "3"}]
 
 
-def test_what_the_gateway_was_told_by_a_person_is_not_undone(double: Running, platform: KubernetesPlatform) -> None:
+def test_what_the_gateway_was_ordered_by_a_person_is_not_undone(double: Running, platform: KubernetesPlatform) -> None:
     order(platform, configuration(memory_mb=512))
 
     def redeploy() -> None:

@@ -110,7 +110,7 @@ def test_a_run_without_any_known_cost_says_so() -> None:
     assert found.verdict() == ("shadow: hpa has no provisioned cost that is known, has no busy cost that is known")
 
 
-def test_what_is_not_deployed_or_not_reached_is_told(real: FakePlatform) -> None:
+def test_what_is_not_deployed_or_not_reached_is_reported(real: FakePlatform) -> None:
     shadow = ShadowPlatform(real)
     with pytest.raises(FunctionGoneError):
         shadow.apply("x", configuration(), configuration(2))

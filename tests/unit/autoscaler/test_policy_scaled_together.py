@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autoscaler.contract import Configuration, Observation, Proposal
-from autoscaler.policy.scaled_together import BesidePolicy
+from autoscaler.policy.scaled_together import ScaledTogetherPolicy
 from tests.unit.autoscaler.builders import NOW_S, configuration, observation
 
 A, B, C = configuration(1), configuration(2), configuration(3)
@@ -22,10 +22,10 @@ class Says:
 def proposal(memory: object = None) -> Proposal:
     first = Proposal({"x": A}, {"x": "first", "held": "first has no data"})
     second = Proposal({"x": B, "held": B, "y": C}, {"x": "second", "held": "second", "y": "second"})
-    return BesidePolicy(Says("learnt", first), Says("hpa", second)).propose(observation(), NOW_S, memory)
+    return ScaledTogetherPolicy(Says("learnt", first), Says("hpa", second)).propose(observation(), NOW_S, memory)
 
 
-def test_each_function_has_the_wish_of_the_policy_that_speaks_of_it() -> None:
+def test_each_function_has_the_configuration_of_the_policy_that_manages_it() -> None:
     found: dict[str, Configuration] = dict(proposal().desired)
     assert found == {"x": A, "y": C}
 
