@@ -44,7 +44,7 @@ def relaying(application: Application, settings: FunctionSettings, loop: asyncio
         return application
     try:
         return Relay(application, loop, relay_key(settings.feed_token_file))
-    except OSError as error:  # whoever calls the stage could not be told from others
+    except OSError as error:  # the stage's caller could not distinguish it from its own OSErrors
         log.warning("this worker does not relay: smoe_feed_token_file cannot be read: %s", error)
         return application
 

@@ -42,7 +42,7 @@ class WorkerProcess:
     port: int
     host: str = LOOPBACK
     node: str = ""
-    """The machine it plays to be on."""
+    """The emulated machine it is on."""
 
     @property
     def address(self) -> str:
@@ -50,7 +50,7 @@ class WorkerProcess:
 
 
 class Ground(Protocol):
-    """Where workers are started: played nodes may have networks of their own."""
+    """Where workers are started: emulated machines may have networks of their own."""
 
     feed_host: str
     """Address at which this process is reached from every node."""
@@ -91,7 +91,7 @@ def fork_worker(function: str, environ: Mapping[str, str], host: str = LOOPBACK)
             if os.getppid() != parent_pid:
                 os._exit(1)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            worker.main(environ, listener, lambda: _tell(write_end))
+            worker.main(environ, listener, lambda: _report_ready(write_end))
             status = 0
         except BaseException:
             traceback.print_exc()
@@ -108,7 +108,7 @@ def fork_worker(function: str, environ: Mapping[str, str], host: str = LOOPBACK)
     return WorkerProcess(function, pid, port, host)
 
 
-def _tell(write_end: int) -> None:
+def _report_ready(write_end: int) -> None:
     os.write(write_end, b"r")
     os.close(write_end)
 
@@ -116,8 +116,8 @@ def _tell(write_end: int) -> None:
 class LocalPipeline:
     """Every function of a pipeline folder as ``replicas`` forked workers each, and one ingress.
 
-    With ``nodes``, replica r of function f is said to be on node ``(f + r) mod len(nodes)``, the ingress on the first.
-    The ingress follows a small feed of this object, as it would follow a gateway's.
+    With ``nodes``, replica r of function f is reported to be on node ``(f + r) mod len(nodes)``, the ingress on the
+    first. The ingress follows a small feed of this object, as it would follow a gateway's.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class LocalPipeline:
         }
         return self._fork(self.manifest.name, self._nodes[0], {**feed, **environ})
 
-    def _fork(self, function: str, node: str, own: Mapping[str, str]) -> WorkerProcess:
+    def _fork(self, function: str, node: str, extra_environ: Mapping[str, str]) -> WorkerProcess:
         environ = {
             "smoe_pipeline": str(self._directory),
             "max_inflight": str(self._max_inflight),
@@ -198,13 +198,13 @@ class LocalPipeline:
             "write_timeout": "5s",
             "smoe_machine": node,
             **self._environ,
-            **own,
+            **extra_environ,
         }
         host = self._ground.host(node)
         return replace(self._ground.fork(node, lambda: fork_worker(function, environ, host)), node=node)
 
     def publish(self) -> None:
-        """Tell the ingress which workers are ready now."""
+        """Send the ingress the workers that are ready now."""
         functions: dict[str, dict[str, object]] = {}
         for process in self.workers:
             entry = functions.setdefault(
@@ -275,10 +275,10 @@ class _Feed:
             self._server.shutdown()
             self._server.server_close()
 
-    def _snapshot(self, seen: int) -> tuple[int, bytes]:
-        """The next version after ``seen`` (or the present one after 5 s); version -1 ends the feed."""
+    def _snapshot(self, last_version: int) -> tuple[int, bytes]:
+        """The next version after ``last_version`` (or the present one after 5 s); version -1 ends the feed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._version != seen, 5.0)
+            self._changed.wait_for(lambda: self._version != last_version, 5.0)
             document = {"version": self._version, "functions": self._functions}
             return self._version, json.dumps(document).encode() + b"\n"
 

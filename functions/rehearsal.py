@@ -29,23 +29,23 @@ REHEARSAL_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Known:
+class Preloaded:
     """What was read of a pipeline's folder ahead."""
 
     manifest: Manifest
     tokenizer: TextTokenizer | None
-    """Of an ingress, loaded."""
+    """An ingress's tokenizer, loaded; None for other functions."""
     path: Path
-    """Of the manifest's file."""
-    seen: FileState
+    """Path of the manifest's file."""
+    state: FileState
 
     def is_of(self, directory: Path) -> bool:
         """Whether it is this folder's and its manifest, which names the tokenizer's content, has not changed since."""
         path = directory / MANIFEST_FILE
-        return path == self.path and file_state(path) == self.seen
+        return path == self.path and file_state(path) == self.state
 
 
-def read(settings: FunctionSettings) -> Known:
+def read(settings: FunctionSettings) -> Preloaded:
     """Raises MoeError."""
     path = settings.pipeline_dir / MANIFEST_FILE
     state = file_state(path)
@@ -54,7 +54,7 @@ def read(settings: FunctionSettings) -> Known:
     if settings.is_ingress and manifest.tokenizer is not None:
         tokenizer = TextTokenizer(settings.pipeline_dir, manifest.tokenizer)
         tokenizer.encode("warm")
-    return Known(manifest, tokenizer, path, state)
+    return Preloaded(manifest, tokenizer, path, state)
 
 
 def rehearse(settings: FunctionSettings, manifest: Manifest, loop: asyncio.AbstractEventLoop) -> None:

@@ -67,10 +67,13 @@ def _runner() -> asyncio.Runner:
 
 
 async def _serve(
-    settings: FunctionSettings, listener: socket.socket, ready: Callable[[], None], known: rehearsal.Known | None = None
+    settings: FunctionSettings,
+    listener: socket.socket,
+    ready: Callable[[], None],
+    preloaded: rehearsal.Preloaded | None = None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    manifest, tokenizer = (known.manifest, known.tokenizer) if known else (None, None)
+    manifest, tokenizer = (preloaded.manifest, preloaded.tokenizer) if preloaded else (None, None)
     application = applications.build(settings, loop, manifest, tokenizer)
     if isinstance(application, Ingress):
         application.follow(applications.resolver_for(settings, application.manifest))

@@ -4,7 +4,7 @@ A feed-forward network is a sum over its neurons, so any partition of them into 
 when every expert runs. Which neurons belong together decides what is lost when only ``top_k`` of them run; a
 trained adapter (``moe.distil``) wins most of that back. Everything here computes only: no files, no clock.
 
-Adapter file (safetensors, all values finite, fp16 unless said; L counts layers from 0, E experts, F neurons):
+Adapter file (safetensors, all values finite, fp16 unless stated; L counts layers from 0, E experts, F neurons):
 
 ==================================== ============== ==========================================================
 tensor                               shape          meaning
@@ -46,7 +46,7 @@ ADAPTER_VERSION = 1
 BALANCE_ROUNDS = 6
 FEATURES = 32
 HEAT = 0.3
-"""Weight of a neuron's (standardised, logarithmic) effect beside its co-activation, which has length one: it
+"""Weight of a neuron's (standardised, logarithmic) effect relative to its co-activation, which has length one: it
 gathers busy neurons, so that experts differ in load as real mixtures do."""
 MAX_TOKENS = 6144
 """Clustering looks at this many of the tokens given, evenly spaced."""
@@ -86,7 +86,8 @@ class Groups:
 
     @staticmethod
     def from_neurons(owner: Tensor) -> Groups:
-        """The inverse of ``of_neurons``. Raises CheckpointError for numbers that are not 0…E-1 or -1."""
+        """The inverse of ``of_neurons``; ``owner`` is ``[neurons] int64``. Raises CheckpointError for numbers that are
+        not 0…E-1 or -1."""
         present = sorted({int(value) for value in owner.tolist()} - {-1})
         if not present or present != list(range(len(present))):
             raise CheckpointError(f"Neuron groups hold experts {present}; allowed are 0 to E-1 without a gap, and -1.")
@@ -213,11 +214,11 @@ class Adapted:
 def apply_adapter(adapter: Mapping[str, Tensor], index: int, segment: Mapping[str, Tensor], ffn: Ffn | None) -> Adapted:
     """Segment ``index`` and the experts of layer ``index`` from dense tensors and the adapter's.
 
-    ``segment``: the dense checkpoint's tensors of segment ``index`` (``attention.*`` of layer ``index``,
-    ``finish.*`` of layer ``index - 1``; others pass through). ``ffn``: layer ``index``'s, None for the last
-    segment. The result's segment has ``router.*`` and, with always-on neurons, ``shared.w_in.*`` and
-    ``shared.w_out.weight``; each expert has ``w_in.*`` and ``w_out.*``. float32, the same bytes each time.
-    Raises CheckpointError where the adapter belongs to another model.
+    ``segment``: the dense checkpoint's tensors of segment ``index`` (``attention.*`` of layer ``index``, ``finish.*``
+    of layer ``index - 1``; others pass through). ``ffn``: layer ``index``'s, None for the last segment. The result's
+    segment has ``router.*`` and, with always-on neurons, ``shared.w_in.*`` and ``shared.w_out.weight``; each expert has
+    ``w_in.*`` and ``w_out.*`` ``[out, in]``. float32, the same bytes each time. Raises CheckpointError where the
+    adapter belongs to another model.
     """
     tensors = {}
     for name, tensor in segment.items():
@@ -252,7 +253,8 @@ def apply_adapter(adapter: Mapping[str, Tensor], index: int, segment: Mapping[st
 
 
 def changed(adapter: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
-    """``dense`` plus the adapter's change: ``NAME.down/.up`` for ``NAME.weight`` matrices, else ``name``."""
+    """``dense`` ``[any shape]`` plus the adapter's change: ``NAME.down/.up`` for ``NAME.weight`` matrices, else
+    ``name``."""
     if dense.dim() == 2 and name.endswith(".weight"):
         stem = name.removesuffix(".weight")
         up, down = adapter.get(f"{stem}.up"), adapter.get(f"{stem}.down")

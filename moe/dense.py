@@ -85,12 +85,18 @@ class Calibration:
         return reply.get("x", reply["residual"])
 
     def through_ffn(self, activations: Tensor, ffn: DenseFfn) -> None:
-        """Go on with the dense FFN's output: the next layer is calibrated on the dense model's states."""
+        """Go on with the dense FFN's output: the next layer is calibrated on the dense model's states.
+
+        ``activations``: ``[tokens, neurons] float32``.
+        """
         with torch.inference_mode():
             self._state["hidden"] = self._state["hidden"] + activations @ ffn.w_out.float().t()  # [T, d]
 
     def through_experts(self, x: Tensor, activation: str, converted: Converted, router: Router) -> None:
-        """Go on with the experts' output: the next layer is calibrated on the pipeline's own states."""
+        """Go on with the experts' output: the next layer is calibrated on the pipeline's own states.
+
+        ``x``: ``[tokens, d] float32``, the experts' input.
+        """
         route = RouterProgram(Linear(converted.segment["router.weight"].t(), converted.segment["router.bias"]), router)
         with torch.inference_mode():
             groups = dispatch(*route(x))

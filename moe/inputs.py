@@ -28,7 +28,7 @@ class InputRules:
     memory_positions: int
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises ProgramInputError with a sentence for the first rule that is broken."""
+        """Raises ProgramInputError naming the first rule that ``tensors`` ``[tokens, …]`` break."""
         if tensors.keys() != self.names:
             missing, extra = sorted(self.names - tensors.keys()), sorted(tensors.keys() - self.names)
             what = f"misses {missing[0]}" if missing else f"has {extra[0]} too much"

@@ -106,8 +106,7 @@ class Node:
     parameter_bytes: int
     parameters: int
     flops_per_token: int
-    """Of matrix products, 2 per multiply-add; the part of attention that grows with the text is not counted.
-    """
+    """Operations of matrix products, 2 per multiply-add, without the part of attention that grows with the text."""
     bytes_in_per_token: int
     bytes_out_per_token: int
     inputs: tuple[str, ...]
@@ -405,13 +404,13 @@ def verify_files(manifest: Manifest, directory: Path, names: Iterable[str] | Non
         try:
             size = path.stat().st_size
             if size != ref.bytes:
-                raise ManifestError(f"{path}: holds {size} bytes, {MANIFEST_FILE} says {ref.bytes} (files.bytes).")
+                raise ManifestError(f"{path}: holds {size} bytes, {MANIFEST_FILE} states {ref.bytes} (files.bytes).")
             digest = sha256_of(path)
         except OSError as error:
             raise ManifestError(f"{path}: named in {MANIFEST_FILE} but not readable ({error.strerror}).") from error
         if digest != ref.sha256:
             raise ManifestError(
-                f"{path}: sha256 is {digest}, {MANIFEST_FILE} says {ref.sha256}; the file was changed or damaged."
+                f"{path}: sha256 is {digest}, {MANIFEST_FILE} states {ref.sha256}; the file was changed or damaged."
             )
 
 

@@ -88,7 +88,7 @@ class WholeModel:
         return self._tokenizer
 
     def forward(self, tensors: Mapping[str, Tensor], all_logits: bool = False) -> Tensors:
-        """One pass (see ``drive``). Raises ProgramInputError."""
+        """One pass over ``[tokens, …]`` tensors (see ``drive``). Raises ProgramInputError."""
         with torch.inference_mode():
             return drive(self.manifest, self._call, tensors, all_logits)
 
@@ -127,7 +127,7 @@ class WholeModel:
         answers: Sequence[Sequence[int]] | None = None,
         all_tokens: bool = False,
     ) -> Tensor:
-        """As ``logits``, of tokenised texts."""
+        """As ``logits`` ``[texts or tokens, vocabulary]``, of tokenised texts."""
         self._need("causal-lm", "seq2seq-lm")
         tensors = pack(ids)
         if self.manifest.task == "seq2seq-lm":

@@ -1,9 +1,8 @@
 """A node of a pipeline as a program: tensors in, tensors out.
 
-``load_node`` maps the node's safetensors file (copy-on-write and never written, so all replicas on a machine
-share its pages) and builds the family's function over it; with a device the weights are copied there, or lie there
-already and are lent. Programs
-are pure and may be called from several threads.
+``load_node`` maps the node's safetensors file (copy-on-write and never written, so all replicas on a machine share its
+pages) and builds the family's function over it; with a device the weights are copied there, or lie there already and
+are lent. Programs are pure and may be called from several threads.
 """
 
 from __future__ import annotations
@@ -77,7 +76,8 @@ class NodeProgram:
         self._run = self._segment if isinstance(function, Segment) else self._expert
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise ProgramInputError when ``run`` would refuse these tensors; cheap beside computing."""
+        """Raise ProgramInputError when ``run`` would refuse these tensors ``[tokens, …]``; takes little time compared
+        with computing."""
         self.rules.check(tensors)
 
     def run(self, tensors: Mapping[str, Tensor], *, all_logits: bool = False, checked: bool = False) -> Tensors:
@@ -101,8 +101,9 @@ class NodeProgram:
         return {"y": self._function(tensors["x"])}
 
     def coalesce(self, calls: Sequence[Mapping[str, Tensor]]) -> tuple[Tensors, Splits]:
-        """Several calls as one: every tensor concatenated along its first axis. ``calls`` must have been
-        checked.
+        """Several calls as one: every tensor ``[tokens or texts, …]`` concatenated along its first axis.
+
+        ``calls`` must have been checked.
         """
         splits = self.splits(calls)
         if len(calls) == 1:
@@ -111,7 +112,7 @@ class NodeProgram:
             return {name: torch.cat([call[name] for call in calls]) for name in calls[0]}, splits
 
     def splits(self, calls: Sequence[Mapping[str, Tensor]]) -> Splits:
-        """What belongs to each of ``calls`` once they are one."""
+        """The share ``[tokens]``, ``[texts]`` of each of ``calls`` once they are one."""
         return Splits(
             tuple(_tokens(call) for call in calls),
             tuple(call["lengths"].shape[0] if "lengths" in call else 0 for call in calls),
@@ -119,7 +120,7 @@ class NodeProgram:
         )
 
     def split(self, reply: Mapping[str, Tensor], splits: Splits) -> list[Tensors]:
-        """Undo ``coalesce`` on the reply; the parts are views."""
+        """Undo ``coalesce`` on the reply ``[tokens or texts, …]``; the parts are views."""
         if len(splits.tokens) == 1:
             return [dict(reply)]
         parts: list[Tensors] = [{} for _ in splits.tokens]
@@ -175,7 +176,7 @@ def load_node(
     nbytes = sum(tensor.nbytes for tensor in weights.tensors.values())
     if nbytes != node.parameter_bytes:
         raise ManifestError(
-            f"{path}: holds {nbytes} bytes of {node_id}, the manifest's parameter_bytes says {node.parameter_bytes}."
+            f"{path}: holds {nbytes} bytes of {node_id}, the manifest's parameter_bytes is {node.parameter_bytes}."
         )
     family = FAMILIES[manifest.family]
     function: Function
@@ -202,7 +203,8 @@ def _check_router(segment: Segment, manifest: Manifest, node: Node, path: Path) 
 
 
 def read_mapped(path: Path, prefix: str = "") -> dict[str, Tensor]:
-    """Tensors whose names start with ``prefix``, as views of the mapped file. Raises ManifestError."""
+    """Tensors whose names start with ``prefix``, ``[shapes in the file]``, as views of the mapped file. Raises
+    ManifestError."""
     try:
         with safe_open(str(path), framework="pt") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118

@@ -1,6 +1,6 @@
 """Turning a checkpoint into a pipeline folder.
 
-The folder is written beside its final place and renamed when complete, so a reader never sees half of one.
+The folder is written next to its final place and renamed when complete, so a reader never sees half of one.
 The same source, settings and seed give the same bytes on the same machine.
 """
 
@@ -34,7 +34,7 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """What a user chooses. ``top_k`` None: what the checkpoint says, or half of the experts of a dense one.
+    """What a user chooses. ``top_k`` None: what the checkpoint states, or half of the experts of a dense one.
 
     ``method`` neurons: every expert holds a share of the neurons, exact when ``top_k`` = ``experts``;
     full: every expert starts as a copy of the whole FFN. Native mixtures keep their experts and ignore it.

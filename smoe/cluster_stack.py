@@ -34,8 +34,9 @@ def render_manifests(
         made["spec"]["replicas"] = scale_bounds(spec)[0]
         documents += [made, objects.service(spec, None, cluster)]
     head = (
-        f"# Pipeline {manifest.name}: {len(documents) // 2} functions. Rendered by `smoe pipeline stack --target kubernetes`; "
-        "do not edit by hand.\n# Deploy: kubectl apply --server-side -f FILE\n"
+        f"# Pipeline {manifest.name}: {len(documents) // 2} functions. "
+        "Rendered by `smoe pipeline stack --target kubernetes`; do not edit by hand.\n"
+        "# Deploy: kubectl apply --server-side -f FILE\n"
     )
     return head + yaml.dump_all(documents, Dumper=_Plain, sort_keys=False, width=110)
 

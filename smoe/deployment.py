@@ -1,6 +1,6 @@
 """From a manifest to OpenFaaS function deployments: the one source of ``stack.yml`` and of ``smoe pipeline deploy``.
 
-Memory limits are the smallest point of the paper's lattice (128 MiB + 64 MiB steps) that holds weights, runtime and
+Memory limits are the smallest step of the paper's memory grid (128 MiB + 64 MiB steps) that holds weights, runtime and
 tokens in flight, as Eq. (2) of the sMoE paper asks: ``alpha * memory >= M_e + 2 * D * P``.
 """
 
@@ -86,7 +86,7 @@ def function_deployments(manifest: Manifest, settings: DeploymentSettings | None
 
 
 def memory_limit_mib(weights_bytes: int, bytes_per_token: int, settings: DeploymentSettings) -> int:
-    """Smallest lattice point ``128 + 64 n`` MiB that satisfies Eq. (2)."""
+    """Smallest memory step ``128 + 64 n`` MiB that satisfies Eq. (2)."""
     runtime_mib = settings.gpu_runtime_mib if settings.gpu_tenths else settings.runtime_mib
     need = (
         runtime_mib + weights_bytes / MIB + 2 * bytes_per_token * settings.peak_tokens / MIB
@@ -115,7 +115,8 @@ def render_stack(
         "functions": functions,
     }
     head = (
-        f"# Pipeline {manifest.name}: {len(functions)} functions. Rendered by `smoe pipeline stack`; do not edit by hand.\n"
+        f"# Pipeline {manifest.name}: {len(functions)} functions. "
+        "Rendered by `smoe pipeline stack`; do not edit by hand.\n"
         "# Deploy: faas-cli deploy -f stack.yml\n"
     )
     if any(GPU in function["limits"] for function in functions.values()):

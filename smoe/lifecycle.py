@@ -31,9 +31,9 @@ class GatewaySettings:
     port: int = 8080
     metrics_port: int = 8082
     cpu_scale: float = 1.0
-    """Real cores per configured core, so that a cluster's configurations can be played on a small machine."""
+    """Real cores per configured core, so that a cluster's configurations can be emulated on a small machine."""
     nodes: tuple[str, ...] = ()
-    """Nodes played on this machine, each with a weights manager; the first is where functions start."""
+    """Machines emulated on this one, each with a weights manager; the first is where functions start."""
     standbys: int = 2
     """Prepared workers kept for each pipeline."""
     images: tuple[str, ...] = ()

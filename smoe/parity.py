@@ -78,7 +78,7 @@ def compare(
     whole_s: list[list[float]] = []
     worst = 0.0
 
-    def play() -> None:
+    def measure_round() -> None:
         nonlocal worst
         served_s.append([])
         whole_s.append([])
@@ -94,10 +94,10 @@ def compare(
 
     medians_s: list[float] = []
     while not is_warm(medians_s) and len(medians_s) < MOST_ROUNDS:
-        play()
+        measure_round()
         medians_s.append(statistics.median(served_s[-1]))
     for _ in range(ROUNDS):
-        play()
+        measure_round()
     return Parity(
         texts=len(texts),
         max_rel_err=worst,

@@ -1,4 +1,4 @@
-"""CUDA's runtime as weights managers and workers use it beside PyTorch, through NVIDIA's package ``cuda-bindings``.
+"""CUDA's runtime as weights managers and workers use it next to PyTorch, through NVIDIA's package ``cuda-bindings``.
 
 Nothing is imported or called before it is needed: processes that are forked must not have used CUDA.
 """
@@ -41,10 +41,10 @@ def call(cuda: Any, name: str, *arguments: Any) -> Any:
         raise CudaCallError(f"{name}: {error}") from error
     if code == cuda.cudaError_t.cudaSuccess:
         return values[0] if values else None
-    cuda.cudaGetLastError()  # what is said here is not to be found by who asks later
+    cuda.cudaGetLastError()  # clears the sticky error: a later call must not report this one
     _, words = cuda.cudaGetErrorString(code)
-    said = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
-    raise CudaCallError(f"{name}: {said}", full=code == cuda.cudaError_t.cudaErrorMemoryAllocation)
+    message = words.decode(errors="replace") if isinstance(words, bytes) else str(words)
+    raise CudaCallError(f"{name}: {message}", full=code == cuda.cudaError_t.cudaErrorMemoryAllocation)
 
 
 def gpu_uuid(cuda: Any, index: int) -> str:
@@ -68,7 +68,7 @@ def handle_of(cuda: Any, data: bytes) -> Any:
 class _Foreign:
     """Memory that is not PyTorch's own, in the form in which PyTorch takes it (CUDA array interface, version 3).
 
-    It is not said to be read-only, since PyTorch refuses such memory; programs never write weights.
+    It is not marked read-only, since PyTorch refuses such memory; programs never write weights.
     """
 
     def __init__(self, pointer: int, nbytes: int) -> None:
@@ -91,7 +91,10 @@ class CudaOpener:
             raise LeaseError(str(error)) from error
 
     def open(self, handle: bytes, nbytes: int) -> Tensor:
-        """Maps until this process ends; there is no closing, as programs never let their weights go."""
+        """Maps until this process ends; there is no closing, as programs never release their weights.
+
+        Result: ``[nbytes] uint8``, on the current device.
+        """
         index = torch.cuda.current_device()
         try:
             cuda = runtime()

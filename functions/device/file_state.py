@@ -10,6 +10,6 @@ FileState = tuple[int, int, int]
 
 
 def file_state(file: Path | int) -> FileState:
-    """Of a file by its path or an open descriptor. Raises OSError."""
+    """The state of a file, by its path or an open descriptor. Raises OSError."""
     status = os.stat(file)  # noqa: PTH116 (a path's own method takes no descriptor)
     return status.st_ino, status.st_mtime_ns, status.st_size

@@ -6,7 +6,7 @@ They are spoken on ``device.sock``, a Unix-domain socket in the node's memory fo
     manager → {"handle": "128 hexadecimal digits", "bytes": N}    or    {"error": "a sentence"}, and the end
 
 The connection, held open, is the lease. It ends with the worker's process; a worker that goes on without the memory
-says ``done`` before it closes, once nothing of it maps the memory any more. A closed connection alone is not enough: a
+sends ``done`` before it closes, once nothing of it maps the memory any more. A closed connection alone is not enough: a
 process that is killed may lose its sockets before its mappings, and memory that somebody maps must not be freed.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 
 SOCKET = "device.sock"
 HANDLE_BYTES = 64
-"""Of a handle: CUDA_IPC_HANDLE_SIZE."""
+"""Size of a handle, CUDA_IPC_HANDLE_SIZE."""
 MAX_LINE = 2048
 """Bytes of a line, its end included."""
 LONGEST_SENTENCE = 320
@@ -39,7 +39,7 @@ _HANDLE = re.compile(rf"[0-9a-f]{{{2 * HANDLE_BYTES}}}")
 
 
 class LeaseError(Exception):
-    """A lease is not to be had; the sentence says why."""
+    """A lease cannot be had; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def refuse(sentence: str) -> bytes:
 
 
 def lent(line: bytes) -> Lease:
-    """What the manager's line says. Raises LeaseError, with the manager's sentence where it sent one."""
+    """The content of the manager's line. Raises LeaseError, with the manager's sentence where it sent one."""
     fields = _object(line)
     if isinstance(fields.get("error"), str):
         raise LeaseError(fields["error"])

@@ -31,7 +31,7 @@ _AGAIN_S = 0.05
 
 
 class Opener(Protocol):
-    """The device's side of a lease; ``CudaOpener`` has a GPU's, tests play it. Both raise LeaseError."""
+    """The device's side of a lease; ``CudaOpener`` has a GPU's, tests use a fake. Both raise LeaseError."""
 
     def gpu(self) -> str:
         """UUID of the GPU that this process computes on."""
@@ -64,7 +64,7 @@ class Lender:
         self._given_up = False
 
     def tensors(self, path: Path, prefix: str = "") -> dict[str, Tensor] | None:
-        """Those of a weights file whose names start with ``prefix``, without it, as views of lent memory.
+        """Tensors ``[the file's shapes]`` whose names start with ``prefix``, without it, as views of lent memory.
 
         None where they are not lent, which the log explains: whoever asks copies them.
         """

@@ -49,11 +49,11 @@ _MEMORY_WORDS = re.compile(r"out of memory|ALLOC_FAILED", re.IGNORECASE)
 
 
 class DeviceLostError(Exception):
-    """The device cannot be computed on by this process any more; the sentence says why."""
+    """The device cannot be computed on by this process any more; the message gives the reason."""
 
 
 class Driver(Protocol):
-    """The calls made to an accelerator's runtime; ``Cuda`` makes them, tests play them."""
+    """The calls made to an accelerator's runtime; ``Cuda`` makes them, tests use a fake."""
 
     def touched(self) -> bool:
         """Whether this process has used the accelerator already."""
@@ -68,7 +68,7 @@ class Driver(Protocol):
         """Wait until everything on our stream is done."""
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device copies from and to by itself."""
+        """Page-locked host memory ``[*shape]``, uninitialised, that the device copies from and to by DMA."""
 
     def drop_cache(self) -> None:
         """Give device memory back that holds nothing."""
@@ -108,7 +108,8 @@ class Cuda:
     def words(self) -> str:
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         free, total = torch.cuda.mem_get_info()
-        return f"{properties.name}, {properties.multi_processor_count} multiprocessors, {free >> 20} of {total >> 20} MiB free"
+        multiprocessors = f"{properties.multi_processor_count} multiprocessors"
+        return f"{properties.name}, {multiprocessors}, {free >> 20} of {total >> 20} MiB free"
 
 
 class Device(Protocol):
@@ -123,7 +124,10 @@ class Device(Protocol):
         """A node's program with its weights in place. Raises KeyError, ManifestError, DeviceLostError."""
 
     def run(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
-        """One reply for each of ``calls`` (checked, on the host), on the host. Raises DeviceLostError."""
+        """One reply for each of ``calls`` (checked, on the host), on the host. Raises DeviceLostError.
+
+        Tensors' first axis is tokens, ``[tokens, …]``, or texts for ``lengths`` and per-text results.
+        """
 
     def check(self) -> None:
         """Raises DeviceLostError when the device is not there any more."""
@@ -176,7 +180,8 @@ class GpuDevice:
         return program
 
     def run(self, program: NodeProgram, calls: Sequence[Mapping[str, Tensor]], all_logits: bool) -> list[Tensors]:
-        """As in ``Device``. Calls that do not fit into the device's memory together are computed one by one."""
+        """As in ``Device``, ``[tokens, …]``. Calls that do not fit into the device's memory together are computed one
+        by one."""
         with _as_lost(f"{program.id} could not be computed"):
             replies = self._together(program, calls, all_logits)
         self._still_lent()

@@ -29,8 +29,8 @@ Places = NDArray[np.int32]
 CHOSEN, AFTER, BEFORE = range(3)
 """Rows of ``by_expert``: place in the table, next and previous expert served by the same node (-1: none)."""
 LOAD, FIRST, FROZEN, QUEUE, CAME, VIA, PLACE = range(7)
-"""Rows of ``by_node``: activated experts, first of the list of experts served, out of play, queue of the search, number
-of the search that reached it, expert that led here, that expert's place here."""
+"""Rows of ``by_node``: activated experts, first of the list of experts served, excluded from searches, queue of the
+search, number of the search that reached it, expert that led here, that expert's place here."""
 MAX_REPLICAS = 1 << 24
 
 
@@ -119,22 +119,22 @@ class ActivatedExpertBalance:
 
 
 @njit(cache=True, nogil=True)
-def assign(ids, out, start, node, replica, seen, by_expert, by_node, repair):  # type: ignore[no-untyped-def]
+def assign(ids, out, start, node, replica, activated, by_expert, by_node, repair):  # type: ignore[no-untyped-def]
     """The rule itself, for compiled callers: the fullest node's activated experts, or -1 for an expert that is not in
     the table. Arguments are the tables and the workspace of :class:`ActivatedExpertBalance`; ids and out are flat."""
-    experts, nodes = len(seen), by_node.shape[1]
-    seen[:] = 0
+    experts, nodes = len(activated), by_node.shape[1]
+    activated[:] = 0
     for at in range(ids.size):
         if ids[at] < 0 or ids[at] >= experts:
             return -1
-        seen[ids[at]] = 1
+        activated[ids[at]] = 1
     by_node[LOAD, :] = 0
     by_node[FIRST, :] = -1
     for expert in range(experts):
-        if seen[expert] and start[expert + 1] == start[expert] + 1:
+        if activated[expert] and start[expert + 1] == start[expert] + 1:
             _serve(expert, start[expert], node, by_expert, by_node)
     for expert in range(experts):
-        if seen[expert] and start[expert + 1] > start[expert] + 1:
+        if activated[expert] and start[expert + 1] > start[expert] + 1:
             best = start[expert]
             for place in range(start[expert] + 1, start[expert + 1]):
                 if by_node[LOAD, node[place]] < by_node[LOAD, node[best]]:
@@ -143,7 +143,7 @@ def assign(ids, out, start, node, replica, seen, by_expert, by_node, repair):  #
     if repair:
         _level(start, node, by_expert, by_node)
     for expert in range(experts):
-        if seen[expert]:
+        if activated[expert]:
             by_expert[CHOSEN, expert] = replica[by_expert[CHOSEN, expert]]
     for at in range(ids.size):
         out[at] = by_expert[CHOSEN, ids[at]]
@@ -185,8 +185,9 @@ def _leave(expert, node, by_expert, by_node):  # type: ignore[no-untyped-def]
 def _level(start, node, by_expert, by_node):  # type: ignore[no-untyped-def]
     """Shift experts along cost-reducing paths until none is left.
 
-    The fullest node in play is searched from. What a search in vain has reached leaves play: from there no node with
-    two fewer can be reached, now or later, because a later path through it would have to end in it.
+    Each search starts at the fullest node that is not frozen. All nodes that a search without result has reached are
+    frozen: from them no node with two fewer activated experts can be reached, now or later, because a later path
+    through one of them would have to end in it.
     """
     nodes = by_node.shape[1]
     by_node[FROZEN, :] = 0

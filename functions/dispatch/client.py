@@ -19,7 +19,7 @@ MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
 class TransportError(Exception):
-    """No reply. ``begun`` tells whether part of one had come; ``reason`` is a word for metrics."""
+    """No reply. ``begun``: whether part of one had come; ``reason`` is a word for metrics."""
 
     def __init__(self, message: str, *, reason: str, begun: bool = False) -> None:
         super().__init__(message)

@@ -7,10 +7,10 @@ replica has a free slot.
 
 A replica has as many slots as its function's ``max_inflight``. Calls that find none wait in order of arrival, bounded
 in number and by their deadline. A call that fails for a reason of the platform (no connection, broken reply, 5xx marked
-by the platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 says
+by the platform) is repeated on another replica: functions are pure, so a second run gives the same answer. A 429 means
 that the work was not begun; the call waits for its turn again. Other 4xx are final.
 
-A replica that could not be reached is set aside, each time for twice as long, until the feed names it anew or one call
+A replica that could not be reached is set aside, each time for twice as long, until the feed names it again or one call
 that tries it comes through.
 """
 
@@ -48,8 +48,8 @@ BUSY_WAIT_S = 0.005
 class ReplicaAddress:
     """A ready replica: ``id`` is unique, ``address`` is host:port.
 
-    ``balanced``: a service's address with any number of replicas behind it; one failure says little of the next call.
-    ``node``: the machine it runs on, empty where that is not known.
+    ``balanced``: a service's address with any number of replicas behind it; one failure predicts little about the next
+    call. ``node``: the machine it runs on, empty where that is not known.
     """
 
     id: str

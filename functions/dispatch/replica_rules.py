@@ -1,4 +1,4 @@
-"""The simpler ways to choose replicas, beside :mod:`functions.dispatch.aebs`: same table, same numbers, compiled.
+"""The simpler ways to choose replicas, next to :mod:`functions.dispatch.aebs`: same table, same numbers, compiled.
 
 ``round-robin`` and ``random`` decide token by token, as engines with redundant experts commonly do: an expert's tokens
 spread over its replicas, so several replicas of one expert may be activated. ``random-expert``, ``least-loaded`` and

@@ -1,4 +1,4 @@
-"""The application of a expert function: its nodes' programs behind one host. Which ones: ``smoe_nodes``."""
+"""The application of an expert function: its nodes' programs behind one host. Which ones: ``smoe_nodes``."""
 
 from __future__ import annotations
 

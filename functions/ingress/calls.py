@@ -51,7 +51,7 @@ class NodeCaller:
     async def call(
         self, node_id: str, tensors: Arrays, context: PassContext, record: CallRecord, node: str = ""
     ) -> Arrays:
-        """``node_id`` on some tensors; at a replica on the machine ``node`` if it can. ``record`` tells afterwards what
+        """``node_id`` on some tensors; at a replica on the machine ``node`` if it can. ``record`` holds afterwards what
         it cost. Raises CallError."""
         name, path = self._address[node_id]
         meter = self._instruments.nodes[node_id]

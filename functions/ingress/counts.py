@@ -1,7 +1,7 @@
 """What an ingress knows about routing and nodes, over a sliding window, as JSON: ``GET /statistics``.
 
-``tokens`` and ``together`` are what ``smoe placement plan --statistics`` takes. Counters by machine are taken every tenth of the
-window and subtracted, so that they cover the same time as the activations, a tenth more or less.
+``tokens`` and ``together`` are what ``smoe placement plan --statistics`` takes. Counters by machine are taken every
+tenth of the window and subtracted, so that they cover the same time as the activations, a tenth more or less.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Statistics:
             self._timer.cancel()
 
     def document(self) -> bytes:
-        """The JSON object; docs/placement.md says what it holds."""
+        """The JSON object that docs/placement.md describes."""
         traffic, past = self._instruments.traffic, self._past[0]
         tokens, together = self._instruments.activations.totals(self._loop.time())
         document = {
             "pipeline": self._instruments.pipeline,
-            "node": traffic.own,
+            "node": traffic.machine,
             "window_s": self._window_s,
             "tokens": tokens.tolist(),
             "together": together.tolist(),
@@ -91,4 +91,4 @@ def _local_share(traffic: Traffic, past: _Past) -> float | None:
         for machine, machine_traffic in traffic.machines.items()
     }
     total = sum(tokens.values())
-    return tokens.get(traffic.own, 0) / total if total and traffic.own else None
+    return tokens.get(traffic.machine, 0) / total if total and traffic.machine else None

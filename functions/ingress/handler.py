@@ -128,7 +128,7 @@ class Ingress:
             reply = error_reply(CLIENT_GONE, "abandoned", "the client is gone", platform=False)
         except Exception:
             log.exception("request %s failed", request.request_id)
-            reply = error_reply(500, "internal", "the ingress failed; its log says why", platform=True)
+            reply = error_reply(500, "internal", "the ingress failed; its log has the reason", platform=True)
         self.instruments.in_flight -= 1
         self.instruments.finished(reply.status, self._loop.time() - request.arrived_s, tokens)
         answer(reply)

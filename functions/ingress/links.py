@@ -51,11 +51,11 @@ TIMEOUT_S = 2.0
 class _Rounds:
     """What the last rounds on one node took: alone, together, large, spread; seconds."""
 
-    seen: deque[tuple[float, float, float, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    measured: deque[tuple[float, float, float, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
     siblings: int = 0
 
     def link(self) -> Link:
-        alone, together, large, spread = (min(column) for column in zip(*self.seen, strict=True))
+        alone, together, large, spread = (min(column) for column in zip(*self.measured, strict=True))
         others = max(1, self.siblings - 1)
         return Link(
             hop_s=alone,
@@ -85,7 +85,7 @@ class LinkMeter:
                 for node, addresses in nodes.items():
                     await self._try_round(node, addresses)
                 self._forget(nodes)
-                new = any(len(self._rounds[node].seen) < SOON for node in nodes if node in self._rounds)
+                new = any(len(self._rounds[node].measured) < SOON for node in nodes if node in self._rounds)
                 await asyncio.sleep(FIRST_PERIOD_S if new or not nodes else PERIOD_S)
         finally:
             for pool in self._pools.values():
@@ -96,7 +96,7 @@ class LinkMeter:
         siblings: dict[str, dict[str, None]] = {}
         for name in self._functions:
             for replica in self._dispatcher.replicas(name):
-                if replica.node and replica.node != self._traffic.own:
+                if replica.node and replica.node != self._traffic.machine:
                     siblings.setdefault(replica.node, {})[replica.address] = None
         return {node: list(addresses)[:SIBLINGS] for node, addresses in siblings.items() if len(addresses) > 1}
 
@@ -107,7 +107,7 @@ class LinkMeter:
         asked = {address for addresses in nodes.values() for address in addresses}
         for address in self._pools.keys() - asked:
             self._pools.pop(address).close()
-        self._traffic.links = {node: rounds.link() for node, rounds in self._rounds.items() if rounds.seen}
+        self._traffic.links = {node: rounds.link() for node, rounds in self._rounds.items() if rounds.measured}
 
     async def _try_round(self, node: str, addresses: Sequence[str]) -> None:
         """One round; what fails is left out."""
@@ -115,7 +115,7 @@ class LinkMeter:
         if rounds.siblings != len(addresses):
             rounds = self._rounds[node] = _Rounds(siblings=len(addresses))
         try:
-            rounds.seen.append(await self._round(addresses))
+            rounds.measured.append(await self._round(addresses))
         except TransportError as error:
             log.debug("the line to %s was not measured: %s", node, error)
 

@@ -7,7 +7,7 @@ function has cores of its own, many passes at once are better and the setting st
 
 Clients that were answered together ask again together, but not in the same instant. So that the first of them does not
 get a pass of its own while the others wait for the end of the next, requests fewer than a running pack holds wait up to
-``GATHER_S`` for company.
+``GATHER_S`` for others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functions.wire.errors import CallError, DeadlineError, NodeRefusedError, Ov
 
 MAX_PACKED_TOKENS = 1024
 GATHER_S = 0.005
-"""How long a request may wait for company while other passes run: small beside a pass."""
+"""How long a request may wait for further requests while other passes run: short compared with a pass."""
 _PER_TEXT = ("embedding", "logits")
 
 Texts = Sequence[Sequence[int]]
@@ -78,7 +78,7 @@ class PassQueue:
             timer.cancel()
 
     def _begin(self) -> None:
-        while self._waiting and len(self._running) < self._limit and not self._awaits_company():
+        while self._waiting and len(self._running) < self._limit and not self._waits_for_more():
             members = self._next_pack()
             if members:
                 self._running.append(len(members))
@@ -88,7 +88,7 @@ class PassQueue:
                 for member in members:
                     member.reply.add_done_callback(partial(_give_up, members, task))
 
-    def _awaits_company(self) -> bool:
+    def _waits_for_more(self) -> bool:
         """Fewer wait than the mean running pass carries, and not for long yet: look again when that time is over."""
         if not self._running or len(self._waiting) * len(self._running) >= sum(self._running):
             return False

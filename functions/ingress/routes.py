@@ -6,8 +6,8 @@ and the table of replicas alone, so every ingress decides the same without talki
 node serves is the dispatcher's choice, and so is another node where none of them has a free slot.
 
 The compiled rules are loaded when they are first needed: Numba is optional in a function's image. A warm parent whose
-replicas will be on several nodes loads them before it forks (:mod:`functions.ingress.prefetch`), because that takes most
-of a second of processor time.
+replicas will be on several nodes loads them before it forks (:mod:`functions.ingress.prefetch`), because that takes
+most of a second of processor time.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class LayerPlans:
         of_expert[expert_ids] = replicas
         return [layer_plan.names[of_expert[expert] // layer_plan.width] for expert in experts]
 
-    def _read(self, layer: int, known: _Layer) -> None:
-        """Make a layer's table anew."""
-        known.version, known.choose = self._dispatcher.version, None
-        held = [{one.node for one in self._dispatcher.replicas(name)} - {""} for name in self._functions[layer]]
+    def _read(self, layer: int, table: _Layer) -> None:
+        """Rebuild a layer's table."""
+        table.version, table.choose = self._dispatcher.version, None
+        held = [{replica.node for replica in self._dispatcher.replicas(name)} - {""} for name in self._functions[layer]]
         if self._failed or not all(held) or all(len(nodes) == 1 for nodes in held):
             return
         if self._make is None:
-            known.version = -1  # again when it is there
+            table.version = -1  # again when it is there
             self._load_aside()
             return
         from functions.dispatch.aebs import replica_table
@@ -97,8 +97,8 @@ class LayerPlans:
         by_node = [[expert for expert, nodes in enumerate(held) if name in nodes] for name in names]
         width = max(map(len, by_node))
         slots = np.array([experts + [-1] * (width - len(experts)) for experts in by_node])
-        known.names, known.width = tuple(names), width
-        known.choose = self._make(replica_table(slots, len(held)))
+        table.names, table.width = tuple(names), width
+        table.choose = self._make(replica_table(slots, len(held)))
 
     def _load_aside(self) -> None:
         """Load in a thread while passes go on."""

@@ -2,7 +2,7 @@
 
 *Direct*: one message for each activated expert. *Two-phase* (Janus, section 3.2): groups for experts on the same other
 node travel in one message through one worker of that node, which spreads them; a token that several of them need
-travels once. *Adaptive*: whichever of the two the measured line says is cheaper, node by node and layer by layer.
+travels once. *Adaptive*: whichever of the two the measured link makes cheaper, node by node and layer by layer.
 
 Unlike the paper's, answers are not summed on the way back: sums in another order would change their last bits, and
 groups could no longer fail apart. A group that fails in a shared message is called again on its own.
@@ -156,7 +156,7 @@ class Scatter:
 
     def _may_share(self, node: str) -> bool:
         """Whether a node is another one, known, and has not just failed to relay."""
-        return node not in ("", self._instruments.traffic.own) and self._resting.get(node, 0.0) <= self._loop.time()
+        return node not in ("", self._instruments.traffic.machine) and self._resting.get(node, 0.0) <= self._loop.time()
 
     def _pays(self, node: str, members: Sequence[_Member], x: Array) -> bool:
         """Whether one message is right: always in two phases, by the measured line where that is to decide."""

@@ -33,7 +33,7 @@ Found = TypeVar("Found")
 
 
 class LendError(MemoryRoomError):
-    """A region cannot be lent on a GPU; the sentence says why, and the worker copies its weights itself."""
+    """A region cannot be lent on a GPU; the message gives the reason, and the worker copies its weights itself."""
 
 
 class DeviceFullError(LendError):
@@ -72,7 +72,7 @@ class Copy:
     name: str
     gpu: str
     nbytes: int
-    seen: FileState
+    state: FileState
     leases: int = 0
     turn: int = 0
     """Grows with each lease: the smallest is the least recently lent."""
@@ -94,7 +94,7 @@ class DeviceRegions:
         on_lost: Callable[[str], object] = log.critical,
         call_s: float = CALL_S,
     ) -> None:
-        """``on_lost``: told why when a GPU is gone or hangs. To be made inside a running event loop."""
+        """``on_lost``: called with the reason when a GPU is gone or hangs. To be made inside a running event loop."""
         self._regions = regions
         self._memory = memory
         self._limit_bytes = limit_bytes
@@ -123,7 +123,9 @@ class DeviceRegions:
         """
         state = self._look(name)
         self.released(name, but=state)
-        same = (one for one in self._copies if (one.name, one.gpu, one.seen) == (name, gpu, state) and one.wanted)
+        same = (
+            copy for copy in self._copies if (copy.name, copy.gpu, copy.state) == (name, gpu, state) and copy.wanted
+        )
         copy = next(same, None) or self._begin(name, gpu, state)
         copy.leases += 1
         copy.turn = next(self._turns)
@@ -141,19 +143,19 @@ class DeviceRegions:
 
     def released(self, name: str, but: FileState | None = None) -> None:
         """The region is not held any more: its copies go with their last leases. ``but``: except those of this file."""
-        for copy in [one for one in self._copies if one.name == name and one.seen != but]:
+        for copy in [copy for copy in self._copies if copy.name == name and copy.state != but]:
             copy.wanted = False
             self._drop_if_useless(copy)
 
     async def watch(self) -> None:
-        """Look after the GPUs until cancelled; one that is gone is told once."""
+        """Look after the GPUs until cancelled; one that is gone is reported once."""
         while True:
             await asyncio.sleep(CHECK_S)
             if not await self.is_well():
                 return
 
     async def is_well(self) -> bool:
-        """Whether every GPU in use answers; ``on_lost`` is told where not."""
+        """Whether every GPU in use answers; ``on_lost`` is called where not."""
         try:
             await self._call(self._memory.check)
         except Exception as error:
@@ -174,10 +176,10 @@ class DeviceRegions:
         except OSError:
             raise LendError(f"{name[:80]} is not in the memory of this node") from None
 
-    def _begin(self, name: str, gpu: str, seen: FileState) -> Copy:
+    def _begin(self, name: str, gpu: str, state: FileState) -> Copy:
         if self._closed:
             raise LendError("the weights manager stops")
-        copy = Copy(name, gpu, seen[2], seen)
+        copy = Copy(name, gpu, state[2], state)
         copy.coming = self._spawn(self._bring(copy))
         self._copies.append(copy)
         return copy
@@ -212,7 +214,7 @@ class DeviceRegions:
                 await self._drop(unused[0])
 
     async def _drop_for(self, copy: Copy) -> None:
-        """Keep the limit. Everything is counted anew after each wait: an unused copy may have been lent meanwhile."""
+        """Keep the limit. Everything is counted again after each wait: an unused copy may have been lent meanwhile."""
         room = self._room(copy)
         while True:
             unused = self._unused(copy.gpu)
@@ -240,7 +242,7 @@ class DeviceRegions:
     async def _fill(self, copy: Copy, pointer: int) -> None:
         try:
             with self._regions.path(copy.name).open("rb") as file:
-                if file_state(file.fileno()) != copy.seen:
+                if file_state(file.fileno()) != copy.state:
                     raise LendError(f"{copy.name} was replaced while it was copied to {copy.gpu}")
                 mapped = mmap.mmap(file.fileno(), copy.nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:
@@ -291,4 +293,4 @@ class DeviceRegions:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # told to those who wait for it
+            task.exception()  # raised to those who wait for it

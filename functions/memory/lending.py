@@ -26,7 +26,7 @@ ASK_S = 5.0
 MOST_LEASES = 400
 """Each takes two of the 1,024 descriptors that a process mostly may have."""
 _NO_SUCH_CALL = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
-"""Of a kernel, or a sandbox, without descriptors of processes."""
+"""Errors of a kernel, or a sandbox, that lacks process descriptors (pidfd)."""
 _AGAIN_S = 0.1
 
 
@@ -134,12 +134,12 @@ class Lending:
         return line
 
     async def _let_go(self, connection: socket.socket) -> bool:
-        """Waits for the end of the connection; whether the worker said that it maps nothing any more."""
-        said = b""
+        """Waits for the end of the connection; whether the worker reported that it maps nothing any more."""
+        received = b""
         with contextlib.suppress(OSError):
             while piece := await self._loop.sock_recv(connection, 64):
-                said = (said + piece)[-len(leases.DONE) :]
-        return said == leases.DONE
+                received = (received + piece)[-len(leases.DONE) :]
+        return received == leases.DONE
 
     async def _process_end(self, process: int | None) -> None:
         if process is None:

@@ -109,7 +109,7 @@ class Manager:
         self._tasks: set[asyncio.Task[None]] = set()
         self._disk_reads: dict[str, int] = {}
         self._digests: dict[str, str] = {}
-        """Of regions that are whole."""
+        """Digests of whole regions, by name."""
         self._stopping = False
         self._devices: DeviceRegions | None = None
 
@@ -157,7 +157,7 @@ class Manager:
             answer(error_reply(400, "bad_request", f"not what this path takes: {error!r}", platform=False))
         except Exception:
             log.exception("%s failed", request.path)
-            answer(error_reply(500, "internal", "the weights manager failed; its log says why", platform=True))
+            answer(error_reply(500, "internal", "the weights manager failed; its log has the reason", platform=True))
 
     async def _serve(self, request: Request) -> Reply:
         path = request.path
@@ -189,8 +189,9 @@ class Manager:
         }
 
     async def _hold_all(self, asked: list[tuple[Region, str | None]]) -> list[dict[str, Any]]:
-        """Have all of them. Where one fails no other is begun, and those under way end before anybody is told: so who
-        asks again, from elsewhere, does not join what is bound to fail, and can give back what came."""
+        """Have all of them. Where one fails no other is begun, and those under way end before the caller gets the
+        error: so a caller that asks again, from elsewhere, does not join what is bound to fail, and can give back what
+        came."""
         turns = asyncio.Semaphore(AT_ONCE)
         waiting = [self._loop.create_task(self._hold(turns, *one)) for one in asked]
         try:
@@ -295,8 +296,8 @@ def _region(asked: Mapping[str, Any]) -> Region:
     return Region(check_name(str(asked["name"])), int(asked["bytes"]), str(asked["sha256"]))
 
 
-def _json(found: dict[str, Any]) -> Reply:
-    return Reply(200, (json.dumps(found).encode(),))
+def _json(document: dict[str, Any]) -> Reply:
+    return Reply(200, (json.dumps(document).encode(),))
 
 
 def main(environ: Mapping[str, str], listener: socket.socket, ready: Callable[[], None]) -> None:

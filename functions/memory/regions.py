@@ -77,7 +77,7 @@ class Regions:
         return self.folder / check_name(name)
 
     def digest(self, name: str) -> str:
-        """Of a whole region, as :attr:`Filling.digest`. Raises OSError."""
+        """Digest of a whole region, as :attr:`Filling.digest`. Raises OSError."""
         digest = xxhash.xxh3_128()
         with self.path(name).open("rb", buffering=0) as file:
             while block := file.read(_BLOCK):
@@ -141,7 +141,7 @@ class Filling:
 
     @property
     def digest(self) -> str:
-        """Of the bytes that are there: XXH3 of 128 bits, in hexadecimal digits."""
+        """Digest of the bytes that are there: XXH3 of 128 bits, in hexadecimal digits."""
         return self._digest.hexdigest()
 
     def finish(self, proved: str = "") -> Path:

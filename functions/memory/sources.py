@@ -1,7 +1,7 @@
 """Where a region's bytes come from: another node's memory (``p2p-copy``), or disk (``disk-copy``).
 
-Both take turns with everything else that uses the same line: a *line* has a rate, so that several nodes can be played
-on one machine, and measures what it really carried.
+Both take turns with everything else that uses the same link: a *link* has a rate, so that several machines can be
+emulated on one machine, and measures what it really carried.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PIECE_TIMEOUT_S = 60.0
 MAX_HEAD_BYTES = 16 * 1024
 OFFSET = "x-smoe-offset"
 DIGEST = "x-smoe-digest"
-"""Of a reply with bytes: the digest of the whole region (:attr:`functions.memory.regions.Filling.digest`)."""
+"""Header of a reply with bytes: the digest of the whole region (:attr:`functions.memory.regions.Filling.digest`)."""
 TRIES = 3
 _FIRST_WAIT_S = 0.05
 
@@ -178,7 +178,7 @@ class _Peer:
 
 @dataclass
 class _Head:
-    """What a reply says before its bytes come."""
+    """The head of a reply, before its bytes come."""
 
     status: int = 0
     nbytes: int = 0
@@ -196,7 +196,7 @@ class _Replies(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[_Head] | None = None
         self._text = bytearray()
-        """Of the head, as far as it has come."""
+        """Text of the head, as far as it has come."""
         self._head: _Head | None = None
         self._left = 0
 

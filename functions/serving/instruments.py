@@ -51,7 +51,7 @@ class PeakGauge:
         self._current = 0
         self._second = 0
         self._highest = 0
-        """Of the present second."""
+        """Largest value in the present second."""
         self._past: deque[tuple[int, int]] = deque()
         """(second, largest value in it) of seconds in which something changed."""
 
@@ -181,7 +181,9 @@ class IngressInstruments:
         label = ["pipeline", "node"]
         calls = CounterMetricFamily(names.NODE_CALLS, "Calls finished", labels=[*label, "code"])
         retries = CounterMetricFamily(names.NODE_RETRIES, "Calls repeated", labels=[*label, "reason"])
-        seconds = HistogramMetricFamily(names.NODE_CALL_SECONDS, "Wish to reply", labels=label)
+        seconds = HistogramMetricFamily(
+            names.NODE_CALL_SECONDS, "Request to reply, waiting for a free slot included", labels=label
+        )
         wait = CounterMetricFamily(names.NODE_WAIT_SECONDS, "Waiting for a slot", labels=label)
         busy = CounterMetricFamily(names.NODE_BUSY_SECONDS, "At replicas", labels=label)
         tokens = CounterMetricFamily(names.NODE_TOKENS, "Tokens sent", labels=label)

@@ -6,7 +6,7 @@ a thread costs about 0.1 ms, as much as a small expert's whole computation. Batc
 ``INLINE_S``, by the node's own recent speed, go to the one computing thread, so health checks are answered meanwhile.
 
 Batches for a GPU always go to that thread, under the device's deadline: a GPU can hang. Once it is lost, everything is
-answered 503 at once and ``on_lost`` is told.
+answered 503 at once and ``on_lost`` is called.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class NodeHost:
         device: Device | None = None,
         on_lost: Callable[[str], object] = log.critical,
     ) -> None:
-        """``device``: where the programs' weights are, by default the host; ``on_lost``: told once, with the reason."""
+        """``device``: where the programs' weights are, by default the host; ``on_lost``: called once, with the
+        reason."""
         self._loop = loop
         self._device = device or HostDevice()
         self._on_lost = on_lost
@@ -215,11 +216,11 @@ class NodeHost:
         if math.isfinite(limit_s):
             watch = self._loop.call_later(limit_s, lambda: then(_Computed(given_up(reason), limit_s, reason)))
 
-        def on_loop(found: _Computed) -> None:
+        def on_loop(computed: _Computed) -> None:
             if watch is not None:
                 watch.cancel()
             if not self._lost:
-                then(found)
+                then(computed)
 
         def done(future: Future[_Computed]) -> None:
             if not future.cancelled():
@@ -227,15 +228,15 @@ class NodeHost:
 
         self._thread.submit(work).add_done_callback(done)
 
-    def _finish(self, node: _Node, batch: list[_Call], tokens: int, found: _Computed) -> None:
-        node.speed.observe(tokens, found.spent_s)
-        for call, reply in zip(batch, found.replies, strict=True):
+    def _finish(self, node: _Node, batch: list[_Call], tokens: int, computed: _Computed) -> None:
+        node.speed.observe(tokens, computed.spent_s)
+        for call, reply in zip(batch, computed.replies, strict=True):
             self._count(node.program.id, reply.status)
             call.answer(reply)
-        self._go_on(found.lost)
+        self._go_on(computed.lost)
 
     def _go_on(self, lost: str) -> None:
-        """The device is free again, or ``lost`` says why it never will be."""
+        """The device is free again, or ``lost`` is the reason why it never will be."""
         if lost:
             self._lose(lost)
             return
@@ -244,7 +245,7 @@ class NodeHost:
             self._schedule()
 
     def _lose(self, reason: str) -> None:
-        """The device is gone: nobody waits any longer, and whoever runs this process is told."""
+        """The device is gone: nobody waits any longer, and ``on_lost`` is called."""
         self._lost = reason
         for node_id, node in self._nodes.items():
             while node.waiting:
@@ -257,7 +258,9 @@ class NodeHost:
         self._idle_check = self._loop.call_later(CHECK_S, self._check_when_idle)
         if not self._scheduled:
             self._scheduled = True
-            self._in_thread(partial(_check, self._device), lambda found: self._go_on(found.lost), lambda _reason: [])
+            self._in_thread(
+                partial(_check, self._device), lambda computed: self._go_on(computed.lost), lambda _reason: []
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +289,7 @@ def _compute(device: Device, program: NodeProgram, batch: Sequence[_Call]) -> _C
             replies = [reply.replies[0] for reply in alone]
             lost = next((reply.lost for reply in alone if reply.lost), "")
         else:
-            message = f"{program.id} failed; its log says why"
+            message = f"{program.id} failed; its log has the reason"
             replies = [error_reply(500, "internal", message, platform=True)]
     return _Computed(replies, time.perf_counter() - begun_s, lost)
 

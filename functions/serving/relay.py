@@ -28,7 +28,7 @@ MAX_FORWARDED = 512
 """Calls to siblings at once; messages beyond get 429."""
 MAX_SIBLINGS = 256
 TIMEOUT_S = 60.0
-"""Of messages that name no time."""
+"""Deadline of messages that name no time."""
 
 
 def relay_key(token_file: Path | None) -> str:
@@ -39,7 +39,7 @@ def relay_key(token_file: Path | None) -> str:
 
 
 class Relay:
-    """An application with the relaying stage at ``/relay`` beside another's paths."""
+    """An application with the relaying stage at ``/relay`` added to another's paths."""
 
     def __init__(self, inner: Application, loop: asyncio.AbstractEventLoop, key: str) -> None:
         self._inner = inner

@@ -129,7 +129,7 @@ class FunctionServer:
             self.application.submit(request, finish)
         except Exception:
             log.exception("request %s failed", request.request_id)
-            finish(error_reply(500, "internal", "the function failed; its log says why", platform=True))
+            finish(error_reply(500, "internal", "the function failed; its log has the reason", platform=True))
 
     def _platform_path(self, request: Request) -> Reply:
         if request.method not in ("GET", "HEAD"):

@@ -57,7 +57,7 @@ class FunctionSettings:
     feed_url: str | None = None
     feed_token_file: Path | None = None
     namespace: str = "openfaas-fn"
-    """Of the functions in the feed that are this pipeline's: its own (``OPENFAAS_NAMESPACE``)."""
+    """Namespace of this pipeline's functions in the feed: its own (``OPENFAAS_NAMESPACE``)."""
     address_template: str | None = None
     timeout_s: float = 60.0
     """Time a request may take when it does not say (``smoe_timeout``)."""
@@ -166,7 +166,7 @@ def device_settings(environ: Mapping[str, str]) -> DeviceSettings:
 
 
 def live_max_inflight(path: Path, present: int) -> int:
-    """The limit that the live settings file asks for, or ``present`` where it says nothing. Raises SettingsError."""
+    """The limit that the live settings file asks for, or ``present`` where it sets none. Raises SettingsError."""
     try:
         document = json.loads(path.read_text())
     except FileNotFoundError:
@@ -180,7 +180,7 @@ def live_max_inflight(path: Path, present: int) -> int:
 
 
 def _choice(environ: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:
-    """One of ``allowed``, the first where nothing is said."""
+    """One of ``allowed``, the first where nothing is set."""
     text = environ.get(key, "").strip() or allowed[0]
     if text not in allowed:
         raise SettingsError(f"{key} is {text!r}; it takes {', '.join(allowed[:-1])} or {allowed[-1]}")

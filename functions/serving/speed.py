@@ -6,7 +6,7 @@ from __future__ import annotations
 class Speed:
     """Largest seconds per token seen lately; forgets slowly, so one fast batch does not hide a slow node.
 
-    The first batch is expected to take no time: nothing is known, and it is the one that tells.
+    The first batch is expected to take no time: nothing is known, and it gives the first measurement.
     """
 
     __slots__ = ("_s_per_token",)

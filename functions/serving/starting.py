@@ -1,4 +1,5 @@
-"""A function that is not ready yet: it says why, serves nothing, and tries again until what it needs is there."""
+"""A function that is not ready yet: it reports the reason, serves nothing, and tries again until what it needs is
+there."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ async def become_ready(
 ) -> None:
     """Fetch and prove the files, build the application, make ``server`` ready with it; tries until it succeeds.
 
-    ``server.reason`` says meanwhile what is being done or what is wrong.
+    ``server.reason`` states meanwhile what is being done or what is wrong.
     """
     loop = asyncio.get_running_loop()
 
@@ -58,7 +59,7 @@ async def become_ready(
         except (SettingsError, MoeError, OSError) as error:
             wait_s = waits_s[min(tries, len(waits_s) - 1)]
             tries += 1
-            await asyncio.sleep(0)  # what the thread said last comes before what went wrong
+            await asyncio.sleep(0)  # the last reason the thread reported comes before the error
             log.error("not ready: %s; the next try is in %g s", error, wait_s)
             server.reason = str(error)
             await asyncio.sleep(wait_s)

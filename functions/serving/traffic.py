@@ -1,7 +1,7 @@
-"""What an ingress has sent to which machine, and what the lines there are like: counters, for metrics and statistics.
+"""What an ingress has sent to which machine, and the measured links to them: counters, for metrics and statistics.
 
-The label is ``machine``, since ``node`` names a part of the pipeline in all other metrics of the ingress. Replicas of
-which nobody says where they run are not counted here, so where there are no nodes nothing is.
+The label is ``machine``, since ``node`` names a part of the pipeline in all other metrics of the ingress. Replicas
+whose machine is unknown are not counted, so on a platform without machines nothing is.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class MachineTraffic:
 
 @dataclass(frozen=True)
 class Link:
-    """A line to a machine as the ingress measured it: there and back."""
+    """A network link to a machine as the ingress measured it: there and back."""
 
     hop_s: float
     """One small message."""
     message_s: float
-    """One more small message, sent beside others."""
+    """One more small message, sent next to others."""
     spread_s: float
     """One more group in a message that a worker there spreads to its siblings."""
     bytes_per_s: float
@@ -52,10 +52,10 @@ class Link:
 
 @dataclass(slots=True)
 class Traffic:
-    """All machines an ingress on ``own`` speaks to."""
+    """All machines an ingress on ``machine`` speaks to."""
 
     layers: int
-    own: str = ""
+    machine: str = ""
     machines: dict[str, MachineTraffic] = field(default_factory=dict)
     fullest: list[int] = field(init=False)
     """[layers]: activated experts of the fullest machine, summed over ``scatters``."""
@@ -97,7 +97,7 @@ class Traffic:
 
     def place(self, machine: str) -> str:
         """``local`` on the ingress's own machine."""
-        return "local" if self.own and machine == self.own else "remote"
+        return "local" if self.machine and machine == self.machine else "remote"
 
     def families(self, pipeline: str) -> Iterator[Metric]:
         """For a scrape."""

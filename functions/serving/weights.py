@@ -4,11 +4,11 @@
 function's nodes need, and nothing else, is then fetched into ``smoe_weights_cache``:
 
     CACHE/blobs/SHA256                   a file's bytes, read-only, named by what they are
-    CACHE/pipelines/SHA256/pipeline.json a manifest by its own sha256; beside it links to the blobs, by their names
+    CACHE/pipelines/SHA256/pipeline.json a manifest by its own sha256; next to it links to the blobs, by their names
     CACHE/locks/SHA256                   held by the one replica that fetches this file
 
 Replicas of a node share the cache, so each file is fetched once and its pages are in memory once: weights are mapped
-from there, never copied. A blob that is not what its name says is thrown away.
+from there, never copied. A blob that does not match its name is deleted.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 8 * 1024 * 1024
 
 Progress = Callable[[str], object]
-"""Told what is being done, in words; for the reason that an unready replica gives."""
+"""Called with what is being done, in words; for the reason that an unready replica gives."""
 
 
 class WeightsError(SettingsError):
-    """A file of the pipeline is missing, cannot be fetched, or is not what the manifest says."""
+    """A file of the pipeline is missing, cannot be fetched, or does not match the manifest."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Cache:
                 self._progress(f"proving {need.name}")
                 if blob.stat().st_size == need.ref.bytes and sha256_of(blob) == need.ref.sha256:
                     return blob
-                log.warning("%s in the cache is damaged and is fetched anew", need.name)
+                log.warning("%s in the cache is damaged and is fetched again", need.name)
                 blob.unlink()
             self._download(need, blob)
         return blob
@@ -140,7 +140,7 @@ class Cache:
                 os.fsync(target.fileno())
             if size != need.ref.bytes or digest.hexdigest() != need.ref.sha256:
                 raise WeightsError(
-                    f"{self._address}/{need.name} is not what {MANIFEST_FILE} says: it has "
+                    f"{self._address}/{need.name} does not match {MANIFEST_FILE}: it has "
                     + (f"{size}{'+' * (size > need.ref.bytes)} bytes, not {need.ref.bytes}" * (size != need.ref.bytes))
                     + (f"sha256 {digest.hexdigest()}, not {need.ref.sha256}" * (size == need.ref.bytes))
                 )

@@ -38,14 +38,14 @@ def decode(buffer: bytes | bytearray | memoryview, limits: WireLimits = DEFAULT_
 
 
 def as_float32(array: Array) -> NDArray[np.float32]:
-    """A floating array of the wire as float32, itself where it is one."""
+    """A floating array ``[any shape]`` of the wire as float32, itself where it is one."""
     if array.dtype == np.uint16:
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return array.astype(np.float32, copy=False)
 
 
 def from_float32(array: NDArray[np.float32], dtype: np.dtype[Any]) -> Array:
-    """The inverse of ``as_float32`` for ``dtype``, rounded to nearest even."""
+    """The inverse of ``as_float32`` for ``dtype``, ``[same shape]``, rounded to nearest even."""
     if dtype != np.uint16:
         return array.astype(dtype, copy=False)
     bits = np.ascontiguousarray(array).view(np.uint32)

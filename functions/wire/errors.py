@@ -1,7 +1,7 @@
 """Errors of calls between functions.
 
 CallError                 a call that did not end in an answer; ``status`` is what the client of the pipeline gets
-├── BadInputError         400: the input breaks a rule; the sentence says which
+├── BadInputError         400: the input breaks a rule, which the message names
 ├── OverloadedError       429: more work than slots and queue hold
 ├── NoReplicaError        503: no ready replica until the deadline
 ├── DeadlineError         504: the time of the request is spent

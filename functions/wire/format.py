@@ -50,7 +50,7 @@ Chunk = bytes | memoryview
 
 
 class WireError(ValueError):
-    """A message that breaks the format; the sentence says where. Answered with 400."""
+    """A message that breaks the format; the message names the place. Answered with 400."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class Entry(NamedTuple):
 def encode(tensors: Mapping[str, Tensor]) -> list[Chunk]:
     """The message as chunks to be written one after the other; payloads are views of the tensors, not copies.
 
-    Tensors may have any shape of up to 8 dimensions; non-contiguous ones are copied. Raises WireError for a name or
-    dtype that the format does not carry.
+    Tensors may have any shape ``[…]`` of up to 8 dimensions; non-contiguous ones are copied. Raises WireError for a
+    name or dtype that the format does not carry.
     """
     return assemble(
         Part(name, CODE_OF_DTYPE.get(tensor.dtype, -1), tuple(tensor.shape), _bytes_of(tensor))
@@ -96,12 +96,13 @@ def encode(tensors: Mapping[str, Tensor]) -> list[Chunk]:
 
 
 def encode_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The message as one piece."""
+    """The message as one piece; tensors as in ``encode``, ``[any shape]``."""
     return b"".join(encode(tensors))
 
 
 def decode(buffer: bytes | bytearray | memoryview, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, Tensor]:
-    """The tensors of a message, as views of ``buffer`` where it is a bytearray (aligned by itself), else of a copy.
+    """The tensors of a message ``[shapes in its header]``, views of ``buffer`` where it is a bytearray (aligned by
+    itself), else of a copy.
 
     Raises WireError. Never allocates more than the message's own size.
     """
@@ -154,7 +155,7 @@ def describe(view: memoryview, limits: WireLimits = DEFAULT_LIMITS) -> list[Entr
     """Check a whole message and say where its tensors lie, without reading the payloads. Raises WireError.
 
     The same shapes come again and again: messages whose length and first bytes were understood before are not read
-    anew.
+    again.
     """
     length = len(view)
     kind = _KNOWN.get(length)

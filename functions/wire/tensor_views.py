@@ -32,7 +32,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 class HeaderError(Exception):
-    """A file's header does not describe tensors inside the file; the sentence says what is wrong."""
+    """A file's header does not describe tensors inside the file; the message names the error."""
 
 
 @dataclass(frozen=True)
@@ -68,34 +68,34 @@ def places(header: bytes, nbytes: int) -> dict[str, Place]:
 
 
 def _place(name: str, entry: Any, start: int, nbytes: int) -> Place:
-    said = entry if isinstance(entry, dict) else {}
-    dtype = DTYPES.get(str(said.get("dtype")))
-    shape, offsets = _whole(said.get("shape")), _whole(said.get("data_offsets"))
+    fields = entry if isinstance(entry, dict) else {}
+    dtype = DTYPES.get(str(fields.get("dtype")))
+    shape, offsets = _whole(fields.get("shape")), _whole(fields.get("data_offsets"))
     if dtype is None or shape is None or offsets is None or len(offsets) != 2:
         raise HeaderError(f"tensor {name[:80]!r} is not described by a dtype that is known, a shape and two offsets")
     begin, end = offsets
     if not begin <= end <= nbytes - start:
-        raise HeaderError(f"tensor {name[:80]!r} is said to be at {begin} to {end} of {nbytes - start} bytes")
+        raise HeaderError(f"tensor {name[:80]!r} is declared to be at {begin} to {end} of {nbytes - start} bytes")
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise HeaderError(f"tensor {name[:80]!r} has {end - begin} bytes, which its shape {list(shape)} does not make")
     return Place(dtype, shape, start + begin, start + end)
 
 
-def _whole(found: Any) -> tuple[int, ...] | None:
+def _whole(numbers: Any) -> tuple[int, ...] | None:
     """Numbers of 0 to MAX_NUMBER, 16 of them at most, or None."""
-    if not isinstance(found, list) or len(found) > 16:
+    if not isinstance(numbers, list) or len(numbers) > 16:
         return None
-    if any(not isinstance(one, int) or isinstance(one, bool) or not 0 <= one <= MAX_NUMBER for one in found):
+    if any(not isinstance(n, int) or isinstance(n, bool) or not 0 <= n <= MAX_NUMBER for n in numbers):
         return None
-    return tuple(found)
+    return tuple(numbers)
 
 
-def views(whole: Tensor, found: Mapping[str, Place], prefix: str = "") -> dict[str, Tensor]:
+def views(whole: Tensor, places: Mapping[str, Place], prefix: str = "") -> dict[str, Tensor]:
     """Tensors whose names start with ``prefix``, without it, as views of ``whole`` (uint8 ``[bytes of the file]``).
 
     A tensor that does not lie on a multiple of its items' size is copied, to the same device.
     """
-    return {name.removeprefix(prefix): _view(whole, place) for name, place in found.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): _view(whole, place) for name, place in places.items() if name.startswith(prefix)}
 
 
 def _view(whole: Tensor, place: Place) -> Tensor:

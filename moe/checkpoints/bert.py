@@ -155,7 +155,7 @@ class BertReader:
 
 
 def sentence_settings(source: Source) -> tuple[str, bool]:
-    """Pooling and normalisation from sentence-transformers files beside the model; else mean and none."""
+    """Pooling and normalisation from sentence-transformers files next to the model; else mean and none."""
     if not isinstance(source, FolderSource):
         return "mean", False
     normalise = False

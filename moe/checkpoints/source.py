@@ -27,7 +27,7 @@ class Source(Protocol):
     def has(self, name: str) -> bool: ...
 
     def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor of exactly this shape, as stored. Raises CheckpointError when missing or of another
+        """The tensor of exactly this shape ``[*shape]``, as stored. Raises CheckpointError when missing or of another
         shape.
         """
 

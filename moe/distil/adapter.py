@@ -22,11 +22,11 @@ from moe.convert import ADAPTER_VERSION
 from moe.errors import CheckpointError
 
 MAX_BYTES = 3_000_000
-"""An adapter is a small file beside a big checkpoint; a larger one is refused when written."""
+"""An adapter is a small file next to a big checkpoint; a larger one is refused when written."""
 
 
 def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As the file holds them: floating point in fp16, contiguous, in order of name."""
+    """Tensors ``[any shape]`` as the file holds them: floating point in fp16, contiguous, in order of name."""
     return {
         name: (tensor.half() if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in sorted(tensors.items())
@@ -34,7 +34,7 @@ def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_adapter(path: str | Path, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> int:
-    """Write the file and return its size in bytes; the same content gives the same bytes.
+    """Write the file of ``tensors`` ``[any shape]``, return its size in bytes; the same content gives the same bytes.
 
     Raises CheckpointError where a value is not finite in fp16 or the file would pass MAX_BYTES.
     """

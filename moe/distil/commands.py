@@ -24,7 +24,7 @@ DEFAULT = Recipe()
 @click.option("--out", type=click.Path(path_type=Path), default=MINILM_ADAPTER,
               help="Adapter file to write. [default: the preset's own]")  # fmt: skip
 @click.option("--texts", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Folder of prompts (wikitext-2-valid.txt, bbh.jsonl, …). [default: beside the project]")  # fmt: skip
+              help="Folder of prompts (wikitext-2-valid.txt, …). [default: next to the project]")  # fmt: skip
 @click.option("--system", type=click.Path(exists=True, file_okay=False, path_type=Path), default=SYSTEM,
               show_default=True, help="Where wordnet-base, fortunes and dict-gcide lie.")  # fmt: skip
 @click.option(

@@ -40,7 +40,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measure the pipeline on texts nothing was trained on.
 
-    ``texts``: folder of prompts (default: the one beside the project, if any); ``dense``: folder of the dense
+    ``texts``: folder of prompts (default: the one next to the project, if any); ``dense``: folder of the dense
     model (default: the installed MiniLM). Keys: ``cosine_mean`` (mean over held-out texts of the kinds
     trained on) and ``cosine_p5``, ``cosine_foreign`` (the worst foreign kind's mean), ``kinds`` (per kind
     ``mean``, ``p5``, ``texts``, ``foreign``, ``source``), ``skew`` (mean over layers of busiest/mean expert
@@ -98,7 +98,7 @@ def chosen_texts(texts: Texts, per_kind: int) -> list[tuple[str, list[str], bool
 
 
 def summary(cosine: Tensor) -> dict[str, Any]:
-    """Mean, 5th percentile and number of cosines."""
+    """Mean, 5th percentile and number of cosines ``[texts]``."""
     return {
         "mean": round(float(cosine.mean()), 4),
         "p5": round(float(cosine.quantile(0.05)), 4),

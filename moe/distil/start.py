@@ -50,7 +50,7 @@ def observe(dense: DenseEncoder, batches: Sequence[Batch]) -> list[tuple[Tensor,
         for batch in batches:
             inner: list[tuple[Tensor, Tensor]] = []
             dense_pass(dense, batch, inner)
-            real = batch.seen.flatten()
+            real = batch.attended.flatten()
             for layer, (x, active) in enumerate(inner):
                 pairs[layer].append((x[real], active[real]))
     return [(torch.cat([x for x, _ in parts]), torch.cat([a for _, a in parts])) for parts in pairs]

@@ -52,10 +52,10 @@ class DenseEncoder:
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded texts: ``ids [B, L] int64``, ``seen [B, L] bool`` (True for tokens)."""
+    """Padded texts: ``ids [B, L] int64``, ``attended [B, L] bool`` (True for tokens)."""
 
     ids: Tensor
-    seen: Tensor
+    attended: Tensor
 
     @staticmethod
     def of(texts: Sequence[Sequence[int]]) -> Batch:
@@ -71,7 +71,7 @@ class Batch:
 @dataclass(frozen=True)
 class Pass:
     """What a pass yields: ``embedding [B, d]`` of unit length, ``hidden`` after each layer ``[B, L, d]``, and
-    of the mixture also ``chosen`` and ``wished`` per layer ``[B*L, E]`` (0/1, and router probabilities).
+    of the mixture also ``chosen`` and ``desired`` per layer ``[B*L, E]`` (0/1, and router probabilities).
     """
 
     embedding: Tensor
@@ -111,12 +111,12 @@ class StudentLayer(nn.Module):
         return y + F.linear(low, self.low_rank[_key(name + ".up")])
 
     def vector(self, name: str) -> Tensor:
-        """The dense vector plus its change."""
+        """The dense vector ``[d]`` plus its change."""
         change: Tensor = self.shift[_key(name)]
         return self.dense[name] + change
 
     def adapter(self, layer: int) -> dict[str, Tensor]:
-        """Tensors under the names of ``moe.convert``, float32."""
+        """Tensors under the names of ``moe.convert``, float32, ``[shapes stated there]``."""
         prefix = f"layers.{layer}."
         tensors = {f"{prefix}{_name(key)}": value for key, value in self.low_rank.items()}
         tensors |= {f"{prefix}{_name(key)}": value for key, value in self.shift.items()}
@@ -143,7 +143,7 @@ class Student(nn.Module):
     def forward(self, batch: Batch) -> Pass:
         """The mixture's pass; gradients reach routers through every expert (straight-through)."""
         size = batch.ids.shape
-        mask = batch.seen[:, None, None, :]  # [B, 1, 1, L]
+        mask = batch.attended[:, None, None, :]  # [B, 1, 1, L]
         h = embed(self.encoder, batch)  # [T, d]
         hidden, chosen, desired = [], [], []
         for module in self.layers:
@@ -160,10 +160,13 @@ class Student(nn.Module):
             hidden.append(h.view(*size, -1))
             chosen.append(hard)
             desired.append(soft / self.top_k)
-        return Pass(sentence(hidden[-1], batch.seen), hidden, chosen, desired)
+        return Pass(sentence(hidden[-1], batch.attended), hidden, chosen, desired)
 
     def gates(self, layer: StudentLayer, a: Tensor) -> tuple[Tensor, Tensor]:
-        """1 for the ``top_k`` chosen experts and 0 else, and the router's probabilities times ``top_k``."""
+        """1 for the ``top_k`` chosen experts and 0 else, and the router's probabilities times ``top_k``.
+
+        ``a``: ``[tokens, d]``; both results ``[tokens, experts] float32``.
+        """
         logits = F.linear(a, layer.router_weight, layer.router_bias)  # [T, E]
         best = logits.topk(self.top_k, -1).indices
         hard = torch.zeros_like(logits).scatter_(1, best, 1.0)
@@ -175,7 +178,7 @@ class Student(nn.Module):
         )
 
     def adapter(self) -> dict[str, Tensor]:
-        """Every learnt tensor under its name in the adapter file."""
+        """Every learnt tensor under its name in the adapter file ``[shapes in moe.convert]``."""
         tensors: dict[str, Tensor] = {}
         for index, module in enumerate(self.layers):
             layer: StudentLayer = module  # type: ignore[assignment]
@@ -185,7 +188,7 @@ class Student(nn.Module):
 
 def dense_pass(dense: DenseEncoder, batch: Batch, inner: list[tuple[Tensor, Tensor]] | None = None) -> Pass:
     """The teacher's pass. ``inner``: gets each layer's (expert input ``[T, d]``, activations ``[T, F]``)."""
-    size, mask = batch.ids.shape, batch.seen[:, None, None, :]
+    size, mask = batch.ids.shape, batch.attended[:, None, None, :]
     h = embed(dense, batch)  # [T, d]
     hidden = []
     for t in dense.layers:
@@ -199,7 +202,7 @@ def dense_pass(dense: DenseEncoder, batch: Batch, inner: list[tuple[Tensor, Tens
         y = F.linear(active, t["ffn.w_out.weight"], t["finish.bias"])  # [T, d]
         h = F.layer_norm(a + y, h.shape[-1:], t["finish.norm.weight"], t["finish.norm.bias"], dense.eps)
         hidden.append(h.view(*size, -1))
-    return Pass(sentence(hidden[-1], batch.seen), hidden, [], [])
+    return Pass(sentence(hidden[-1], batch.attended), hidden, [], [])
 
 
 def embed(dense: DenseEncoder, batch: Batch) -> Tensor:
@@ -216,9 +219,9 @@ def attention(qkv: Tensor, size: torch.Size, mask: Tensor, heads: int) -> Tensor
     return y.transpose(1, 2).reshape(size[0] * size[1], -1)
 
 
-def sentence(hidden: Tensor, seen: Tensor) -> Tensor:
+def sentence(hidden: Tensor, attended: Tensor) -> Tensor:
     """Mean over tokens, unit length: ``[B, L, d]``, ``[B, L]`` to ``[B, d]``."""
-    weights = seen.to(hidden.dtype)[..., None]  # [B, L, 1]
+    weights = attended.to(hidden.dtype)[..., None]  # [B, L, 1]
     return F.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 
 

@@ -35,7 +35,7 @@ Document = tuple[str, list[str]]
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts by kind. ``foreign`` is only measured with; ``sources`` says where each kind was found."""
+    """Texts by kind. ``foreign`` is only measured with; ``sources``: where each kind comes from."""
 
     training: Mapping[str, Sequence[str]]
     held_out: Mapping[str, Sequence[str]]
@@ -44,13 +44,13 @@ class Texts:
 
 
 def default_folder() -> Path | None:
-    """The shared folder of prompts beside the project, where there is one."""
+    """The shared folder of prompts next to the project, where there is one."""
     folder = PROJECT.parent / "shared" / "traces" / "text"
     return folder if folder.is_dir() else None
 
 
 def gather(folder: Path | None = None, system: Path = SYSTEM) -> Texts:
-    """Everything found on this machine. ``folder`` None: the one beside the project, if any.
+    """Everything found on this machine. ``folder`` None: the one next to the project, if any.
 
     Raises TextError where ``folder`` is given and holds none of the files known.
     """

@@ -18,7 +18,7 @@ Ids = Sequence[int]
 @dataclass(frozen=True)
 class Recipe:
     """Settings of a distillation. ``tokens``: length of training in (padded) tokens; ``crop``: longest text,
-    in tokens. ``hidden``: weight of the hidden states' loss beside the embedding's; ``collapse``: weight of
+    in tokens. ``hidden``: weight of the hidden states' loss relative to the embedding's; ``collapse``: weight of
     the loss that starts where an expert's share of the tokens falls below ``floor``.
     """
 
@@ -76,19 +76,19 @@ def _cut(text: Ids, crop: int, rng: random.Random) -> list[int]:
     return [text[0], *inner[begin : begin + room], text[-1]]
 
 
-def loss_of(student: Pass, teacher: Pass, seen: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Loss and mean cosine (scalars). Zero when the student is the teacher.
+def loss_of(student: Pass, teacher: Pass, attended: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor]:
+    """Loss and mean cosine (scalars), of ``attended`` ``[B, L] bool``. Zero when the student is the teacher.
 
     ``(1 - cosine) + hidden · relative squared error of the hidden states, mean over layers + collapse · …``.
     """
     cosine = (student.embedding * teacher.embedding).sum(1).mean()
     error = torch.stack(
         [
-            (mine[seen] - theirs[seen]).square().sum() / theirs[seen].square().sum()
+            (mine[attended] - theirs[attended]).square().sum() / theirs[attended].square().sum()
             for mine, theirs in zip(student.hidden, teacher.hidden, strict=True)
         ]
     ).mean()
-    real = seen.flatten()
+    real = attended.flatten()
     shares = torch.stack([desired[real].mean(0) for desired in student.desired])  # [layers, E]
     collapse = (recipe.floor - shares).clamp_min(0.0).sum()
     return (1.0 - cosine) + recipe.hidden * error + recipe.collapse * collapse, cosine
@@ -111,7 +111,7 @@ def train(
                 group["lr"] = recipe.rate * factor(share, recipe.warmup)
             with torch.no_grad():
                 teacher = dense_pass(dense, batch)
-            loss, cosine = loss_of(student(batch), teacher, batch.seen, recipe)
+            loss, cosine = loss_of(student(batch), teacher, batch.attended, recipe)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(student.parameters(), 1.0)

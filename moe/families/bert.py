@@ -1,9 +1,8 @@
 """BERT: post-norm encoder layers, and the same layers with causal and cross attention as a decoder.
 
 Layer: ``a = LN(h + Attn(h))``, (decoder: ``a = LN(a + Cross(a, memory))``), ``h' = LN(a + FFN(a))``. The
-experts read
-``a`` and the sum starts from ``a``; the FFN's output bias and the last norm come after the sum, in the next
-segment.
+experts read ``a`` and the sum starts from ``a``; the FFN's output bias and the last norm come after the sum, in the
+next segment.
 """
 
 from __future__ import annotations

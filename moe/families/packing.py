@@ -17,7 +17,7 @@ HOST = torch.device("cpu")
 class Packing:
     """Lengths of the packed texts, and index tensors derived from them when first asked for.
 
-    The index tensors are made on the host and lie on ``device``, beside what they index.
+    The index tensors are made on the host and lie on ``device``, next to what they index.
     """
 
     __slots__ = ("_ends", "_positions", "_starts", "device", "lengths", "longest", "total")

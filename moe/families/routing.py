@@ -13,8 +13,8 @@ from moe.manifest import Router
 
 
 class RouterProgram:
-    """``x [T, d]`` to ``expert_ids [T, k] int64`` and ``gates [T, k] float32``, as the manifest's router
-    says.
+    """``x [T, d]`` to ``expert_ids [T, k] int64`` and ``gates [T, k] float32``, by the manifest's router
+    settings.
     """
 
     __slots__ = ("linear", "settings")

@@ -50,7 +50,7 @@ class Segment:
     head: Head | None
 
     def __call__(self, tensors: Tensors, all_logits: bool = False) -> dict[str, Tensor]:
-        """``lengths`` and ``memory_lengths`` are read on the host; everything else lies beside the weights."""
+        """``lengths`` and ``memory_lengths`` are read on the host; everything else lies where the weights do."""
         reply: dict[str, Tensor] = {}
         memory = tensors.get("memory")
         hidden = tensors.get("hidden")

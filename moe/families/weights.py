@@ -25,7 +25,7 @@ class Weights:
         return name in self.tensors
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """The tensor ``name`` of exactly this shape; -1 allows any size on that axis."""
+        """The tensor ``name`` of exactly this shape ``[*shape]``; -1 allows any size on that axis."""
         try:
             tensor = self.tensors[name]
         except KeyError:

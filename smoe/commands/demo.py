@@ -43,9 +43,9 @@ from traces.replay import Progress, ReplayResult, ReplaySettings, replay
 from traces.results import CsvSink, describe
 
 SLO_FACTOR = 5.0
-"""On a quiet machine of two cores this play's P95 is 13.7 times a warm single prompt's median where nothing is scaled
+"""On an idle machine of two cores this replay's P95 is 13.7 times a warm single prompt's median where nothing is scaled
 and 3.5 times where experts and segments are (2.8 simulated): 5 binds, and leaves something for a machine that is not
-quiet."""
+idle."""
 INGRESS_CONCURRENCY = 512
 """An hour in two minutes makes bursts of hundreds of requests; they wait rather than being refused."""
 
@@ -93,7 +93,7 @@ class RunSettings:
     type=click.FloatRange(10, 86400),
     default=120.0,
     show_default=True,
-    help="Length of the play in seconds.",
+    help="Length of the replay in seconds.",
 )
 @click.option(
     "--mean-rps",
@@ -107,7 +107,7 @@ class RunSettings:
     type=click.FloatRange(0.001, 10),
     default=0.03,
     show_default=True,
-    help="Real cores per configured core: how a cluster's configurations are played on this machine.",
+    help="Real cores per configured core: how a cluster's configurations are emulated on this machine.",
 )
 @click.option(
     "--interval",
@@ -161,7 +161,7 @@ def run(**options: Any) -> None:
         slo_s = settings.slo_ms / 1000 if settings.slo_ms else settings.slo_factor * parity.unloaded_p50_s
         console.print(_plan_line(settings, trace, source, slo_s, parity))
         since_s = time.time()
-        result = _play(client, directory, manifest, settings, trace, texts, slo_s, console)
+        result = _replay_with_view(client, directory, manifest, settings, trace, texts, slo_s, console)
     finally:
         lifecycle.stop_process(process)
     paths = _report(settings, manifest, trace, source, result, slo_s, since_s, parity)
@@ -199,7 +199,7 @@ def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, co
         )
 
 
-def _play(
+def _replay_with_view(
     client: GatewayClient,
     directory: Path,
     manifest: Manifest,
@@ -209,7 +209,7 @@ def _play(
     slo_s: float,
     console: Console,
 ) -> ReplayResult:
-    """Replay in this thread, the controller in another; both feed the view. Ctrl-C ends the play, not the report."""
+    """Replay in this thread, the controller in another; both feed the view. Ctrl-C ends the replay, not the report."""
     controller, window_s = build_controller(
         ControllerSettings(
             gateway_url=client.url,
@@ -228,7 +228,7 @@ def _play(
     builder = ViewBuilder(manifest.name, settings.policy, time.time(), slo_s, controller.prices.currency)
     stop = threading.Event()
     url = f"{client.url}/function/{manifest.name}"
-    play = ReplaySettings(url=url, slo_s=slo_s, timeout_s=30.0, seed=settings.seed)
+    replay_settings = ReplaySettings(url=url, slo_s=slo_s, timeout_s=30.0, seed=settings.seed)
     with View(console) as view:
 
         def on_tick(report: TickReport) -> None:
@@ -245,7 +245,11 @@ def _play(
             with CsvSink(settings.out / "requests.csv") as sink:
                 return asyncio.run(
                     _replay(
-                        trace, texts, play, sink, lambda progress: view.show(builder.progress(progress, time.time()))
+                        trace,
+                        texts,
+                        replay_settings,
+                        sink,
+                        lambda progress: view.show(builder.progress(progress, time.time())),
                     )
                 )
         finally:

@@ -102,8 +102,8 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
     "--speed",
     type=click.FloatRange(0.01, 3600),
     default=None,
-    help="A trace's time is divided by it; windows, seconds and rate are of what is played. [default: 1; with "
-    "--pipeline 30, without --cluster]",
+    help="Factor by which a trace's time is divided; windows, seconds and rate are those after the division. "
+    "[default: 1; with --pipeline 30, without --cluster]",
 )
 @click.option(
     "--seconds",
@@ -134,11 +134,11 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes; 0: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
 def evaluate(**options: Any) -> None:
-    """Play the same arrivals with the same routing under several policies, and compare cost and P95.
+    """Simulate the same arrivals with the same routing under several policies, and compare cost and P95.
 
-    All runs are simulated: the paper's workloads on the modelled cluster, one's own pipeline on the machine of its
-    profile, or with --cluster there too. A run that is in --out already is not played again, so an evaluation that was
-    stopped goes on where it was. Writes results.csv, results.md, results.json, two figures and report.html.
+    All runs are simulated: the paper's workloads on the modelled cluster, a custom pipeline on the machine of its
+    profile, or with --cluster there too. A run that is in --out already is not simulated again, so an evaluation that
+    was stopped goes on where it was. Writes results.csv, results.md, results.json, two figures and report.html.
     """
     console = Console(stderr=True)
     slo_ms = options["slo_ms"]
@@ -170,14 +170,14 @@ def evaluate(**options: Any) -> None:
     console.print(f"report: {paths.html}")
 
 
-def _grid(options: dict[str, Any], own: CustomPipeline | None) -> Grid:
-    """One clock for all workloads: that of one's own pipeline where there is one, but for what was asked for."""
+def _grid(options: dict[str, Any], custom: CustomPipeline | None) -> Grid:
+    """One clock for all workloads: that of the custom pipeline where there is one, except for given options."""
     named = {key: options[key] for key in ("window_s", "seconds", "mean_rps", "speed") if options[key] is not None}
     clock: dict[str, float] = {}
-    if own is not None:
-        speed = named.get("speed", own.speed)
-        clock = {"window_s": own.window_s, "seconds": HOUR_S / speed, "mean_rps": own.rate_rps, "speed": speed}
-    workloads = (*options["workloads"], *([own.pipeline] if own is not None else []))
+    if custom is not None:
+        speed = named.get("speed", custom.speed)
+        clock = {"window_s": custom.window_s, "seconds": HOUR_S / speed, "mean_rps": custom.rate_rps, "speed": speed}
+    workloads = (*options["workloads"], *([custom.pipeline] if custom is not None else []))
     return Grid(
         workloads=workloads or DEFAULT_WORKLOADS,
         patterns=(FROM_FILE,) if options["trace"] else options["patterns"],
@@ -192,7 +192,7 @@ def _grid(options: dict[str, Any], own: CustomPipeline | None) -> Grid:
         plans=options["plans"],
         settings=options["policy_settings"],
         bound=options["bound"],
-        own=own,
+        own=custom,
         **{**clock, **named},
     )
 

@@ -81,15 +81,15 @@ def migrate(
             moved = coordinator.resume() if resume else coordinator.roll_back()
             if moved is None:
                 raise MoveError(f"no move of {manifest.name} was broken off")
-            _tell(moved.plan, moved, as_json)
+            _print(moved.plan, moved, as_json)
             return
         functions = list(deployed(connect(state, gateway_url, password_file), manifest.name).deployments)
         target = _read(plan_file) if plan_file else _target(functions, to or {}, patterns)
         if dry_run:
-            _tell(coordinator.plan(target), None, as_json)
+            _print(coordinator.plan(target), None, as_json)
         else:
             moved = coordinator.move(target)
-            _tell(moved.plan, moved, as_json)
+            _print(moved.plan, moved, as_json)
 
 
 def _target(functions: list[str], to: dict[str, int], patterns: tuple[str, ...]) -> Places:
@@ -117,29 +117,31 @@ def _count(value: object) -> int:
     return value
 
 
-def _tell(plan: MovePlan, moved: Moved | None, as_json: bool) -> None:
+def _print(plan: MovePlan, moved: Moved | None, as_json: bool) -> None:
     """The plan by node, and what the move took when it was made."""
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "nodes": {node: _of_node(plan, node) for node in sorted({s.node for s in plan.steps} | plan.release.keys())},
         "predicted_s": round(plan.predicted_s, 4),
         "peer_bytes": plan.nbytes("peer"),
         "disk_bytes": plan.nbytes("disk"),
     }
     if moved is not None:
-        told |= {
+        document |= {
             "copied_s": round(moved.copied_s, 4),
             "ready_s": round(moved.ready_s, 4),
             "settled_s": round(moved.settled_s, 4),
             "released_bytes": moved.released_bytes,
         }
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(document))
         return
     table = Table("node", "reused", "from peers", "MB", "from disk", "MB", "released", title="Weights")
-    for node in told["nodes"]:
-        one = told["nodes"][node]
-        peer, disk = f"{one['peer_bytes'] / 1e6:.1f}", f"{one['disk_bytes'] / 1e6:.1f}"
-        table.add_row(node, *map(str, (one["reuse"], one["peer"], peer, one["disk"], disk, one["released"])))
+    for node in document["nodes"]:
+        of_node = document["nodes"][node]
+        peer, disk = f"{of_node['peer_bytes'] / 1e6:.1f}", f"{of_node['disk_bytes'] / 1e6:.1f}"
+        table.add_row(
+            node, *map(str, (of_node["reuse"], of_node["peer"], peer, of_node["disk"], disk, of_node["released"]))
+        )
     Console().print(table)
     click.echo(f"copying is predicted to take {plan.predicted_s:.2f} s")
     if moved is not None:

@@ -1,4 +1,5 @@
-"""``smoe placement plan``: which experts on which nodes, from activation statistics; the plan is one for ``smoe placement migrate``."""
+"""``smoe placement plan``: which experts on which nodes, from activation statistics; the plan is one for ``smoe
+placement migrate``."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ Rows = dict[str, dict[str, float]]
     help='JSON: {"tokens": [layers][experts]} and, for co-activation, "together": [layers][experts][experts]. '
     "With --nodes: what an ingress answers at /statistics; repeatable, one for each ingress.",
 )
-@click.option("--node", "nodes", multiple=True, metavar="NAME", help="A node; repeatable, all are alike.")
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="A machine; repeatable, all are homogeneous.")
 @click.option(
     "--nodes",
     "profile",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=None,
-    help="In place of --node: profile of unlike nodes in JSON, their memory, speed and lines (docs/placement.md).",
+    help="In place of --node: profile of heterogeneous machines in JSON: memory, speed, links (docs/placement.md).",
 )
 @click.option(
     "--slots", type=click.IntRange(1), default=None, help="Experts of a layer a node takes. [default: just enough]"
@@ -78,14 +79,14 @@ def place_command(
     """Plan which of PIPELINE's experts go on which nodes.
 
     Like nodes (--node, Janus): so that tokens and co-activations are even; with more slots than experts the busiest
-    experts get several replicas, each on a node of its own. Unlike nodes (--nodes, Prism): so that as few calls as
-    possible leave the node they arise on, within every node's memory.
+    experts get several replicas, each on a machine of its own. Heterogeneous machines (--nodes, Prism): so that as few
+    calls as possible leave the node they arise on, within every node's memory.
     """
     _check_options(files, nodes, profile, slots, objective, method)
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
     if profile is not None:
         title: str = method or "improved"
-        plan, rows = _unlike(files, read_profile(profile), manifest, method or "improved")
+        plan, rows = _place_heterogeneous(files, read_profile(profile), manifest, method or "improved")
     else:
         tokens, together = _read(files[0], manifest)
         evened: Objective = objective or ("tokens" if together is None else "tokens-first")
@@ -120,11 +121,13 @@ def _check_options(
 ) -> None:
     """Raises UsageError, SmoeError."""
     if bool(nodes) == (profile is not None):
-        raise click.UsageError("give like nodes by --node, or unlike ones by --nodes")
+        raise click.UsageError("give homogeneous machines by --node, or heterogeneous ones by --nodes")
     if profile is not None and (slots or objective):
-        raise click.UsageError("--slots and --objective are of like nodes (--node); a profile names each node's memory")
+        raise click.UsageError(
+            "--slots and --objective apply to homogeneous machines (--node); a profile states each machine's memory"
+        )
     if nodes and (method or len(files) > 1):
-        raise click.UsageError("--method and several --statistics are of unlike nodes (--nodes)")
+        raise click.UsageError("--method and several --statistics apply to heterogeneous machines (--nodes)")
     for node in nodes:
         if NODE_NAME.fullmatch(node) is None:
             raise SmoeError(f"node {node[:40]!r}: names are lower-case letters, digits, '-' and '.'")
@@ -132,22 +135,24 @@ def _check_options(
         raise SmoeError(f"a node is given twice: {', '.join(nodes)}")
 
 
-def _unlike(files: tuple[Path, ...], profile: Profile, manifest: Manifest, method: Method) -> tuple[Places, Rows]:
+def _place_heterogeneous(
+    files: tuple[Path, ...], profile: Profile, manifest: Manifest, method: Method
+) -> tuple[Places, Rows]:
     """Prism's plan and what it means. Raises SmoeError, InfeasibleError."""
     statistics = seen_by([(str(path), _json(path)) for path in files], profile, manifest)
     held = planned(statistics, profile, manifest, method)
     return places_of(held, profile, manifest), _shares(held, statistics, profile)
 
 
-def _shares(held: PlanArray, seen: Seen, profile: Profile) -> Rows:
+def _shares(held: PlanArray, statistics: Seen, profile: Profile) -> Rows:
     """By node: experts held, calls that arise there, the part of them that stays, and their entropy in bits, mean over
     layers."""
-    local = local_ratio(held, profile.nodes_as_gpus(), seen.frequency)
-    bits = entropy(seen.frequency).mean(axis=1)
+    local = local_ratio(held, profile.nodes_as_gpus(), statistics.frequency)
+    bits = entropy(statistics.frequency).mean(axis=1)
     return {
         name: {
             "experts": int(held[node].sum()),
-            "calls": float(seen.frequency[node].sum()),
+            "calls": float(statistics.frequency[node].sum()),
             "local_share": float(local[node]),
             "entropy_bits": float(bits[node]),
         }

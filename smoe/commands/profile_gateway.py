@@ -89,14 +89,14 @@ class FollowedFeed:
         try:
             return self._found.get(timeout=timeout_s)
         except queue.Empty:
-            raise TimeoutError(f"the feed told nothing of {self._name} within {timeout_s:.1f} s") from None
+            raise TimeoutError(f"the feed reported nothing of {self._name} within {timeout_s:.1f} s") from None
 
     def close(self) -> None:
         """The thread ends with the next line of the feed; closing the stream under it would wait for that too."""
         self._closing = True
 
     def _read(self) -> None:
-        """Until closed, or until the stream breaks: ``next`` then times out, which says it."""
+        """Until closed, or until the stream breaks: ``next`` then times out."""
         with self._stream, suppress(requests.RequestException, ValueError):
             for line in self._stream.iter_lines(chunk_size=None):
                 at_s = time.perf_counter()

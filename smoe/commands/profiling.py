@@ -59,12 +59,12 @@ class _Numbers(click.ParamType[tuple[float, ...]]):
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
-    help="Parquet file to write; the picture goes beside it as .png.",
+    help="Parquet file to write; the picture goes next to it as .png.",
 )
 @click.option(
     "--requests-again",
     is_flag=True,
-    help="Measure only requests that meet or come after pauses, in minutes, and put them into the profile that OUT is.",
+    help="Measure only concurrent requests and requests after idle gaps (minutes), and update the profile OUT.",
 )
 @click.option("--quick", is_flag=True, help="Few points and short ones: shows that it works, too coarse to plan with.")
 @click.option("--tokens", type=_Numbers(whole=True), default=None, help="Tokens per call. [default: 1,8,32,128,512]")
@@ -178,9 +178,9 @@ def _measure(
     settings: ProfileSettings,
     gpu: GpuSettings | None,
     console: Console,
-    known: Profile | None,
+    measured: Profile | None,
 ) -> Profile:
-    """The whole profile, or ``known`` with whole requests measured again."""
+    """The whole profile, or ``measured`` with whole requests measured again."""
     gateway = lifecycle.GatewaySettings(
         work, port=0, metrics_port=0, cpu_scale=settings.cpu_scale, pipelines_dir=state / "pipelines"
     )
@@ -195,8 +195,8 @@ def _measure(
         deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest, deployment)}
         with _Bar(console) as bar:
             gateway_ = ProfileGateway(client, read_password(work))
-            if known is not None:
-                return measure_requests(known, gateway_, manifest, deployments, settings, bar)
+            if measured is not None:
+                return measure_requests(measured, gateway_, manifest, deployments, settings, bar)
             return measure_profile(gateway_, folder, manifest, deployments, settings, notes, bar, gpu)
     finally:
         lifecycle.stop_process(process)
@@ -245,14 +245,14 @@ class _Bar:
         self._current_s = seconds
 
 
-def _close(console: Console, found: Profile, out: Path) -> None:
-    table = Table("node", "measured", "value", title=f"Profile of {found.metadata.pipeline}")
-    for row in closing_rows(found):
+def _close(console: Console, profile: Profile, out: Path) -> None:
+    table = Table("node", "measured", "value", title=f"Profile of {profile.metadata.pipeline}")
+    for row in closing_rows(profile):
         table.add_row(*row)
     console.print(table)
-    for sentence in found.metadata.findings:
+    for sentence in profile.metadata.findings:
         console.print(sentence)
-    click.echo(f"{out} ({len(found.rows)} rows) and {out.with_suffix('.png')}")
+    click.echo(f"{out} ({len(profile.rows)} rows) and {out.with_suffix('.png')}")
 
 
 def _interrupt(*_: object) -> None:

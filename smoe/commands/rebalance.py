@@ -1,4 +1,5 @@
-"""``smoe placement rebalance``: on unlike nodes, look at intervals whether another placement of experts is worth its move."""
+"""``smoe placement rebalance``: at intervals, whether another placement of experts is worth its move (heterogeneous
+machines)."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ STATISTICS_TIMEOUT_S = 5.0
     "profile_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     required=True,
-    help="Profile of the nodes in JSON: memory, speed, lines between them (docs/placement.md).",
+    help="Profile of the machines in JSON: memory, speed, links between them (docs/placement.md).",
 )
 @click.option("--method", type=click.Choice(METHODS), default="improved", show_default=True, help="How plans are made.")
 @click.option(
@@ -65,8 +66,8 @@ def rebalance(
 ) -> None:
     """Place PIPELINE's experts where they are called (Prism), again and again while it serves.
 
-    Every ingress says what experts were called on its node. Where another placement saves more than its move costs,
-    Eq. (3) and (4), experts move as `smoe placement migrate` moves them.
+    Every ingress reports which experts were called from its machine. Where another placement saves more than its move
+    costs, Eq. (3) and (4), experts move as `smoe placement migrate` moves them.
     """
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
     profile = read_profile(profile_file)
@@ -74,7 +75,7 @@ def rebalance(
         while True:
             try:
                 with closing(connect(state, gateway_url, password_file)) as client:
-                    _tell(decided(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
+                    _print(decided(client, coordinator, profile, manifest, every_s, method, dry_run), as_json)
             except (SmoeError, GatewayClientError, PlacementError, RegionError) as error:
                 if once or dry_run:
                     raise
@@ -88,14 +89,14 @@ def statistics(client: GatewayClient, manifest: Manifest) -> list[tuple[str, Any
     """What each ready ingress has counted, with where it is from. Raises SmoeError where one does not answer: without
     it its node's calls would be missing."""
     rows = []
-    for one in client.replicas().get(manifest.function_name(INGRESS), []):
-        if one["state"] != "ready":
+    for replica in client.replicas().get(manifest.function_name(INGRESS), []):
+        if replica["state"] != "ready":
             continue
-        where = f"the ingress at {one['address']}"
+        where = f"the ingress at {replica['address']}"
         with requests.Session() as session:
             session.trust_env = False
             try:
-                reply = session.get(f"http://{one['address']}/statistics", timeout=STATISTICS_TIMEOUT_S)
+                reply = session.get(f"http://{replica['address']}/statistics", timeout=STATISTICS_TIMEOUT_S)
                 reply.raise_for_status()
                 rows.append((where, reply.json()))
             except (requests.RequestException, ValueError) as error:
@@ -116,14 +117,14 @@ def decided(
     places = places_now(client, deployed(client, manifest.name).deployments)
     stated = seen_by(statistics(client, manifest), profile, manifest)
     choice = chosen(stated, held_now(places, profile, manifest), profile, manifest, horizon_s, method)
-    told = _told(choice, float(stated.frequency.sum()))
+    document = _document(choice, float(stated.frequency.sum()))
     if choice.worth and not dry_run:
         moved = coordinator.move(places_of(choice.held, profile, manifest, places))
-        told |= {"moved": True, "moved_s": round(moved.settled_s, 3)}
-    return told
+        document |= {"moved": True, "moved_s": round(moved.settled_s, 3)}
+    return document
 
 
-def _told(choice: Choice, calls: float) -> dict[str, Any]:
+def _document(choice: Choice, calls: float) -> dict[str, Any]:
     verdict = choice.verdict
     return {
         "calls": calls,
@@ -137,15 +138,16 @@ def _told(choice: Choice, calls: float) -> dict[str, Any]:
     }
 
 
-def _tell(told: dict[str, Any], as_json: bool) -> None:
+def _print(document: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(document))
         return
-    why = "" if told["fits"] else "; what runs now is not within the profile's memory"
-    end = "worth a move" if told["worth"] else "nothing moves"
-    if told["moved"]:
-        end = f"moved in {told['moved_s']:.2f} s"
+    why = "" if document["fits"] else "; what runs now is not within the profile's memory"
+    end = "worth a move" if document["worth"] else "nothing moves"
+    if document["moved"]:
+        end = f"moved in {document['moved_s']:.2f} s"
     click.echo(
-        f"{told['calls']:.0f} calls: remote ones cost {told['now_s']:.3f} s, by the new plan {told['then_s']:.3f} s "
-        f"and {told['move_s']:.3f} s for {told['copied']} copies{why}: {end}"
+        f"{document['calls']:.0f} calls: remote ones cost {document['now_s']:.3f} s, "
+        f"by the new plan {document['then_s']:.3f} s "
+        f"and {document['move_s']:.3f} s for {document['copied']} copies{why}: {end}"
     )

@@ -51,7 +51,7 @@ _PIPELINE = click.argument("pipeline", default="minilm")
     "nodes",
     multiple=True,
     metavar="NAME",
-    help="A node to play on this machine, with a weights manager of its own; repeatable.",
+    help="A machine to emulate on this one, with a weights manager of its own; repeatable.",
 )
 @click.option(
     "--standbys",
@@ -253,7 +253,9 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
     help="kubernetes: that of a gateway's home which has another name in the cluster. [default: that of --namespace]",
 )
 @click.option("--feed-url", default=None, help="kubernetes: a gateway's /system/replicas as functions reach it.")
-@click.option("--feed-secret", default=None, help="kubernetes: secret beside the functions with the key feed-token.")
+@click.option(
+    "--feed-secret", default=None, help="kubernetes: secret in the namespace of the functions with the key feed-token."
+)
 @click.option("--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines.")
 @click.option("--weights-cache", default=None, metavar="PATH", help="kubernetes: folder of every node for weights.")
 @click.option("--run-as-user", type=click.IntRange(min=0), default=None, help="kubernetes: user id of all functions.")

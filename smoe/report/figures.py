@@ -240,7 +240,9 @@ def actions(run: Run) -> bytes:
             ]
             if actions_of_kind:
                 axes.plot(
-                    [(a.time_s - run.start_s) / unit for a in actions_of_kind], [place[a.function] for a in actions_of_kind], marker,
+                    [(a.time_s - run.start_s) / unit for a in actions_of_kind],
+                    [place[a.function] for a in actions_of_kind],
+                    marker,
                     color=colour, fillstyle="full" if applied else "none", markersize=7, alpha=0.85,
                     label=label if applied else f"{label}, not applied",
                 )  # fmt: skip

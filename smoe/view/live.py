@@ -16,8 +16,8 @@ class View:
     """Use as a context manager and call :meth:`show` whenever there is something new.
 
     On a terminal the screen is redrawn. Elsewhere (pipe, file, CI, ``TERM=dumb``) a line is printed for each new
-    window, told by ``elapsed_s``; calls within a window, and before the first, add nothing. Colour follows ``NO_COLOR``
-    through rich.
+    window, recognised by ``elapsed_s``; calls within a window, and before the first, add nothing. Colour follows
+    ``NO_COLOR`` through rich.
     """
 
     def __init__(self, console: Console | None = None) -> None:

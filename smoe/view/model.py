@@ -34,7 +34,7 @@ class DecisionLine:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One node (machine) now. None: not known, because no weights manager told."""
+    """One machine now. None: not known, because no weights manager reported."""
 
     node: str
     ready: int
@@ -42,13 +42,13 @@ class NodeRow:
     draining: int = 0
     """Replicas of the pipeline's functions there, by state."""
     weights_bytes: int | None = None
-    """Of all weights in its memory."""
+    """Bytes of all weights in its memory."""
     limit_bytes: int | None = None
     """Most that its memory may hold; 0 is no limit."""
     arriving: int | None = None
     """Weights files on their way: those that grew since the last look."""
     arriving_bytes: int | None = None
-    """Of these, there already."""
+    """Bytes of these files that have arrived."""
     broken_off: int | None = None
     """Files that are there in part and do not grow."""
 

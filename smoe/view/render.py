@@ -52,8 +52,8 @@ def render(state: ViewState, width: int = 100, height: int | None = None) -> Ren
     if most:
         parts.append(_decisions(state.decisions, most))
     if state.problems:
-        told = Text("\n".join(state.problems[-4:]), style="yellow", no_wrap=True, overflow="ellipsis")
-        parts.append(Panel(told, title="problems", title_align="left", border_style="yellow"))
+        problems = Text("\n".join(state.problems[-4:]), style="yellow", no_wrap=True, overflow="ellipsis")
+        parts.append(Panel(problems, title="problems", title_align="left", border_style="yellow"))
     parts.extend(Text(note, style="dim") for note in state.notes)
     return Group(*parts)
 

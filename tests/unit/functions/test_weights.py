@@ -189,7 +189,7 @@ async def until(app: FunctionApp, words: str) -> tuple[int, str]:
 
 async def test_a_wrong_file_keeps_the_pod_unready_with_the_reason_and_it_never_serves(later: FunctionApp) -> None:
     status, text = await until(later, "sha256")
-    assert status == 503 and "is not what pipeline.json says" in text
+    assert status == 503 and "does not match pipeline.json" in text
     client = later.test_client()
     assert client.get("/_/health").status_code == 200
     call = client.post("/", data=wire.encode_bytes({"x": torch.randn(1, 32)}))
