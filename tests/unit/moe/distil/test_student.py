@@ -29,15 +29,15 @@ def test_the_teacher_is_the_model_of_transformers(tiny: Path, dense: DenseEncode
     batch = Batch.of(texts(5))
     model = BertModel.from_pretrained(str(tiny), add_pooling_layer=False)
     with torch.inference_mode():
-        states = model(batch.ids, attention_mask=batch.seen.long()).last_hidden_state
+        states = model(batch.ids, attention_mask=batch.attended.long()).last_hidden_state
         ours = dense_pass(dense, batch).hidden[-1]
-    torch.testing.assert_close(ours[batch.seen], states[batch.seen], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours[batch.attended], states[batch.attended], rtol=1e-5, atol=1e-5)
 
 
 def test_with_every_expert_the_student_starts_at_zero_loss(dense: DenseEncoder) -> None:
     student, batch = student_of(dense, top_k=4), Batch.of(texts(8))
     with torch.no_grad():
-        loss, cosine = loss_of(student(batch), dense_pass(dense, batch), batch.seen, replace(RECIPE, collapse=0.0))
+        loss, cosine = loss_of(student(batch), dense_pass(dense, batch), batch.attended, replace(RECIPE, collapse=0.0))
     assert float(loss) == pytest.approx(0.0, abs=1e-5)
     assert float(cosine) == pytest.approx(1.0, abs=1e-6)
 
@@ -46,11 +46,11 @@ def test_the_first_biases_help_a_student_that_drops_experts(dense: DenseEncoder)
     student, batch = student_of(dense, top_k=2), Batch.of(texts(32))
     teacher = dense_pass(dense, batch)
     with torch.no_grad():
-        helped = loss_of(student(batch), teacher, batch.seen, RECIPE)[0]
+        helped = loss_of(student(batch), teacher, batch.attended, RECIPE)[0]
         for layer in student.layers:
             layer.expert_bias.zero_()
             layer.shift["finish-bias"].zero_()
-        assert float(helped) < float(loss_of(student(batch), teacher, batch.seen, RECIPE)[0])
+        assert float(helped) < float(loss_of(student(batch), teacher, batch.attended, RECIPE)[0])
 
 
 def test_training_lowers_the_loss(dense: DenseEncoder) -> None:
@@ -73,7 +73,7 @@ def test_the_same_seed_trains_the_same_adapter(dense: DenseEncoder) -> None:
 
 def test_gradients_reach_experts_that_were_not_chosen(dense: DenseEncoder) -> None:
     student, batch = student_of(dense, top_k=1), Batch.of(texts(4))
-    loss_of(student(batch), dense_pass(dense, batch), batch.seen, RECIPE)[0].backward()
+    loss_of(student(batch), dense_pass(dense, batch), batch.attended, RECIPE)[0].backward()
     assert bool((student.layers[0].router_weight.grad.abs().sum(1) > 0).all())
 
 
@@ -97,7 +97,7 @@ def test_batches_keep_marks_and_respect_the_crop() -> None:
     for batch in batches(rows, RECIPE, 3):
         assert batch.ids.shape[1] <= RECIPE.crop
         assert batch.ids[:, 0].tolist() == [1] * len(batch.ids)
-        ends = batch.seen.sum(1) - 1
+        ends = batch.attended.sum(1) - 1
         assert batch.ids.gather(1, ends[:, None]).flatten().tolist() == [2] * len(batch.ids)
 
 
