@@ -36,7 +36,7 @@ from rl.agent.policy import LearntPolicy
 from rl.agent.siso import Cliques
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features import Encoder as StateEncoder
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import PAPER_WORKLOADS
 from traces.model import PATTERNS
@@ -49,7 +49,7 @@ def episode(work: Work, policy: LearntPolicy, window_s: float, folder: Path) -> 
     """The controller's loop over the episode, logged to ``folder``."""
     simulation = Simulation(work.workload, work.requests, work.start, seed=work.group.seed)
     with FunctionLogger(folder, {"simulated": True}, work.workload.slo_s) as logger:
-        return play(
+        return simulate_policy(
             simulation, policy, limits_of(work.workload), window_s=window_s, until_s=work.arrivals.seconds,
             logger=logger,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Uniform configurations: what all experts may have alike, and the search for the cheapest that keeps the SLO λ.
+"""Uniform configurations: what all experts may have in common, and the search for the cheapest that keeps the SLO λ.
 
 On one shared machine, and for loads whose peaks no mean describes, the queueing model is not enough: the simulator is
 asked about one configuration for every expert at a time. Callers differ in replica counts, concurrency, memory and
@@ -63,8 +63,8 @@ def for_all_experts(workload: Workload, configuration: Configuration) -> dict[st
 
 
 def cheapest_within(cost: Sequence[float], excess: Sequence[float], allowed: float) -> int:
-    """Index of the candidate of least ``cost`` whose ``excess`` (P95 in seconds, share of windows above λ, …) is at most
-    ``allowed``; where none is, of the one with the least excess. The first of equals."""
+    """Index of the candidate of least ``cost`` whose ``excess`` (P95 in seconds, share of windows above λ, …) is at
+    most ``allowed``; where none is, of the one with the least excess. The first of equals."""
     keeping = [index for index, value in enumerate(excess) if value <= allowed]
     if keeping:
         return min(keeping, key=lambda index: cost[index])

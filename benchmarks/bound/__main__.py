@@ -30,7 +30,7 @@ from benchmarks.harness.options import seed_option
 from benchmarks.harness.report import print_result
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables, windows
-from evaluation.bound.oracle import cheapest_feasible, play
+from evaluation.bound.oracle import cheapest_feasible, simulate_numbers
 from evaluation.bound.physics import Physics
 from evaluation.bound.window import enclose
 from simulation.engine.requests import draw_requests
@@ -92,9 +92,9 @@ def slos(load: WindowLoad, meter: Meter, seed: int) -> list[float]:
     """λs that bind in the separable problem, λs that bind in simulation, and the workload's own."""
     workload_slo_s = load.physics.workload.slo_s
     tables, outside_s = expected_tables(load, meter)
-    ends = enclose(tables, load.physics.lattice, np.inf)
-    fastest = enclose(tables, load.physics.lattice, ends.fastest_s * (1 + 1e-9))
-    _, p95_s = play(load, fastest.numbers, meter, seed)
+    ends = enclose(tables, load.physics.space_arrays, np.inf)
+    fastest = enclose(tables, load.physics.space_arrays, ends.fastest_s * (1 + 1e-9))
+    _, p95_s = simulate_numbers(load, fastest.numbers, meter, seed)
     between = [ends.fastest_s + share * (ends.cheapest_s - ends.fastest_s) for share in SHARES]
     return [*(outside_s + budget_s for budget_s in between), *(factor * p95_s for factor in FACTORS), workload_slo_s]
 

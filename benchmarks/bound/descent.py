@@ -15,7 +15,7 @@ import numpy as np
 
 from evaluation.bound.frontier import Frontier, frontier
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables
-from evaluation.bound.oracle import Feasible, play
+from evaluation.bound.oracle import Feasible, simulate_numbers
 from simulation.arrays import Floats, Ints
 
 LOOKS = 100
@@ -36,7 +36,9 @@ class _Descent:
     def __init__(self, load: WindowLoad, meter: Meter, start: Feasible) -> None:
         tables, _ = expected_tables(load, meter)
         self.sizes = [len(layer) for layer in tables]
-        self.frontiers: list[Frontier] = [frontier(table, load.physics.lattice) for layer in tables for table in layer]
+        self.frontiers: list[Frontier] = [
+            frontier(table, load.physics.space_arrays) for layer in tables for table in layer
+        ]
         numbers = np.concatenate([np.asarray(layer) for layer in start.numbers])
         places = [
             int(np.flatnonzero(choices.number == number)[0])
@@ -100,7 +102,7 @@ def descend(load: WindowLoad, meter: Meter, start: Feasible, seed: int = 0, look
         block = blocks.pop(int(savings.argmax()))
         places = descent.moved(block)
         numbers = descent.numbers(places)
-        cost, p95_s = play(load, numbers, meter, seed)
+        cost, p95_s = simulate_numbers(load, numbers, meter, seed)
         if p95_s <= slo_s and cost < best.cost:
             best, descent.places = replace(best, cost=cost, p95_s=p95_s, numbers=numbers), places
             blocks.append(block)

@@ -40,7 +40,7 @@ from benchmarks.harness.report import print_result, table_of
 from benchmarks.harness.running import local_gateway, running_pipeline
 from gateway.client.client import GatewayClient
 from moe.reference import WholeModel
-from simulation.engine.controlled import play
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
@@ -162,7 +162,7 @@ def simulated(
     policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
     simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), workload.initial(start), seed=run.seed)
     until_s = float(np.ceil(run.trace.duration_s / run.window_s) * run.window_s)
-    steps = play(simulation, policy, limits, window_s=run.window_s, until_s=until_s)
+    steps = simulate_policy(simulation, policy, limits, window_s=run.window_s, until_s=until_s)
     windows = [step.window for step in steps]
     if simulation.requests.arrival_s.size > sum(window.latency_s.size for window in windows):
         windows.append(simulation.advance(simulation.now_s + 60.0))

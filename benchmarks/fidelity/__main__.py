@@ -50,7 +50,7 @@ from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import print_result, table_of
 from benchmarks.harness.running import local_gateway, running_pipeline
 from moe.reference import WholeModel
-from simulation.engine.controlled import play
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
@@ -90,7 +90,7 @@ def simulated(record: Record, workload: Workload, seed: int) -> Outcome:
     simulation = Simulation(workload, requests, first, seed=seed)
     policy = Script(cell, workload.topology, 0.0, seconds)
     limits = LimitSettings(space=workload.space, runtime_mb=0)
-    steps_done = play(simulation, policy, limits, window_s=seconds / THIRDS, until_s=seconds)
+    steps_done = simulate_policy(simulation, policy, limits, window_s=seconds / THIRDS, until_s=seconds)
     latencies = [step.window.latency_s for step in steps_done]
     if simulation.requests.arrival_s.size > sum(simulated_outcome.size for simulated_outcome in latencies):
         latencies.append(simulation.advance(simulation.now_s + 60.0).latency_s)

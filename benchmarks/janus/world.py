@@ -21,7 +21,7 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.prices import PriceSheet
 from placement.janus import Nodes, place
 from simulation.arrays import Floats
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.machines import Dispatch, Machines
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
@@ -181,7 +181,7 @@ def simulated(
 ) -> Run:
     """The controller's own loop over the simulation, a decision every ``clock.decision_s``."""
     limits = LimitSettings(space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb)
-    steps = play(make(workload, requests, seed), policy, limits, window_s=clock.decision_s, until_s=until_s)
+    steps = simulate_policy(make(workload, requests, seed), policy, limits, window_s=clock.decision_s, until_s=until_s)
     return _summary(steps[warm_up:], workload, clock)
 
 

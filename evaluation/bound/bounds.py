@@ -31,10 +31,10 @@ def lower_bound(load: WindowLoad, meter: Meter, seed: int = 0) -> Bound:
     """
     space, slo_s = load.physics.widest, load.physics.workload.slo_s
     problems = certain(load, meter, seed, groups(load.tokens(0)))
-    found = [enclose(one.tables, space, (slo_s - one.outside_s) * (1 + ROUNDING)) for one in problems]
-    if all(one.feasible for one in found):
-        best = max(one.lower for one in found)
-        return Bound(best * (1 - ROUNDING), True, any(one.binds for one in found))
+    enclosures = [enclose(one.tables, space, (slo_s - one.outside_s) * (1 + ROUNDING)) for one in problems]
+    if all(one.feasible for one in enclosures):
+        best = max(one.lower for one in enclosures)
+        return Bound(best * (1 - ROUNDING), True, any(one.binds for one in enclosures))
     at_all = certain(load, meter, seed, None)[0]
     return Bound(enclose(at_all.tables, space, math.inf).lower * (1 - ROUNDING), False, False)
 
@@ -43,4 +43,4 @@ def deterministic(load: WindowLoad, meter: Meter, share: float = 1.0) -> Enclosu
     """The separable optimum by the queueing model: mean seconds of the layers' slowest experts add up to at most
     ``share`` of what λ leaves them."""
     tables, outside_s = expected_tables(load, meter)
-    return enclose(tables, load.physics.lattice, share * max(0.0, load.physics.workload.slo_s - outside_s))
+    return enclose(tables, load.physics.space_arrays, share * max(0.0, load.physics.workload.slo_s - outside_s))

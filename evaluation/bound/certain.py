@@ -1,6 +1,7 @@
 """What no configuration undercuts, for the requests of one window: the tables of the lower bound.
 
-*Latency.* A call takes at least its work alone; trimmed means take the place of percentiles (:mod:`evaluation.bound.tail`).
+*Latency.* A call takes at least its work alone; trimmed means take the place of percentiles
+(:mod:`evaluation.bound.tail`).
 
 *Busy replica-seconds.* While m calls share a replica, they get at most ``most_work(m)`` seconds of work done a second,
 so a call of w seconds has at least ``w / most_work(m)`` busy seconds to itself. How many calls can share is limited
@@ -15,7 +16,7 @@ what comes back. All calls together take no more than that of all replicas.
 
 *One shared machine.* Other calls, and the ingress, only take cores away. The ingress is one server and does first what
 came first: the k-th call of a layer is sent after those before it, and its reply is taken after it. A pass's own factor
-is that of all its calls. What company and pauses do to CPU seconds counts with the least that it can be.
+is that of all its calls. What interference and idle gaps add to CPU seconds counts with the least that it can be.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from evaluation.bound.frontier import ExpertTable, Lattice
+from evaluation.bound.frontier import ExpertTable, SpaceArrays
 from evaluation.bound.loads import Meter, WindowLoad
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.tail import Group, everyone, sum_of_lowest
@@ -61,7 +62,7 @@ class _Calls:
 
 @dataclass(frozen=True, eq=False)
 class _Spans:
-    """Of each request and layer, [layers, count]: when it can reach the layer, and when it must have left it.
+    """Times of each request and layer, [layers, count]: when it can reach the layer, and when it must have left it.
 
     A request that is late whatever happens gets a span all the same, which only weakens the bound.
     """
@@ -91,7 +92,7 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
     constant_s = physics.constant_s + physics.front.start_s + physics.front.answer_s
     layers = _layers(load, factors)
     spans = None if groups is None else _spans(load, through, layers)
-    found = [
+    bounds = [
         Certain([[] for _ in physics.layers], constant_s + sum(group.mean(one) for one in through))
         for group in groups or (everyone(0),)
     ]
@@ -104,16 +105,16 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
                 meet = _meeting(*ends, rows.rate.shape[1])
             possible, charged = _charged(load, rows, calls.work, meet, meter)
             least = physics.least_memory(node, float(load.tokens(row).max(initial=0)))
-            for group, one in zip(groups or (None,), found, strict=True):
+            for group, one in zip(groups or (None,), bounds, strict=True):
                 alone_s = np.zeros(len(calls.work)) if group is None else group.means(calls.called, calls.alone)
                 latency = np.where(possible, alone_s[:, None], np.inf)
                 one.tables[number].append(ExpertTable(_over(physics.widest, latency), charged, least))
-    return found
+    return bounds
 
 
 def _layers(load: WindowLoad, factors: list[Floats]) -> list[list[_Calls]]:
     """[layers, experts]; ``factors``: of each expert, [scatters, count]."""
-    found, row = [], 0
+    layers, row = [], 0
     for layer in load.physics.experts:
         sent_s, line = np.zeros(load.count), []
         for rows in layer:
@@ -121,8 +122,8 @@ def _layers(load: WindowLoad, factors: list[Floats]) -> list[list[_Calls]]:
             tokens = load.tokens(row)
             line.append(_calls(load.physics, rows, tokens, factors[row - 1], sent_s))
             sent_s = sent_s + load.physics.front.sending_s(tokens)
-        found.append(line)
-    return found
+        layers.append(line)
+    return layers
 
 
 def _charged(
@@ -148,7 +149,7 @@ def _charged(
     return possible, _over(space, np.broadcast_to(paid, space.shape[:2]))
 
 
-def _over(space: Lattice, values: Floats) -> Floats:
+def _over(space: SpaceArrays, values: Floats) -> Floats:
     """[rows, replicas] → the same for every concurrency."""
     return np.ascontiguousarray(np.broadcast_to(values[:, :, None], space.shape))
 
@@ -198,19 +199,19 @@ def _factors(rows: NodeRows, load: WindowLoad, seed: int, node: int) -> Floats:
 
 @njit(cache=True)
 def _drawn(key: np.uint64, first: int, last: int, noise: Floats) -> Floats:
-    found = np.empty((noise.shape[0], last - first))
+    factors = np.empty((noise.shape[0], last - first))
     for request in range(first, last):
         atom = int(kernel.uniform(key, request) * noise.shape[1])
         for scatter in range(noise.shape[0]):
-            found[scatter, request - first] = noise[scatter, atom]
-    return found
+            factors[scatter, request - first] = noise[scatter, atom]
+    return factors
 
 
 @njit(cache=True)
 def _work(seconds: Floats, tokens: Tokens, factors: Floats, noise_of: Ints) -> Floats:
     """[rows, calls] seconds alone."""
-    found = np.empty((seconds.shape[0], len(tokens)))
+    work_s = np.empty((seconds.shape[0], len(tokens)))
     for row in range(seconds.shape[0]):
         for call in range(len(tokens)):
-            found[row, call] = seconds[row, tokens[call]] * factors[noise_of[row], call]
-    return found
+            work_s[row, call] = seconds[row, tokens[call]] * factors[noise_of[row], call]
+    return work_s

@@ -52,9 +52,9 @@ SHOWN = 12
 def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:
     """Enclose the least cost of serving a trace within the SLO, window by window.
 
-    The lower bound holds for every policy that meets the SLO and decides once a window; beside it stands a feasible
+    The lower bound holds for every policy that meets the SLO and decides once a window; next to it stands a feasible
     choice found by simulation, which is not an optimum. Everything is simulated: a workload of the paper's on the
-    modelled cluster, one's own pipeline on the machine of its profile. Each window is taken by itself.
+    modelled cluster, a custom pipeline on the machine of its profile. Each window is taken by itself.
     """
     asked = asked_for(options)
     workload, name = asked.workload, asked.workload.name
@@ -98,22 +98,22 @@ def _measured(rows: Sequence[BoundRow]) -> float | None:
 
 
 def _lies(measured: object) -> str:
-    """Of a number from :func:`_measured`, in words."""
+    """A number from :func:`_measured` in words."""
     if not isinstance(measured, float):
         return ""
     return f",\nunder the feasible choice at least {measured:.0%} of a window's calls lie where it was measured"
 
 
 def _total(rows: Sequence[BoundRow], meter: Meter) -> dict[str, Any]:
-    own = [row for row in rows if row.meter == meter]
-    both = [row for row in own if row.feasible is not None]
+    metered = [row for row in rows if row.meter == meter]
+    both = [row for row in metered if row.feasible is not None]
     lower, upper = sum(row.lower_bound for row in both), sum(row.feasible or 0.0 for row in both)
     return {
-        "windows": len(own),
-        "unreachable": sum(not row.reachable for row in own),
-        "binding": sum(row.binds for row in own),
-        "lower_bound": sum(row.lower_bound for row in own),
-        "feasible": upper if len(both) == len(own) else None,
+        "windows": len(metered),
+        "unreachable": sum(not row.reachable for row in metered),
+        "binding": sum(row.binds for row in metered),
+        "lower_bound": sum(row.lower_bound for row in metered),
+        "feasible": upper if len(both) == len(metered) else None,
         "feasible_above_bound": upper / lower - 1 if lower else None,
     }
 

@@ -2,4 +2,4 @@
 
 
 class BoundError(ValueError):
-    """Windows that a policy may serve for less than their bounds add up to; the sentence says why."""
+    """Windows that a policy may serve for less than their bounds add up to; the message states why."""

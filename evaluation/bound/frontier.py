@@ -1,7 +1,7 @@
 """Per expert: the Pareto frontier of (latency, cost) over the whole of Φ, masked by Eq. (2).
 
 A configuration is worth choosing only if no other is both as fast and as cheap. What an expert does depends on its
-compute (a *row*: cores that it really has, or GPU share), replicas and concurrency; configurations alike in these
+compute (a *row*: cores that it really has, or GPU share), replicas and concurrency; configurations equal in these
 differ in price alone, so of each such group only the cheapest that satisfies Eq. (2) is looked at. Nothing of Φ is lost
 by that: with memory as a constraint 203,520 configurations make 1,280 groups, and where memory bounds the cores
 (coupled mode) some 14,000.
@@ -20,7 +20,7 @@ from simulation.arrays import Floats, Ints
 
 
 @dataclass(frozen=True)
-class Lattice:
+class SpaceArrays:
     """Φ as arrays. Axes in the order of the numbering: memory, resource, replicas, concurrency."""
 
     space: ConfigurationSpace
@@ -43,7 +43,7 @@ class Lattice:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an expert's tables: rows, replicas, concurrencies."""
+        """Shape of an expert's tables: rows, replicas, concurrencies."""
         return len(self.cpu_cores), len(self.space.replica_counts), len(self.space.concurrencies)
 
     def least_memory(self, need: MemoryNeed) -> Ints:
@@ -54,7 +54,7 @@ class Lattice:
         return np.array([len(sizes) if size is None else sizes.index(size) for size in found], np.int64)
 
 
-def lattice(space: ConfigurationSpace, prices: PriceSheet, memory_mb_per_core: float | None = None) -> Lattice:
+def space_arrays(space: ConfigurationSpace, prices: PriceSheet, memory_mb_per_core: float | None = None) -> SpaceArrays:
     """Φ with the prices of its replicas. ``memory_mb_per_core``: coupled mode, at most memory / this many cores."""
     memory_mb = np.array(space.memory_sizes_mb, np.float64)[:, None]
     cores = np.array([cores for cores, _ in space.resources])
@@ -65,7 +65,7 @@ def lattice(space: ConfigurationSpace, prices: PriceSheet, memory_mb_per_core: f
         really = np.minimum(really, memory_mb / memory_mb_per_core)
     pairs = np.stack([really.ravel(), np.broadcast_to(shares, unit.shape).ravel()], axis=1)
     distinct, row = np.unique(pairs, axis=0, return_inverse=True)
-    return Lattice(
+    return SpaceArrays(
         space, np.ascontiguousarray(unit), row.reshape(unit.shape).astype(np.int64), distinct[:, 0], distinct[:, 1]
     )
 
@@ -79,7 +79,7 @@ class ExpertTable:
     charged_s: Floats
     """Replica-seconds that are paid for: busy ones (Eq. 7), or replicas × seconds of the window."""
     least_memory: Ints
-    """[replicas], see :meth:`Lattice.least_memory`."""
+    """[replicas], see :meth:`SpaceArrays.least_memory`."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,18 @@ class Frontier:
         return len(self.latency_s)
 
 
-def frontier(table: ExpertTable, lattice: Lattice) -> Frontier:
+def frontier(table: ExpertTable, space_arrays: SpaceArrays) -> Frontier:
     """The Pareto frontier of one expert over all valid configurations; empty where there is none.
 
-    Raises ValueError for tables of another shape than the lattice's.
+    Raises ValueError for tables of another shape than the space_arrays's.
     """
     for values in (table.latency_s, table.charged_s):
-        if values.shape != lattice.shape:
+        if values.shape != space_arrays.shape:
             raise ValueError(
-                f"a table is {values.shape}; the lattice's rows, replicas, concurrencies are {lattice.shape}"
+                f"a table is {values.shape}; the space_arrays's rows, replicas, concurrencies are {space_arrays.shape}"
             )
     latency, cost, number = _groups(
-        table.latency_s, table.charged_s, lattice.unit_per_s, lattice.row, table.least_memory
+        table.latency_s, table.charged_s, space_arrays.unit_per_s, space_arrays.row, table.least_memory
     )
     order = np.lexsort((number, cost, latency))
     latency, cost, number = latency[order], cost[order], number[order]
@@ -130,15 +130,15 @@ def _groups(latency: Floats, charged: Floats, unit: Floats, row: Ints, least: In
                     place[p, row[m, r]] = m * resources + r
     size = latency.size
     latencies, costs, numbers = np.empty(size), np.empty(size), np.empty(size, np.int64)
-    found = 0
+    count = 0
     for group in range(rows):
         for p in range(replicas):
             if price[p, group] == np.inf:
                 continue
             for c in range(concurrencies):
                 if latency[group, p, c] < np.inf:
-                    latencies[found] = latency[group, p, c]
-                    costs[found] = charged[group, p, c] * price[p, group]
-                    numbers[found] = (place[p, group] * replicas + p) * concurrencies + c
-                    found += 1
-    return latencies[:found], costs[:found], numbers[:found]
+                    latencies[count] = latency[group, p, c]
+                    costs[count] = charged[group, p, c] * price[p, group]
+                    numbers[count] = (place[p, group] * replicas + p) * concurrencies + c
+                    count += 1
+    return latencies[:count], costs[:count], numbers[:count]

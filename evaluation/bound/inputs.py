@@ -61,7 +61,7 @@ def input_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Asked:
-    """The workload that a command is asked for, and how traces are played to it."""
+    """The workload that a command is asked for, and how traces are replayed to it."""
 
     workload: Workload
     speed: float
@@ -73,13 +73,13 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
     """From the options of :func:`input_options`. Raises UsageError and OwnPipelineError."""
     name, folder, slo_ms, size = (options[key] for key in ("name", "folder", "slo_ms", "input_size"))
     if (name is None) == (folder is None):
-        raise click.UsageError("name a workload of the paper's (--workload), or one's own pipeline (--pipeline)")
+        raise click.UsageError("name a workload of the paper's (--workload), or a custom pipeline (--pipeline)")
     targets = () if slo_ms is None or folder is None else (slo_ms,)
     machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
-    own = custom_pipelines(folder, targets, *machine)
-    speed, mean_rps = (own[0].speed, own[0].rate_rps) if own else (1.0, 0.0)
+    pipelines = custom_pipelines(folder, targets, *machine)
+    speed, mean_rps = (pipelines[0].speed, pipelines[0].rate_rps) if pipelines else (1.0, 0.0)
     mean_rps = mean_rps if options["mean_rps"] is None else options["mean_rps"]
-    workload = own[0].served(0, size or 0, mean_rps) if own else paper_workload(name, mean_tokens=size)
+    workload = pipelines[0].served(0, size or 0, mean_rps) if pipelines else paper_workload(name, mean_tokens=size)
     if slo_ms is not None:
         workload = replace(workload, slo_s=slo_ms / 1000)
     if options["prices"] is not None:
@@ -88,7 +88,7 @@ def asked_for(options: Mapping[str, Any]) -> Asked:
         workload,
         speed if options["speed"] is None else options["speed"],
         mean_rps,
-        own[0] if own else None,
+        pipelines[0] if pipelines else None,
     )
 
 
@@ -108,13 +108,13 @@ def trace_requests(
     """Requests that arrive as in the trace, its time divided by ``speed``, before ``until_s``. Raises TraceError,
     SimulationError, UsageError."""
     path = catalog.resolve(trace, catalog.data_folder(data))
-    found = scale.compress(loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed), speed)
-    played = scale.at_rate(found, mean_rps or 0.0, seed)
-    arrivals = np.asarray(played.arrival_s, dtype=np.float64)
+    clip = scale.compress(loading.load(path, row=row, start_s=start_s, duration_s=duration_s, seed=seed), speed)
+    replayed = scale.at_rate(clip, mean_rps or 0.0, seed)
+    arrivals = np.asarray(replayed.arrival_s, dtype=np.float64)
     if until_s is not None:
         arrivals = arrivals[arrivals < until_s]
     if not arrivals.size:
         raise click.UsageError(
-            f"{played.source} has no request" + ("" if until_s is None else f" before {until_s:g} s")
+            f"{replayed.source} has no request" + ("" if until_s is None else f" before {until_s:g} s")
         )
-    return draw_requests(workload, arrivals, seed=seed, source=played.source)
+    return draw_requests(workload, arrivals, seed=seed, source=replayed.source)

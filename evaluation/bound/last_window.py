@@ -1,7 +1,8 @@
 """The policy *last-window optimum*: the separable optimum for the previous window's load, applied to the next one.
 
 What a learnt policy has to beat: it knows the latency model and searches the whole of Φ, but nothing of what comes. In
-the controller ``--policy evaluation.bound.last_window:make``, in a simulation :class:`LastWindowPolicy` with its workload.
+the controller ``--policy evaluation.bound.last_window:make``, in a simulation :class:`LastWindowPolicy` with its
+workload.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class LastWindowSettings:
 
 @dataclass(frozen=True)
 class MakingSettings:
-    """Of the settings file beside those of the policy: which latency model it plans with."""
+    """Settings of the policy's file besides its own: which latency model it plans with."""
 
     workload: str = ""
     """One of the paper's workloads; by default the pipeline's name, where it is one."""
@@ -66,8 +67,8 @@ class MakingSettings:
     other_machine: bool = False
     """The profile's machine is meant: it is not refused where this one is another."""
     cluster: bool = False
-    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` tells their seconds, and a replica's
-    cores are its own."""
+    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` predicts their seconds,
+    and a replica's cores are its own."""
     mean_tokens: int = MEAN_TOKENS
     """Tokens of a mean request."""
     meter: str = LastWindowSettings.meter
@@ -91,32 +92,33 @@ class LastWindowPolicy:
         for layer, nodes in zip(physics.experts, physics.layers, strict=True):
             frontiers.append([])
             for rows, node in zip(layer, nodes, strict=True):
-                seen = observation.node(node.id)
-                load = None if seen is None else _load(seen)
-                if seen is None or load is None:
+                node_observation = observation.node(node.id)
+                load = None if node_observation is None else _load(node_observation)
+                if node_observation is None or load is None:
                     reason = f"no data: the load of {node.id} is not known, and all experts are planned together"
                     return Proposal({}, dict.fromkeys(functions, reason), memory)
-                least = physics.least_memory(node, seen.peak_tokens or 0.0)
+                least = physics.least_memory(node, node_observation.peak_tokens or 0.0)
                 calls, alone_s = load[0] * self.settings.load_factor, _alone_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
                 table = expert_table(physics, rows, calls, alone_s, least, window_s, meter)
-                frontiers[-1].append(frontier(table, physics.lattice))
+                frontiers[-1].append(frontier(table, physics.space_arrays))
         return self._planned(frontiers, self._outside_s(observation), functions, memory)
 
     def _planned(
         self, frontiers: list[list[Frontier]], outside_s: float, functions: list[str], memory: Memory
     ) -> Proposal:
-        """Wishes of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves, none."""
+        """Configurations of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves,
+        none."""
         slo_s = self._physics.workload.slo_s
         budget_s = self.settings.headroom * max(0.0, slo_s - outside_s)
-        found = enclose_frontiers(frontiers, budget_s)
+        enclosure = enclose_frontiers(frontiers, budget_s)
         reason = f"optimum of the last window: {1000 * budget_s:.1f} ms for the experts"
-        if not found.feasible:
-            found = enclose_frontiers(frontiers, found.fastest_s * (1 + 1e-9))
+        if not enclosure.feasible:
+            enclosure = enclose_frontiers(frontiers, enclosure.fastest_s * (1 + 1e-9))
             reason = f"{1000 * budget_s:.1f} ms for the experts cannot be met: the fastest choice"
-        if not found.feasible:
+        if not enclosure.feasible:
             return Proposal({}, dict.fromkeys(functions, "no configuration serves the last window's load"), memory)
-        numbers = np.concatenate(found.numbers) if found.numbers else np.zeros(0, np.int64)
+        numbers = np.concatenate(enclosure.numbers) if enclosure.numbers else np.zeros(0, np.int64)
         space = self._physics.workload.space
         desired: Mapping[str, Configuration] = {
             function: space[int(number)] for function, number in zip(functions, numbers, strict=True)
@@ -127,23 +129,29 @@ class LastWindowPolicy:
         """Mean seconds outside of experts: measured at the segments, by the queueing model where they were not."""
         physics, total_s = self._physics, self._physics.constant_s
         for node, rows in zip(physics.workload.segments, physics.segments, strict=True):
-            seen = observation.node(node.id)
-            if seen is not None and seen.latency_mean_s is not None:
-                total_s += seen.latency_mean_s
+            node_observation = observation.node(node.id)
+            if node_observation is not None and node_observation.latency_mean_s is not None:
+                total_s += node_observation.latency_mean_s
                 continue
             fixed = physics.workload.segment_configuration
-            calls, tokens = (None if seen is None else _load(seen)) or (0.0, physics.workload.tokens.mean)
+            calls, tokens = (None if node_observation is None else _load(node_observation)) or (
+                0.0,
+                physics.workload.tokens.mean,
+            )
             one = np.array([fixed.replicas]), np.array([fixed.concurrency])
             seconds = float(serve(calls, _alone_s(rows, tokens), rows.speedup, *one).latency_s[0, 0, 0])
             total_s += seconds if np.isfinite(seconds) else 0.0
         return total_s
 
 
-def _load(seen: NodeObservation) -> tuple[float, float] | None:
+def _load(observation: NodeObservation) -> tuple[float, float] | None:
     """(calls per second, tokens of a mean call) of a node; None where one is not known."""
-    if seen.requests_per_s is None or seen.tokens_per_s is None:
+    if observation.requests_per_s is None or observation.tokens_per_s is None:
         return None
-    return seen.requests_per_s, seen.tokens_per_s / seen.requests_per_s if seen.requests_per_s else 0.0
+    return (
+        observation.requests_per_s,
+        observation.tokens_per_s / observation.requests_per_s if observation.requests_per_s else 0.0,
+    )
 
 
 def _alone_s(rows: NodeRows, tokens: float) -> Floats:
@@ -155,43 +163,47 @@ def _alone_s(rows: NodeRows, tokens: float) -> Floats:
 
 def make(making: Making) -> Policy:
     """For ``--policy evaluation.bound.last_window:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
-    own = making.settings_as(MakingSettings)
-    workload = _workload(making, own)
+    making_settings = making.settings_as(MakingSettings)
+    workload = _workload(making, making_settings)
     if making.settings.slo_s is not None:
         workload = replace(workload, slo_s=making.settings.slo_s)
     space = making.limits.space
-    if own.profile and not own.cluster:
+    if making_settings.profile and not making_settings.cluster:
         space = replace(space, gpu_shares=())
     workload = replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
-    meter: Meter = "busy" if own.meter == "busy" else "provisioned"
-    refuse_broken("last-window", (("meter", own.meter, own.meter == meter, "busy or provisioned"),))
-    return LastWindowPolicy(workload, LastWindowSettings(meter, own.headroom, own.load_factor))
+    meter: Meter = "busy" if making_settings.meter == "busy" else "provisioned"
+    refuse_broken(
+        "last-window", (("meter", making_settings.meter, making_settings.meter == meter, "busy or provisioned"),)
+    )
+    return LastWindowPolicy(workload, LastWindowSettings(meter, making_settings.headroom, making_settings.load_factor))
 
 
-def _workload(making: Making, own: MakingSettings) -> Workload:
-    if own.profile:
+def _workload(making: Making, making_settings: MakingSettings) -> Workload:
+    if making_settings.profile:
         try:
-            return _measured(making, own)
+            return _measured(making, making_settings)
         except ProfileError as error:
             raise SettingsError(f"last-window: {error}") from error
-    name = own.workload or making.topology.pipeline
+    name = making_settings.workload or making.topology.pipeline
     if name not in PAPER_WORKLOADS:
         raise SettingsError(
             f"last-window: there is no latency model of {name!r}; name a profile of it, or one of "
             f"{', '.join(PAPER_WORKLOADS)} as workload"
         )
-    return paper_workload(name, mean_tokens=own.mean_tokens)
+    return paper_workload(name, mean_tokens=making_settings.mean_tokens)
 
 
-def _measured(making: Making, own: MakingSettings) -> Workload:
+def _measured(making: Making, making_settings: MakingSettings) -> Workload:
     """The pipeline on the machine of a profile, or with ``cluster`` on one with GPU shares."""
     slo_s = making.settings.slo_s
     if slo_s is None:
         raise SettingsError("slo_s is None; last-window plans for a latency target (--slo-ms)")
-    profile = named(Path(own.profile), making.topology, own.other_machine or own.cluster)
-    tokens = TokenLengths.lognormal(own.mean_tokens, CV_TOKENS, MOST_TOKENS)
-    scale, folder = own.cpu_scale or None, making.settings.manifest_dir
-    if own.cluster:
+    profile = named(
+        Path(making_settings.profile), making.topology, making_settings.other_machine or making_settings.cluster
+    )
+    tokens = TokenLengths.lognormal(making_settings.mean_tokens, CV_TOKENS, MOST_TOKENS)
+    scale, folder = making_settings.cpu_scale or None, making.settings.manifest_dir
+    if making_settings.cluster:
         prices = making.prices
         return clustered_workload(
             folder, profile, tokens, slo_s=slo_s, changes=LIFECYCLE, prices=prices, cpu_scale=scale

@@ -1,7 +1,7 @@
 """Per layer: the least cost at which all its experts are done within T, a step function of T.
 
 A layer waits for its slowest expert, so at T every expert takes its cheapest configuration with latency at most T. The
-maximum over experts is thereby treated exactly.
+maximum over experts is so treated exactly.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def expert_table(
     physics: Physics, rows: NodeRows, calls_per_s: float, alone_s: Floats, least: Ints, window_s: float, meter: Meter
 ) -> ExpertTable:
     """One expert with ``calls_per_s`` calls that take ``alone_s [rows]`` alone on average."""
-    space = physics.lattice
+    space = physics.space_arrays
     served = serve(calls_per_s, alone_s, rows.speedup, space.replicas, space.concurrencies)
     if meter == "busy":
         return ExpertTable(served.latency_s, served.busy_replicas * window_s, least)

@@ -53,20 +53,20 @@ def cheapest_feasible(load: WindowLoad, meter: Meter, seed: int = 0) -> Feasible
     None without any."""
     load = alone(load)
     tables, outside_s = expected_tables(load, meter)
-    frontiers = [[frontier(table, load.physics.lattice) for table in layer] for layer in tables]
+    frontiers = [[frontier(table, load.physics.space_arrays) for table in layer] for layer in tables]
     budget_s = max(0.0, load.physics.workload.slo_s - outside_s)
     tried: dict[float, Feasible | None] = {}
 
     def attempt(share: float) -> Feasible | None:
-        found = enclose_frontiers(frontiers, share * budget_s)
-        if not found.feasible:
+        enclosure = enclose_frontiers(frontiers, share * budget_s)
+        if not enclosure.feasible:
             return None
-        cost, p95_s = play(load, found.numbers, meter, seed)
-        return Feasible(cost, p95_s, share, found.numbers) if p95_s <= load.physics.workload.slo_s else None
+        cost, p95_s = simulate_numbers(load, enclosure.numbers, meter, seed)
+        return Feasible(cost, p95_s, share, enclosure.numbers) if p95_s <= load.physics.workload.slo_s else None
 
     for share in SHARES:
         tried[share] = attempt(share)
-    met = [share for share, found in tried.items() if found is not None]
+    met = [share for share, feasible in tried.items() if feasible is not None]
     if not met:
         return None
     low = max(met)
@@ -75,10 +75,10 @@ def cheapest_feasible(load: WindowLoad, meter: Meter, seed: int = 0) -> Feasible
         middle = (low + high) / 2
         tried[middle] = attempt(middle)
         low, high = (middle, high) if tried[middle] is not None else (low, middle)
-    return min((found for found in tried.values() if found is not None), key=lambda found: found.cost)
+    return min((feasible for feasible in tried.values() if feasible is not None), key=lambda feasible: feasible.cost)
 
 
-def play(load: WindowLoad, numbers: Sequence[Ints], meter: Meter, seed: int) -> tuple[float, float]:
+def simulate_numbers(load: WindowLoad, numbers: Sequence[Ints], meter: Meter, seed: int) -> tuple[float, float]:
     """:func:`simulate` for configurations by number."""
     return simulate(load, configurations(load.physics, numbers), meter, seed)
 

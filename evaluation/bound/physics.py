@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from autoscaler.contract import Configuration, NodeInfo
-from evaluation.bound.frontier import Lattice, lattice
+from evaluation.bound.frontier import SpaceArrays, space_arrays
 from simulation.arrays import Bools, Floats, Ints, Tokens
 from simulation.engine.tables import ResourceTables
 from simulation.workloads.workload import Host, Workload
@@ -19,7 +19,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class NodeRows:
-    """One kind of node on every row of the lattice (or, for a segment, on its one configuration)."""
+    """One kind of node on every row of the space_arrays (or, for a segment, on its one configuration)."""
 
     seconds: Floats
     """[rows, tokens + 1]: a call alone, mean."""
@@ -45,7 +45,7 @@ class NodeRows:
 
     @cached_property
     def most_work(self) -> Floats:
-        """[rows, m]: the most work per second of at most m calls, whoever else is served beside them.
+        """[rows, m]: the most work per second of at most m calls, whoever else is served with them.
 
         Others never speed a call up, so where a rate rises with m it is taken for smaller m too.
         """
@@ -53,7 +53,7 @@ class NodeRows:
         return np.asarray(np.maximum.accumulate(highest * np.arange(1, self.pace.shape[1] + 1), axis=1))
 
     def alone_s(self, work_s: Floats) -> Floats:
-        """[rows, calls]: the least seconds that calls of ``work_s [rows, calls]`` take, whoever is beside them.
+        """[rows, calls]: the least seconds that calls of ``work_s [rows, calls]`` take, whoever is served with them.
 
         A replica uses ``use / pace`` CPU seconds while a call advances by one, and its limit gives it no more than
         what the full bucket holds and what comes back meanwhile.
@@ -84,8 +84,8 @@ class Front:
     def of(cls, host: Host | None) -> Front:
         if host is None:
             return cls(0.0, 0.0, 0.0, 0.0, 0.0)
-        own = (host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s)
-        return cls(*(host.least * host.pace * seconds for seconds in own))
+        ingress_s = (host.start_s, host.send_s, host.receive_s, host.answer_s, host.token_s)
+        return cls(*(host.least * host.pace * seconds for seconds in ingress_s))
 
     def sending_s(self, tokens: Tokens) -> Floats:
         """[calls] for calls of so many tokens; 0 for those without any, which are not made."""
@@ -101,9 +101,9 @@ class Physics:
 
     def __init__(self, workload: Workload, most_tokens: int) -> None:
         self.workload = workload
-        self.lattice: Lattice = lattice(workload.space, workload.prices, workload.memory_mb_per_core)
+        self.space_arrays: SpaceArrays = space_arrays(workload.space, workload.prices, workload.memory_mb_per_core)
         widest = replace(workload.space, concurrency_min=workload.space.concurrency_max)
-        self.widest: Lattice = lattice(widest, workload.prices, workload.memory_mb_per_core)
+        self.widest: SpaceArrays = space_arrays(widest, workload.prices, workload.memory_mb_per_core)
         """Φ with the largest concurrency alone: all that a bound which is blind to waiting needs."""
         self.layers = [workload.topology.experts(layer) for layer in range(workload.topology.layers)]
         calls = max(workload.space.concurrency_max, workload.segment_configuration.concurrency)
@@ -122,11 +122,11 @@ class Physics:
         return self.workload.request_s + 2 * len(self.layers) * self.workload.hop_s
 
     def least_memory(self, node: NodeInfo, peak_tokens: float) -> Ints:
-        """Eq. (2) for an expert, see :meth:`Lattice.least_memory`."""
+        """Eq. (2) for an expert, see :meth:`SpaceArrays.least_memory`."""
         need = self.workload.memory_need(node, peak_tokens)
         key = (need.runtime_bytes, need.bytes_per_token, peak_tokens)
         if key not in self._least:
-            self._least[key] = self.lattice.least_memory(need)
+            self._least[key] = self.space_arrays.least_memory(need)
         return self._least[key]
 
     def _computes(self) -> list[Configuration]:
@@ -134,7 +134,7 @@ class Physics:
         per_core = self.workload.memory_mb_per_core or 0.0
         return [
             Configuration(max(1, int(np.ceil(cores * per_core))), float(cores), float(share), 1, 1)
-            for cores, share in zip(self.lattice.cpu_cores, self.lattice.gpu_share, strict=True)
+            for cores, share in zip(self.space_arrays.cpu_cores, self.space_arrays.gpu_share, strict=True)
         ]
 
     def _of(self, node: NodeInfo, computes: list[Configuration]) -> NodeRows:

@@ -69,14 +69,14 @@ def bound_rows(
 
 
 def _row(start_s: float, itself: WindowLoad, meter: Meter, seed: int, oracle: bool) -> BoundRow:
-    """Of a window by itself; on one shared machine uniform configurations are tried, too."""
+    """The row of a window by itself; on one shared machine uniform configurations are tried, too."""
     workload, bound = itself.physics.workload, lower_bound(itself, meter, seed)
     uniform = None if workload.host is None else uniform_outcomes(itself, meter, seed)
     binds = deterministic(itself, meter).binds if uniform is None else uniform_slo_binds(uniform, workload.slo_s)
-    found = cheapest_feasible(itself, meter, seed) if oracle and bound.reachable else None
+    feasible = cheapest_feasible(itself, meter, seed) if oracle and bound.reachable else None
     kept: list[tuple[float, float, dict[str, Configuration]]] = []
-    if found is not None:
-        kept.append((found.cost, found.p95_s, configurations(itself.physics, found.numbers)))
+    if feasible is not None:
+        kept.append((feasible.cost, feasible.p95_s, configurations(itself.physics, feasible.numbers)))
     if oracle and uniform is not None:
         kept += [
             (cost, p95_s, for_all_experts(workload, configuration))

@@ -57,14 +57,14 @@ def groups(tokens: np.ndarray, shares: tuple[float, ...] = HEAVIEST) -> list[Gro
     count = len(tokens)
     order = np.argsort(-tokens.astype(np.int64), kind="stable")
     late = count - kept(count)
-    found = []
+    result = []
     for share in shares:
         size = int(np.ceil(share * count))
         if size > late or share == 1.0:
             member = np.zeros(count, np.bool_)
             member[order[:size]] = True
-            found.append(Group(member, max(0, size - late)))
-    return found
+            result.append(Group(member, max(0, size - late)))
+    return result
 
 
 def sum_of_lowest(values: Floats, silent: int, count: int) -> Floats:

@@ -19,7 +19,8 @@ from simulation.workloads.workload import Workload
 
 REPLICAS = (1, 2, 4)
 CONCURRENCY = 4
-"""Concurrent calls cost nothing; where a replica takes very many, scalers that go by its free slots never see it full."""
+"""Concurrent calls cost nothing; where a replica takes very many, scalers that go by its free slots never see it
+full."""
 
 Outcome = tuple[Configuration, float, float]
 """A configuration of all experts, its cost, and the P95 of all requests in seconds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.bound.frontier import ExpertTable, Frontier, Lattice, frontier
+from evaluation.bound.frontier import ExpertTable, Frontier, SpaceArrays, frontier
 from evaluation.bound.knapsack import BUCKETS, split
 from evaluation.bound.layers import Steps, choose, steps
 from simulation.arrays import Ints
@@ -46,23 +46,25 @@ class Enclosure:
 
 
 def enclose(
-    layers: Sequence[Sequence[ExpertTable]], lattice: Lattice, budget_s: float, buckets: int = BUCKETS
+    layers: Sequence[Sequence[ExpertTable]], space_arrays: SpaceArrays, budget_s: float, buckets: int = BUCKETS
 ) -> Enclosure:
     """The least cost at which the layers' slowest experts add up to at most ``budget_s``, over the whole of Φ."""
-    return enclose_frontiers([[frontier(table, lattice) for table in layer] for layer in layers], budget_s, buckets)
+    return enclose_frontiers(
+        [[frontier(table, space_arrays) for table in layer] for layer in layers], budget_s, buckets
+    )
 
 
 def enclose_frontiers(layers: Sequence[Sequence[Frontier]], budget_s: float, buckets: int = BUCKETS) -> Enclosure:
     """:func:`enclose` where the frontiers are already known: they do not depend on the budget."""
     functions: list[Steps] = [steps(layer) for layer in layers]
-    found = split(functions, budget_s, buckets)
+    enclosure = split(functions, budget_s, buckets)
     possible = all(len(function) for function in functions)
     return Enclosure(
         budget_s,
-        found.lower,
-        found.upper,
-        tuple(choose(layer, float(part)) for layer, part in zip(layers, found.latency_s, strict=True))
-        if np.isfinite(found.upper)
+        enclosure.lower,
+        enclosure.upper,
+        tuple(choose(layer, float(part)) for layer, part in zip(layers, enclosure.latency_s, strict=True))
+        if np.isfinite(enclosure.upper)
         else (),
         sum(float(function.latency_s[0]) for function in functions) if possible else np.inf,
         sum(float(function.cost[-1]) for function in functions) if possible else np.inf,

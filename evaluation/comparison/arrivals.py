@@ -1,8 +1,8 @@
 """Arrival times of a group: an hour of its pattern and set, or the file that was given, at the wanted rate.
 
 Times of day stay: a rate is reached by thinning, or by more requests, evenly along the clip's own cumulative count, so
-its bursts come as fast as they did and its CV stays. Of an hour that is longer than the episode the part is played
-whose CV is nearest to the hour's. The CV of what is really played stands in every result.
+its bursts come as fast as they did and its CV stays. Of an hour that is longer than the episode the part is replayed
+whose CV is nearest to the hour's. The CV of what is really replayed stands in every result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from traces.splits import SPLITS
 DATASETS = ("functions-day", "functions-8h")
 """Where test hours are taken from: the first that is there."""
 MIN_REQUESTS = 100
-"""Of an hour: fewer leave its CV uncertain; more would leave too few hours in the small sets."""
+"""Least of an hour: fewer leave its CV uncertain; more would leave too few hours in the small sets."""
 MADE_CV = {"slow": 0.7, "normal": 1.8, "bursty": 4.0}
 
 
@@ -57,9 +57,14 @@ def arrivals(grid: Grid, group: Group) -> Arrivals:
         mean_rps=grid.mean_rps / grid.speed,
         speed=1.0,
     )
-    found = _in_its_own_time(slow, group)
-    source = f"{found.source}, {grid.speed:g} times as fast"
-    return replace(found, arrival_s=found.arrival_s / grid.speed, seconds=found.seconds / grid.speed, source=source)
+    trace_arrivals = _in_its_own_time(slow, group)
+    source = f"{trace_arrivals.source}, {grid.speed:g} times as fast"
+    return replace(
+        trace_arrivals,
+        arrival_s=trace_arrivals.arrival_s / grid.speed,
+        seconds=trace_arrivals.seconds / grid.speed,
+        source=source,
+    )
 
 
 def _in_its_own_time(grid: Grid, group: Group) -> Arrivals:
@@ -73,12 +78,12 @@ def _in_its_own_time(grid: Grid, group: Group) -> Arrivals:
             trace = trace.clip(float(start_s), float(start_s) + grid.seconds)
         else:
             trace = typical(trace, grid.seconds)
-    played = scale.at_rate(trace, grid.mean_rps, group.seed)
-    if played.requests == 0:
+    replayed = scale.at_rate(trace, grid.mean_rps, group.seed)
+    if replayed.requests == 0:
         raise EvaluationError(f"{trace.source} has no request left at {grid.mean_rps:g} requests/s")
     seconds = _whole_windows(grid, trace)
-    within = played.arrival_s[played.arrival_s < seconds]
-    return Arrivals(within, seconds, played.source, played.iat_cv, measured)
+    within = replayed.arrival_s[replayed.arrival_s < seconds]
+    return Arrivals(within, seconds, replayed.source, replayed.iat_cv, measured)
 
 
 def _whole_windows(grid: Grid, trace: Trace) -> float:
@@ -100,9 +105,9 @@ def typical(trace: Trace, seconds: float) -> Trace:
     whole = trace.iat_cv
     starts = np.arange(0.0, trace.duration_s - seconds + 1e-9, 60.0)
     parts = [trace.clip(float(start), float(start) + seconds) for start in starts]
-    known = [part for part in parts if (part.iat_cv or 0.0) > 0]
+    varying = [part for part in parts if (part.iat_cv or 0.0) > 0]
     share = trace.requests * seconds / trace.duration_s
-    enough = [part for part in known if part.requests >= share / 2] or known
+    enough = [part for part in varying if part.requests >= share / 2] or varying
     if not whole or not enough:
         return max(parts, key=lambda part: part.requests)
     return min(enough, key=lambda part: abs(math.log((part.iat_cv or 1.0) / whole)))
@@ -115,10 +120,10 @@ def _whole(grid: Grid, group: Group) -> tuple[Trace, bool]:
         path, start_s, duration_s = catalog.resolve(str(grid.trace), folder), grid.start_s, grid.duration_s
         return loading.load(path, row=grid.row, start_s=start_s, duration_s=duration_s, seed=group.seed), True
     pattern = next(name for name in PATTERNS if name == group.pattern)
-    known = {dataset.name: dataset.path for dataset in catalog.datasets(folder)}
+    paths = {dataset.name: dataset.path for dataset in catalog.datasets(folder)}
     for name in DATASETS:
-        if name in known:
-            table = _hours(known[name])
+        if name in paths:
+            table = _hours(paths[name])
             return clips.choose(table, pattern, split=grid.split, seed=group.seed)[0][1], True
     count = max(3, round((grid.mean_rps or 1.0) * grid.seconds))
     seed = group.seed + 1000 * SPLITS.index(grid.split)

@@ -1,4 +1,4 @@
-"""Whether an SLO can be told from none on one shared machine: asked of the simulator itself.
+"""Whether an SLO makes a difference on one shared machine: asked of the simulator itself.
 
 The queueing model behind the same check of the modelled cluster
 (:func:`evaluation.comparison.episode.check_binding`) does not know such a machine, so the counted windows are simulated

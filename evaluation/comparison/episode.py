@@ -1,4 +1,4 @@
-"""One group: the same requests under every policy, and the bound beside them."""
+"""One group: the same requests under every policy, and the bound next to them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import limits_of, policy_of
 from evaluation.tuning.outcomes import Replay
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
@@ -71,8 +71,8 @@ class Work:
 
     def loads(self) -> list[WindowLoad]:
         """The windows after the warm-up."""
-        found = list(windows(self.physics, self.requests, self.window_s, self.arrivals.seconds))
-        return found[round(self.profiling_s / self.window_s) :]
+        loads = list(windows(self.physics, self.requests, self.window_s, self.arrivals.seconds))
+        return loads[round(self.profiling_s / self.window_s) :]
 
 
 def prepare(grid: Grid, group: Group) -> Work:
@@ -85,11 +85,13 @@ def prepare(grid: Grid, group: Group) -> Work:
 
 @lru_cache(maxsize=32)
 def _prepared(grid: Grid, group: Group) -> Work:
-    found = arrivals(grid, group)
-    mean_rps = grid.mean_rps or found.arrival_s.size / found.seconds
+    trace_arrivals = arrivals(grid, group)
+    mean_rps = grid.mean_rps or trace_arrivals.arrival_s.size / trace_arrivals.seconds
     workload = grid.workload_of(group, mean_rps)
-    requests = draw_requests(workload, found.arrival_s, seed=group.seed, source=found.source)
-    return Work(group, workload, requests, found, grid.start, grid.warm_up_windows * grid.window_s, grid.window_s)
+    requests = draw_requests(workload, trace_arrivals.arrival_s, seed=group.seed, source=trace_arrivals.source)
+    return Work(
+        group, workload, requests, trace_arrivals, grid.start, grid.warm_up_windows * grid.window_s, grid.window_s
+    )
 
 
 def profiled_start(work: Work) -> dict[str, Configuration]:
@@ -108,13 +110,13 @@ def profiled_start(work: Work) -> dict[str, Configuration]:
     if workload.host is not None:
         chosen = uniform_start(load, work.group.seed)
         return workload.initial(next(iter(chosen.values()))) | chosen
-    found = cheapest_feasible(load, "provisioned", work.group.seed)
-    if found is None:
+    feasible = cheapest_feasible(load, "provisioned", work.group.seed)
+    if feasible is None:
         raise EvaluationError(
             f"{workload.name}: no configuration was found that keeps the SLO of {1000 * workload.slo_s:g} ms in the "
             f"{work.profiling_s:g} s of warm-up; lower the load or the input size, or say what to start with"
         )
-    chosen = configurations(physics, found.numbers)
+    chosen = configurations(physics, feasible.numbers)
     return workload.initial(next(iter(chosen.values()))) | chosen
 
 
@@ -126,7 +128,9 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
     policy = policy_of(name, workload, grid, group)
     simulation = Simulation(workload, work.requests, work.start, seed=group.seed)
     begun_s = time.perf_counter()
-    steps = play(simulation, policy, limits_of(workload), window_s=grid.window_s, until_s=work.arrivals.seconds)
+    steps = simulate_policy(
+        simulation, policy, limits_of(workload), window_s=grid.window_s, until_s=work.arrivals.seconds
+    )
     spent_s = time.perf_counter() - begun_s
     counted = steps[grid.warm_up_windows :]
     experts = {node.id: node for node in workload.experts}
@@ -166,14 +170,14 @@ def run_bound(work: Work) -> dict[str, Any]:
             f"and by replicas of the last (for {work.workload.lifecycle.drain_s:.2g} s), so bounds of single windows "
             f"do not add up to one of a run; `smoe lab bound` takes each by itself"
         )
-    found: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
-    found["binds"] = work.binds
+    summary: dict[str, Any] = {**_names(work.group, BOUND), "simulated": True, "requests_sha256": work.requests.sha256}
+    summary["binds"] = work.binds
     unreachable = 0
     for meter in METERS:
         bounds = [lower_bound(load, meter, work.group.seed) for load in loads]
-        found[f"{meter}_experts"] = float(sum(bound.cost for bound in bounds))
+        summary[f"{meter}_experts"] = float(sum(bound.cost for bound in bounds))
         unreachable = sum(not bound.reachable for bound in bounds)
-    return found | {"windows": len(loads), "unreachable_windows": unreachable}
+    return summary | {"windows": len(loads), "unreachable_windows": unreachable}
 
 
 def check_binding(loads: list[WindowLoad], work: Work) -> dict[Meter, bool]:
@@ -185,21 +189,21 @@ def check_binding(loads: list[WindowLoad], work: Work) -> dict[Meter, bool]:
     if not loads:
         raise EvaluationError(f"{work.requests.source}: no window after the warm-up has a request")
     busiest = max(loads, key=lambda load: load.count)
-    found = {meter: deterministic(busiest, meter) for meter in METERS}
-    slo_ms, name, one = 1000 * work.workload.slo_s, work.group.key, found["provisioned"]
+    optima = {meter: deterministic(busiest, meter) for meter in METERS}
+    slo_ms, name, one = 1000 * work.workload.slo_s, work.group.key, optima["provisioned"]
     budget_ms = 1000 * one.budget_s
     if one.fastest_s > one.budget_s:
         raise EvaluationError(
             f"{name}: no configuration meets the SLO of {slo_ms:g} ms in the busiest window: the experts of the "
             f"fastest choice take {1000 * one.fastest_s:.1f} ms of {budget_ms:.1f}; lower the load or the input size"
         )
-    if not any(enclosure.binds for enclosure in found.values()):
+    if not any(enclosure.binds for enclosure in optima.values()):
         raise EvaluationError(
             f"{name}: the SLO of {slo_ms:g} ms does not bind: already the cheapest configurations take "
             f"{1000 * one.cheapest_s:.1f} ms of {budget_ms:.1f} in the busiest window, so costs would say nothing "
             f"about keeping it; use longer inputs, more load or other prices"
         )
-    return {meter: enclosure.binds for meter, enclosure in found.items()}
+    return {meter: enclosure.binds for meter, enclosure in optima.items()}
 
 
 def _names(group: Group, policy: str) -> dict[str, Any]:
@@ -214,7 +218,7 @@ def _names(group: Group, policy: str) -> dict[str, Any]:
 
 def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[str, Any]:
     window, report = step.window, step.report
-    own = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
+    expert_costs = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
     p95_s = window.quantile_s(SLO_QUANTILE)
     return {
         "start_s": window.start_s,
@@ -227,8 +231,8 @@ def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[s
         "violated": None if p95_s is None else p95_s > workload.slo_s,
         "busy": report.cost.busy,
         "provisioned": report.cost.provisioned,
-        "busy_experts": _sum([cost.busy for cost in own]),
-        "provisioned_experts": _sum([cost.provisioned for cost in own]),
+        "busy_experts": _sum([cost.busy for cost in expert_costs]),
+        "provisioned_experts": _sum([cost.provisioned for cost in expert_costs]),
         "replicas": int(sum(window.replicas["ready"])),
         **_ordered(report.observation.nodes),
         "changes": len(report.applied),
@@ -247,13 +251,13 @@ def _ordered(nodes: Sequence[NodeObservation]) -> dict[str, float]:
 
 
 def beyond_cluster(totals: Mapping[str, Any]) -> list[str]:
-    """Of which resources a run wants more at its peak than the paper's cluster has."""
+    """The resources of which a run wants more at its peak than the paper's cluster has."""
     return [name for name, most in PAPER_CLUSTER.items() if totals[f"peak_{name}"] > most + 1e-9]
 
 
 def _sum(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return float(sum(numbers)) if numbers and len(numbers) == len(values) else None
 
 
 def _totals(table: pa.Table, steps: list[Step], slo_s: float) -> dict[str, Any]:

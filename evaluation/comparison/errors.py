@@ -2,4 +2,4 @@
 
 
 class EvaluationError(ValueError):
-    """A setting, a trace or a calibration that nothing can be measured with; the sentence says why."""
+    """A setting, a trace or a calibration that nothing can be measured with; the message states why."""

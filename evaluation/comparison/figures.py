@@ -38,14 +38,14 @@ def figure_7(path: Path, summaries: Sequence[Run], windows: Mapping[tuple[Any, .
         heights = [float(np.mean(mean)) / top for mean, top in zip(means, tops, strict=True)]
         costs.bar(at, heights, WIDTH / len(policies), label=policy, color=color)
         for x, workload in zip(at, workloads, strict=True):
-            found = [
+            samples = [
                 value / run["slo_s"]
                 for run in runs
                 if _is(run, workload, policy)
                 for value in windows.get(_key(run), ())
             ]
-            if found:
-                _box(tails, float(x), found, WIDTH / len(policies), color)
+            if samples:
+                _box(tails, float(x), samples, WIDTH / len(policies), color)
     for axes in (costs, tails):
         axes.set_xlim(-0.5, len(workloads) - 0.5)
         axes.set_xticks(np.arange(len(workloads)), workloads)
@@ -67,13 +67,13 @@ def figure_8(path: Path, summaries: Sequence[Run]) -> None:
     for column, axis in enumerate(("pattern", "tokens")):
         values = _values(runs, axis)
         for place, policy in enumerate(_values(runs, "policy")):
-            own = [[run for run in runs if run["policy"] == policy and run[axis] == value] for value in values]
+            by_value = [[run for run in runs if run["policy"] == policy and run[axis] == value] for value in values]
             cost = [
                 np.mean([run["provisioned_experts"] / _costliest(runs, run["workload"]) for run in some])
-                for some in own
+                for some in by_value
             ]
-            tails = [[run["p95_over_slo"] for run in some if run["p95_over_slo"] is not None] for some in own]
-            tail = [np.mean(found) if found else np.nan for found in tails]
+            tails = [[run["p95_over_slo"] for run in some if run["p95_over_slo"] is not None] for some in by_value]
+            tail = [np.mean(sample) if sample else np.nan for sample in tails]
             for row, line in enumerate((cost, tail)):
                 grid[row, column].plot(range(len(values)), line, marker="o", color=f"C{place}", label=policy)
         for row in (0, 1):

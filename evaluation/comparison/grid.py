@@ -23,7 +23,7 @@ from traces.model import PATTERNS
 from traces.splits import Split
 
 VERSION = 1
-"""Of the stored results; older ones are made anew."""
+"""Version of stored results; older ones are computed again."""
 RUN = "evaluation.comparison.run"
 """Module that evaluates; what it imports makes a result."""
 FROM_FILE = "file"
@@ -55,24 +55,26 @@ class Grid:
     policies: tuple[str, ...]
     seeds: tuple[int, ...]
     start: Configuration | None = None
-    """Of every expert when an episode begins, whatever the policy. None: for each expert its own, the cheapest found
-    that keep the SLO in the warm-up windows (:mod:`evaluation.bound.oracle`): what an operator finds by profiling.
+    """Configuration of every expert when an episode begins, whatever the policy. None: for each expert its own, the
+    cheapest found that keep the SLO in the warm-up windows (:mod:`evaluation.bound.oracle`): what an operator finds by
+    profiling.
     """
     window_s: float = 30.0
     seconds: float = 3600.0
     mean_rps: float = 20.0
-    """Requests per second on average over an episode (:mod:`evaluation.comparison.arrivals`); 0: as many as the trace has."""
+    """Requests per second on average over an episode (:mod:`evaluation.comparison.arrivals`); 0: as many as the trace
+    has."""
     warm_up_windows: int = 4
-    """Windows at the start that are played but not counted."""
+    """Windows at the start that are simulated but not counted."""
     trace: Path | None = None
     """Instead of clips by pattern: a file, or a data set's name (:func:`traces.catalog.resolve`)."""
     row: str | None = None
-    """Of the trace (:func:`traces.loading.load`), as are the next two."""
+    """Row of the trace (:func:`traces.loading.load`), as are the next two."""
     start_s: float | None = None
-    """What is played begins just there; None: with the minute of the first request."""
+    """Second of the trace at which the replay begins; None: with the minute of the first request."""
     duration_s: float | None = None
     data: Path | None = None
-    """Folder of the public traces; without them the made samples are played."""
+    """Folder of the public traces; without them the synthetic samples are replayed."""
     plans: Path | None = None
     """Folder of stored plans, ``POLICY.WORKLOAD.PATTERN.SEED.json`` or the same with fewer of these parts."""
     settings: Path | None = None
@@ -81,21 +83,21 @@ class Grid:
     split: Split = "test"
     """Set that hours are taken from; settings are tuned on ``validation``."""
     speed: float = 1.0
-    """The trace's time is divided by it; windows, seconds and rate are of what is played."""
+    """The trace's time is divided by it; windows, seconds and rate are those of the replay."""
     own: CustomPipeline | None = None
-    """A pipeline of one's own, which ``workloads`` may name beside the paper's."""
+    """A custom pipeline, which ``workloads`` may name next to the paper's."""
     prices: PriceSheet | None = None
-    """Of all workloads; None: each workload's own."""
+    """Prices of all workloads; None: each workload's own."""
 
     def __post_init__(self) -> None:
-        for name, found, known in (
+        for name, values, allowed in (
             ("workloads", self.workloads, (*PAPER_WORKLOADS, *([self.own.pipeline] if self.own else []))),
             ("patterns", self.patterns, (FROM_FILE,) if self.trace else PATTERNS),
         ):
-            unknown = [value for value in found if value not in known]
-            if unknown or not found or len(set(found)) < len(found):
-                wrong = unknown[0] if unknown else f"{', '.join(found)}, each once"
-                raise EvaluationError(f"{name} are {', '.join(known)}; got {wrong!r}")
+            unknown = [value for value in values if value not in allowed]
+            if unknown or not values or len(set(values)) < len(values):
+                wrong = unknown[0] if unknown else f"{', '.join(values)}, each once"
+                raise EvaluationError(f"{name} are {', '.join(allowed)}; got {wrong!r}")
         bad = [policy for policy in self.policies if not is_policy(policy)]
         if bad or not self.policies or len(set(self.policies)) < len(self.policies):
             raise EvaluationError(
@@ -135,7 +137,7 @@ class Grid:
 
     def fingerprint(self, group: Group, policy: str, requests_sha256: str) -> str:
         """Hash of all that a run's result depends on; a stored result with another one is not this run's."""
-        own: dict[str, Any] = {
+        parts: dict[str, Any] = {
             "version": VERSION,
             "group": asdict(group),
             "policy": policy,
@@ -151,33 +153,33 @@ class Grid:
         }
         if (pipeline := self.custom_of(group.workload)) is not None:
             numbers = (pipeline.slo_ms, pipeline.cpu_scale, pipeline.mean_tokens, pipeline.cluster)
-            own["own"] = [*numbers, pipeline.sha256]
-        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+            parts["own"] = [*numbers, pipeline.sha256]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def made_by(self, workload: str, policy: str) -> dict[str, str]:
         """Hashes of what no option names: ``code_sha256`` of the code that evaluates and of the policy's own,
         ``prices_sha256`` of the price sheet."""
         pipeline = self.custom_of(workload)
-        own = load_prices(PAPER_PRICES) if pipeline is None else pipeline.prices
-        sheet = json.dumps(asdict(self.prices or own), sort_keys=True)
+        sheet_of_workload = load_prices(PAPER_PRICES) if pipeline is None else pipeline.prices
+        sheet = json.dumps(asdict(self.prices or sheet_of_workload), sort_keys=True)
         return {
             "code_sha256": code_sha256(RUN, *maker_modules(policy)),
             "prices_sha256": hashlib.sha256(sheet.encode()).hexdigest(),
         }
 
     def custom_of(self, workload: str) -> CustomPipeline | None:
-        """The pipeline of one's own, if that is the workload."""
+        """The custom pipeline, if that is the workload."""
         return self.own if self.own is not None and self.own.pipeline == workload else None
 
     def workload_of(self, group: Group, mean_rps: float) -> Workload:
-        """What is played, with the routing of the group's seed and, on the modelled cluster, segments for a load of
+        """What is simulated, with the routing of the group's seed and, on the modelled cluster, segments for a load of
         ``mean_rps``. Raises ProfileError and ``moe.errors.ManifestError``."""
-        own, tokens = self.custom_of(group.workload), group.tokens or None
-        if own is not None:
-            found = own.served(group.seed, group.tokens, mean_rps)
+        custom, tokens = self.custom_of(group.workload), group.tokens or None
+        if custom is not None:
+            workload = custom.served(group.seed, group.tokens, mean_rps)
         else:
-            found = paper_workload(group.workload, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed)
-        return found if self.prices is None else replace(found, prices=self.prices)
+            workload = paper_workload(group.workload, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed)
+        return workload if self.prices is None else replace(workload, prices=self.prices)
 
     def plan_of(self, policy: str, group: Group) -> Path | None:
         """The stored plan of a policy, where there is one."""

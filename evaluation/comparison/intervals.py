@@ -52,5 +52,5 @@ def share(hits: int, of: int) -> Interval | None:
     """``hits / of`` with Wilson's interval; None of nothing."""
     if of == 0:
         return None
-    found = binomtest(hits, of).proportion_ci(method="wilson")
-    return Interval(hits / of, float(found.low), float(found.high))
+    interval = binomtest(hits, of).proportion_ci(method="wilson")
+    return Interval(hits / of, float(interval.low), float(interval.high))

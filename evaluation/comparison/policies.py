@@ -17,7 +17,7 @@ from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
 
 PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
-"""Policies that know the seconds of a call, which a profile tells."""
+"""Policies that know the seconds of a call, which a profile holds."""
 
 
 def limits_of(workload: Workload) -> LimitSettings:
@@ -27,10 +27,10 @@ def limits_of(workload: Workload) -> LimitSettings:
 
 def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:
     """The policy as the controller would make it. Segments are left alone, as in the paper. Raises SettingsError."""
-    file, pipeline = grid.settings_of(name, group), grid.custom_of(group.workload)
-    table: Path | Mapping[str, Any] | None = file
+    settings_file, pipeline = grid.settings_of(name, group), grid.custom_of(group.workload)
+    table: Path | Mapping[str, Any] | None = settings_file
     if grid.speed > 1 and name in HPA_NAMES:
-        table = {**hpa_of_windows(grid.window_s), **(read_table(file) if file is not None else {})}
+        table = {**hpa_of_windows(grid.window_s), **(read_table(settings_file) if settings_file is not None else {})}
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
         manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
@@ -56,9 +56,9 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
 
 @dataclass(frozen=True)
 class MakingByProfile(Making):
-    """Where the policy's settings name neither profile nor workload, it plans with the profile that is played."""
+    """Where the policy's settings name neither profile nor workload, it plans with the profile that is simulated."""
 
-    played: CustomPipeline
+    custom: CustomPipeline
     tokens: int
     """Mean tokens of a request; 0: the pipeline's own."""
 
@@ -66,8 +66,8 @@ class MakingByProfile(Making):
         stored = super().table()
         if stored.get("profile") or stored.get("workload"):
             return stored
-        own = self.played
-        known = {"profile": str(own.profile_file), "cpu_scale": own.cpu_scale, "other_machine": True}
-        if own.cluster:
-            known |= {"cluster": True, "cpu_scale": own.cpu_scale or CLUSTER_CORE}
-        return {**known, "mean_tokens": self.tokens or round(own.mean_tokens), **stored}
+        custom = self.custom
+        defaults = {"profile": str(custom.profile_file), "cpu_scale": custom.cpu_scale, "other_machine": True}
+        if custom.cluster:
+            defaults |= {"cluster": True, "cpu_scale": custom.cpu_scale or CLUSTER_CORE}
+        return {**defaults, "mean_tokens": self.tokens or round(custom.mean_tokens), **stored}

@@ -71,12 +71,12 @@ def settings(grid: Grid) -> dict[str, Any]:
 
 def where(grid: Grid) -> str:
     """Where it was simulated."""
-    own = None if grid.own is None else grid.own.pipeline
-    parts = ["on the modelled cluster"] if any(name != own for name in grid.workloads) else []
-    if grid.own is not None and own in grid.workloads:
+    custom = None if grid.own is None else grid.own.pipeline
+    parts = ["on the modelled cluster"] if any(name != custom for name in grid.workloads) else []
+    if grid.own is not None and custom in grid.workloads:
         scale = f", a core being {grid.own.cpu_scale:g} real ones" if grid.own.cpu_scale else ""
         machine = "the modelled cluster with cores" if grid.own.cluster else "the machine"
-        parts.append(f"on {machine} of the profile {grid.own.profile_file.name} ({own}{scale})")
+        parts.append(f"on {machine} of the profile {grid.own.profile_file.name} ({custom}{scale})")
     return " and ".join(parts)
 
 
@@ -96,7 +96,7 @@ def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str
         sentences.append(f"Seconds of calls: {model}; at least {share:.0%} of a run's calls lie where it was measured.")
     if grid.speed != 1:
         sentences.append(f"Traces are replayed {grid.speed:g} times as fast as they were.")
-    sentences += _played(summaries)
+    sentences += _replayed(summaries)
     for why in dict.fromkeys((left_out or {}).values()):
         keys = [key for key, reason in (left_out or {}).items() if reason == why]
         sentences.append(f"Left out: {', '.join(dict.fromkeys(map(_left_out, keys)))}, as {why}.")
@@ -115,17 +115,17 @@ def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str
 
 
 def _loose(summaries: Sequence[Summary]) -> list[str]:
-    """Of how many groups there is no cost on a meter, as the SLO does not bind there."""
+    """Sentences on how many groups have no cost on a meter, as the SLO does not bind there."""
     groups = {tuple(summary[name] for name in NAMES[:-1]): summary for summary in summaries if "binds" in summary}
-    found = []
+    sentences = []
     for meter in METERS:
         loose = sum(not binds(summary, meter) for summary in groups.values())
         if loose:
-            found.append(
+            sentences.append(
                 f"On the {meter} meter the SLO does not bind in {loose} of {len(groups)} groups, where the cheapest "
                 f"configurations keep it anyway: they have no part in that meter's columns."
             )
-    return found
+    return sentences
 
 
 def _tuned(grid: Grid, policy: str) -> bool:
@@ -141,7 +141,7 @@ def _left_out(key: str) -> str:
     return key.split(".", 4)[-1] if key.count(".") > 3 else key
 
 
-def _played(summaries: Sequence[Summary]) -> list[str]:
+def _replayed(summaries: Sequence[Summary]) -> list[str]:
     """How bursty the arrivals of each pattern really were: reaching a rate changes the CV of an hour."""
     by_pattern: dict[str, list[float]] = {}
     for summary in summaries:
@@ -149,21 +149,19 @@ def _played(summaries: Sequence[Summary]) -> list[str]:
             by_pattern.setdefault(summary["pattern"], []).append(summary["cv"])
     if not by_pattern:
         return []
-    ranges = ", ".join(f"{name} {min(found):.2g} to {max(found):.2g}" for name, found in by_pattern.items())
-    other = [
-        name for name, found in by_pattern.items() if name in PATTERNS and {classify(cv) for cv in found} != {name}
-    ]
+    ranges = ", ".join(f"{name} {min(cvs):.2g} to {max(cvs):.2g}" for name, cvs in by_pattern.items())
+    other = [name for name, cvs in by_pattern.items() if name in PATTERNS and {classify(cv) for cv in cvs} != {name}]
     beyond = f", not always of their pattern: {', '.join(other)}" if other else ""
-    return [f"CV of the inter-arrival times as played: {ranges}{beyond}."]
+    return [f"CV of the inter-arrival times as replayed: {ranges}{beyond}."]
 
 
 def _tails(windows: pa.Table) -> dict[tuple[Any, ...], list[float]]:
     """P95 of every judged window by run."""
-    found: dict[tuple[Any, ...], list[float]] = {}
+    tails: dict[tuple[Any, ...], list[float]] = {}
     for *key, p95_s in zip(*(windows.column(name).to_pylist() for name in (*NAMES, "p95_s")), strict=True):
         if p95_s is not None:
-            found.setdefault(tuple(key), []).append(p95_s)
-    return found
+            tails.setdefault(tuple(key), []).append(p95_s)
+    return tails
 
 
 def _page(grid: Grid, summaries: Sequence[Summary], paths: ReportPaths, left_out: Mapping[str, str]) -> str:
@@ -197,7 +195,7 @@ img { max-width: 100%; margin: 1rem 0; }
 {% for row in rows %}<tr>{% for cell in cells(row) %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table>
 {% for image in images %}<img alt="figure" src="data:image/png;base64,{{ image }}">{% endfor %}
-<h2>What was played</h2><ul>{% for source in sources %}<li class="note">{{ source }}</li>{% endfor %}</ul>
+<h2>What was replayed</h2><ul>{% for source in sources %}<li class="note">{{ source }}</li>{% endfor %}</ul>
 <h2>Settings</h2><table>{% for key, value in settings.items() %}
 <tr><td>{{ key }}</td><td>{{ value }}</td></tr>{% endfor %}</table>
 </body></html>

@@ -24,12 +24,12 @@ Summary = dict[str, Any]
 
 
 class GroupRuns(NamedTuple):
-    """Of one group: its runs in order, and why a policy (its name) cannot serve it, or there is no bound."""
+    """One group: its runs in order, and why a policy (its name) cannot serve it, or there is no bound."""
 
     summaries: list[Summary]
     refused: dict[str, str]
     otherwise: set[str]
-    """How stored runs were made that were played anew for it."""
+    """How stored runs were made that were simulated again for it."""
 
 
 def evaluate(
@@ -44,25 +44,25 @@ def evaluate(
     ``workers`` 0: one a core. A group that nothing can be measured with, or a policy that cannot serve it, ends the
     evaluation, once the groups under way have ended; what they stored stays. With ``refused`` given it is left out
     instead, its key (``GROUP`` or ``GROUP.POLICY``) and the reason put there; so is the bound where there is none.
-    Stored runs that were made by other code or with other prices are played anew, which is logged once.
+    Stored runs that were made by other code or with other prices are simulated again, which is logged once.
     Raises what else a group raises.
     """
     groups = list(grid.groups())
     workers = min(workers or os.cpu_count() or 1, len(groups))
     results: dict[Group, list[Summary]] = {}
-    told: set[str] = set()
+    logged: set[str] = set()
 
     def take(group: Group, run: Callable[[], GroupRuns]) -> None:
         try:
-            found = run()
-            for how in found.otherwise - told:
-                log.warning("%s: stored runs were made %s; they are played anew", out, how)
-            told.update(found.otherwise)
-            if refused is None and found.refused:
-                raise EvaluationError(next(iter(found.refused.values())))
+            runs = run()
+            for how in runs.otherwise - logged:
+                log.warning("%s: stored runs were made %s; they are simulated again", out, how)
+            logged.update(runs.otherwise)
+            if refused is None and runs.refused:
+                raise EvaluationError(next(iter(runs.refused.values())))
             if refused is not None:
-                refused.update({f"{group.key}.{policy}": why for policy, why in found.refused.items()})
-            results[group] = found.summaries
+                refused.update({f"{group.key}.{policy}": why for policy, why in runs.refused.items()})
+            results[group] = runs.summaries
         except EvaluationError as error:
             if refused is None:
                 raise
@@ -100,7 +100,7 @@ def _spread(
 def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
     """The group's runs, from disk where they are there already. Raises EvaluationError and what its parts raise."""
     work = prepare(grid, group)
-    found = GroupRuns([], {}, set())
+    runs = GroupRuns([], {}, set())
     names = ([BOUND] if grid.bound else []) + list(grid.policies)
     for name in names:
         path = path_of(out, group, name)
@@ -108,16 +108,16 @@ def run_group(grid: Grid, group: Group, out: Path) -> GroupRuns:
         fingerprint = grid.fingerprint(group, name, work.requests.sha256)
         stored = load_run(path, fingerprint)
         if stored is None:
-            found.otherwise.update(filter(None, [otherwise(path, made_by)]))
+            runs.otherwise.update(filter(None, [otherwise(path, made_by)]))
             try:
                 summary, windows = (run_bound(work), None) if name == BOUND else run_policy(grid, work, name)
             except BoundError as error:
-                found.refused[name] = str(error)
+                runs.refused[name] = str(error)
                 continue
             except SettingsError as error:
-                found.refused[name] = f"{group.workload}: {error}"
+                runs.refused[name] = f"{group.workload}: {error}"
                 continue
             stored = {**summary, **made_by, "fingerprint": fingerprint}
             save_run(path, stored, windows)
-        found.summaries.append(stored)
-    return found
+        runs.summaries.append(stored)
+    return runs

@@ -26,7 +26,7 @@ WINDOWS = pa.schema(
         *((name, pa.float32()) for name in ("busy_experts", "provisioned_experts", "decision_s")),
     ]
 )
-"""Of :func:`write_windows`."""
+"""Schema of :func:`write_windows`."""
 
 
 def path_of(out: Path, group: Group, policy: str) -> Path:
@@ -36,31 +36,31 @@ def path_of(out: Path, group: Group, policy: str) -> Path:
 def load_run(path: Path, fingerprint: str) -> dict[str, Any] | None:
     """A stored summary that was made from the same things; None when there is none or it is another's."""
     try:
-        found = json.loads(path.read_text())
+        summary = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise EvaluationError(f"{path} cannot be read as JSON ({error}); delete it to run it again") from error
-    same = isinstance(found, dict) and found.get("fingerprint") == fingerprint
-    return found if same else None
+    same = isinstance(summary, dict) and summary.get("fingerprint") == fingerprint
+    return summary if same else None
 
 
 MADE_BY = {"code_sha256": "by other code", "prices_sha256": "with other prices"}
-"""Of :meth:`evaluation.comparison.grid.Grid.made_by`, in words."""
+"""The keys of :meth:`evaluation.comparison.grid.Grid.made_by`, in words."""
 
 
 def otherwise(path: Path, made_by: Mapping[str, str]) -> str:
     """How a stored run was made otherwise than by what no option names; empty where it was not, and without a run."""
     try:
-        found = json.loads(path.read_text())
+        stored = json.loads(path.read_text())
     except FileNotFoundError:
         return ""
-    known = found if isinstance(found, dict) else {}
-    return " and ".join(words for key, words in MADE_BY.items() if known.get(key) != made_by[key])
+    summary = stored if isinstance(stored, dict) else {}
+    return " and ".join(words for key, words in MADE_BY.items() if summary.get(key) != made_by[key])
 
 
 def save_run(path: Path, summary: dict[str, Any], windows: pa.Table | None) -> None:
-    """The summary last, so that it only stands beside complete windows."""
+    """The summary last, so that it only stands next to complete windows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if windows is not None:
         part = path.with_suffix(f".{os.getpid()}.part")

@@ -82,10 +82,10 @@ def binds(summary: Summary, meter: str) -> bool:
 
 def rows(summaries: Sequence[Summary]) -> list[Row]:
     """By pattern, then policy, in the order in which they first come."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    by_row: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for run in runs_of(summaries):
-        found[run["pattern"], run["policy"]].append(run)
-    return [_row(policy, pattern, runs) for (pattern, policy), runs in found.items()]
+        by_row[run["pattern"], run["policy"]].append(run)
+    return [_row(policy, pattern, runs) for (pattern, policy), runs in by_row.items()]
 
 
 def write_csv(path: Path, summaries: Sequence[Summary]) -> None:
@@ -140,9 +140,9 @@ def without_interval(text: str) -> str:
     return text.partition(" (")[0]
 
 
-def _money(found: Interval | None) -> str:
+def _money(value: Interval | None) -> str:
     """``1.23 (1.1–1.4)`` in the price sheet's currency."""
-    return "–" if found is None else f"{found.value:.3g} ({found.low:.3g}–{found.high:.3g})"
+    return "–" if value is None else f"{value.value:.3g} ({value.low:.3g}–{value.high:.3g})"
 
 
 def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
@@ -154,7 +154,7 @@ def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
         policy,
         pattern,
         len(runs),
-        {meter: found for meter, found in costs.items() if found is not None},
+        {meter: cost for meter, cost in costs.items() if cost is not None},
         {meter: _interval(bound[meter], f"{meter}_over_bound") for meter in METERS},
         share(violated, judged),
         _interval(runs, "mean_excess"),

@@ -23,7 +23,7 @@ from evaluation.tuning.searches import METHOD, PLANNED
 from simulation.engine.regions import measured_part_of
 
 WINDOW_S = 15.0
-"""Of the windows that the profile is judged in; one's own pipeline's are its own."""
+"""Length in seconds of the windows that the profile is judged in; a custom pipeline's are its own."""
 WARM_UP_WINDOWS = 2
 
 
@@ -61,7 +61,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     """Search the deployment of a baseline on the first seconds of a clip, and store it for `--plan`.
 
     Take a clip that the policy is not tested on. Writes POLICY.WORKLOAD.json and every trial to POLICY.WORKLOAD.csv.
-    Everything is simulated: a workload of the paper's on the modelled cluster, one's own pipeline on the machine of its
+    Everything is simulated: a workload of the paper's on the modelled cluster, a custom pipeline on the machine of its
     profile.
     """
     asked = asked_for(options)
@@ -78,7 +78,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
         )
     load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, profile_s)
     deployments = Deployments((load,), meter, options["groups"], PLANNED[policy].axes)
-    played = Replay(workload, requests, window_s, profile_s // window_s * window_s, WARM_UP_WINDOWS, meter, seed)
+    replay = Replay(workload, requests, window_s, profile_s // window_s * window_s, WARM_UP_WINDOWS, meter, seed)
     hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
     if asked.speed > 1:
         hpa = replace(hpa, **hpa_of_windows(window_s))
@@ -86,7 +86,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     def outcome(parameters: Parameters) -> tuple[float, float]:
         deployment = deployments.build(parameters)
         alone = policy == "serverlessmoe"
-        cost, values = played.static(deployment) if alone else played.with_hpa(deployment, hpa)
+        cost, values = replay.static(deployment) if alone else replay.with_hpa(deployment, hpa)
         return cost, tail_s(values)
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

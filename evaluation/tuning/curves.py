@@ -15,14 +15,14 @@ import matplotlib.pyplot as plt
 
 def best_so_far(path: Path) -> list[float | None]:
     """From a search's CSV: after each trial the least cost of those that met the SLO; None while there is none."""
-    found: list[float | None] = []
+    curve: list[float | None] = []
     best: float | None = None
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["meets"] == "True":
                 best = min(float(row["cost"]), best if best is not None else float("inf"))
-            found.append(best)
-    return found
+            curve.append(best)
+    return curve
 
 
 def picture(path: Path, curves: Mapping[str, Sequence[float | None]], columns: int = 3) -> None:
@@ -32,9 +32,9 @@ def picture(path: Path, curves: Mapping[str, Sequence[float | None]], columns: i
     figure, grid = plt.subplots(1, columns, figsize=(5.2 * columns, 3.6), layout="constrained", squeeze=False)
     for axes, policy in zip(grid[0], policies, strict=False):
         for name, curve in curves.items():
-            known = [(number, value) for number, value in enumerate(curve, 1) if value is not None]
-            if name.split(".", 1)[0] == policy and known:
-                axes.step(*zip(*[(n, v / known[-1][1]) for n, v in known], strict=True), where="post", alpha=0.6)
+            points = [(number, value) for number, value in enumerate(curve, 1) if value is not None]
+            if name.split(".", 1)[0] == policy and points:
+                axes.step(*zip(*[(n, v / points[-1][1]) for n, v in points], strict=True), where="post", alpha=0.6)
         axes.set_title(f"{policy}: {sum(name.startswith(policy + '.') for name in curves)} searches", fontsize=10)
         axes.set_xlabel("trial")
         axes.set_ylabel("best cost so far / last best")

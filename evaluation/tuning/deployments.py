@@ -1,10 +1,10 @@
 """Deployments that a search walks through: separable optima of a profile, and steps away from them.
 
-ServerlessMoE (arXiv 2501.05313) first profiles which experts tokens choose, then optimises a deployment of every
-expert for that popularity. So a search starts from deployments that are made for a profile expert by expert
-(*anchors*): the separable optimum (:mod:`evaluation.bound.window`) of a stretch of the profile at several shares of the latency
-budget. Parameters are the anchor's number and, for groups of experts by popularity, steps on the axes of Φ. They say
-nothing of single experts, so what was found for one profile can be built for another.
+ServerlessMoE (arXiv 2501.05313) first profiles which experts tokens choose, then optimises a deployment of every expert
+for that popularity. So a search starts from deployments that are made for a profile expert by expert (*anchors*): the
+separable optimum (:mod:`evaluation.bound.window`) of a stretch of the profile at several shares of the latency budget.
+Parameters are the anchor's number and, for groups of experts by popularity, steps on the axes of Φ. They say nothing of
+single experts, so what was found for one profile can be built for another.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Deployments:
             "replicas": len(space.replica_counts) - 1,
             "concurrency": len(space.concurrencies) - 1,
         }
-        found = {"anchor": (0, len(self.loads) * len(SHARES) - 1)}
+        spans = {"anchor": (0, len(self.loads) * len(SHARES) - 1)}
         groups = range(len(self.by_popularity))
-        return found | {f"{axis}-{group}": (-steps[axis], steps[axis]) for group in groups for axis in self.axes}
+        return spans | {f"{axis}-{group}": (-steps[axis], steps[axis]) for group in groups for axis in self.axes}
 
     def build(self, parameters: Parameters) -> dict[str, Configuration]:
         """Configurations of all experts: the anchor's, stepped along the axes as far as Φ goes, with the least memory
         of Eq. (2)."""
         anchor, space = self.anchors[parameters["anchor"]], self.loads[-1].physics.workload.space
-        found = {}
+        deployment = {}
         for group, functions in enumerate(self.by_popularity):
             compute, replicas, concurrency = (parameters.get(f"{axis}-{group}", 0) for axis in AXES)
             for function in functions:
@@ -65,8 +65,10 @@ class Deployments:
                 cores, share = space.resources[min(max(at, 0), len(space.resources) - 1)]
                 count = min(max(base.replicas + replicas, space.replicas_min), space.replicas_max)
                 slots = min(max(base.concurrency + concurrency, space.concurrency_min), space.concurrency_max)
-                found[function] = Configuration(self._memory_mb(function, cores, count), cores, share, count, slots)
-        return found
+                deployment[function] = Configuration(
+                    self._memory_mb(function, cores, count), cores, share, count, slots
+                )
+        return deployment
 
     @cached_property
     def anchors(self) -> tuple[Deployment, ...]:
@@ -119,15 +121,15 @@ class Deployments:
     def _optima(self, load: WindowLoad) -> Sequence[Deployment]:
         physics = load.physics
         tables, outside_s = expected_tables(load, self.meter)
-        frontiers = [[frontier(table, physics.lattice) for table in layer] for layer in tables]
+        frontiers = [[frontier(table, physics.space_arrays) for table in layer] for layer in tables]
         budget_s = max(0.0, physics.workload.slo_s - outside_s)
-        found = []
+        optima = []
         for share in SHARES:
             best = enclose_frontiers(frontiers, share * budget_s)
             if not best.feasible and np.isfinite(best.fastest_s):
                 best = enclose_frontiers(frontiers, best.fastest_s * (1 + 1e-9))
-            found.append(configurations(physics, best.numbers) if best.feasible else self._most)
-        return found
+            optima.append(configurations(physics, best.numbers) if best.feasible else self._most)
+        return optima
 
     @property
     def _most(self) -> Deployment:

@@ -1,4 +1,4 @@
-"""What a deployment comes to when it is played: the measure that searches and sweeps of settings have in common.
+"""What a deployment comes to when it is simulated: the measure that searches and sweeps of settings have in common.
 
 Cost over the counted windows, and the tail: the P95 that 95 % of the windows keep. So "the tail is within the SLO" is
 the rule by which a sweep chooses settings, at most 5 % of windows over the SLO (:mod:`evaluation.tuning.sweep`).
@@ -16,7 +16,7 @@ from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy
 from autoscaler.prices import METERS, Meter
 from evaluation.comparison.policies import limits_of
-from simulation.engine.controlled import play
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.kernel import BUSY_S
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation, Window
@@ -28,7 +28,7 @@ MOST_VIOLATED = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A stretch of requests to be played, ``until_s`` seconds in windows."""
+    """A stretch of requests to be replayed, ``until_s`` seconds in windows."""
 
     workload: Workload
     requests: Requests
@@ -48,22 +48,24 @@ class Replay:
         """The same with the cost on each meter."""
         simulation = self._simulation(deployment)
         count = round(self.until_s / self.window_s)
-        found = [simulation.advance((number + 1) * self.window_s) for number in range(count)][self.warm_up_windows :]
+        counted = [simulation.advance((number + 1) * self.window_s) for number in range(count)][self.warm_up_windows :]
         costs: dict[Meter, float] = dict.fromkeys(METERS, 0.0)
         for place, node in enumerate(simulation.nodes):
             if node.kind == "expert":
                 configuration = deployment[node.function]
                 unit_per_s = self.workload.prices.unit_per_s(configuration)
-                costs["busy"] += unit_per_s * sum(float(window.meter[place, BUSY_S]) for window in found)
-                costs["provisioned"] += unit_per_s * configuration.replicas * self.window_s * len(found)
-        return costs, p95s(found)
+                costs["busy"] += unit_per_s * sum(float(window.meter[place, BUSY_S]) for window in counted)
+                costs["provisioned"] += unit_per_s * configuration.replicas * self.window_s * len(counted)
+        return costs, p95s(counted)
 
     def with_hpa(self, deployment: Mapping[str, Configuration], hpa: HpaSettings) -> tuple[float, list[float]]:
         """The same where the HPA scales replicas, from those of ``deployment`` on. Infinite cost: a window's is not
         known."""
         policy = VerticalHpaPolicy("tuned-hpa", deployment, hpa)
         limits = limits_of(self.workload)
-        steps = play(self._simulation(deployment), policy, limits, window_s=self.window_s, until_s=self.until_s)
+        steps = simulate_policy(
+            self._simulation(deployment), policy, limits, window_s=self.window_s, until_s=self.until_s
+        )
         counted = steps[self.warm_up_windows :]
         experts = [node.id for node in self.workload.experts]
         costs = [getattr(step.report.cost_by_node[node], self.meter) for step in counted for node in experts]
@@ -77,12 +79,12 @@ class Replay:
 
 def p95s(windows: Iterable[Window]) -> list[float]:
     """Exact P95 of each judged window: infinite where requests wait and none was answered."""
-    found = []
+    values = []
     for window in windows:
         value = window.quantile_s(SLO_QUANTILE)
         if value is not None or window.in_flight:
-            found.append(np.inf if value is None else value)
-    return found
+            values.append(np.inf if value is None else value)
+    return values
 
 
 def tail_s(values: Sequence[float]) -> float:

@@ -2,9 +2,9 @@
 
 ServerlessMoE (arXiv 2501.05313) profiles which experts tokens choose, optimises the deployment with Bayesian
 optimisation and never changes it. No code of it was found, so this is an adaptation to Φ over the parameters of
-:class:`evaluation.tuning.deployments.Deployments`. All anchors are judged first; then a tree-structured Parzen estimator
-(optuna) proposes, some trials are drawn at random, as in that paper's ε-greedy exploration, and some take the best so
-far and change one parameter by a step. The search has *converged* where no such step is left untried.
+:class:`evaluation.tuning.deployments.Deployments`. All anchors are judged first; then a tree-structured Parzen
+estimator (optuna) proposes, some trials are drawn at random, as in that paper's ε-greedy exploration, and some take the
+best so far and change one parameter by a step. The search has *converged* where no such step is left untried.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Outcome = Callable[[Parameters], tuple[float, float]]
 """Parameters to (cost, tail in seconds)."""
 WORST = 1e30
 MISSES = 1e15
-"""Added to what the estimator is told of a trial that misses the SLO: any that meets it is better."""
+"""Added to what the estimator gets for a trial that misses the SLO: any that meets it is better."""
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,13 @@ class _State:
 
     def _beside(self) -> list[dict[str, int]]:
         """Untried parameters one step of one of them away from the best."""
-        found = []
+        neighbours = []
         for name, (low, high) in self._spans.items():
             for step in (-1, 1):
                 moved = {**self.best, name: self.best[name] + step}
                 if low <= moved[name] <= high and _key(moved) not in self.tried:
-                    found.append(moved)
-        return found
+                    neighbours.append(moved)
+        return neighbours
 
 
 def _key(parameters: Parameters) -> tuple[int, ...]:

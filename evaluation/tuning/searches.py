@@ -34,7 +34,7 @@ class Planned(NamedTuple):
 
 
 PLANNED = {"serverlessmoe": Planned(AXES, 2), "tuned-hpa": Planned(("compute", "concurrency"), 1)}
-"""Policies that hold a plan. The tuned HPA's replicas are its own; playing it costs ten times as much."""
+"""Policies that hold a plan. The tuned HPA's replicas are its own; simulating it costs ten times as much."""
 METHOD = "optuna TPE with random and local trials around separable optima"
 PROFILING_WINDOWS = 12
 
@@ -44,12 +44,12 @@ class Profile:
     """An hour: what deployments are made for, and what they are judged on."""
 
     deployments: Deployments
-    played: Replay
+    replay: Replay
 
     def outcome(self, parameters: Parameters, hpa: HpaSettings | None) -> tuple[float, list[float]]:
         """(cost, P95 of each judged window)."""
         deployment = self.deployments.build(parameters)
-        return self.played.static(deployment) if hpa is None else self.played.with_hpa(deployment, hpa)
+        return self.replay.static(deployment) if hpa is None else self.replay.with_hpa(deployment, hpa)
 
 
 def make_plans(
@@ -59,13 +59,13 @@ def make_plans(
     progress: Callable[[str, Trial], object] = lambda what, trial: None,
 ) -> dict[str, Found]:
     """``POLICY.WORKLOAD.PATTERN.SEED.json`` in ``out`` for the policies of ``grid`` that hold a plan, and the trials of
-    each search beside them as ``POLICY.WORKLOAD.PATTERN.csv``.
+    each search next to them as ``POLICY.WORKLOAD.PATTERN.csv``.
 
     Provisioned meter; input size the first of ``grid``. Searches whose plans are all there are not done again. Returns
     the new ones. Raises what an evaluation raises.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    found: dict[str, Found] = {}
+    results: dict[str, Found] = {}
     for workload in grid.workloads:
         for pattern in grid.patterns:
             for policy in PLANNED:
@@ -73,11 +73,11 @@ def make_plans(
                 missing = [seed for seed in grid.seeds if not _path(out, name, seed).is_file()]
                 if policy not in grid.policies or not missing:
                     continue
-                found[name] = _search(grid, policy, Group(workload, pattern, grid.tokens[0], 0), settings, progress)
-                write_trials(found[name].trials, out / f"{name}.csv")
+                results[name] = _search(grid, policy, Group(workload, pattern, grid.tokens[0], 0), settings, progress)
+                write_trials(results[name].trials, out / f"{name}.csv")
                 for seed in missing:
-                    _store(grid, policy, Group(workload, pattern, grid.tokens[0], seed), found[name], out)
-    return found
+                    _store(grid, policy, Group(workload, pattern, grid.tokens[0], seed), results[name], out)
+    return results
 
 
 def _search(
@@ -87,7 +87,7 @@ def _search(
     axes, seeds = PLANNED[policy]
     validation = replace(grid, split="validation")
     profiles = [profile(validation, replace(cell, seed=seed), axes) for seed in grid.seeds[:seeds]]
-    workload = profiles[0].played.workload
+    workload = profiles[0].replay.workload
     hpa = None
     if policy == "tuned-hpa":
         hpa = HpaSettings(kinds=frozenset(("expert",)), max_replicas=workload.space.replicas_max)
@@ -102,13 +102,13 @@ def _search(
 
 
 def profile(grid: Grid, group: Group, axes: tuple[str, ...] = AXES) -> Profile:
-    """Of the group's hour: its median and its busiest stretch of ``PROFILING_WINDOWS`` windows."""
+    """Stretches of the group's hour: its median and its busiest stretch of ``PROFILING_WINDOWS`` windows."""
     work = prepare(grid, group)
     seconds = work.arrivals.seconds
-    played = Replay(
+    replay = Replay(
         work.workload, work.requests, grid.window_s, seconds, grid.warm_up_windows, "provisioned", group.seed
     )
-    return Profile(Deployments(_stretches(work, PROFILING_WINDOWS * grid.window_s), axes=axes), played)
+    return Profile(Deployments(_stretches(work, PROFILING_WINDOWS * grid.window_s), axes=axes), replay)
 
 
 def _stretches(work: Work, stretch_s: float) -> tuple[WindowLoad, ...]:
@@ -121,7 +121,7 @@ def _stretches(work: Work, stretch_s: float) -> tuple[WindowLoad, ...]:
     return loads[(len(loads) - 1) // 2], loads[-1]
 
 
-def _store(grid: Grid, policy: str, group: Group, found: Found, out: Path) -> None:
+def _store(grid: Grid, policy: str, group: Group, result: Found, out: Path) -> None:
     one = profile(replace(grid, split="validation"), group, PLANNED[policy].axes)
     about: dict[str, object] = {
         "method": METHOD,
@@ -129,12 +129,12 @@ def _store(grid: Grid, policy: str, group: Group, found: Found, out: Path) -> No
         "workload": group.workload,
         "pattern": group.pattern,
         "seed": group.seed,
-        "profile": one.played.requests.source,
-        "words": one.deployments.words(found.parameters),
-        "trials": len(found.trials),
-        "converged": found.converged,
+        "profile": one.replay.requests.source,
+        "words": one.deployments.words(result.parameters),
+        "trials": len(result.trials),
+        "converged": result.converged,
     }
-    plan = Plan(group.workload, one.deployments.build(found.parameters), about)
+    plan = Plan(group.workload, one.deployments.build(result.parameters), about)
     save_plan(plan, _path(out, stem(policy, group.workload, group.pattern), group.seed))
 
 

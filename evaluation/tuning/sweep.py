@@ -1,9 +1,9 @@
 """Every baseline's own settings, tried on validation hours: the cheapest that keeps the SLO often enough is kept.
 
 For each workload by itself over all patterns, as whoever runs one pipeline would, and once for all of them, for
-workloads that were not swept. A sweep looks at validation hours only (:attr:`evaluation.comparison.grid.Grid.split`); every trial
-is recorded. Candidates are Knative's, KEDA's and Kubernetes' defaults first, then ever stronger reactions: where a call
-takes milliseconds, a replica that is loaded as it should be uses a hundredth of its slots.
+workloads that were not swept. A sweep looks at validation hours only (:attr:`evaluation.comparison.grid.Grid.split`);
+every trial is recorded. Candidates are Knative's, KEDA's and Kubernetes' defaults first, then ever stronger reactions:
+where a call takes milliseconds, a replica that is loaded as it should be uses a hundredth of its slots.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def sweep(
 ) -> list[Swept]:
     """The best setting of each policy of ``grid`` that has candidates, for each workload and for all.
 
-    A workload's trials are played in one process, as all of them meet the same work; ``workers``: workloads at once.
+    A workload's trials are simulated in one process, as all of them meet the same work; ``workers``: workloads at once.
     ``progress`` gets what was tried last and how many trials are done. ``POLICY.WORKLOAD.toml``, ``POLICY.toml`` and
-    ``sweep.csv`` go to ``out``, which is then a folder of policies' settings. Runs that are stored there are not played
-    again; hours that nothing can be measured with are left out. Raises what else an evaluation raises.
+    ``sweep.csv`` go to ``out``, which is then a folder of policies' settings. Runs that are stored there are not
+    simulated again; hours that nothing can be measured with are left out. Raises what else an evaluation raises.
     """
     validation = replace(grid, split="validation", bound=False, seeds=grid.seeds[:SWEEP_SEEDS])
     policies = [policy for policy in grid.policies if policy in CANDIDATES]
@@ -111,10 +111,10 @@ def sweep(
     swept: dict[str, list[list[Swept]]] = {policy: [] for policy in policies}
     done = 0
 
-    def take(workload: str, policy: str, own: list[Swept]) -> None:
+    def take(workload: str, policy: str, candidate: list[Swept]) -> None:
         nonlocal done
-        swept[policy].append(own)
-        done += len(own)
+        swept[policy].append(candidate)
+        done += len(candidate)
         progress(f"{policy} on {workload}", done)
 
     custom_grids = [replace(validation, workloads=(workload,)) for workload in grid.workloads]
@@ -127,14 +127,14 @@ def sweep(
         with worker_processes(workers) as pool:
             parts = pool.map(_all_tried, custom_grids, itertools.repeat(policies), itertools.repeat(out))
             for workload, by_policy in zip(grid.workloads, parts, strict=True):
-                for policy, own in by_policy.items():
-                    take(workload, policy, own)
+                for policy, candidate in by_policy.items():
+                    take(workload, policy, candidate)
     trials: list[Swept] = []
     chosen: list[Swept] = []
-    for policy, found in swept.items():
-        for own in [*found, _together(found)]:
-            trials += own
-            chosen.append(best(own))
+    for policy, candidates in swept.items():
+        for candidate in [*candidates, _together(candidates)]:
+            trials += candidate
+            chosen.append(best(candidate))
             name = file_name(policy) if chosen[-1].workload == ALL else f"{file_name(policy)}.{chosen[-1].workload}"
             write_setting(out, name, chosen[-1].setting)
     _record(out / "sweep.csv", trials, chosen)
@@ -148,12 +148,12 @@ def _trial(out: Path, policy: str, number: int) -> Path:
 
 def _tried(validation: Grid, policy: str, out: Path) -> list[Swept]:
     """Every candidate of a policy on the validation hours of the one workload of ``validation``."""
-    found = []
+    tried = []
     for number, setting in enumerate(CANDIDATES[policy]):
         folder = _trial(out, policy, number)
         summaries = evaluate(replace(validation, policies=(policy,), settings=folder), folder, workers=1, refused={})
-        found.append(_judge(policy, validation.workloads[0], setting, summaries))
-    return found
+        tried.append(_judge(policy, validation.workloads[0], setting, summaries))
+    return tried
 
 
 def _all_tried(validation: Grid, policies: Sequence[str], out: Path) -> dict[str, list[Swept]]:
@@ -161,7 +161,7 @@ def _all_tried(validation: Grid, policies: Sequence[str], out: Path) -> dict[str
     return {policy: _tried(validation, policy, out) for policy in policies}
 
 
-def _together(found: Sequence[Sequence[Swept]]) -> list[Swept]:
+def _together(candidates: Sequence[Sequence[Swept]]) -> list[Swept]:
     """Each setting over all workloads."""
     return [
         Swept(
@@ -172,7 +172,7 @@ def _together(found: Sequence[Sequence[Swept]]) -> list[Swept]:
             sum(one.violated for one in same),
             sum(one.judged for one in same),
         )
-        for same in zip(*found, strict=True)
+        for same in zip(*candidates, strict=True)
     ]
 
 

@@ -168,7 +168,7 @@ def fastest(load: WindowLoad) -> tuple[Ints, ...]:
     """Per layer [experts]: numbers of the choice with the least sum of latencies, by the queueing model; among those
     of equal latency the cheapest. Raises EvaluationError where nothing serves the load."""
     tables, _ = expected_tables(load, "provisioned")
-    frontiers = [[frontier(table, load.physics.lattice) for table in layer] for layer in tables]
+    frontiers = [[frontier(table, load.physics.space_arrays) for table in layer] for layer in tables]
     least_s = enclose_frontiers(frontiers, 0.0).fastest_s
     enclosure = enclose_frontiers(frontiers, least_s * (1 + 1e-9))
     if not enclosure.feasible:
@@ -213,7 +213,7 @@ def steady_cost(workload: Workload, meter: Meter, window_s: float = WINDOW_S, ra
     load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, len(arrivals_s), REFERENCE_S)
     choice = deterministic(load, meter)
     if not choice.feasible:
-        choice = enclose(expected_tables(load, meter)[0], load.physics.lattice, choice.fastest_s * (1 + 1e-9))
+        choice = enclose(expected_tables(load, meter)[0], load.physics.space_arrays, choice.fastest_s * (1 + 1e-9))
     return choice.upper * window_s / REFERENCE_S
 
 

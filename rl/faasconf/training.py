@@ -30,7 +30,7 @@ from rl.faasconf.learner import Learner, LearnerSettings
 from rl.faasconf.policy import FaasconfPolicy, Pipeline
 from rl.faasconf.safe import REPLAY_NOISE, History, noisy
 from simulation.arrays import Singles
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
 
 PRICE_WEIGHT = 0.457
@@ -251,7 +251,7 @@ class Trainer:
         configurations = {**work.workload.initial(next(iter(start.values()))), **start}
         simulation = Simulation(work.workload, work.requests, configurations, seed=seed)
         limits = limits_of(work.workload)
-        return play(simulation, policy, limits, window_s=grid.window_s, until_s=work.arrivals.seconds)
+        return simulate_policy(simulation, policy, limits, window_s=grid.window_s, until_s=work.arrivals.seconds)
 
     def _good_actions(self, limits: LimitSettings) -> History:
         """In place of FaaSConf's library of good actions: each training hour's good deployment, and noisy copies."""
@@ -273,8 +273,8 @@ def _good_deployments(grid: Grid) -> dict[Group, Deployment]:
     deployments = {}
     for group in grid.groups():
         hour = profile(grid, group)
-        slo_s = hour.played.workload.slo_s
-        played = [(anchor, *hour.played.static(anchor)) for anchor in hour.deployments.anchors]
+        slo_s = hour.replay.workload.slo_s
+        played = [(anchor, *hour.replay.static(anchor)) for anchor in hour.deployments.anchors]
         keeping = [(cost, number) for number, (_, cost, tails) in enumerate(played) if tail_s(tails) <= slo_s]
         if keeping:
             deployments[group] = played[min(keeping)[1]][0]

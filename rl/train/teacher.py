@@ -84,7 +84,7 @@ class Teacher:
         known_loads = {name: load for name, load in loads.items() if load is not None}
         self._past = [*self._past, known_loads][-self.settings.look_back :]
         tables = self._tables(observation)
-        frontiers = [[frontier(table, self._physics.lattice) for table in layer] for layer in tables]
+        frontiers = [[frontier(table, self._physics.space_arrays) for table in layer] for layer in tables]
         if self._idle:
             cheapest = self._named(enclose_frontiers(frontiers, IDLE_S))
             return cheapest, cheapest
@@ -164,7 +164,7 @@ class Teacher:
             slowest = np.zeros_like(total_s)
             for j, (rows, table) in enumerate(zip(layer, layer_tables, strict=True)):
                 at += 1
-                row = physics.lattice.row[memory[j], resource[j]]
+                row = physics.space_arrays.row[memory[j], resource[j]]
                 alone_s = rows.seconds[row]
                 mean_s = table.latency_s[row, replicas[j], concurrency[j]]
                 wait_s = max(0.0, float(mean_s) - float(_alone_s(rows, self._heaviest_tokens(at))[row]))

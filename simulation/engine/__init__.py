@@ -2,6 +2,6 @@
 
 A pass visits segments and layers in order, so nodes are simulated stage by stage and exactly, with no global event list
 (``kernel``). ``Simulation`` holds the state between windows, ``SimulatedPlatform`` and ``SimulatedMetrics`` are the
-controller's two contracts on it, ``play`` runs the real loop on a simulated clock. The rules are in
+controller's two contracts on it, ``simulate_policy`` runs the real loop on a simulated clock. The rules are in
 ``docs/simulator.md``. Never here: copies of state or decision code, policies, rewards, prices.
 """

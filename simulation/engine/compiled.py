@@ -15,9 +15,10 @@ _ROOM = tuple(
 
 
 def compiled(function: _Function) -> _Function:
-    """Machine code of ``function``, made at its first call and kept beside its file; runs without the interpreter lock.
+    """Machine code of ``function``, made at its first call and kept next to its file; runs without the interpreter
+    lock.
 
-    Numba makes it anew when the function's own file changes; here any file of this room counts, since functions of
+    Numba compiles it again when the function's own file changes; here any file of this room counts, since functions of
     several files end up in each other.
     """
     dispatcher: Any = numba.njit(cache=True, nogil=True, error_model="numpy")(function)

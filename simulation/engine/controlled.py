@@ -47,7 +47,7 @@ class Step:
     report: TickReport
 
 
-def play(
+def simulate_policy(
     simulation: Simulation,
     policy: Policy,
     limits: LimitSettings,

@@ -14,10 +14,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_ONE = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_TWO = np.uint64(0x94D049BB133111EB)
 DISPATCH, PASS, SERVICE, COLD_START, LENGTH = 5_000_000, 4_000_000, 3_000_000, 2_000_000, 1_000_000
-"""Streams of dispatch at random, of the scatter of passes and of calls (numbered by request), of cold starts and of
+"""Streams of dispatch at random, of the noise of passes and of calls (numbered by request), of cold starts and of
 requests' lengths; layers' routing has the streams from 0."""
 ATOMS = 1024
-"""Of a noise table: as many values, equally likely, chosen by the upper ten bits of a draw."""
+"""Values in a noise table, equally likely, chosen by the upper ten bits of a draw."""
 ATOM_SHIFT = np.uint64(54)
 _S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
 
@@ -69,8 +69,9 @@ def route(
     seed: int, arrival_s: Floats, tokens: Ints, popularity: Floats, spread: Ints, factors: Floats, phase_s: float,
     experts: Ints, top_k: int, counts: Tokens,
 ) -> None:  # fmt: skip
-    """Token routing of every request (see :mod:`simulation.workloads.routing`): ``counts [1 + all experts, requests]`` gets the tokens of
-    the request in row 0 and below the tokens that each expert gets of it, in order of layer and number."""
+    """Token routing of every request (see :mod:`simulation.workloads.routing`): ``counts [1 + all experts, requests]``
+    gets the tokens of the request in row 0 and below the tokens that each expert gets of it, in order of layer and
+    number."""
     weights = np.empty(popularity.shape[2])
     drawn = np.empty(popularity.shape[2], dtype=np.int64)
     chosen = np.empty(popularity.shape[2], dtype=np.uint8)
@@ -93,16 +94,16 @@ def route(
                 left = whole
                 chosen[:size] = 0
                 for k in range(min(top_k, size)):
-                    point, found = uniform(key, size + token * top_k + k) * left, -1
+                    point, expert = uniform(key, size + token * top_k + k) * left, -1
                     for j in range(size):
                         if chosen[j] == 0:
-                            found = j
+                            expert = j
                             point -= weights[j]
                             if point < 0:
                                 break
-                    chosen[found] = 1
-                    drawn[found] += 1
-                    left -= weights[found]
+                    chosen[expert] = 1
+                    drawn[expert] += 1
+                    left -= weights[expert]
             for j in range(size):
                 counts[first + j, request] = drawn[j]
             first += size

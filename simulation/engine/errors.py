@@ -7,4 +7,4 @@ from __future__ import annotations
 
 
 class SimulationError(ValueError):
-    """Something that cannot be simulated; the sentence says what and what is allowed."""
+    """Something that cannot be simulated; the message names what and what is allowed."""

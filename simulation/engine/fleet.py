@@ -130,8 +130,8 @@ class Fleet:
         draining = there & (self.clock[:, DRAIN] <= now_s)
         ready = there & ~draining & (self.clock[:, READY] <= now_s)
         busy = draining & (self.slot[:, ACTIVE] > 0)
-        found = {"starting": there & ~draining & ~ready, "ready": ready, "draining": busy}
-        return {state: members.sum(axis=1) for state, members in found.items()}
+        members_of = {"starting": there & ~draining & ~ready, "ready": ready, "draining": busy}
+        return {state: members.sum(axis=1) for state, members in members_of.items()}
 
     def ready_s(self, start_s: float, end_s: float) -> Floats:
         """[nodes] replica-seconds between ``start_s`` and ``end_s`` in which replicas took new calls."""
@@ -149,7 +149,7 @@ class Fleet:
         return float(self._tables.used[self._row_next[node]])
 
     def limited(self, node: int) -> bool:
-        """Whether the node's CPU limit is played as a token bucket."""
+        """Whether the node's CPU limit is simulated as a token bucket."""
         return self._tables.limited(self._row_next[node])
 
     def _check(self, node: int, configuration: Configuration) -> None:
@@ -160,7 +160,7 @@ class Fleet:
             )
 
     def _alive(self, node: int, now_s: float) -> list[int]:
-        """Replicas not told to go, in the order in which they would be: starting before ready, then the youngest."""
+        """Replicas not ordered to go, in the order in which they would be: starting before ready, then the youngest."""
         alive = [r for r in range(self.orders[node, COUNT]) if self.clock[node, DRAIN, r] >= FAR]
         return sorted(alive, key=lambda r: (self.clock[node, READY, r] <= now_s, -r))
 

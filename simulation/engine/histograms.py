@@ -21,8 +21,8 @@ def bucket_of(cells: Marks, bounds: Floats, value: float) -> int:
     """
     cell = int(np.float64(value).view(np.int64) >> _CELL_BITS) - _FIRST_CELL
     cell = min(max(cell, 0), cells.size - 1)
-    found = np.uint32(cells[np.uint32(cell)])
-    return int(found + np.uint32(bounds[found] < value))
+    bucket = np.uint32(cells[np.uint32(cell)])
+    return int(bucket + np.uint32(bounds[bucket] < value))
 
 
 def cells_of(bounds: Floats) -> Marks:

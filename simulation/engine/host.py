@@ -1,4 +1,5 @@
-"""A simulation's state on one shared machine (``simulation.workloads.workload.Host``), which is advanced window by window as a whole."""
+"""A simulation's state on one shared machine (``simulation.workloads.workload.Host``), which is advanced window by
+window as a whole."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One machine that everything shares, compiled: its cores, and the ingress as a server of its own, event by event.
 
 Layers meet at the ingress and on the cores, so nothing here can be simulated stage by stage: at each event the cores
-are dealt out anew among the ingress and the replicas that have calls, and everything moves on to the next event.
+are dealt out again among the ingress and the replicas that have calls, and everything moves on to the next event.
 
 Ties in time: control, then the ingress, then the front, then completions and empty buckets, then arrivals.
 """

@@ -11,7 +11,7 @@ START, SEND, RECEIVE, ANSWER, TOKEN = range(5)
 """Places of ``ingress_s [5]``: CPU seconds of the ingress before a request's first call, for sending a call, for taking
 its reply, for the answer, and for each token sent or received."""
 FIRST, WAITING, COME, INSIDE = range(4)
-"""Of ``line_state [4]``: place of the item being done, items in the line, next request to come, requests that the
+"""Places in ``line_state [4]``: the item being done, items in the queue, next request to come, requests that the
 ingress has and has not answered."""
 HEAD_OF, TAIL_OF, SIZE_OF = range(3)
 """Columns of ``queues [nodes, 3]``: who has waited longest, who came last, how many wait."""
@@ -72,7 +72,7 @@ class Passes(NamedTuple):
 
 
 class Meters(NamedTuple):
-    """Of one window; ``touched [nodes]``: until when waiting was counted."""
+    """What one window is counted in; ``touched [nodes]``: until when waiting was counted."""
 
     meter: Floats
     histogram: Ints

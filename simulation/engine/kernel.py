@@ -70,7 +70,8 @@ def in_order(members: Calls, times: Floats) -> Calls:
 
 @compiled
 def enter(due: Calls, arrived: Floats, gather: Floats, end_s: float) -> int:
-    """How many of ``due`` reach their stage before ``end_s``; their ``gather [threads, requests]`` begins anew."""
+    """How many of ``due`` reach their stage before ``end_s``; their ``gather [threads, requests]`` starts at their
+    arrival."""
     here = 0
     while here < due.size and arrived[due[here]] < end_s:
         for thread in range(gather.shape[0]):

@@ -50,7 +50,7 @@ class Machines:
     count: int
     dispatch: Dispatch = "least-loaded"
     hop_s: float = 0.0
-    """Of a call to another machine and its reply, beside their bytes."""
+    """Seconds of a call to another machine and its reply, without their bytes."""
     bytes_per_s: float = float("inf")
     """Between two machines."""
     meeting: float = 0.0
@@ -87,7 +87,7 @@ class Machines:
 
 
 class Sited(NamedTuple):
-    """What compiled code reads of the machines; ``wished`` and ``met`` are filled stage by stage."""
+    """What compiled code reads of the machines; ``chosen`` and ``met`` are filled stage by stage."""
 
     rule: int
     home: Small
@@ -122,26 +122,26 @@ def sited(machines: Machines, workload: Workload, nodes: Sequence[NodeInfo], req
 
 
 def plan_stage(
-    found: Sited, machines: int, nodes: Ints, due: Calls, counts: Tokens, source: Ints, clock: Floats, slot: Ints,
+    tables: Sited, machines: int, nodes: Ints, due: Calls, counts: Tokens, source: Ints, clock: Floats, slot: Ints,
     orders: Ints, now_s: float, seed: int,
 ) -> None:  # fmt: skip
     """Choose machines for the calls of ``due`` to a stage's ``nodes``, by the replicas that are ready at ``now_s``."""
-    if due.size == 0 or found.rule not in (AEBS, RANDOM) or (found.rule == AEBS and nodes.size == 1):
+    if due.size == 0 or tables.rule not in (AEBS, RANDOM) or (tables.rule == AEBS and nodes.size == 1):
         return
     held: list[list[int]] = []
     for node in nodes:
         count = orders[node, COUNT]
         ready = (clock[node, READY, :count] <= now_s) & (clock[node, DRAIN, :count] > now_s)
         held.append(slot[node, SITE, :count][ready].tolist())
-    if found.rule == RANDOM:
+    if tables.rule == RANDOM:
         keys = np.array([stream_key(seed, DISPATCH, int(node)) for node in nodes], dtype=np.uint64)
         start, site = _table([sorted(sites) for sites in held])
-        _at_random(keys, nodes, due, counts, source, start, site, machines, found.desired, found.met)
+        _at_random(keys, nodes, due, counts, source, start, site, machines, tables.desired, tables.met)
         return
     start, _ = _table([sorted(set(sites)) for sites in held])
     every = range(machines)
     turned = [_table([sorted({(site - turn) % machines for site in sites}) for sites in held])[1] for turn in every]
-    _by_activation(nodes, due, counts, source, start, np.stack(turned), machines, found.desired, found.met)
+    _by_activation(nodes, due, counts, source, start, np.stack(turned), machines, tables.desired, tables.met)
 
 
 def _table(held: Sequence[Sequence[int]]) -> tuple[Places, Places]:
@@ -176,7 +176,7 @@ def _by_activation(
     machines, each number less by the turn, so that ties go to another machine with every request."""
     experts = nodes.size
     ids, out = np.empty(experts, dtype=np.int64), np.empty(experts, dtype=np.int32)
-    seen, by_expert = np.zeros(experts, dtype=np.uint8), np.zeros((3, experts), dtype=np.int32)
+    marks, by_expert = np.zeros(experts, dtype=np.uint8), np.zeros((3, experts), dtype=np.int32)
     by_node, load = np.zeros((7, machines), dtype=np.int32), np.zeros(machines, dtype=np.int8)
     for request in due:
         turn, size = np.int64(request) % machines, 0
@@ -185,7 +185,7 @@ def _by_activation(
                 ids[size] = k
                 size += 1
         node = turned[turn]
-        assign(ids[:size], out[:size], start, node, node, seen, by_expert, by_node, True)
+        assign(ids[:size], out[:size], start, node, node, marks, by_expert, by_node, True)
         load[:] = 0
         for at in range(size):
             here = (out[at] + turn) % machines
@@ -202,13 +202,13 @@ def _meet(nodes: Ints, request: np.uint32, load: Small, desired: Small, met: Sma
 
 
 @inner
-def choose_at(found: Sited, node: int, request: np.uint32, active: Ints, room: Ints, site: Ints, count: int) -> int:
+def choose_at(tables: Sited, node: int, request: np.uint32, active: Ints, room: Ints, site: Ints, count: int) -> int:
     """Replica for a call by the rule; -1 where none has a free slot."""
     wanted = -1
-    if found.rule == LOCAL_FIRST:
-        wanted = int(found.home[request])
-    elif found.rule != LEAST_LOADED:
-        wanted = int(found.desired[node, request])
+    if tables.rule == LOCAL_FIRST:
+        wanted = int(tables.home[request])
+    elif tables.rule != LEAST_LOADED:
+        wanted = int(tables.desired[node, request])
     if wanted >= 0:
         least = NO_LIMIT
         for r in range(count):
@@ -220,16 +220,16 @@ def choose_at(found: Sited, node: int, request: np.uint32, active: Ints, room: I
 
 
 @inner
-def reply_s(found: Sited, node: int, request: np.uint32, length: int, site: int) -> float:
+def reply_s(tables: Sited, node: int, request: np.uint32, length: int, site: int) -> float:
     """Seconds on the way to another machine and back; 0 on the ingress's own."""
-    if found.home[request] == site:
+    if tables.home[request] == site:
         return 0.0
-    return float(found.hop_s + length * found.token_bytes[node] * found.byte_s)
+    return float(tables.hop_s + length * tables.token_bytes[node] * tables.byte_s)
 
 
 @inner
-def slowed(found: Sited, node: int, request: np.uint32) -> float:
+def slowed(tables: Sited, node: int, request: np.uint32) -> float:
     """How many times its seconds a call takes because of the pass's other experts on its machine."""
-    if found.meeting == 0.0:
+    if tables.meeting == 0.0:
         return 1.0
-    return float(1.0 + found.meeting * (found.met[node, request] - 1))
+    return float(1.0 + tables.meeting * (tables.met[node, request] - 1))

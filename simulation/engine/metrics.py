@@ -44,19 +44,20 @@ class SimulatedMetrics:
             self._windows.popleft()
 
     def observe(self, now_s: float, window_s: float) -> Observation:
-        """The windows that lie in the last ``window_s`` before ``now_s``, together. Says so when there are none."""
+        """The windows that lie in the last ``window_s`` before ``now_s``, together; the answer states where there are
+        none."""
         topology: Topology = self._simulation.workload.topology
         end_s = now_s - self._epoch_s
-        found = [
+        values = [
             window
             for window in self._windows
             if window.start_s >= end_s - window_s - _SLACK_S and window.end_s <= end_s + _SLACK_S
         ]
-        if not found or found[-1].end_s < end_s - _SLACK_S:
+        if not values or values[-1].end_s < end_s - _SLACK_S:
             why = f"nothing was simulated in the {window_s:g} s before {now_s:g}"
             return observe(topology, Readings(now_s - window_s, now_s, problems=(why,), stale=True))
-        observation = observe(topology, self._readings(found))
-        return replace(observation, nodes=tuple(self._known(found, node) for node in observation.nodes))
+        observation = observe(topology, self._readings(values))
+        return replace(observation, nodes=tuple(self._known(values, node) for node in observation.nodes))
 
     def _readings(self, windows: Sequence[Window]) -> Readings:
         last, simulation = windows[-1], self._simulation
@@ -140,8 +141,8 @@ class SimulatedMetrics:
     def _memory_bytes(self, place: int, ready: int, window: Window) -> float:
         """All replicas: their own and their weights, and tokens on the way as Eq. (2) counts them."""
         workload, node = self._simulation.workload, self._simulation.nodes[place]
-        own = workload.runtime_mb * MIB + workload.costs[node.id].weights_bytes
-        return ready * own + 2 * node.bytes_per_token * float(window.meter[place, kernel.FLIGHT])
+        fixed_bytes = workload.runtime_mb * MIB + workload.costs[node.id].weights_bytes
+        return ready * fixed_bytes + 2 * node.bytes_per_token * float(window.meter[place, kernel.FLIGHT])
 
     def _known(self, windows: Sequence[Window], node: NodeObservation) -> NodeObservation:
         place = self._simulation.index.get(node.function)
@@ -160,7 +161,7 @@ class SimulatedMetrics:
         node: NodeObservation,
         busy_s: float,
     ) -> dict[str, Any]:
-        """Utilisations of a function with a GPU share, which no metric of the gateway tells."""
+        """Utilisations of a function with a GPU share, which no metric of the gateway reports."""
         ready, ready_s = node.ready_replicas or 0, float(sum(window.ready_s[place] for window in windows))
         memory = self._memory_bytes(place, ready, windows[-1])
         slots = ready * configuration.concurrency
@@ -177,6 +178,6 @@ def sum_of(arrays: Sequence[Ints]) -> Ints:
 
 
 def _buckets(counts: Ints) -> list[Buckets]:
-    """Of ``counts [rows, bounds]``, one a row."""
+    """One histogram a row of ``counts [rows, bounds]``."""
     rows = np.cumsum(counts, axis=1).astype(np.float64).tolist()
     return [tuple(zip(_BOUNDS, row, strict=True)) for row in rows]

@@ -1,4 +1,4 @@
-"""Which part of what was played rests on measured seconds, and which on a model's or an extrapolation's."""
+"""Which part of a simulation rests on measured seconds, and which on a model's or an extrapolation's."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def measured_part_of(
         for node, row in _rows(workload)
         if (tokens := counts[row]).size
     ]
-    total = sum(found.size for found in calls)
-    return sum(int(found.sum()) for found in calls) / total if total else None
+    total = sum(inside.size for inside in calls)
+    return sum(int(inside.sum()) for inside in calls) / total if total else None
 
 
 def _rows(workload: Workload) -> list[tuple[NodeInfo, int]]:
@@ -60,7 +60,8 @@ def _rows(workload: Workload) -> list[tuple[NodeInfo, int]]:
 
 
 class _Regions:
-    """What the latency model says of every number of tokens, by kind of node and resource; asked once for each."""
+    """Whether the latency model was measured at every number of tokens, by kind of node and resource; asked once for
+    each."""
 
     def __init__(self, workload: Workload, most_tokens: int) -> None:
         self._workload = workload

@@ -1,13 +1,13 @@
 """Replicas as arrays, and what happens to one of them: calls come, go, are counted, and are slowed down by a CPU limit.
 
 A replica shares its speed among the calls in service (limited processor sharing). In its *virtual time* every call in
-service advances alike, at ``rate[row, m]`` for m calls, so a call that starts at virtual time v with w seconds of work
-ends at v + w whatever comes and goes; calls in service are a ring sorted by that end, and only its first end is looked
-at. Replicas of a node are in order of age. Times are absolute seconds, ``FAR`` stands for never.
+service advances equally, at ``rate[row, m]`` for m calls, so a call that starts at virtual time v with w seconds of
+work ends at v + w whatever comes and goes; calls in service are a ring sorted by that end, and only its first end is
+looked at. Replicas of a node are in order of age. Times are absolute seconds, ``FAR`` stands for never.
 
 A CPU limit is a token bucket of CPU seconds. While calls are in service they use ``use[row, m]`` cores, and the bucket
 gets ``refill`` back all the time, idle or not, up to ``burst``; once it is empty, everything goes on at ``refill /
-use`` of its speed. Where nothing is limited ``refill`` is 1 and the bucket plays no part.
+use`` of its speed. Where nothing is limited ``refill`` is 1 and the bucket has no effect.
 """
 
 from __future__ import annotations

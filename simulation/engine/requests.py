@@ -1,4 +1,4 @@
-"""Requests with their token routing, drawn once and played as often as wanted: all policies meet the same ones."""
+"""Requests with their token routing, drawn once and simulated as often as wanted: all policies meet the same ones."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Requests:
 
     @property
     def most_tokens(self) -> int:
-        """Of the longest request; 0 without requests."""
+        """Tokens of the longest request; 0 without requests."""
         return int(self.counts[0].max(initial=0))
 
     @cached_property
     def sha256(self) -> str:
-        """Of arrivals and routing: equal hashes, equal work."""
+        """Hash of arrivals and routing: equal hashes, equal work."""
         digest = hashlib.sha256(self.arrival_s.astype("<f8").tobytes())
         digest.update(self.counts.astype("<u2").tobytes())
         return digest.hexdigest()

@@ -13,7 +13,7 @@ from simulation.engine.simulation import Simulation
 class SimulatedPlatform:
     """Functions of a simulated pipeline. The ingress is among them, but costs and serves nothing here.
 
-    ``broken`` holds functions whose changes fail, ``down`` makes every call fail: for playing a platform's bad days.
+    ``broken`` holds functions whose changes fail, ``down`` makes every call fail: to simulate a platform's bad days.
     """
 
     def __init__(self, simulation: Simulation) -> None:

@@ -32,7 +32,7 @@ class _Stage:
 
     nodes: Ints
     layer: int | None
-    """Of experts."""
+    """Layer of its experts; None for a segment."""
     due: Calls = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
     """Requests on their way here, in order of arrival."""
     unfinished: Calls = field(default_factory=lambda: np.zeros(0, dtype=np.uint32))
@@ -157,7 +157,7 @@ class Simulation:
         return fork
 
     def order(self, function: str, target: Configuration) -> None:
-        """Configure ``function`` anew, beginning at the start of the window that is open, else now.
+        """Give ``function`` another configuration, beginning at the start of the window that is open, else now.
 
         Raises KeyError for a function that is not simulated, and SimulationError.
         """
@@ -167,10 +167,10 @@ class Simulation:
         self.fleet.order(node, target, self.now_s)
 
     def configuration(self, function: str) -> Configuration:
-        """What ``function`` was last told to be."""
-        found = self.fleet.configurations[self.index[function]]
-        assert found is not None
-        return found
+        """What ``function`` was last ordered to be."""
+        configuration = self.fleet.configurations[self.index[function]]
+        assert configuration is not None
+        return configuration
 
     def advance(self, until_s: float) -> Window:
         """Everything up to ``until_s``, which begins the next window. Raises SimulationError."""
@@ -180,7 +180,7 @@ class Simulation:
         return self.close()
 
     def open(self, until_s: float) -> None:
-        """Begin a window, to be simulated stage by stage; later stages may still be ordered anew meanwhile."""
+        """Begin a window, to be simulated stage by stage; later stages may still get orders meanwhile."""
         if self._stage < len(self._stages) or not until_s > self.now_s:
             raise SimulationError(f"a window from {self.now_s:g} s to {until_s:g} s cannot be opened now")
         self.fleet.compact(self.now_s)
@@ -215,10 +215,10 @@ class Simulation:
         self._stage += 1
         return number
 
-    def _plan(self, stage: _Stage, machines: Machines, found: Sited) -> None:
+    def _plan(self, stage: _Stage, machines: Machines, tables: Sited) -> None:
         fleet, here = self.fleet, int(np.searchsorted(self._reached[stage.due], self._until_s, side="left"))
         plan_stage(
-            found, machines.count, stage.nodes, stage.due[:here], self.requests.counts, self._source, fleet.clock,
+            tables, machines.count, stage.nodes, stage.due[:here], self.requests.counts, self._source, fleet.clock,
             fleet.slot, fleet.orders, self.now_s, self._seed,
         )  # fmt: skip
 
@@ -244,9 +244,9 @@ class Simulation:
         entering, stage.due = stage.due[:here], stage.due[here:]
         parts = np.array_split(np.arange(stage.nodes.size), self._gather.shape[0])
         futures = [self._pool.submit(self._run_part, stage, entering, p, t) for t, p in enumerate(parts) if p.size]
-        found = [future.result() for future in futures]
-        sizes = np.concatenate([np.diff(held_from) for _, held_from in found])
-        stage.held = np.concatenate([held for held, _ in found])
+        held_parts = [future.result() for future in futures]
+        sizes = np.concatenate([np.diff(held_from) for _, held_from in held_parts])
+        stage.held = np.concatenate([held for held, _ in held_parts])
         stage.held_from = np.concatenate([[0], np.cumsum(sizes)])
         gone, stage.unfinished = kernel.leave(
             self.workload.hop_s, entering, stage.unfinished, self._reached, self._gather, self._marks, CELLS, BOUNDS,

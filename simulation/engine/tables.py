@@ -20,12 +20,12 @@ DIGITS = 12
 class ResourceTables:
     """Rows are made when first asked for, and shared by nodes of equal cost.
 
-    What the simulator plays: ``work [rows, tokens + 1]``, seconds of a call alone on a replica that nothing stops;
-    ``pace [rows, calls + 1]``, how fast each of m calls at once goes, and ``stretch``, its inverse; ``use [rows, calls
-    + 1]``, cores in use meanwhile; ``bucket [rows, 2]``, burst and refill of the CPU limit (0 and 1: none); ``noise
-    [rows, ATOMS]``. For those who plan without a clock: ``seconds [rows, tokens + 1]`` and ``rate [rows, calls + 1]``,
-    the same as ``work`` and ``pace`` in the mean under the limit; ``used [rows]``: share of the resource in use while
-    serving.
+    What the simulator computes with: ``work [rows, tokens + 1]``, seconds of a call alone on a replica that nothing
+    stops; ``pace [rows, calls + 1]``, how fast each of m calls at once goes, and ``stretch``, its inverse; ``use [rows,
+    calls + 1]``, cores in use meanwhile; ``bucket [rows, 2]``, burst and refill of the CPU limit (0 and 1: none);
+    ``noise [rows, ATOMS]``. For those who plan without a clock: ``seconds [rows, tokens + 1]`` and ``rate [rows, calls
+    + 1]``, the same as ``work`` and ``pace`` in the mean under the limit; ``used [rows]``: share of the resource in use
+    while serving.
     """
 
     def __init__(self, workload: Workload, most_tokens: int, most_calls: int) -> None:
@@ -51,7 +51,7 @@ class ResourceTables:
         return self._rows[key]
 
     def limited(self, row: int) -> bool:
-        """Whether the row's CPU limit is played as a token bucket."""
+        """Whether the row's CPU limit is simulated as a token bucket."""
         return bool(self.bucket[row, REFILL] < 1)
 
     @property
@@ -94,18 +94,18 @@ class ResourceTables:
 
 def _checked(where: str, seconds: Floats) -> Floats:
     """Rounded. Raises SimulationError for what is no time."""
-    found = np.asarray(np.round(seconds, DIGITS), dtype=np.float64)
-    if not np.isfinite(found).all() or found.min() <= 0:
-        raise SimulationError(f"{where} takes {found.min():g} s at least; it must be above 0")
-    return found
+    rounded_s = np.asarray(np.round(seconds, DIGITS), dtype=np.float64)
+    if not np.isfinite(rounded_s).all() or rounded_s.min() <= 0:
+        raise SimulationError(f"{where} takes {rounded_s.min():g} s at least; it must be above 0")
+    return rounded_s
 
 
 def _rates(where: str, calls: Ints, speedup: Floats) -> Floats:
     """[calls + 1] how fast each of m calls goes. Raises SimulationError for what is no speed-up."""
-    found = np.round(speedup, DIGITS)
-    if not np.isfinite(found).all() or found.min() <= 0 or (found > calls + 1e-9).any():
-        raise SimulationError(f"{where}: the speed-up of m calls must be above 0 and at most m, got {found}")
-    return np.concatenate([[1.0], np.minimum(found / calls, 1.0)])
+    rates = np.round(speedup, DIGITS)
+    if not np.isfinite(rates).all() or rates.min() <= 0 or (rates > calls + 1e-9).any():
+        raise SimulationError(f"{where}: the speed-up of m calls must be above 0 and at most m, got {rates}")
+    return np.concatenate([[1.0], np.minimum(rates / calls, 1.0)])
 
 
 def call_factors(atoms: Floats, seed: int, node: int, first: int, last: int) -> Floats:

@@ -100,7 +100,8 @@ class LatencyModel(Protocol):
         """What it is made of, in words: machine and profile, or device sheet."""
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        """Mean seconds of one call alone at a ready replica: from the ingress's wish until its reply, without queueing.
+        """Mean seconds of one call alone at a ready replica: from when the ingress wants it until its reply, without
+        queueing.
 
         Above 0 and never falling with tokens (0 tokens: what an empty call costs).
         """

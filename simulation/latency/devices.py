@@ -1,7 +1,7 @@
 """Published peaks and bandwidths of the modelled cluster's devices, each with its source.
 
 The paper (section 5.1) names eight nodes of 52 CPUs, 128 GB and one RTX 3090, and no CPU model; two 26-core Xeon Gold
-6230R are the common server of that size and are assumed. What is not published is an assumption of ours and says so.
+6230R are the common server of that size and are assumed. What is not published is marked as an assumption of ours.
 """
 
 from __future__ import annotations

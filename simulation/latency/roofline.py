@@ -3,7 +3,7 @@
 A call alone takes ``call_s + bytes / network + host link (GPU) + max(FLOPs / peak, bytes / bandwidth)``. Calls at once
 run as one batch that reads the weights once: batch seconds of m calls are ``max(m · FLOPs / peak, (weights + m ·
 activations) / bandwidth)`` times ``1 + contention · (m - 1)``, while each call's own exchange over the network goes on
-beside the others'. So concurrency pays as long as reading weights dominates, and costs beyond.
+next to the others'. So concurrency pays as long as reading weights dominates, and costs beyond.
 """
 
 from __future__ import annotations

@@ -29,13 +29,13 @@ GPU_STARTS = (
     Configuration(512, 0.0, 0.1, 2, 4),
 )
 """What an episode of training begins with (:data:`CPU_STARTS`, too), drawn evenly from those that Φ has: searching each
-clip's own takes longer than playing it. Validation begins with the first."""
+clip's own takes longer than simulating it. Validation begins with the first."""
 CPU_STARTS = (Configuration(512, 4.0, 0.0, 1, 4), Configuration(512, 6.0, 0.0, 2, 4))
 """What an episode of training begins with where Φ has no GPU shares."""
 SEGMENT = Configuration(memory_mb=256, cpu_cores=6.0, gpu_share=0.0, replicas=2, concurrency=8)
-"""Of the segments: enough that they are not what requests wait for."""
+"""Replicas of the segments: enough that they are not what requests wait for."""
 LENGTHS_CV = 0.6
-"""Of the tokens of requests, as with the paper's workloads."""
+"""Spread of the tokens of requests, as with the paper's workloads."""
 MOST_TOKENS = 256
 """Longest request."""
 HOUR_S = 3600.0
@@ -44,7 +44,7 @@ CLUSTER_CORE = 1.0
 
 
 class CustomPipelineError(ValueError):
-    """A setting of one's own pipeline that cannot be; the sentence says which and what is allowed."""
+    """A setting of a custom pipeline that cannot be; the message names which and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class CustomPipeline:
     """Lowest and highest mean rate of a clip of training."""
     mean_tokens: float = 24.0
     cluster: bool = False
-    """On the modelled cluster, GPU shares and all (:mod:`simulation.profiles.model.cluster`), and not on the profile's machine."""
+    """On the modelled cluster, GPU shares and all (:mod:`simulation.profiles.model.cluster`), and not on the profile's
+    machine."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean_rps", tuple(self.mean_rps))
@@ -93,14 +94,14 @@ class CustomPipeline:
 
     @property
     def pipeline(self) -> str:
-        """The manifest's name, under which it stands beside the paper's workloads. Raises OwnPipelineError,
+        """The manifest's name, under which it stands next to the paper's workloads. Raises OwnPipelineError,
         ``moe.errors.ManifestError``."""
-        found = _pipeline_of(self.folder)
-        if found in PAPER_WORKLOADS:
+        name = _pipeline_of(self.folder)
+        if name in PAPER_WORKLOADS:
             raise CustomPipelineError(
-                f"the pipeline in {self.folder} is called {found}, as one of the paper's workloads"
+                f"the pipeline in {self.folder} is called {name}, as one of the paper's workloads"
             )
-        return found
+        return name
 
     @property
     def starts(self) -> tuple[Configuration, ...]:
@@ -108,7 +109,7 @@ class CustomPipeline:
 
     @property
     def prices(self) -> PriceSheet:
-        """Of where it runs."""
+        """Description of where it runs."""
         return load_prices(PAPER_PRICES) if self.cluster else load_prices()
 
     @property
@@ -123,7 +124,7 @@ class CustomPipeline:
 
     @property
     def sha256(self) -> dict[str, str]:
-        """Of manifest and profile. Raises as :meth:`workload` does."""
+        """Hash of manifest and profile. Raises as :meth:`workload` does."""
         return {"manifest": _measured(self).topology.manifest_sha256, "profile": file_sha256(self.profile_file)}
 
     def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
@@ -147,15 +148,15 @@ class CustomPipeline:
         """Raises OwnPipelineError for a key that is not known."""
         unknown = sorted(set(stored) - {one.name for one in fields(cls)})
         if unknown or not {"folder", "slo_ms"} <= set(stored):
-            known = ", ".join(one.name for one in fields(cls))
+            keys = ", ".join(one.name for one in fields(cls))
             wrong = f"{unknown[0]!r} is not known" if unknown else "folder and slo_ms are needed"
-            raise CustomPipelineError(f"own pipeline: {wrong}; keys are {known}")
+            raise CustomPipelineError(f"own pipeline: {wrong}; keys are {keys}")
         return cls(**stored)
 
 
-def on_cluster(own: CustomPipeline) -> CustomPipeline:
+def on_cluster(pipeline: CustomPipeline) -> CustomPipeline:
     """The same on the modelled cluster, with the windows, speed and rates of the paper's workloads."""
-    return replace(own, cluster=True, window_s=30.0, speed=1.0, mean_rps=(5.0, 40.0))
+    return replace(pipeline, cluster=True, window_s=30.0, speed=1.0, mean_rps=(5.0, 40.0))
 
 
 @lru_cache(maxsize=8)
@@ -169,27 +170,27 @@ def _nearest(folder: str) -> Path:
 
 
 @lru_cache(maxsize=8)
-def _measured(own: CustomPipeline) -> Workload:
+def _measured(pipeline: CustomPipeline) -> Workload:
     """With the routing that is made where none is given."""
-    folder = Path(own.folder)
-    profile = open_profile(own.profile_file, folder, None)
-    tokens = TokenLengths.lognormal(own.mean_tokens, LENGTHS_CV, MOST_TOKENS)
-    if own.cluster:
+    folder = Path(pipeline.folder)
+    profile = open_profile(pipeline.profile_file, folder, None)
+    tokens = TokenLengths.lognormal(pipeline.mean_tokens, LENGTHS_CV, MOST_TOKENS)
+    if pipeline.cluster:
         return clustered_workload(
             folder,
             profile,
             tokens,
-            slo_s=own.slo_ms / 1000,
+            slo_s=pipeline.slo_ms / 1000,
             changes=LIFECYCLE,
-            prices=own.prices,
-            cpu_scale=own.cpu_scale or CLUSTER_CORE,
+            prices=pipeline.prices,
+            cpu_scale=pipeline.cpu_scale or CLUSTER_CORE,
         )
     return measured_workload(
         folder,
         profile,
         tokens,
-        slo_s=own.slo_ms / 1000,
-        cpu_scale=own.cpu_scale or None,
+        slo_s=pipeline.slo_ms / 1000,
+        cpu_scale=pipeline.cpu_scale or None,
         space=ConfigurationSpace(gpu_shares=()),
         shared=True,
         segment_configuration=SEGMENT,

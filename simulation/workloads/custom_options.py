@@ -22,13 +22,13 @@ pipeline_option = click.option(
     "folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=None,
-    help="One's own pipeline folder, with a profile of it (smoe lab profile); alone unless a workload is given too.",
+    help="A custom pipeline's folder, with a profile of it (smoe lab profile); alone unless a workload is given too.",
 )
 profile_option = click.option(
     "--profile",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     default=None,
-    help="Profile of one's own pipeline. [default: the one of this tree that fits]",
+    help="Profile of a custom pipeline. [default: the one of this tree that fits]",
 )
 cpu_scale_option = click.option(
     "--cpu-scale",
@@ -39,7 +39,7 @@ cpu_scale_option = click.option(
 cluster_option = click.option(
     "--cluster",
     is_flag=True,
-    help="Simulate one's own pipeline on the modelled cluster, where Φ has GPU shares: cores as in the profile, shares "
+    help="Simulate a custom pipeline on the modelled cluster, where Φ has GPU shares: cores as in the profile, shares "
     "as in the profile or, where it has none, modelled (roofline).",
 )
 other_machine_option = click.option(
@@ -69,7 +69,7 @@ slo_factor_option = click.option(
 )
 SLO_MS = click.FloatRange(0.1)
 slo_option = click.option(
-    "--slo-ms", type=SLO_MS, default=None, help="P95 target of one's own pipeline in milliseconds."
+    "--slo-ms", type=SLO_MS, default=None, help="P95 target of a custom pipeline in milliseconds."
 )
 any_slo_option = click.option(
     "--slo-ms",
@@ -81,12 +81,12 @@ slos_option = click.option(
     "--slo-ms",
     type=SLO_MS,
     multiple=True,
-    help="P95 target of one's own pipeline in milliseconds; repeatable, to know several.",
+    help="P95 target of a custom pipeline in milliseconds; repeatable, to know several.",
 )
 
 
 def custom_options(slo: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of one's own pipeline; ``slo``: the one of the above that the command takes."""
+    """The options of a custom pipeline; ``slo``: the one of the above that the command takes."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -109,9 +109,9 @@ def custom_pipelines(
     cluster: bool = False,
 ) -> tuple[CustomPipeline, ...]:
     """One for each target; none where no pipeline is named. ``slo_factor``: one target more, so many times the whole
-    model's own time, which is said on standard error. Raises UsageError where options do not belong together, and where
-    the pipeline has no profile that fits it and, unless ``other_machine`` or the ``cluster`` is meant, this machine,
-    with the difference named."""
+    model's own time, which is printed on standard error. Raises UsageError where options do not belong together, and
+    where the pipeline has no profile that fits it and, unless ``other_machine`` or the ``cluster`` is meant, this
+    machine, with the difference named."""
     if folder is None:
         if slo_ms or profile or cpu_scale or other_machine or slo_factor or cluster:
             raise click.UsageError(
@@ -125,18 +125,18 @@ def custom_pipelines(
         raise click.UsageError(
             "--slo-factor measures the whole model on this machine; of a profile's --other-machine give --slo-ms"
         )
-    known = list(slo_ms)
+    targets_ms = list(slo_ms)
     try:
-        found = CustomPipeline(str(folder), known[0] if known else 1.0, str(profile or ""), cpu_scale)
-        found = on_cluster(found) if cluster else found
-        found.served()
+        pipeline = CustomPipeline(str(folder), targets_ms[0] if targets_ms else 1.0, str(profile or ""), cpu_scale)
+        pipeline = on_cluster(pipeline) if cluster else pipeline
+        pipeline.served()
         if not (other_machine or cluster):
-            refuse_other_machines([found])
+            refuse_other_machines([pipeline])
         if slo_factor is not None:
-            known.append(_target_ms(folder, slo_factor, found.mean_tokens))
+            targets_ms.append(_target_ms(folder, slo_factor, pipeline.mean_tokens))
     except (ProfileError, MoeError) as error:
         raise click.UsageError(str(error)) from error
-    return tuple(replace(found, slo_ms=one) for one in known)
+    return tuple(replace(pipeline, slo_ms=one) for one in targets_ms)
 
 
 def _target_ms(folder: Path, factor: float, tokens: float) -> float:
@@ -157,7 +157,7 @@ def _target_ms(folder: Path, factor: float, tokens: float) -> float:
 def refuse_other_machines(pipelines: Sequence[CustomPipeline]) -> None:
     """Raises UsageError where a profile is of another machine than this one, with the difference named."""
     try:
-        for path in {own.profile_file for own in pipelines}:
+        for path in {pipeline.profile_file for pipeline in pipelines}:
             check_machine(load(path).metadata, this_machine())
     except ProfileError as error:
         raise click.UsageError(f"{error} (--other-machine)") from error

@@ -1,9 +1,10 @@
 """The paper's six workloads on its cluster, modelled: BERT, GPT-2 and Bert2Bert with 4, 6 or 8 experts a layer.
 
 Sizes are those of BERT-base, GPT-2 small and Bert2Bert (hidden 768, feed-forward 3072, FP32); every expert is a whole
-feed-forward block (sparse upcycling), top-2. Seconds come from a roofline (:mod:`simulation.latency.roofline`), never from a
-measurement, so results made with these workloads are simulated throughout. SLOs are the paper's (section 5.2). Assumed
-where the paper is silent: lengths of requests, routing (Zipf that drifts), cold starts, the segments' configuration.
+feed-forward block (sparse upcycling), top-2. Seconds come from a roofline (:mod:`simulation.latency.roofline`), never
+from a measurement, so results made with these workloads are always simulated. SLOs are the paper's (section 5.2).
+Assumed where the paper is silent: lengths of requests, routing (Zipf that drifts), cold starts, the segments'
+configuration.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ FAMILIES = {
 }
 PAPER_PRICES = Path(__file__).with_name("workload_prices.toml")
 PAPER_CLUSTER = {"cores": 8 * 52.0, "gpus": 8.0, "memory_mb": 8 * 128 * 1024.0}
-"""What the paper's eight nodes have (section 5.1). Simulations do not stop there; evaluations tell who wants more."""
+"""What the paper's eight nodes have (section 5.1). Simulations do not stop there; evaluations report who wants more."""
 PAPER_WORKLOADS = ("bert-4", "bert-6", "bert-8", "gpt2-4", "gpt2-6", "b2b-4")
 
 LIFECYCLE = Lifecycle(
@@ -66,8 +67,8 @@ SEGMENT_RPS = 31.25
 
 
 def segments_at(mean_rps: float) -> Configuration:
-    """Of every segment where so many requests come on average: :data:`SEGMENT`, with more replicas where the load asks
-    for them."""
+    """Configuration of every segment where so many requests come on average: :data:`SEGMENT`, with more replicas where
+    the load asks for them."""
     return replace(SEGMENT, replicas=max(SEGMENT.replicas, math.ceil(mean_rps / SEGMENT_RPS)))
 
 

@@ -168,12 +168,13 @@ class Workload:
     top_k: int
     tokens: TokenLengths
     space: ConfigurationSpace = field(default_factory=ConfigurationSpace)
-    """Of experts."""
+    """The configuration space of experts."""
     prices: PriceSheet = field(default_factory=load_prices)
     request_s: float = 0.0
     """Ingress work before the first segment, constant."""
     hop_s: float = 0.0
-    """Ingress work between two stages (combining, scattering), constant; none with a ``host``, which says it better."""
+    """Ingress work between two stages (combining, scattering), constant; none with a ``host``, which models it in
+    detail."""
     host: Host | None = None
     """Where everything runs on one machine. None: every replica has the cores of its configuration to itself, and the
     ingress never makes anyone wait."""
@@ -185,7 +186,7 @@ class Workload:
     """Coupled mode, as on public serverless platforms and in the paper's Fig. 3a: a replica has at most memory / this
     many cores. None: memory is a constraint only."""
     segment_configuration: Configuration = SEGMENT
-    """What segments run with unless told otherwise."""
+    """What segments run with unless ordered otherwise."""
     measured: bool = False
     """True: latency and lifecycle come from a profile of a machine."""
 
@@ -216,8 +217,8 @@ class Workload:
     @cached_property
     def segments(self) -> tuple[NodeInfo, ...]:
         """Segments 0 … n in order."""
-        found = [node for node in self.topology.nodes if node.kind == "segment"]
-        return tuple(sorted(found, key=lambda node: node.layer or 0))
+        segments = [node for node in self.topology.nodes if node.kind == "segment"]
+        return tuple(sorted(segments, key=lambda node: node.layer or 0))
 
     def cores(self, configuration: Configuration) -> float:
         """CPU cores a replica really has (coupled mode bounds them by its memory); 0 with a GPU share."""
@@ -226,7 +227,7 @@ class Workload:
         return min(configuration.cpu_cores, configuration.memory_mb / self.memory_mb_per_core)
 
     def typical_tokens(self, node: NodeInfo) -> float:
-        """Tokens of a mean call, at which calls at once are said to share a replica."""
+        """Tokens of a mean call, at which concurrent calls are taken to share a replica."""
         if node.kind != "expert" or node.layer is None:
             return self.tokens.mean
         return max(1.0, self.tokens.mean * self.top_k / len(self.topology.experts(node.layer)))
@@ -291,7 +292,7 @@ def pipeline_workload(
 
 
 def manifest_cost(manifest: Manifest, node: Node) -> NodeCost:
-    """What the manifest says of a node, with the attention of its segment added.
+    """What the manifest holds of a node, with the attention of its segment added.
 
     Attention is 2 products of T × T × hidden per text, 4 · hidden FLOPs a token and token. A first segment reads only
     the rows of its embedding that it needs, so the table is not among the bytes that a call touches.

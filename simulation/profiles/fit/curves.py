@@ -30,7 +30,7 @@ class Curve:
 
     @property
     def slope(self) -> float:
-        """Of the part above the last knot; 0 with one knot."""
+        """Slope of the part above the last knot; 0 with one knot."""
         first = (len(self.at) - 1) // 2
         run = float(self.at[-1] - self.at[first])
         return float(self.values[-1] - self.values[first]) / run if run > 0 else 0.0
@@ -69,8 +69,8 @@ class Table:
         row, x = _cell(self.tokens, np.clip(t, self.tokens[0], self.tokens[-1]))
         inside = np.clip(m, self.calls[0], self.calls[-1])
         column, y = _cell(self.calls, inside)
-        found = _line(self.values, row, column, y) * (1 - x) + _line(self.values, row, column, y, 1) * x
-        return np.asarray(found * np.maximum(1.0, m / self.calls[-1]))
+        interpolated = _line(self.values, row, column, y) * (1 - x) + _line(self.values, row, column, y, 1) * x
+        return np.asarray(interpolated * np.maximum(1.0, m / self.calls[-1]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,12 +107,12 @@ def monotone_table(tokens: Floats, calls: Floats, values: Floats) -> Table:
 
     ``values [tokens, calls]``.
     """
-    found = np.log(values)
+    logs = np.log(values)
     for _ in range(10):
-        found = np.apply_along_axis(isotonic_regression, 1, found)
-        found = np.apply_along_axis(isotonic_regression, 0, found)
-    found = np.maximum.accumulate(np.maximum.accumulate(found, axis=0), axis=1)
-    return Table(tokens, calls, np.exp(found))
+        logs = np.apply_along_axis(isotonic_regression, 1, logs)
+        logs = np.apply_along_axis(isotonic_regression, 0, logs)
+    logs = np.maximum.accumulate(np.maximum.accumulate(logs, axis=0), axis=1)
+    return Table(tokens, calls, np.exp(logs))
 
 
 def additive_fill(values: Floats) -> Floats:
@@ -120,18 +120,18 @@ def additive_fill(values: Floats) -> Floats:
 
     Raises ValueError where nothing is known.
     """
-    known = np.isfinite(values)
-    if not known.any():
+    measured = np.isfinite(values)
+    if not measured.any():
         raise ValueError("a table needs at least one number")
-    if known.all():
+    if measured.all():
         return values.copy()
     places = np.indices(values.shape).reshape(values.ndim, -1)
     columns = [np.ones(values.size)]
     for axis, count in enumerate(values.shape):
         columns += [(places[axis] == index).astype(np.float64) for index in range(1, count)]
     design = np.stack(columns, axis=1)
-    effects, *_ = np.linalg.lstsq(design[known.ravel()], values[known], rcond=None)
-    return np.asarray(np.where(known, values, (design @ effects).reshape(values.shape)))
+    effects, *_ = np.linalg.lstsq(design[measured.ravel()], values[measured], rcond=None)
+    return np.asarray(np.where(measured, values, (design @ effects).reshape(values.shape)))
 
 
 def _line(values: Floats, row: Ints, column: Ints, y: Floats, below: int = 0) -> Floats:

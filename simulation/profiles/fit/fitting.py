@@ -2,7 +2,7 @@
 
 A call to an idle replica takes ``apart(T) + idle(work(T), limit)``: ``work``, the CPU seconds its cgroup counted, and
 ``apart``, the seconds in which it did not use its core (connection, client, kernel), both never falling with tokens;
-``idle`` is the kernel's limit played through (``throttle``). A replica that is never idle is worth exactly ``share``
+``idle`` is the kernel's limit simulated (``throttle``). A replica that is never idle is worth exactly ``share``
 cores, so m calls always in flight take ``together(T, m, share) / share`` each, where ``together`` is m times the CPU
 seconds of one of m calls: coalescing makes it grow more slowly than m, and a limit makes it larger, since caches grow
 cold whenever the replica is stopped. It never falls with tokens nor with m and never rises with the share.
@@ -30,9 +30,9 @@ TICK_PARTS = (0.25, 0.5, 0.75, 1.0, 1.5)
 """Effective tick over the machine's: besides the tick, wake-ups of other processes notice an overrun too."""
 USUAL_TICK_S = 0.004
 """Where the machine's tick is not known."""
-QUIET_CORES = 0.5
+UNDISTURBED_CORES = 0.5
 """Rows during which other processes kept more cores busy are left out where a quieter repeat is there."""
-ABOUT_AS_QUIET_CORES = 0.3
+ABOUT_AS_UNDISTURBED_CORES = 0.3
 """Repeats that differ by less than this are as quiet as each other."""
 _FULL = 0.999
 
@@ -76,7 +76,7 @@ class Fit:
 
 def fit(rows: Sequence[Row], tick_s: float) -> Fit:
     """Fit every node that has rows; ``tick_s`` is the machine's, 0 where unknown. Raises ProfileError."""
-    measured = quietest([row for row in rows if row.feasible and row.mean_s is not None])
+    measured = least_disturbed([row for row in rows if row.feasible and row.mean_s is not None])
     names = sorted({row.node for row in measured if row.family == "alone"})
     if not names:
         raise ProfileError("the profile has no measured single calls (family alone), so nothing can be fitted")
@@ -109,18 +109,19 @@ def fit_node(name: str, rows: Sequence[Row]) -> NodeFit:
     )
 
 
-def quietest(rows: Sequence[Row], others_cores: float = QUIET_CORES) -> list[Row]:
-    """Rows measured while other processes left the machine alone; of a point that has none, its quietest repeats."""
+def least_disturbed(rows: Sequence[Row], others_cores: float = UNDISTURBED_CORES) -> list[Row]:
+    """Rows measured while other processes left the machine alone; of a point that has none, its least_disturbed
+    repeats."""
     points: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         key = (row.node, row.family, row.tokens, row.share, row.memory_mib, row.concurrency)
         points.setdefault(key, []).append(row)
-    found = []
+    kept = []
     for repeats in points.values():
         least = min(row.others_cores or 0.0 for row in repeats)
-        most = max(others_cores, least + ABOUT_AS_QUIET_CORES)
-        found += [row for row in repeats if (row.others_cores or 0.0) <= most]
-    return found
+        most = max(others_cores, least + ABOUT_AS_UNDISTURBED_CORES)
+        kept += [row for row in repeats if (row.others_cores or 0.0) <= most]
+    return kept
 
 
 def cpu_s(row: Row) -> float:
@@ -149,9 +150,9 @@ def factors(rows: Iterable[Row]) -> Floats:
     kept = [np.array(row.quantiles_s) / row.mean_s for row in rows if row.quantiles_s is not None and row.mean_s]
     if not kept:
         return np.ones(2)
-    found = np.maximum.accumulate(np.median(kept, axis=0))
-    mean = (found[:-1] + found[1:]).mean() / 2
-    return np.asarray(np.maximum(found / mean, 1e-6))
+    ratios = np.maximum.accumulate(np.median(kept, axis=0))
+    mean = (ratios[:-1] + ratios[1:]).mean() / 2
+    return np.asarray(np.maximum(ratios / mean, 1e-6))
 
 
 def _together(busy: Sequence[Row]) -> Tables:
@@ -165,7 +166,7 @@ def _together(busy: Sequence[Row]) -> Tables:
     shares = sorted({row.share for row in several})
 
     def nearest(share: float) -> float:
-        return min(shares, key=lambda known: abs(np.log(known / share)))
+        return min(shares, key=lambda tables: abs(np.log(tables / share)))
 
     logs = np.full((len(shares), len(tokens), len(calls)), np.nan)
     for layer, place, column in np.ndindex(logs.shape):
@@ -178,7 +179,7 @@ def _together(busy: Sequence[Row]) -> Tables:
 
 
 def _effective_tick(nodes: dict[str, NodeFit], rows: Sequence[Row], tick_s: float) -> float:
-    """The part of the machine's tick under which single calls to limited replicas are told best."""
+    """The part of the machine's tick under which single calls to limited replicas are predicted best."""
     limited = [row for row in rows if row.family == "alone" and row.share < _FULL and row.node in nodes]
     if not limited:
         return tick_s
@@ -199,7 +200,7 @@ def limit_of_row(row: Row, tick_s: float) -> Limit:
 
 
 def idle_mean_s(node: NodeFit, row: Row, tick_s: float) -> float:
-    """What the fit says of the mean of a single call under the row's limit."""
+    """The fit's prediction of the mean of a single call under the row's limit."""
     work_s = round(float(node.work(row.tokens)), 6)
     return float(node.apart(row.tokens)) + mean_idle_s(work_s, limit_of_row(row, tick_s))
 
@@ -214,7 +215,7 @@ class Predicted:
 
 
 def predict(node: NodeFit, row: Row, tick_s: float) -> Predicted:
-    """What the fit says of a row of families alone, busy and concurrency."""
+    """The fit's prediction for a row of families alone, busy and concurrency."""
     if row.family == "alone":
         return _predict_alone(node, row, tick_s)
     round_s = float(node.together_s(row.tokens, row.concurrency, row.share))

@@ -40,9 +40,9 @@ class GpuFit:
 def fit_gpu(name: str, rows: Sequence[Row]) -> GpuFit | None:
     """The fit of a node's rows; None where its GPU shares were not measured. Raises ProfileError where single calls
     were, but none always in flight."""
-    own = [row for row in rows if row.node == name and row.feasible and row.mean_s is not None]
-    alone = [row for row in own if row.family == "gpu_alone"]
-    busy = [row for row in own if row.family == "gpu_busy"]
+    node_rows = [row for row in rows if row.node == name and row.feasible and row.mean_s is not None]
+    alone = [row for row in node_rows if row.family == "gpu_alone"]
+    busy = [row for row in node_rows if row.family == "gpu_busy"]
     if not alone:
         return None
     if not busy:
@@ -64,8 +64,8 @@ def _tables(rows: Sequence[Row]) -> Tables:
     logs = np.full((len(shares), len(tokens), len(calls)), np.nan)
     for place in np.ndindex(logs.shape):
         point = (shares[place[0]], tokens[place[1]], calls[place[2]])
-        found = [mean_s(row) for row in rows if (row.gpu_share, row.tokens, row.concurrency) == point]
-        if found:
-            logs[place] = np.log(median(found))
+        seconds = [mean_s(row) for row in rows if (row.gpu_share, row.tokens, row.concurrency) == point]
+        if seconds:
+            logs[place] = np.log(median(seconds))
     axes = np.array(tokens, dtype=np.float64), np.array(calls, dtype=np.float64)
     return falling_with_share(shares, [monotone_table(*axes, values) for values in np.exp(additive_fill(logs))])

@@ -71,9 +71,9 @@ def _limits(axes: Axes, rows: Sequence[Row], fitted: Fit, node: str) -> None:
                     points.setdefault(row.share, []).append(row)
             color = COLORS(place / max(1, len(tokens) - 1))
             shares = sorted(points)
-            seen = [median(row.mean_s or 0.0 for row in points[share]) * 1e3 for share in shares]
+            medians_ms = [median(row.mean_s or 0.0 for row in points[share]) * 1e3 for share in shares]
             said = [predict(fitted.nodes[node], points[share][0], fitted.tick_s).mean_s * 1e3 for share in shares]
-            axes.plot(shares, seen, style, color=color, markersize=4)
+            axes.plot(shares, medians_ms, style, color=color, markersize=4)
             axes.plot(
                 shares,
                 said,

@@ -1,4 +1,4 @@
-"""What a profile says in words and numbers: the closing table, the fit's errors, the surface, the memory needed."""
+"""What a profile states in words and numbers: the closing table, the fit's errors, the surface, the memory needed."""
 
 from __future__ import annotations
 
@@ -48,35 +48,35 @@ def conclude(profile: Profile, picture: Path) -> Profile:
 
 
 def _fit_sentences(fitted: Fit, errors: Mapping[str, Errors], checked: Errors | None) -> list[str]:
-    found = [
+    sentences = [
         f"Fit of {len(fitted.nodes)} kinds of nodes, effective tick {fitted.tick_s * 1e3:g} ms; error on points left "
         f"out in turn (mean absolute, P50 / P95): "
         + ", ".join(f"{name} {entry.p50:.1%} / {entry.p95:.1%} of {entry.points}" for name, entry in errors.items())
         + "."
     ]
     if checked is not None:
-        found.append(
-            f"Open loop, not used for fitting: {checked.points} points below {BUSIEST:.0%} of their share, played with "
+        sentences.append(
+            f"Open loop, not used for fitting: {checked.points} points below {BUSIEST:.0%} of their share, simulated with "
             f"the same arrivals, are off by {checked.p50:.1%} (P50) and {checked.p95:.1%} (P95) in the mean."
         )
-    return found
+    return sentences
 
 
 def memory_sentences(rows: Sequence[Row]) -> list[str]:
     """By node, the least memory limit that held at each concurrency."""
-    found = []
+    sentences = []
     for node in dict.fromkeys(row.node for row in rows if row.family == "memory"):
-        own = [row for row in rows if row.family == "memory" and row.node == node]
+        node_rows = [row for row in rows if row.family == "memory" and row.node == node]
         parts = []
-        for concurrency in sorted({row.concurrency for row in own}):
-            mine = [row for row in own if row.concurrency == concurrency]
+        for concurrency in sorted({row.concurrency for row in node_rows}):
+            mine = [row for row in node_rows if row.concurrency == concurrency]
             killed = max((row.memory_mib for row in mine if row.note == OUT_OF_MEMORY), default=0)
             held = [row.memory_mib for row in mine if row.feasible and row.memory_mib > killed]
             least = f"{min(held)} MiB" if held else f"more than {killed} MiB"
             parts.append(f"{least} at {concurrency} at once" + (f" (killed at {killed})" if killed else ""))
-        tokens = own[0].tokens
-        found.append(f"Memory of {node} with {tokens} tokens a call: {', '.join(parts)}.{_effect(own)}")
-    return found
+        tokens = node_rows[0].tokens
+        sentences.append(f"Memory of {node} with {tokens} tokens a call: {', '.join(parts)}.{_effect(node_rows)}")
+    return sentences
 
 
 def _effect(rows: Sequence[Row]) -> str:
@@ -91,20 +91,20 @@ def _effect(rows: Sequence[Row]) -> str:
 
 def closing_rows(profile: Profile) -> list[tuple[str, str, str]]:
     """Node, what, and its value: medians over repeats at the middle number of tokens, and the times of change."""
-    found = []
+    lines = []
     sizes = sorted({row.tokens for row in profile.of("alone")})
     middle = sizes[len(sizes) // 2] if sizes else 0
     for node in profile.metadata.classes:
-        own = [row for row in profile.of("alone") if row.node == node and row.tokens == middle]
-        for share in sorted({row.share for row in own}):
-            seconds = [row.mean_s for row in own if row.share == share and row.mean_s is not None]
+        node_rows = [row for row in profile.of("alone") if row.node == node and row.tokens == middle]
+        for share in sorted({row.share for row in node_rows}):
+            seconds = [row.mean_s for row in node_rows if row.share == share and row.mean_s is not None]
             if seconds:
-                found.append((node, f"{middle} tokens, idle, {share:g} cores", f"{median(seconds) * 1e3:.2f} ms"))
+                lines.append((node, f"{middle} tokens, idle, {share:g} cores", f"{median(seconds) * 1e3:.2f} ms"))
     for family in dict.fromkeys(row.family for row in profile.rows if not row.tokens):
         for share in sorted({row.share for row in profile.of(family)}):
             rows = [row for row in profile.of(family) if row.share == share and row.p50_s is not None]
             seconds = [row.p50_s for row in rows if row.p50_s is not None]
             where = f" at {share:g} cores" if share else ""
             if seconds:
-                found.append(("every node", family.replace("_", " ") + where, f"{median(seconds) * 1e3:.1f} ms"))
-    return found
+                lines.append(("every node", family.replace("_", " ") + where, f"{median(seconds) * 1e3:.1f} ms"))
+    return lines

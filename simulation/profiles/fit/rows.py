@@ -36,7 +36,7 @@ class Row:
     rate_rps: float
     """Offered rate of an open loop, 0 otherwise."""
     seed: int
-    """Of an open loop's arrivals."""
+    """Seed of an open loop's arrivals."""
     repeat: int
     feasible: bool
     note: str

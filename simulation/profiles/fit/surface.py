@@ -2,7 +2,7 @@
 
 Decided by data: along one memory size, a concurrency is a *valley* when P95 is higher at some smaller and some larger
 concurrency, a *ridge* when it is lower at both, by more than ``MARGIN`` and by more than the scatter of the repeats
-brings about by chance. Repeats measured beside other work count only where there is no quieter one.
+brings about by chance. Repeats measured next to other work count only where there is no quieter one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from simulation.arrays import Floats
-from simulation.profiles.fit.fitting import quietest
+from simulation.profiles.fit.fitting import least_disturbed
 from simulation.profiles.fit.rows import Row
 
 MARGIN = 0.05
@@ -47,12 +47,12 @@ class Surface:
         return self._over_repeats(np.min), self._over_repeats(np.max)
 
     def _over_repeats(self, reduce: Callable[[Floats], float]) -> Floats:
-        found = np.full(self.p95_s.shape[:2], np.nan)
-        for place in np.ndindex(found.shape):
-            known = self.p95_s[place][np.isfinite(self.p95_s[place])]
-            if known.size:
-                found[place] = reduce(known)
-        return found
+        medians_s = np.full(self.p95_s.shape[:2], np.nan)
+        for place in np.ndindex(medians_s.shape):
+            finite_s = self.p95_s[place][np.isfinite(self.p95_s[place])]
+            if finite_s.size:
+                medians_s[place] = reduce(finite_s)
+        return medians_s
 
 
 @dataclass(frozen=True)
@@ -70,31 +70,31 @@ class Feature:
 
 def surface_of(rows: Sequence[Row]) -> Surface | None:
     """The surface of the first node that has one, or None."""
-    found = [row for row in rows if row.family == "surface" and row.p95_s is not None]
-    if not found:
+    surface_rows = [row for row in rows if row.family == "surface" and row.p95_s is not None]
+    if not surface_rows:
         return None
-    found = [row for row in found if row.node == found[0].node]
-    memory = sorted({row.memory_mib for row in found})
-    concurrency = sorted({row.concurrency for row in found})
-    repeats = max(row.repeat for row in found) + 1
+    surface_rows = [row for row in surface_rows if row.node == surface_rows[0].node]
+    memory = sorted({row.memory_mib for row in surface_rows})
+    concurrency = sorted({row.concurrency for row in surface_rows})
+    repeats = max(row.repeat for row in surface_rows) + 1
     p95_s = np.full((len(memory), len(concurrency), repeats), np.nan)
-    for row in quietest(found):
+    for row in least_disturbed(surface_rows):
         p95_s[memory.index(row.memory_mib), concurrency.index(row.concurrency), row.repeat] = row.p95_s
-    share = {row.memory_mib: row.share for row in found}
+    share = {row.memory_mib: row.share for row in surface_rows}
     return Surface(
-        found[0].node,
+        surface_rows[0].node,
         tuple(memory),
         tuple(share[size] for size in memory),
         tuple(concurrency),
-        found[0].rate_rps,
-        found[0].tokens,
+        surface_rows[0].rate_rps,
+        surface_rows[0].tokens,
         p95_s,
     )
 
 
 def features(surface: Surface) -> list[Feature]:
     """Ridges and valleys beyond chance, the deepest of each kind for each memory size."""
-    found = []
+    features = []
     for row, memory in enumerate(surface.memory_mib):
         logs = np.log(surface.p95_s[row])  # [concurrency, repeat]
         least = _least_difference(logs)
@@ -102,8 +102,8 @@ def features(surface: Surface) -> list[Feature]:
         for sign, kind in kinds:
             best = _deepest(sign * logs, surface.concurrency, least)
             if best is not None:
-                found.append(Feature(kind, memory, *best))
-    return found
+                features.append(Feature(kind, memory, *best))
+    return features
 
 
 def _least_difference(logs: Floats) -> float:
@@ -152,9 +152,11 @@ def sentence(surface: Surface) -> str:
         f"({surface.memory_mib[0]} to {surface.memory_mib[-1]} MiB), {surface.concurrency[0]} to "
         f"{surface.concurrency[-1]} calls at once"
     )
-    told = sum(bool(np.isfinite(_least_difference(np.log(line)))) for line in surface.p95_s)
-    if not told:
-        return f"Surface ({where}): one quiet repeat only, so ridges and valleys cannot be told from noise."
+    repeated = sum(bool(np.isfinite(_least_difference(np.log(line)))) for line in surface.p95_s)
+    if not repeated:
+        return (
+            f"Surface ({where}): one undisturbed repeat only, so ridges and valleys cannot be distinguished from noise."
+        )
     shown = features(surface)
     if not shown:
         return (

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from simulation.profiles.fit.fitting import Fit, fit, predict, quietest
+from simulation.profiles.fit.fitting import Fit, fit, least_disturbed, predict
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.model.errors import ProfileError
 
@@ -41,22 +41,22 @@ def cross_validate(rows: Sequence[Row], tick_s: float, folds: int = FOLDS, seed:
     Points (all repeats of them together) are dealt into ``folds``; each is predicted by a fit without its fold and
     compared with the median over its quiet repeats.
     """
-    usable = quietest([row for row in rows if row.feasible and row.family in ("alone", "busy", "concurrency")])
+    usable = least_disturbed([row for row in rows if row.feasible and row.family in ("alone", "busy", "concurrency")])
     points: dict[Key, list[Row]] = {}
     for row in usable:
         points.setdefault(key_of(row), []).append(row)
     order = sorted(points)
     random.Random(seed).shuffle(order)
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    predictions: dict[str, list[tuple[float, float, float]]] = {}
     for fold in range(folds):
         held = set(order[fold::folds])
         kept = [row for row in usable if key_of(row) not in held]
         fitted = _fit_or_none(kept, tick_s)
         for key in sorted(held):
             if fitted is not None and key[0] in fitted.nodes:
-                found.setdefault(key[1], []).append(_errors(fitted, points[key]))
-    found["all"] = [error for errors in found.values() for error in errors]
-    return {name: _summary(errors) for name, errors in found.items() if errors}
+                predictions.setdefault(key[1], []).append(_errors(fitted, points[key]))
+    predictions["all"] = [error for errors in predictions.values() for error in errors]
+    return {name: _summary(errors) for name, errors in predictions.items() if errors}
 
 
 def _fit_or_none(rows: Sequence[Row], tick_s: float) -> Fit | None:
@@ -73,8 +73,8 @@ def _errors(fitted: Fit, repeats: Sequence[Row]) -> tuple[float, float, float]:
         (predicted.p50_s, [row.p50_s for row in repeats]),
         (predicted.p95_s, [row.p95_s for row in repeats]),
     )
-    seen = [median(value for value in values if value is not None) for _, values in pairs]
-    first, second, third = (abs(said / was - 1) for (said, _), was in zip(pairs, seen, strict=True))
+    measured_s = [median(value for value in values if value is not None) for _, values in pairs]
+    first, second, third = (abs(said / was - 1) for (said, _), was in zip(pairs, measured_s, strict=True))
     return first, second, third
 
 

@@ -30,16 +30,16 @@ def tensors_of(manifest: Manifest, node: Node, tokens: int, seed: int) -> dict[s
     rules = rules_of(manifest, node, DTYPES[manifest.dtype])
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(texts_of(tokens, min(rules.max_positions, rules.memory_positions)))
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name in node.inputs:
         if name in rules.widths:
-            found[name] = torch.randn(tokens, rules.widths[name], generator=generator).to(rules.dtype)
+            tensors[name] = torch.randn(tokens, rules.widths[name], generator=generator).to(rules.dtype)
         elif name == "token_ids":
-            found[name] = torch.randint(rules.vocab_size, (tokens,), generator=generator)
+            tensors[name] = torch.randint(rules.vocab_size, (tokens,), generator=generator)
         else:
-            found[name] = lengths
-    rules.check(found)
-    return found
+            tensors[name] = lengths
+    rules.check(tensors)
+    return tensors
 
 
 def request_of(manifest: Manifest, node: Node, tokens: int, seed: int) -> tuple[bytes, bytes]:

@@ -45,14 +45,14 @@ class ReplicaCounters:
     def __init__(self, pid: int, mount: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> None:
         self.pid = pid
         self._proc = proc
-        own = _own_paths(proc / str(pid) / "cgroup")
+        paths = _own_paths(proc / str(pid) / "cgroup")
         self.version = 2 if (mount / "cgroup.controllers").exists() else 1
         if self.version == 2:
-            folder = _below(mount, own.get("", "/"))
+            folder = _below(mount, paths.get("", "/"))
             self._cpu = self._accounting = self._memory = folder
         else:
             self._cpu, self._accounting, self._memory = (
-                _below(mount / name, own.get(name, "/")) for name in ("cpu", "cpuacct", "memory")
+                _below(mount / name, paths.get(name, "/")) for name in ("cpu", "cpuacct", "memory")
             )
 
     def read(self) -> Counted:
@@ -108,17 +108,17 @@ def listening_pid(address: str) -> int:
 
 def _own_paths(path: Path) -> dict[str, str]:
     """Cgroup by controller; key ``""`` is version 2."""
-    found = {}
+    paths = {}
     for line in _text(path).splitlines():
         _, controllers, folder = line.split(":", 2)
         for controller in controllers.split(","):
-            found[controller] = folder
-    return found
+            paths[controller] = folder
+    return paths
 
 
-def _below(mount: Path, own: str) -> Path:
+def _below(mount: Path, path: str) -> Path:
     """The folder of a cgroup; in a container the path may begin with folders that the mount does not show."""
-    parts = [part for part in own.split("/") if part]
+    parts = [part for part in path.split("/") if part]
     for start in range(len(parts)):
         folder = mount.joinpath(*parts[start:])
         if folder.is_dir():

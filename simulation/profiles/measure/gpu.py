@@ -35,7 +35,7 @@ _PAUSES_S = np.full(1, 0.02)
 _WARM_CALLS = 5
 
 OnStep = Callable[[str, float], None]
-"""Told what is measured next and the seconds it is expected to take."""
+"""Called with what is measured next and the seconds it is expected to take."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ class _Bench:
         neighbour = copy.deepcopy(self._deployment)
         neighbour["service"] += "-neighbour"
         for share, other in settings.beside:
-            on_step(f"{self._node.id}: {share:g} of a GPU beside {other:g}", 10.0 + settings.seconds_per_point)
+            on_step(f"{self._node.id}: {share:g} of a GPU next to {other:g}", 10.0 + settings.seconds_per_point)
             if self._beside is not None:
                 self._beside.remove()
             self._change(share)
             self._beside = Function(self._gateway, neighbour, self._setting(other))
             there = self._beside.start(EXCHANGE_TIMEOUT_S)
-            own, load = self._target(settings.beside_tokens), self._target(settings.beside_tokens, there)
-            with _Called(own, self._runner) as call, _Called(load, self._runner) as noise:
+            target, load = self._target(settings.beside_tokens), self._target(settings.beside_tokens, there)
+            with _Called(target, self._runner) as call, _Called(load, self._runner) as noise:
                 recorded = self._runner.run(self._together(call, noise))
             rows.append(replace(self._row("gpu_beside", share, settings.beside_tokens, recorded), beside_share=other))
         return rows
@@ -172,18 +172,18 @@ class _Bench:
             return None
         before = self._replica.id
 
-        def exchanged(seen: Snapshot) -> bool:
-            return len(seen.replicas) == len(seen.ready) == 1 and seen.ready[0].id != before
+        def exchanged(event: Snapshot) -> bool:
+            return len(event.replicas) == len(event.ready) == 1 and event.ready[0].id != before
 
         with self._own.changes() as changes:
             changes.next(EXCHANGE_TIMEOUT_S)
             begun_s = time.perf_counter()
             self._own.resize(setting)
             while (left_s := begun_s + EXCHANGE_TIMEOUT_S - time.perf_counter()) > 0:
-                seen = changes.next(left_s)
-                if exchanged(seen):
-                    self._replica = seen.ready[0]
-                    return seen.at_s - begun_s
+                event = changes.next(left_s)
+                if exchanged(event):
+                    self._replica = event.ready[0]
+                    return event.at_s - begun_s
         raise MeasurementError(f"{self._own.name} had no worker with {share:g} of a GPU in {EXCHANGE_TIMEOUT_S:g} s")
 
     def _setting(self, share: float) -> Setting:
@@ -195,7 +195,7 @@ class _Bench:
 
     def _row(self, family: str, share: float, tokens: int, recorded: Recorded, callers: int = 1) -> Row:
         if recorded.errors or not recorded.latencies_s:
-            raise MeasurementError(f"calls to {self._node.id} with {share:g} of a GPU failed; its log says why")
+            raise MeasurementError(f"calls to {self._node.id} with {share:g} of a GPU failed; its log states why")
         return Row(
             node=self._node.id,
             family=family,

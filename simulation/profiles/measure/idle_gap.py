@@ -20,15 +20,15 @@ from simulation.profiles.fit.rows import Row, spread
 from simulation.profiles.measure.load import Call, Recorded, timed
 from simulation.profiles.measure.measurement_plan import ProfileSettings
 from simulation.profiles.measure.requests import blank
-from simulation.profiles.measure.rounds import Company, Counters, at_a_point, quiet
+from simulation.profiles.measure.rounds import Counters, Interference, at_a_point, undisturbed
 
 FAMILY = "idle"
 PAUSES_S = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""From about the shortest between requests of a play to where little more is to come."""
+"""From about the shortest between requests of a replay to where little more is to come."""
 ABOUT_S = 0.06
 """What a request takes, in a plan."""
 POINTS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Where the law is told to the simulator, which goes straight in between."""
+"""Idle gaps in seconds at which the law is sampled for the simulator, which interpolates linearly between them."""
 ERRORS = 2.0
 
 
@@ -43,11 +43,11 @@ def measure_idle(
     """One row for each round and pause; ``repeat`` numbers the rounds. ``calls``: requests of ``surface_tokens`` that
     take turns; ``functions``: counters of all that works for a request. What the ingress refuses gives an infeasible
     row."""
-    order, found = random.Random(1000 * settings.seed + repeat), list[Row]()
+    order, rows = random.Random(1000 * settings.seed + repeat), list[Row]()
     for turn in range(settings.idle_rounds):
         pauses = list(PAUSES_S) * at_a_point(settings)
         order.shuffle(pauses)
-        company, begun_s = Company(functions), time.perf_counter()
+        interference, begun_s = Interference(functions), time.perf_counter()
         recorded = runner.run(_paused(calls, pauses))
         seconds = time.perf_counter() - begun_s
         row = replace(
@@ -55,10 +55,10 @@ def measure_idle(
             family=FAMILY,
             texts=len(calls),
             seconds=seconds,
-            others_cores=company.others_s(company.functions_s()) / seconds,
+            others_cores=interference.others_s(interference.functions_s()) / seconds,
         )
-        found += [_row(row, pause_s, one) for pause_s, one in recorded.items()]
-    return found
+        rows += [_row(row, pause_s, one) for pause_s, one in recorded.items()]
+    return rows
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Cooling:
 def cooling(rows: Iterable[Row]) -> Cooling | None:
     """By rounds, each compared with itself; those that others disturbed are left out where there are quieter ones. None
     where pauses were not measured, as in profiles from before there were any."""
-    known = [row for row in rows if row.family == FAMILY and row.feasible and row.p50_s]
+    measured = [row for row in rows if row.family == FAMILY and row.feasible and row.p50_s]
     rounds: dict[int, list[tuple[float, float]]] = {}
-    for row in quiet(known):
+    for row in undisturbed(measured):
         assert row.p50_s is not None
         rounds.setdefault(row.repeat, []).append((math.log(row.pause_s), math.log(row.p50_s)))
     powers = [linear_regression(*zip(*points, strict=True)).slope for points in rounds.values() if len(points) > 1]
@@ -85,12 +85,12 @@ def cooling(rows: Iterable[Row]) -> Cooling | None:
 
 
 def idle_times(rows: Iterable[Row]) -> tuple[tuple[float, float], ...]:
-    """``simulation.workloads.workload.Host.idle``: 1 after the shortest pause, and from there on by the law; nothing where pauses were
-    not measured or it is not certain that they do anything (``ERRORS`` standard errors)."""
-    found = cooling(rows)
-    if found is None or found.power <= ERRORS * found.error:
+    """``simulation.workloads.workload.Host.idle``: 1 after the shortest pause, and from there on by the law; nothing
+    where pauses were not measured or it is not certain that they do anything (``ERRORS`` standard errors)."""
+    law = cooling(rows)
+    if law is None or law.power <= ERRORS * law.error:
         return ()
-    return tuple((pause_s, (pause_s / POINTS_S[0]) ** found.power) for pause_s in POINTS_S)
+    return tuple((pause_s, (pause_s / POINTS_S[0]) ** law.power) for pause_s in POINTS_S)
 
 
 def _row(row: Row, pause_s: float, recorded: Recorded) -> Row:

@@ -74,7 +74,7 @@ def busy_s(stat: Path = Path("/proc/stat")) -> float:
 def gpu_name() -> str:
     """Name of the first NVIDIA GPU, empty without one or without its driver."""
     try:
-        found = subprocess.run(
+        listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
             capture_output=True,
             text=True,
@@ -83,7 +83,7 @@ def gpu_name() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.splitlines()[0].strip() if found.stdout.strip() else ""
+    return listed.stdout.splitlines()[0].strip() if listed.stdout.strip() else ""
 
 
 def require_gpu(name: str) -> None:
@@ -97,13 +97,13 @@ def require_gpu(name: str) -> None:
 
 def versions() -> Mapping[str, str]:
     """Versions of Python, of this project and of the packages that decide speed."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("smoe", *PACKAGES):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def _cpu_model(path: Path) -> str:

@@ -4,7 +4,7 @@ The whole product of tokens × CPU share × memory × concurrency would take hou
 each along the axes on which it can move: *alone* (single calls to an idle replica) and *busy* (one call always in
 flight) over tokens × share; *concurrency* over tokens × share × concurrency; *surface* (open loop at one fixed rate)
 over coupled memory × concurrency, as in the paper's Fig. 3(a); *memory* over memory × concurrency with a replica
-started anew under each limit.
+started again under each limit.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class ProfileSettings:
     transitions: int = 10
     """Repeats of each cold start, drain and resize."""
     volley_rounds: int = 10
-    """Of requests that meet, in each repeat: lone ones scatter by a tenth from round to round, and what meeting costs
-    is a few hundredths."""
+    """Rounds of concurrent requests in each repeat: lone ones vary by a tenth from round to round, and what concurrency
+    costs is a few hundredths."""
     idle_rounds: int = 10
-    """Of lone requests after pauses, in each repeat, for the same reason."""
+    """Rounds of lone requests after idle gaps in each repeat, for the same reason."""
     quiet_cores: float = 0.5
     """A point during which other processes kept more cores than this busy is measured again ..."""
     retries: int = 2
-    """... at most so often; the quietest is kept."""
+    """... at most so often; the least_disturbed is kept."""
     most_minutes: float = 0.0
     """Repeats beyond the first stop when so much time has passed; 0 is no limit."""
     cpu_scale: float = 1.0

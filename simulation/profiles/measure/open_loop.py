@@ -1,4 +1,4 @@
-"""Plays the fitted model on the arrivals of the profile's own open loops, which were not used for fitting.
+"""Simulates the fitted model on the arrivals of the profile's own open loops, which were not used for fitting.
 
 One replica: calls wait in order of arrival until one of its slots is free; those in service share it (processor
 sharing at ``speedup``), on the token bucket of its CPU limit. The same rule that a simulator needs, written as plainly
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simulation.arrays import Floats
-from simulation.profiles.fit.fitting import QUIET_CORES, Fit, NodeFit, limit_of_row
+from simulation.profiles.fit.fitting import UNDISTURBED_CORES, Fit, NodeFit, limit_of_row
 from simulation.profiles.fit.rows import Row
 from simulation.profiles.fit.validation import Errors
 from simulation.profiles.measure.load import poisson_arrivals
@@ -23,7 +23,7 @@ BUSIEST = 0.8
 """Most of its share that a replica may have used for a comparison of latencies to mean something."""
 
 
-def play(
+def simulate(
     arrivals_s: Floats, work_s: Floats, slots: int, rates: Floats, use: Floats, burst: float, refill: float
 ) -> Floats:
     """Seconds of each call from its arrival to its end.
@@ -63,7 +63,7 @@ def play(
     return np.asarray(ends - arrivals_s)
 
 
-def play_row(node: NodeFit, row: Row, seconds: float, tick_s: float, seed: int) -> Floats:
+def simulate_row(node: NodeFit, row: Row, seconds: float, tick_s: float, seed: int) -> Floats:
     """The calls of one open-loop row, with the arrivals it had; ``seconds`` is how long they came."""
     arrivals = poisson_arrivals(row.rate_rps, seconds, row.seed)
     alone_s = float(node.work(row.tokens) + node.apart(row.tokens))
@@ -76,7 +76,7 @@ def play_row(node: NodeFit, row: Row, seconds: float, tick_s: float, seed: int) 
     use = np.ones(row.concurrency + 1)
     use[1] = float(node.work(row.tokens)) / alone_s
     limit = limit_of_row(row, tick_s)
-    return play(arrivals, work_s, row.concurrency, rates, use, burst_s(limit), min(1.0, limit.share))
+    return simulate(arrivals, work_s, row.concurrency, rates, use, burst_s(limit), min(1.0, limit.share))
 
 
 def check_open_loop(rows: Sequence[Row], fitted: Fit) -> Errors | None:
@@ -88,16 +88,16 @@ def check_open_loop(rows: Sequence[Row], fitted: Fit) -> Errors | None:
     for row in rows:
         if row.p50_s is None or row.p95_s is None or row.mean_s is None or row.node not in fitted.nodes:
             continue
-        if row.note or (row.others_cores or 0.0) > QUIET_CORES:
+        if row.note or (row.others_cores or 0.0) > UNDISTURBED_CORES:
             continue
         if (row.cpu_s_per_call or 0.0) * row.rate_rps > BUSIEST * row.share:
             continue
         seconds = _length_s(row)
         if seconds is None:
             continue
-        played = play_row(fitted.nodes[row.node], row, seconds, fitted.tick_s, row.seed)
-        p50, p95 = np.percentile(played, (50, 95))
-        errors.append((abs(played.mean() / row.mean_s - 1), abs(p50 / row.p50_s - 1), abs(p95 / row.p95_s - 1)))
+        simulated_s = simulate_row(fitted.nodes[row.node], row, seconds, fitted.tick_s, row.seed)
+        p50, p95 = np.percentile(simulated_s, (50, 95))
+        errors.append((abs(simulated_s.mean() / row.mean_s - 1), abs(p50 / row.p50_s - 1), abs(p95 / row.p95_s - 1)))
     if not errors:
         return None
     mean, p50, p95 = (float(value) for value in np.mean(errors, axis=0))

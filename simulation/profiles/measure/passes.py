@@ -16,7 +16,7 @@ from functions.dispatch.client import ConnectionPool, TransportError
 from functions.serving.metric_names import NODE_CALLS
 from moe.manifest import Manifest
 from simulation.profiles.fit.rows import Row, spread
-from simulation.profiles.measure.concurrent import SIZES, measure_volleys, volleys_s
+from simulation.profiles.measure.concurrent import SIZES, bursts_s, measure_bursts
 from simulation.profiles.measure.counters import ReplicaCounters, listening_pid
 from simulation.profiles.measure.idle_gap import idle_s, measure_idle
 from simulation.profiles.measure.load import CALL_TIMEOUT_S, Call, closed_loop
@@ -30,17 +30,17 @@ log = logging.getLogger(__name__)
 
 PASSES = 60
 LEAST_S = 1.0
-"""Passes are slow beside calls: so long at least."""
+"""Passes are slow compared with calls: at least this long, in seconds."""
 TEXTS = 8
-"""Of requests after pauses."""
+"""Family of rows of requests after idle gaps."""
 OnStep = Callable[[str, float], None]
 Measure = Callable[[Sequence[Call], int, Sequence[Counters], ProfileSettings, asyncio.Runner], list[Row]]
-"""Of calls that take turns, a repeat, and counters of all that works for them."""
+"""Rounds of calls that take turns, a repeat, and counters of all that works for them."""
 
 
 def requests_s(settings: ProfileSettings) -> float:
-    """About how long one repeat of requests that meet and of requests after pauses takes."""
-    return volleys_s(settings) + idle_s(settings)
+    """About how long one repeat of concurrent requests and of requests after idle gaps takes."""
+    return bursts_s(settings) + idle_s(settings)
 
 
 def measure_passes(
@@ -52,7 +52,7 @@ def measure_passes(
     on_step: OnStep,
     alone: bool = True,
 ) -> list[Row]:
-    """One row for each number of tokens and repeat (not without ``alone``), and those of requests that meet and that
+    """One row for each number of tokens and repeat (not without ``alone``), and those of concurrent requests and that
     come after pauses; none for a pipeline that takes no text.
 
     What fails gives an infeasible row with the reason: by now the rest of the profile has been measured.
@@ -76,8 +76,8 @@ def measure_passes(
                     on_step(f"passes of {tokens} tokens", settings.seconds_per_point)
                     rows.append(_measure(replica.address, tokens, repeat, counters, settings, runner))
             if 3 <= settings.surface_tokens <= longest:
-                on_step("requests that meet", volleys_s(settings))
-                rows += _whole(measure_volleys, max(SIZES), replica.address, repeat, workers, settings, runner)
+                on_step("concurrent requests", bursts_s(settings))
+                rows += _whole(measure_bursts, max(SIZES), replica.address, repeat, workers, settings, runner)
                 on_step("requests after pauses", idle_s(settings))
                 rows += _whole(measure_idle, TEXTS, replica.address, repeat, workers, settings, runner)
     except MeasurementError as error:
@@ -135,13 +135,13 @@ def _measure(
     if recorded.errors or not recorded.latencies_s:
         note = f"the ingress refused a text of about {tokens} tokens"
         return replace(blank(tokens, repeat, settings), feasible=False, note=note)
-    known = before.cpu_s is not None and after.cpu_s is not None
+    counted = before.cpu_s is not None and after.cpu_s is not None
     cpu_s = (after.cpu_s or 0.0) - (before.cpu_s or 0.0)
     return replace(
         blank(tokens, repeat, settings),
         seconds=recorded.seconds,
         throughput_rps=len(recorded.latencies_s) / recorded.seconds,
-        cpu_s_per_call=cpu_s / len(recorded.latencies_s) if known else None,
+        cpu_s_per_call=cpu_s / len(recorded.latencies_s) if counted else None,
         node_calls=called / len(recorded.latencies_s),
         **asdict(spread(recorded.latencies_s)),
     )

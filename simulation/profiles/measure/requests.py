@@ -1,4 +1,4 @@
-"""Requests to a whole pipeline through its ingress, and the rows that tell of them."""
+"""Requests to a whole pipeline through its ingress, and their rows."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from simulation.profiles.measure.measurement_plan import ProfileSettings
 if TYPE_CHECKING:
     from simulation.profiles.measure.counters import Counted
 
-QUIET_CORES = 0.25
+UNDISTURBED_CORES = 0.25
 """Rounds during which others kept more cores busy are disturbed: they make requests wait that nothing else holds up."""
 PER_SECOND = 10
-"""Volleys, or requests after a pause, of a round for each second that a point takes; ``FEWEST`` at least."""
+"""Bursts, or requests after an idle gap, of a round for each second that a point takes; ``FEWEST`` at least."""
 FEWEST = 3
 
 
@@ -31,8 +31,9 @@ class Counters(Protocol):
     def read(self) -> Counted: ...
 
 
-class Company:
-    """CPU seconds since it was made. ``functions``: counters of all that works for a request."""
+class Interference:
+    """CPU seconds used on the machine since the object was created, by whom. ``functions``: counters of all that works
+    for a request."""
 
     def __init__(self, functions: Sequence[Counters]) -> None:
         self._functions = functions
@@ -40,18 +41,18 @@ class Company:
         self._before = [counters.read().cpu_s for counters in functions]
 
     def functions_s(self) -> float | None:
-        """Of the functions; None where the kernel does not count one of them."""
+        """CPU seconds of the functions; None where the kernel does not count one of them."""
         after = [counters.read().cpu_s for counters in self._functions]
         used = [None if one is None or now is None else now - one for one, now in zip(self._before, after, strict=True)]
-        known = [used_s for used_s in used if used_s is not None]
-        return sum(known) if len(known) == len(used) else None
+        counted_s = [used_s for used_s in used if used_s is not None]
+        return sum(counted_s) if len(counted_s) == len(used) else None
 
     def others_s(self, functions_s: float | None) -> float:
-        """Of everybody but the functions and this process."""
+        """CPU seconds of all processes but the functions and this one."""
         return max(0.0, busy_s() - self._machine_s - (time.process_time() - self._own_s) - (functions_s or 0.0))
 
 
-def quiet(rows: Iterable[Row]) -> list[Row]:
+def undisturbed(rows: Iterable[Row]) -> list[Row]:
     """Those during which nobody else used the machine; all where somebody did in all."""
-    known = list(rows)
-    return [row for row in known if (row.others_cores or 0.0) <= QUIET_CORES] or known
+    all_rows = list(rows)
+    return [row for row in all_rows if (row.others_cores or 0.0) <= UNDISTURBED_CORES] or all_rows

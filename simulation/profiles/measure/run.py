@@ -73,7 +73,7 @@ class Bench:
 
     def pilot(self, nodes: Sequence[str]) -> dict[tuple[str, int], float]:
         """Median seconds of a few calls at a full core by (node, tokens): enough to plan with."""
-        found = {}
+        pilots = {}
         for node in nodes:
             for tokens in axis_tokens(self._settings):
                 point = Point(node, "busy", "closed", tokens, 1.0, self._settings.ample_mib, 1)
@@ -82,8 +82,8 @@ class Bench:
                 median_s = spread(recorded.latencies_s[2:]).p50_s
                 if median_s is None:
                     raise MeasurementError(f"{node} did not answer calls of {tokens} tokens at a full core")
-                found[node, tokens] = median_s
-        return found
+                pilots[node, tokens] = median_s
+        return pilots
 
     def measure(self, point: Point, *, again: bool = True) -> Row:
         """Set the point's limits, warm up, measure. A replica that fails gives an infeasible row.
@@ -133,7 +133,7 @@ class Bench:
             time.sleep(0.05)
 
     def restart(self, point: Point) -> str:
-        """Start the point's function anew under the point's limits; the reason where that is not possible, else ""."""
+        """Start the point's function again under the point's limits; the reason where that is not possible, else ""."""
         function = self.functions[point.node]
         function.restart(self._setting(point.share, point.memory_mib, point.concurrency))
         try:
@@ -156,11 +156,11 @@ class Bench:
 
     def counters(self, node: str, replica: ReplicaSeen) -> ReplicaCounters:
         """Counters of a node's replica."""
-        known = self._counters.get(node)
-        if known is None or known[0] != replica.id:
-            known = (replica.id, ReplicaCounters(listening_pid(replica.address)))
-            self._counters[node] = known
-        return known[1]
+        entry = self._counters.get(node)
+        if entry is None or entry[0] != replica.id:
+            entry = (replica.id, ReplicaCounters(listening_pid(replica.address)))
+            self._counters[node] = entry
+        return entry[1]
 
     def target(self, node: str, tokens: int, replica: ReplicaSeen) -> Target:
         """Where calls of ``tokens`` tokens go."""
@@ -200,8 +200,8 @@ class Bench:
             reply = urllib3.request("GET", f"http://{address}/metrics", timeout=5.0, retries=False)
         except urllib3.exceptions.HTTPError:
             return None
-        found = {kind: float(value) for kind, value in _BATCHES.findall(reply.data)}
-        return (found[b"sum"], found[b"count"]) if len(found) == 2 else None
+        values = {kind: float(value) for kind, value in _BATCHES.findall(reply.data)}
+        return (values[b"sum"], values[b"count"]) if len(values) == 2 else None
 
     def _row(
         self,
@@ -296,7 +296,8 @@ def plan_of(bench: Bench, classes: Sequence[NodeClass], manifest: Manifest, sett
 
 
 def _seed(base: int, point: Point) -> int:
-    """Of arrivals and pauses: the same for all points of one repeat, so that they are compared on the same arrivals."""
+    """Seed of arrivals and idle gaps: the same for all points of one repeat, so that they are compared on the same
+    arrivals."""
     return int(np.random.SeedSequence((base, point.repeat)).generate_state(1, np.uint32)[0])
 
 

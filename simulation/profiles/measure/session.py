@@ -34,7 +34,7 @@ TRANSITION_S = 1.5
 
 
 PASSES_S = 45.0
-"""About what the passes take; requests that meet and those after pauses come on top."""
+"""About what the passes take; concurrent requests and those after idle gaps come on top."""
 
 
 class Progress(Protocol):
@@ -59,7 +59,7 @@ def measure_profile(
 ) -> Profile:
     """Measure the pipeline in ``folder`` through ``gateway``.
 
-    ``deployments``: by node id (and ``ingress``), what to deploy; ``notes``: what the platform says it cannot do;
+    ``deployments``: by node id (and ``ingress``), what to deploy; ``notes``: what the platform states it cannot do;
     ``gpu``: GPU shares to measure too. Raises ProfileError.
     """
     check(settings)
@@ -99,28 +99,28 @@ def measure_profile(
 
 
 def measure_requests(
-    known: Profile,
+    profile: Profile,
     gateway: Gateway,
     manifest: Manifest,
     deployments: Mapping[str, dict[str, Any]],
     settings: ProfileSettings,
     progress: Progress,
 ) -> Profile:
-    """``known``, a profile of this pipeline on this machine, with requests that meet and those after pauses measured
-    again: they are compared with others of the same minute, so the rest may be older. Raises ProfileError where they
-    could not be measured.
+    """``known``, a profile of this pipeline on this machine, with concurrent requests and those after idle gaps
+    measured again: they are compared with others of the same minute, so the rest may be older. Raises ProfileError
+    where they could not be measured.
     """
     check(settings)
     begun = _now()
-    progress.plan("requests that meet, and after pauses", settings.repeats * requests_s(settings))
+    progress.plan("concurrent requests, and after idle gaps", settings.repeats * requests_s(settings))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         rows = measure_passes(gateway, manifest, deployments, settings, runner, progress.step, alone=False)
     failed = [row.note for row in rows if not row.feasible]
     if failed or not rows:
         raise ProfileError(f"whole requests could not be measured: {failed[0] if failed else 'it takes no text'}")
-    note = f"requests that meet or come after pauses ({OVERLAP}, {IDLE}) were measured again from {begun} to {_now()}"
-    kept = tuple(row for row in known.rows if row.family not in (OVERLAP, IDLE))
-    return Profile(replace(known.metadata, notes=(*known.metadata.notes, note)), (*kept, *rows))
+    note = f"requests that are concurrent or come after idle gaps ({OVERLAP}, {IDLE}) were measured again from {begun} to {_now()}"
+    kept = tuple(row for row in profile.rows if row.family not in (OVERLAP, IDLE))
+    return Profile(replace(profile.metadata, notes=(*profile.metadata.notes, note)), (*kept, *rows))
 
 
 def _rows(

@@ -33,7 +33,7 @@ class LogLine:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All replicas of one function when the feed told of them; ``at_s`` is ``time.perf_counter``."""
+    """All replicas of one function when the feed reported them; ``at_s`` is ``time.perf_counter``."""
 
     at_s: float
     replicas: tuple[ReplicaSeen, ...]
@@ -109,7 +109,7 @@ class Function:
         self.scale(1)
 
     def scale(self, replicas: int) -> None:
-        """Set the wished number of replicas; for none, wait until they have ended."""
+        """Set the desired number of replicas; for none, wait until they have ended."""
         self._gateway.scale(self.name, replicas)
         if replicas:
             return
@@ -132,11 +132,11 @@ class Function:
             time.sleep(0.02)
 
     def killed_for_memory(self) -> bool:
-        """Whether a replica was killed for its memory since the function was last started anew."""
+        """Whether a replica was killed for its memory since the function was last started."""
         return any("killed because it was out of memory" in line for line in self.last_lines(20))
 
     def last_lines(self, count: int) -> list[str]:
-        """The end of the function's log, as far as it was written since the function was last started anew."""
+        """The end of the function's log, as far as it was written since the function was last started."""
         lines = self._gateway.log_lines(self.name, count)
         return [line.text for line in lines if line.at_s >= self._since_s]
 

@@ -1,4 +1,4 @@
-"""What a CPU limit does to a call: the kernel's CFS bandwidth control, played through.
+"""What a CPU limit does to a call: the kernel's CFS bandwidth control, simulated.
 
 A limit of ``share`` cores is a quota of CPU time in each period (here 10 ms, longer where the quota would be under
 1 ms). A replica runs at full speed until its quota is used up, and then not at all until the next period. That it is
@@ -7,8 +7,8 @@ quota; what it overran is taken from the next periods. Hence latency under a lim
 idle replica that needs less than quota and tick is not slowed down at all, while calls one after the other get exactly
 ``share`` of a core.
 
-``idle_call_s`` plays that for every phase of period and tick; ``burst_s`` is the same as one number, the size of the
-token bucket that gives long calls the same mean.
+``idle_call_s`` simulates that for every phase of period and tick; ``burst_s`` is the same as one number, the size of
+the token bucket that gives long calls the same mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gateway.backends.process.cgroup.limits import quota
 from simulation.arrays import Floats, Ints
 
 PERIOD_S = 0.01
-"""The process backend's wish (``ProcessSettings.cpu_period_s``)."""
+"""What the process backend asks for (``ProcessSettings.cpu_period_s``)."""
 _SAME_S = 1e-12
 """Times nearer than this are the same."""
 _PHASES = 12
@@ -155,7 +155,7 @@ def bucket_s(work_s: ArrayLike, burst: ArrayLike, refill: ArrayLike) -> Floats:
 class IdleTable:
     """Mean seconds of a call to an idle replica over CPU seconds of work × share, monotone in both.
 
-    Played on a grid of both and interpolated on logarithms of them, because an episode asks for very many.
+    Simulated on a grid of both and interpolated on logarithms of them, because an episode asks for very many.
     """
 
     def __init__(self, tick_s: float, period_s: float = PERIOD_S) -> None:

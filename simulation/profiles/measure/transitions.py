@@ -1,7 +1,7 @@
 """Times of change: cold start, drain, and each resize in place.
 
-*cold_start*: from the wish for one more replica until the feed calls it ready, at a full core and at a quarter of one.
-*drain*: from the wish for one less until the feed has forgotten it. *cpu_up*, *cpu_down*, *memory_up*, *memory_down*:
+*cold_start*: from the order of one more replica until the feed calls it ready, at a full core and at a quarter of one.
+*drain*: from the order of one less until the feed has forgotten it. *cpu_up*, *cpu_down*, *memory_up*, *memory_down*:
 from the PUT until the replica's own cgroup holds the new limit. *concurrency_up*, *concurrency_down*: from the PUT
 until the replica admits (refuses) calls accordingly.
 """
@@ -61,16 +61,16 @@ def measure_transitions(
 
 
 def _scale(bench: Bench, node: str) -> tuple[float, float]:
-    """Seconds of one start and one drain beside a running replica."""
+    """Seconds of one start and one drain next to a running replica."""
     function = bench.functions[node]
     with function.changes() as changes:
         changes.next(TIMEOUT_S)
         begun_s = time.perf_counter()
         function.scale(2)
-        started_s = _until(changes, lambda seen: len(seen.ready) == 2, begun_s, f"the second replica of {node}")
+        started_s = _until(changes, lambda state: len(state.ready) == 2, begun_s, f"the second replica of {node}")
         begun_s = time.perf_counter()
         function.scale(1)
-        drained_s = _until(changes, lambda seen: len(seen.replicas) == 1, begun_s, f"the drain of {node}")
+        drained_s = _until(changes, lambda state: len(state.replicas) == 1, begun_s, f"the drain of {node}")
     return started_s, drained_s
 
 
@@ -78,11 +78,11 @@ def _until(changes: Changes, reached: Callable[[Snapshot], bool], begun_s: float
     end_s = begun_s + TIMEOUT_S
     while (left_s := end_s - time.perf_counter()) > 0:
         try:
-            seen = changes.next(left_s)
+            event = changes.next(left_s)
         except TimeoutError:
             break
-        if seen.at_s >= begun_s and reached(seen):
-            return seen.at_s - begun_s
+        if event.at_s >= begun_s and reached(event):
+            return event.at_s - begun_s
     raise MeasurementError(f"{what} was not done within {TIMEOUT_S:.0f} s")
 
 
@@ -93,7 +93,7 @@ def _resizes(bench: Bench, node: str, goal: Setting, up: bool, runner: asyncio.R
     counters = bench.counters(node, replica)
     target = bench.target(node, 1, replica)
     word = "up" if up else "down"
-    found = {}
+    medians = {}
     now = function.setting
     share = counters.bandwidth()
     before = None if share is None else share.share
@@ -103,18 +103,18 @@ def _resizes(bench: Bench, node: str, goal: Setting, up: bool, runner: asyncio.R
         return limit is not None and limit.share != before
 
     limit_bytes = counters.memory_limit_bytes()
-    found[f"cpu_{word}"] = _timed(
+    medians[f"cpu_{word}"] = _timed(
         lambda: function.resize(Setting(goal.cpu_cores, now.memory_mib, now.concurrency)), cpu_changed, node
     )
-    found[f"memory_{word}"] = _timed(
+    medians[f"memory_{word}"] = _timed(
         lambda: function.resize(Setting(goal.cpu_cores, goal.memory_mib, now.concurrency)),
         lambda: counters.memory_limit_bytes() != limit_bytes,
         node,
     )
-    found[f"concurrency_{word}"] = _timed(
+    medians[f"concurrency_{word}"] = _timed(
         lambda: function.resize(goal), lambda: runner.run(_admits_burst(target)) == up, node
     )
-    return found
+    return medians
 
 
 async def _admits_burst(target: Target) -> bool:
@@ -133,7 +133,7 @@ def _timed(change: Callable[[], None], done: Callable[[], bool], node: str) -> f
 
 def _row(node: str, kind: str, seconds: list[float], setting: Setting, share: float) -> Row:
     """``share`` 0 for a change between two shares."""
-    found = spread(seconds)
+    quantiles = spread(seconds)
     return Row(
         node=node,
         family=kind,
@@ -153,5 +153,5 @@ def _row(node: str, kind: str, seconds: list[float], setting: Setting, share: fl
         errors=0,
         seconds=sum(seconds),
         load1=os.getloadavg()[0],
-        **vars(found),
+        **vars(quantiles),
     )

@@ -21,8 +21,8 @@ TEXT = (
 def whole_model_s(directory: Path, tokens: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Median seconds of one pass over so many tokens, on one thread, when it is warm.
 
-    An encoder embeds them; a decoder reads them and says the next one. Raises MoeError where the pipeline cannot be
-    read or has no tokenizer.
+    An encoder embeds them; a decoder reads them and generates the next one. Raises MoeError where the pipeline cannot
+    be read or has no tokenizer.
     """
     model = WholeModel(directory)
     task = model.embed_ids if model.manifest.task == "embedding" else model.logits_ids
@@ -30,11 +30,11 @@ def whole_model_s(directory: Path, tokens: int, clock: Callable[[], float] = tim
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = []
+        spans_s = []
         for _ in range(WARM + CALLS):
             begun_s = clock()
             task([ids])
-            found.append(clock() - begun_s)
+            spans_s.append(clock() - begun_s)
     finally:
         torch.set_num_threads(threads)
-    return statistics.median(found[WARM:])
+    return statistics.median(spans_s[WARM:])

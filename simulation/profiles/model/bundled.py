@@ -14,12 +14,12 @@ from simulation.profiles.model.storage import Profile, check_machine, check_pipe
 
 log = logging.getLogger("smoe.profile")
 
-SHELF = Path(__file__).parents[1] / "data"
+BUNDLED = Path(__file__).parents[1] / "data"
 
 
-def committed(shelf: Path = SHELF) -> tuple[Path, ...]:
+def committed(folder: Path = BUNDLED) -> tuple[Path, ...]:
     """Files of all profiles of this tree."""
-    return tuple(sorted(shelf.glob("*.parquet")))
+    return tuple(sorted(folder.glob("*.parquet")))
 
 
 def open_profile(path: Path, pipeline: Path, machine: Machine | None) -> Profile:
@@ -28,64 +28,64 @@ def open_profile(path: Path, pipeline: Path, machine: Machine | None) -> Profile
     ``machine`` None: whatever machine it is of, for planning for that machine. Raises ProfileError, and
     ProfileMismatchError with the difference named.
     """
-    found = _of(path, load_topology(pipeline))
+    profile = _of(path, load_topology(pipeline))
     if machine is not None:
-        check_machine(found.metadata, machine)
-    return found
+        check_machine(profile.metadata, machine)
+    return profile
 
 
 def _of(path: Path, topology: Topology) -> Profile:
-    found = load(path)
-    check_pipeline(found.metadata, topology.pipeline, topology.manifest_sha256)
-    return found
+    profile = load(path)
+    check_pipeline(profile.metadata, topology.pipeline, topology.manifest_sha256)
+    return profile
 
 
 def named(path: Path, topology: Topology, meant: bool) -> Profile:
     """The profile at ``path`` that a policy's settings name: of the pipeline and, unless another machine is ``meant``,
     of this one. Raises ProfileError, and ProfileMismatchError with the difference named.
     """
-    found = _of(path, topology)
+    profile = _of(path, topology)
     if meant:
-        return found
+        return profile
     try:
-        check_machine(found.metadata, this_machine())
+        check_machine(profile.metadata, this_machine())
     except ProfileMismatchError as error:
         raise ProfileMismatchError(f"{path}: {error} (other_machine = true)") from error
-    return found
+    return profile
 
 
-def find(pipeline: Path, machine: Machine | None, shelf: Path = SHELF) -> Profile:
-    """The first profile of this tree that fits. Raises ProfileMismatchError that says why each does not."""
-    return load(fitting(pipeline, machine, shelf))
+def find(pipeline: Path, machine: Machine | None, folder: Path = BUNDLED) -> Profile:
+    """The first profile of this tree that fits. Raises ProfileMismatchError that states why each does not."""
+    return load(fitting(pipeline, machine, folder))
 
 
-def fitting(pipeline: Path, machine: Machine | None, shelf: Path = SHELF) -> Path:
+def fitting(pipeline: Path, machine: Machine | None, folder: Path = BUNDLED) -> Path:
     """Its file. Raises as :func:`find` does."""
     reasons = []
-    for path in committed(shelf):
+    for path in committed(folder):
         try:
             open_profile(path, pipeline, machine)
             return path
         except ProfileError as error:
             reasons.append(f"{path.name}: {error}")
-    raise ProfileMismatchError("no profile of this tree fits. " + (" ".join(reasons) or f"There is none in {shelf}."))
+    raise ProfileMismatchError("no profile of this tree fits. " + (" ".join(reasons) or f"There is none in {folder}."))
 
 
-def nearest(pipeline: Path, machine: Machine, shelf: Path = SHELF) -> Path:
+def nearest(pipeline: Path, machine: Machine, folder: Path = BUNDLED) -> Path:
     """The file that :func:`fitting` finds for ``machine``, else for any. Raises as :func:`find` does."""
     try:
-        return fitting(pipeline, machine, shelf)
+        return fitting(pipeline, machine, folder)
     except ProfileMismatchError:
-        return fitting(pipeline, None, shelf)
+        return fitting(pipeline, None, folder)
 
 
 def warn_of_another(profile: Profile, who: str) -> None:
     """Say once that ``who`` plans with a profile of another machine than this one, which nobody named."""
-    found = differences(profile.metadata, this_machine())
-    if found:
+    difference = differences(profile.metadata, this_machine())
+    if difference:
         _warn_once(
-            f"{who} plans with a profile of another machine: {found}. `smoe lab profile {profile.metadata.pipeline}` "
-            f"measures this one (policy setting profile); other_machine = true says that the other one is meant"
+            f"{who} plans with a profile of another machine: {difference}. `smoe lab profile {profile.metadata.pipeline}` "
+            f"measures this one (policy setting profile); other_machine = true states that the other one is meant"
         )
 
 

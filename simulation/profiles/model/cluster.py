@@ -1,13 +1,14 @@
 """A profiled pipeline on a cluster: its cores as they were measured, shares of a GPU measured or modelled.
 
 Most profiles are of a machine without a GPU, while Φ has GPU shares. What a call would take on one is extrapolated, and
-``measured`` says so:
+``measured`` states so:
 
-* where the profile has rows of GPU shares, by these (:mod:`simulation.profiles.fit.gpu_fit`); more tokens and other shares than were
-  measured have the shape of the roofline, through the nearest measured point, fewer tokens are no faster;
-* else by the roofline of a named device (:mod:`simulation.latency.roofline`): ``host + launch + link + max(FLOPs / peak, bytes
-  / bandwidth)``. ``host`` is measured: seconds outside the core, and on the core those of the shortest call. That call
-  has a small product of its own, so what a GPU saves is rather too little than too much.
+* where the profile has rows of GPU shares, by these (:mod:`simulation.profiles.fit.gpu_fit`); more tokens and other
+  shares than were measured have the shape of the roofline, through the nearest measured point, fewer tokens are no
+  faster;
+* else by the roofline of a named device (:mod:`simulation.latency.roofline`): ``host + launch + link + max(FLOPs /
+  peak, bytes / bandwidth)``. ``host`` is measured: seconds outside the core, and on the core those of the shortest
+  call. That call has a small product of its own, so what a GPU saves is rather too little than too much.
 
 More than one core is taken as one, as functions compute on one thread.
 """
@@ -29,8 +30,8 @@ from simulation.profiles.model.storage import Profile
 
 
 class ClusterLatencyModel:
-    """A limited latency model (:class:`simulation.latency.contract.LimitedLatencyModel`) of cores and of GPU shares, which no
-    limit of cores stops."""
+    """A limited latency model (:class:`simulation.latency.contract.LimitedLatencyModel`) of cores and of GPU shares,
+    which no limit of cores stops."""
 
     def __init__(
         self, cores: FittedLatencyModel, shares: Mapping[NodeCost, GpuFit], gpu: str, roofline: Roofline
@@ -98,7 +99,7 @@ class ClusterLatencyModel:
         )
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        """Of a GPU share always the roofline's: a call's seconds do not tell how much of them the GPU computed."""
+        """With a GPU share always the roofline's: a call's seconds do not show how much of them the GPU computed."""
         return _split(
             cpu_cores,
             gpu_share,
@@ -109,17 +110,17 @@ class ClusterLatencyModel:
     def noise(self, node: NodeCost, gpu: bool) -> Noise:
         if not gpu:
             return self._cores.noise(node, False)
-        found = self._shares.get(node)
-        return self._roofline.noise(node, True) if found is None else Noise.from_samples(found.factors)
+        fit = self._shares.get(node)
+        return self._roofline.noise(node, True) if fit is None else Noise.from_samples(fit.factors)
 
     def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
         """True within the tokens and the cores or GPU shares that were measured."""
         t, share = np.asarray(tokens, dtype=np.float64), np.asarray(gpu_share, dtype=np.float64)
-        found = self._shares.get(node)
+        fit = self._shares.get(node)
         inside = np.zeros(np.broadcast_shapes(t.shape, share.shape), dtype=np.bool_)
-        if found is not None:
-            near = (found.shares[0] * 0.999 <= share) & (share <= found.shares[1] * 1.001)
-            inside = near & (found.tokens[0] <= t) & (t <= found.tokens[1])
+        if fit is not None:
+            near = (fit.shares[0] * 0.999 <= share) & (share <= fit.shares[1] * 1.001)
+            inside = near & (fit.tokens[0] <= t) & (t <= fit.tokens[1])
         return np.asarray(np.where(share > 0, inside, self._cores.measured(node, t, cpu_cores, share)))
 
     def _speedup(
@@ -139,31 +140,31 @@ class ClusterLatencyModel:
         )
 
     def _gpu_seconds(self, node: NodeCost, tokens: ArrayLike, share: Floats) -> Floats:
-        found = self._shares.get(node)
-        if found is None:
+        fit = self._shares.get(node)
+        if fit is None:
             return self._roofline.seconds(node, tokens, 0.0, share)
-        t, near = _within(tokens, found.tokens), _within(share, found.shares)
+        t, near = _within(tokens, fit.tokens), _within(share, fit.shares)
         beyond = np.maximum(t, np.asarray(tokens, dtype=np.float64))  # fewer tokens than measured: no faster
         shape = self._roofline.seconds(node, beyond, 0.0, share) / self._roofline.seconds(node, t, 0.0, near)
-        return np.asarray(found.alone(t, np.ones(()), near) * shape)
+        return np.asarray(fit.alone(t, np.ones(()), near) * shape)
 
     def _gpu_speedup(self, node: NodeCost, tokens: ArrayLike, share: Floats, calls: ArrayLike) -> Floats:
-        found, m = self._shares.get(node), np.asarray(calls, dtype=np.float64)
-        if found is None:
+        fit, m = self._shares.get(node), np.asarray(calls, dtype=np.float64)
+        if fit is None:
             return self._roofline.speedup(node, tokens, 0.0, share, m)
-        t, near = _within(tokens, found.tokens), _within(share, found.shares)
-        together = m * found.together(t, np.ones(()), near) / found.together(t, m, near)
+        t, near = _within(tokens, fit.tokens), _within(share, fit.shares)
+        together = m * fit.together(t, np.ones(()), near) / fit.together(t, m, near)
         return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
 
 
 def cluster_model(
     profile: Profile, costs: Mapping[str, NodeCost], cpu_scale: float | None = None, roofline: Roofline | None = None
 ) -> ClusterLatencyModel:
-    """As :func:`simulation.profiles.model.profiled.fitted_model`, with GPU shares; ``roofline``: of which device where none was measured.
-    Raises ProfileError."""
+    """As :func:`simulation.profiles.model.profiled.fitted_model`, with GPU shares; ``roofline``: of which device where
+    none was measured. Raises ProfileError."""
     measured = {node: profile.class_of(node) for node in costs}
     fits = {name: fit_gpu(name, profile.rows) for name in set(measured.values())}
-    shares = {costs[node]: found for node, name in measured.items() if (found := fits[name]) is not None}
+    shares = {costs[node]: fit for node, name in measured.items() if (fit := fits[name]) is not None}
     gpu = profile.metadata.machine.gpu or "a GPU"
     return ClusterLatencyModel(fitted_model(profile, costs, cpu_scale), shares, gpu, roofline or Roofline())
 

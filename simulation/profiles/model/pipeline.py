@@ -49,16 +49,17 @@ def measured_workload(
     """The pipeline in ``directory`` as the profile's machine runs it. ``tokens``: how long requests are, or such
     lengths themselves; ``cpu_scale``: as in ``fitted_model``; ``space``: Φ.
 
-    ``shared``: everything runs on the one machine that was measured, ingress and all (``simulation.workloads.workload.Host``). Otherwise
-    every replica has its cores to itself and the ingress's work is a constant between stages, as on a roomy cluster.
-    ``front_s``: between client and ingress, there and back. Raises ProfileError, ``moe.errors.ManifestError``.
+    ``shared``: everything runs on the one machine that was measured, ingress and all
+    (``simulation.workloads.workload.Host``). Otherwise every replica has its cores to itself and the ingress's work is
+    a constant between stages, as on a roomy cluster. ``front_s``: between client and ingress, there and back. Raises
+    ProfileError, ``moe.errors.ManifestError``.
     """
     manifest = load(directory, verify=False)
     costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
     host = host_of(profile, manifest)
     lengths = tokens if isinstance(tokens, TokenLengths) else TokenLengths.from_samples(tokens, "given lengths")
     hop_s = _between_stages_s(host, manifest, lengths.mean)
-    found = pipeline_workload(
+    workload = pipeline_workload(
         directory,
         fitted_model(profile, costs, cpu_scale),
         lifecycle(profile),
@@ -71,9 +72,9 @@ def measured_workload(
         host=host if shared else None,
     )
     if not shared:
-        return found
+        return workload
     host = replace(host, idle=idle_times(profile.rows))
-    return replace(found, host=replace(host, overlap=_overlap(profile, replace(found, host=host), cpu_scale)))
+    return replace(workload, host=replace(host, overlap=_overlap(profile, replace(workload, host=host), cpu_scale)))
 
 
 def clustered_workload(
@@ -89,8 +90,8 @@ def clustered_workload(
     segment_configuration: Configuration = SEGMENT,
     network: Network = TEN_GIGABIT,
 ) -> Workload:
-    """The pipeline in ``directory`` on a cluster that has room: calls as :mod:`simulation.profiles.model.cluster` tells them, every
-    replica with its resource to itself, ``changes`` and ``prices`` of the cluster; the rest as of
+    """The pipeline in ``directory`` on a cluster that has room: calls as :mod:`simulation.profiles.model.cluster`
+    predicts them, every replica with its resource to itself, ``changes`` and ``prices`` of the cluster; the rest as of
     :func:`measured_workload`. The ingress's measured work and what a mean request moves over its ``network`` are a
     constant between stages. Raises ProfileError, ``moe.errors.ManifestError``.
     """
@@ -114,28 +115,28 @@ def clustered_workload(
 
 
 def _overlap(profile: Profile, workload: Workload, cpu_scale: float | None) -> tuple[float, ...]:
-    """What meeting costs by the profile's volleys; nothing where it has none."""
+    """What concurrency costs by the profile's bursts; nothing where it has none."""
     rows = profile.of(FAMILY)
-    found = slowdowns(rows)
-    if not found:
+    measured = slowdowns(rows)
+    if not measured:
         return ()
     scale = profile.metadata.cpu_scale if cpu_scale is None else cpu_scale
-    return fitted_overlap(workload, found, rows[0].tokens, 1 / scale)
+    return fitted_overlap(workload, measured, rows[0].tokens, 1 / scale)
 
 
 def host_of(profile: Profile, manifest: Manifest) -> Host:
     """The machine, and the ingress's CPU seconds: so much a call, and a token sent or received.
 
     Least squares without negative parts over the profile's passes. A request's beginning and answer count as one more
-    call, and a call and its reply as equal: passes differ too little in their number of calls to tell more. Raises
+    call, and a call and its reply as equal: passes differ too little in their number of calls to show more. Raises
     ProfileError where no passes were measured. The scatter of passes is that of the profile's; that of their calls,
-    which it holds, too, is small beside it.
+    which it holds, too, is small compared with it.
     """
     rows = [(row.cpu_s_per_call, row.node_calls, row.tokens) for row in profile.of("pass")]
-    known = [(cpu_s, calls, tokens) for cpu_s, calls, tokens in rows if cpu_s is not None and calls is not None]
-    if not known:
+    counted = [(cpu_s, calls, tokens) for cpu_s, calls, tokens in rows if cpu_s is not None and calls is not None]
+    if not counted:
         raise ProfileError(f"the profile of {profile.metadata.pipeline} has no whole passes with CPU seconds and calls")
-    cpu_s, calls, tokens = np.array(known).T
+    cpu_s, calls, tokens = np.array(counted).T
     moved = tokens * _visits(manifest)
     design = np.stack([calls + 1, moved], axis=1)
     weights = 1 / cpu_s  # relative errors, so that short passes count as much as long ones

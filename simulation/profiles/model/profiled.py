@@ -1,7 +1,7 @@
-"""The fitted profile as a latency model of the simulator (``simulation.latency.contract.LatencyModel``), and the times of
-change of its machine.
+"""The fitted profile as a latency model of the simulator (``simulation.latency.contract.LatencyModel``), and the times
+of change of its machine.
 
-Beyond the protocol it says what a limited replica does under load, which one number per configuration cannot:
+Beyond the protocol it states what a limited replica does under load, which one number per configuration cannot:
 ``work_seconds`` and ``throttle``. A replica is a token bucket: its calls run at full speed (``core_speedup``)
 while the bucket holds CPU seconds, and at ``refill`` of that when it is empty; it refills at ``refill`` all the
 time, up to ``burst_s``.
@@ -47,20 +47,20 @@ class FittedLatencyModel:
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         """Mean seconds of one call that finds its replica idle. Raises ProfileError for a GPU share."""
-        found, share = self._fit(node), self._share(cpu_cores, gpu_share)
-        return np.asarray(found.apart(tokens) + self._idle.seconds(found.work(tokens), share))
+        fit, share = self._fit(node), self._share(cpu_cores, gpu_share)
+        return np.asarray(fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share))
 
     def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Seconds of one call alone where nothing limits the replica. Raises ProfileError for a GPU share."""
-        found, _ = self._fit(node), self._share(1.0, gpu_share)
-        return np.asarray(found.apart(tokens) + found.work(tokens))
+        fit, _ = self._fit(node), self._share(1.0, gpu_share)
+        return np.asarray(fit.apart(tokens) + fit.work(tokens))
 
     def host_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
         """What a call takes whatever computes its product: its seconds outside its core, and on the core those of the
         shortest call that was measured (taking it from the wire, answering). At most :meth:`work_seconds`."""
-        found = self._fit(node)
-        shortest = np.minimum(found.work(tokens), found.work(found.tokens[0]))
-        return np.asarray(found.apart(tokens) + shortest)
+        fit = self._fit(node)
+        shortest = np.minimum(fit.work(tokens), fit.work(fit.tokens[0]))
+        return np.asarray(fit.apart(tokens) + shortest)
 
     def cpu_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
         """CPU seconds of one call alone."""
@@ -78,12 +78,12 @@ class FittedLatencyModel:
         """Work per second of ``calls`` calls in service over that of one alone; from rounds of calls always in flight.
 
         Under a limit one alone means an idle replica, with its burst, so this falls below 1 where the limit binds. A
-        simulator that plays :meth:`throttle` itself takes :meth:`core_speedup`.
+        simulator that simulates :meth:`throttle` itself takes :meth:`core_speedup`.
         """
-        found, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
+        fit, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
         m = np.asarray(calls, dtype=np.float64)
-        alone = found.apart(tokens) + self._idle.seconds(found.work(tokens), share)
-        together = m * alone / (found.together_s(tokens, m, share) / share)
+        alone = fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share)
+        together = m * alone / (fit.together_s(tokens, m, share) / share)
         return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
 
     def core_speedup(
@@ -94,23 +94,23 @@ class FittedLatencyModel:
         Both are of a replica that is never idle. A call that finds it idle costs more (``work_seconds``), since caches
         have grown cold, and in a pipeline they do so whatever else is in flight: other replicas ran in between.
         """
-        found, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
+        fit, share = self._fit(node), np.minimum(1.0, self._share(cpu_cores, gpu_share))
         m = np.asarray(calls, dtype=np.float64)
-        together = m * found.together_s(tokens, np.ones_like(m), share) / found.together_s(tokens, m, share)
+        together = m * fit.together_s(tokens, np.ones_like(m), share) / fit.together_s(tokens, m, share)
         return np.asarray(np.where(m <= 1, 1.0, np.clip(together, 1e-6, m)))
 
     def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Cores in use while the bucket holds: a call alone waits for other things than its core, several never do.
         Raises ProfileError for a GPU share."""
-        found, _ = self._fit(node), self._share(1.0, gpu_share)
-        alone = found.work(tokens) / (found.apart(tokens) + found.work(tokens))
+        fit, _ = self._fit(node), self._share(1.0, gpu_share)
+        alone = fit.work(tokens) / (fit.apart(tokens) + fit.work(tokens))
         return np.asarray(np.where(np.asarray(calls) <= 1, alone, 1.0))
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         """Part of the configured cores in use while a call is served alone."""
-        found, share = self._fit(node), self._share(cpu_cores, gpu_share)
-        alone = found.apart(tokens) + self._idle.seconds(found.work(tokens), share)
-        return np.asarray(np.clip(found.work(tokens) / alone / share, 0.0, 1.0))
+        fit, share = self._fit(node), self._share(cpu_cores, gpu_share)
+        alone = fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share)
+        return np.asarray(np.clip(fit.work(tokens) / alone / share, 0.0, 1.0))
 
     def noise(self, node: NodeCost, gpu: bool) -> Noise:
         """Scatter of single calls at a full core. What a limit adds comes from its phases: see ``throttle``."""
@@ -118,10 +118,10 @@ class FittedLatencyModel:
 
     def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
         """True within the tokens and real cores that were measured."""
-        found = self._fit(node)
+        fit = self._fit(node)
         t, cores = np.asarray(tokens, dtype=np.float64), np.asarray(cpu_cores, dtype=np.float64) * self._cpu_scale
-        inside = (found.tokens[0] <= t) & (t <= found.tokens[1])
-        near = (found.shares[0] * 0.999 <= cores) & (cores <= found.shares[1] * 1.001)
+        inside = (fit.tokens[0] <= t) & (t <= fit.tokens[1])
+        near = (fit.shares[0] * 0.999 <= cores) & (cores <= fit.shares[1] * 1.001)
         return np.asarray(inside & near & (np.asarray(gpu_share) == 0))
 
     def _fit(self, node: NodeCost) -> NodeFit:
@@ -136,13 +136,14 @@ class FittedLatencyModel:
     def _share(self, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         cores, gpu = np.broadcast_arrays(np.asarray(cpu_cores, dtype=np.float64), np.asarray(gpu_share))
         if (gpu > 0).any():
-            raise ProfileError(f"{self._name} was measured without a GPU; it says nothing of GPU shares")
+            raise ProfileError(f"{self._name} was measured without a GPU; it holds nothing on GPU shares")
         return np.asarray(cores * self._cpu_scale)
 
 
 def fitted_model(profile: Profile, costs: Mapping[str, NodeCost], cpu_scale: float | None = None) -> FittedLatencyModel:
-    """The latency model of a profile. ``costs``: by node id (``simulation.workloads.workload.manifest_cost``); ``cpu_scale``: real cores
-    per configured core where it is used, by default where it was measured. Raises ProfileError.
+    """The latency model of a profile. ``costs``: by node id (``simulation.workloads.workload.manifest_cost``);
+    ``cpu_scale``: real cores per configured core where it is used, by default where it was measured. Raises
+    ProfileError.
     """
     metadata = profile.metadata
     fitted = fit(profile.rows, metadata.machine.tick_s)
@@ -163,10 +164,10 @@ def lifecycle(profile: Profile) -> Lifecycle:
     """
 
     def seconds(*families: str) -> float:
-        found = [row.p50_s for row in profile.of(*families) if row.p50_s is not None]
-        if not found:
+        measured_s = [row.p50_s for row in profile.of(*families) if row.p50_s is not None]
+        if not measured_s:
             raise ProfileError(f"the profile of {profile.metadata.pipeline} has no rows of {families[0]}")
-        return median(found)
+        return median(measured_s)
 
     starts = profile.of("cold_start")
     shapes = [np.array(row.quantiles_s) / row.mean_s for row in starts if row.quantiles_s and row.mean_s]

@@ -37,7 +37,7 @@ class Metadata:
     """ISO 8601, UTC."""
     ended: str
     load_average: tuple[float, float, float]
-    """Of the machine just before it began: what else was running."""
+    """Load of the machine just before it began: what else was running."""
     left_out: int = 0
     """Points that would have taken too long."""
     fit: Mapping[str, Any] = field(default_factory=dict)
@@ -99,8 +99,8 @@ def load(path: Path) -> Profile:
         raise ProfileError(f"{path} has no column {missing[0]!r}; it is not a profile of version {VERSION}")
     for name in COLUMNS:
         if name in table.column_names and table.schema.field(name).type != SCHEMA.field(name).type:
-            found, wanted = table.schema.field(name).type, SCHEMA.field(name).type
-            raise ProfileError(f"{path}: column {name!r} holds {found}; a profile's holds {wanted}")
+            stored, wanted = table.schema.field(name).type, SCHEMA.field(name).type
+            raise ProfileError(f"{path}: column {name!r} holds {stored}; a profile's holds {wanted}")
     rows = table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
     for row in rows:
         row["quantiles_s"] = None if row["quantiles_s"] is None else tuple(row["quantiles_s"])
@@ -138,21 +138,21 @@ def differences(metadata: Metadata, machine: Machine) -> str:
     tick or GPU (none, too), or a tenth more or less memory. Kernel releases may differ.
     """
     was = metadata.machine
-    found = [
+    parts = [
         f"{name} was {getattr(was, name)!r} and is {getattr(machine, name)!r}"
         for name in ("cpu_model", "cpu_cores", "cgroup_version", "tick_s", "gpu")
         if getattr(was, name) != getattr(machine, name)
     ]
     if abs(was.memory_mib - machine.memory_mib) > MEMORY_TOLERANCE * was.memory_mib:
-        found.append(f"memory_mib was {was.memory_mib} and is {machine.memory_mib}")
-    return "; ".join(found)
+        parts.append(f"memory_mib was {was.memory_mib} and is {machine.memory_mib}")
+    return "; ".join(parts)
 
 
 def check_machine(metadata: Metadata, machine: Machine) -> None:
     """Raises ProfileMismatchError with :func:`differences`."""
-    found = differences(metadata, machine)
-    if found:
+    difference = differences(metadata, machine)
+    if difference:
         raise ProfileMismatchError(
-            f"the profile was measured on another machine: {found}. Measure this one with "
+            f"the profile was measured on another machine: {difference}. Measure this one with "
             f"`smoe lab profile {metadata.pipeline}`, or say that the other machine is meant"
         )

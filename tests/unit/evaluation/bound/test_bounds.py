@@ -14,7 +14,7 @@ from autoscaler.contract import ConfigurationSpace
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.certain import _layers, _meeting, _spans
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables, peak_tokens, windows
-from evaluation.bound.oracle import alone, cheapest_feasible, play
+from evaluation.bound.oracle import alone, cheapest_feasible, simulate_numbers
 from evaluation.bound.physics import Physics
 from simulation.engine.requests import Requests
 from tests.unit.evaluation.bound.builders import FOUR, PRICES, requests, window, with_slo, workload
@@ -26,7 +26,7 @@ Played = dict[Meter, np.ndarray]
 def play_all(load: WindowLoad) -> Played:
     """Meter → [choices, (cost, P95)] of all 4^4 choices."""
     choices = list(product(range(len(FOUR)), repeat=4))
-    busy = np.array([play(load, (np.array(c[:2]), np.array(c[2:])), "busy", 0) for c in choices])
+    busy = np.array([simulate_numbers(load, (np.array(c[:2]), np.array(c[2:])), "busy", 0) for c in choices])
     hold = [sum(FOUR[n].replicas * PRICES.unit_per_s(FOUR[n]) for n in c) * load.window_s for c in choices]
     return {"busy": busy, "provisioned": np.stack([np.array(hold), busy[:, 1]], axis=1)}
 
@@ -93,7 +93,7 @@ def test_no_choice_of_a_larger_space_that_meets_the_slo_is_cheaper(seed: int, ra
     for _ in range(6):
         numbers = tuple(rng.integers(0, len(space), 2) for _ in range(2))
         for meter in METERS:
-            cost, p95_s = play(load, numbers, meter, seed)
+            cost, p95_s = simulate_numbers(load, numbers, meter, seed)
             if p95_s <= slo_s or not bounds[meter].reachable:
                 assert bounds[meter].cost <= cost
 
@@ -122,7 +122,7 @@ def test_windows_are_a_partition_of_the_requests() -> None:
 
 def test_an_empty_window_costs_nothing_busy_and_the_cheapest_replicas_provisioned() -> None:
     load = replace(window(0.05, 20.0, 2.0, 0), first=0, last=0)
-    cheapest = 4 * 2.0 * load.physics.lattice.unit_per_s.min()
+    cheapest = 4 * 2.0 * load.physics.space_arrays.unit_per_s.min()
     for enclosed in (lower_bound(load, "busy").cost, deterministic(load, "busy").upper):
         assert enclosed == 0.0
     assert lower_bound(load, "provisioned").cost == pytest.approx(cheapest)
@@ -136,13 +136,13 @@ def test_the_queueing_model_is_near_the_simulation() -> None:
     load = window(0.05, 40.0, 60.0, 3)
     numbers = (np.array([1, 3]), np.array([3, 1]))
     tables, outside_s = expected_tables(load, "busy")
-    space = load.physics.lattice
+    space = load.physics.space_arrays
     cost = 0.0
     for layer, chosen in zip(tables, numbers, strict=True):
         for one, number in zip(layer, chosen, strict=True):
             m, r, p, c = np.unravel_index(number, (1, 2, 2, 1))
             cost += float(one.charged_s[space.row[m, r], p, c] * space.unit_per_s[m, r])
-    assert play(load, numbers, "busy", 0)[0] == pytest.approx(cost, rel=0.05)
+    assert simulate_numbers(load, numbers, "busy", 0)[0] == pytest.approx(cost, rel=0.05)
     assert 0.001 < outside_s < 0.05
 
 

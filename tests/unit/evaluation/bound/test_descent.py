@@ -10,7 +10,7 @@ import pytest
 from benchmarks.bound import descent
 from benchmarks.bound.descent import descend
 from evaluation.bound.loads import WindowLoad
-from evaluation.bound.oracle import Feasible, cheapest_feasible, play
+from evaluation.bound.oracle import Feasible, cheapest_feasible, simulate_numbers
 from tests.unit.evaluation.bound.builders import FOUR, window, with_slo
 
 
@@ -19,7 +19,9 @@ def every() -> tuple[WindowLoad, np.ndarray]:
     """A window and [choices, (cost, P95)] of all 4^4 choices on the provisioned meter."""
     load = window(0.05, 40.0, 1.5, seed=4)
     choices = product(range(len(FOUR)), repeat=4)
-    return load, np.array([play(load, (np.array(c[:2]), np.array(c[2:])), "provisioned", 0) for c in choices])
+    return load, np.array(
+        [simulate_numbers(load, (np.array(c[:2]), np.array(c[2:])), "provisioned", 0) for c in choices]
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
@@ -33,7 +35,7 @@ def test_it_lies_between_the_optimum_and_where_it_began_and_meets_the_slo(
     assert start is not None
     found = descend(at, "provisioned", start)
     assert cost[p95_s <= slo_s].min() * (1 - 1e-9) <= found.cost <= start.cost
-    assert play(at, found.numbers, "provisioned", 0) == (found.cost, found.p95_s) and found.p95_s <= slo_s
+    assert simulate_numbers(at, found.numbers, "provisioned", 0) == (found.cost, found.p95_s) and found.p95_s <= slo_s
 
 
 def test_from_the_dearest_choice_it_goes_down_and_looks_no_more_often_than_told(
@@ -42,13 +44,13 @@ def test_from_the_dearest_choice_it_goes_down_and_looks_no_more_often_than_told(
     load, (cost, p95_s) = every[0], every[1].T
     at = with_slo(load, float(p95_s.max()))
     fastest = tuple(np.array([frontier.number[0] for frontier in layer]) for layer in frontiers(at))
-    dear = Feasible(*play(at, fastest, "provisioned", 0), 1.0, fastest)
+    dear = Feasible(*simulate_numbers(at, fastest, "provisioned", 0), 1.0, fastest)
     assert descend(at, "provisioned", dear).cost == pytest.approx(cost.min())
     looks: list[object] = []
-    monkeypatch.setattr(descent, "play", lambda *given: looks.append(given) or (np.inf, np.inf))
+    monkeypatch.setattr(descent, "simulate_numbers", lambda *given: looks.append(given) or (np.inf, np.inf))
     assert descend(at, "provisioned", dear, looks=3) is dear and len(looks) == 3
 
 
 def frontiers(load: WindowLoad) -> list[list[descent.Frontier]]:
     tables, _ = descent.expected_tables(load, "provisioned")
-    return [[descent.frontier(table, load.physics.lattice) for table in layer] for layer in tables]
+    return [[descent.frontier(table, load.physics.space_arrays) for table in layer] for layer in tables]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import MIB, ConfigurationSpace, MemoryNeed
 from autoscaler.prices import PriceSheet
-from evaluation.bound.frontier import ExpertTable, Frontier, Lattice, frontier, lattice
+from evaluation.bound.frontier import ExpertTable, Frontier, SpaceArrays, frontier, space_arrays
 from evaluation.bound.knapsack import split
 from evaluation.bound.layers import Steps, choose, steps
 from evaluation.bound.window import enclose
@@ -20,21 +20,21 @@ from simulation.arrays import Floats
 PRICES = PriceSheet("test", "made up", "USD", cpu_core_s=2.0, memory_gib_s=1.0, gpu_s=10.0)
 TINY = ConfigurationSpace(128, 256, 64, (1.0, 2.0), (0.5,), 1, 2, 1, 2)
 """3 memories, 3 resources, 2 replicas, 2 concurrencies: 36 configurations."""
-LATTICE = lattice(TINY, PRICES)
+LATTICE = space_arrays(TINY, PRICES)
 """Memory is a constraint: 3 rows."""
-COUPLED = lattice(TINY, PRICES, memory_mb_per_core=100.0)
+COUPLED = space_arrays(TINY, PRICES, memory_mb_per_core=100.0)
 """128 and 192 MiB are 1.28 and 1.92 cores at most: rows of 1, 1.28, 1.92 and 2 cores, and the GPU share."""
 NO_NEED = np.zeros(2, np.int64)
 
 
-def table(rng: np.random.Generator, space: Lattice = LATTICE, least: tuple[int, int] = (0, 0)) -> ExpertTable:
+def table(rng: np.random.Generator, space: SpaceArrays = LATTICE, least: tuple[int, int] = (0, 0)) -> ExpertTable:
     """Made numbers, rounded so that ties happen; some configurations cannot serve."""
     latency = np.round(rng.uniform(0.01, 1.0, space.shape), 1)
     latency[rng.random(space.shape) < 0.1] = np.inf
     return ExpertTable(latency, np.round(rng.uniform(0.1, 5.0, space.shape), 1), np.array(least, np.int64))
 
 
-def of(one: ExpertTable, space: Lattice, number: int) -> tuple[float, float]:
+def of(one: ExpertTable, space: SpaceArrays, number: int) -> tuple[float, float]:
     """(latency, cost) of one configuration, straight from the definition; infinite where it is not allowed."""
     m, r, p, c = np.unravel_index(number, (len(space.space.memory_sizes_mb), 3, 2, 2))
     if m < one.least_memory[p]:
@@ -43,7 +43,7 @@ def of(one: ExpertTable, space: Lattice, number: int) -> tuple[float, float]:
     return float(one.latency_s[row, p, c]), float(one.charged_s[row, p, c] * PRICES.unit_per_s(space.space[number]))
 
 
-def points(one: ExpertTable, space: Lattice = LATTICE) -> list[tuple[float, float]]:
+def points(one: ExpertTable, space: SpaceArrays = LATTICE) -> list[tuple[float, float]]:
     """(latency, cost) of every valid configuration."""
     found = [of(one, space, number) for number in range(len(space.space))]
     return [pair for pair in found if np.isfinite(pair[0])]
@@ -92,7 +92,7 @@ def test_rows_are_the_compute_that_replicas_really_have() -> None:
 @pytest.mark.parametrize("coupled", [None, 1769.0])
 def test_the_whole_space_of_the_paper_is_looked_at(coupled: float | None) -> None:
     """203,520 configurations, each evaluated by itself, against a plain sort."""
-    space = lattice(ConfigurationSpace(), PRICES, coupled)
+    space = space_arrays(ConfigurationSpace(), PRICES, coupled)
     rng = np.random.default_rng(1)
     latency, charged = rng.lognormal(0, 1, space.shape), rng.lognormal(0, 1, space.shape)
     least = rng.integers(0, 159, 8)

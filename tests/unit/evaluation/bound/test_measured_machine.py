@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import Configuration, ConfigurationSpace
 from evaluation.bound.bounds import lower_bound
 from evaluation.bound.loads import Meter, WindowLoad
-from evaluation.bound.oracle import play
+from evaluation.bound.oracle import simulate_numbers
 from evaluation.bound.physics import Physics
 from evaluation.bound.report import bound_rows
 from evaluation.bound.uniform import candidates, uniform_slo_binds
@@ -51,7 +51,7 @@ def test_no_choice_that_meets_the_slo_is_cheaper(seed: int, rate: float, shared:
     load = load_of(one, rate, 1.0, seed)
     choices = [tuple(rng.integers(0, len(SPACE), size) for size in (3, 2)) for _ in range(6)]
     for meter in METERS:
-        played = [play(load, numbers, meter, seed) for numbers in choices]
+        played = [simulate_numbers(load, numbers, meter, seed) for numbers in choices]
         known = sorted(p95_s for _, p95_s in played if np.isfinite(p95_s))
         if not known:
             continue
@@ -69,7 +69,7 @@ def test_the_bound_lies_below_the_best_of_all_choices_and_is_worth_something(hos
     choices = [(np.array(c[:2]), np.array(c[2:])) for c in product(range(len(TWO)), repeat=4)]
     tightest = 0.0
     for meter in METERS:
-        cost, p95_s = np.array([play(load, numbers, meter, 1) for numbers in choices]).T
+        cost, p95_s = np.array([simulate_numbers(load, numbers, meter, 1) for numbers in choices]).T
         for share in (0.0, 0.2, 0.5, 1.0):
             slo_s = float(np.quantile(p95_s, share, method="nearest"))
             found, best = lower_bound(with_slo(load, slo_s), meter, 1), cost[p95_s <= slo_s].min()
@@ -89,7 +89,7 @@ def test_a_request_alone_takes_just_what_the_bound_says(host: Host | None, cores
     model = Limited(base_s=0.01, token_s=0.001, burst_s=0.005, alone_use=0.9)
     one, requests = one_expert([0.1], [30], model, host=host, space=space, segment_configuration=SEGMENT)
     load = WindowLoad(Physics(one, requests.most_tokens), requests, 0, 1, 2.0)
-    _, seconds = play(load, (np.array([0]),), "busy", 0)
+    _, seconds = simulate_numbers(load, (np.array([0]),), "busy", 0)
     assert lower_bound(with_slo(load, seconds * (1 + 1e-6)), "busy").reachable
     assert not lower_bound(with_slo(load, seconds * (1 - 1e-6)), "busy").reachable
 
@@ -102,7 +102,7 @@ def test_what_makes_requests_faster_does_not_make_the_bound_wrong(faster: dict[s
     model = Limited(base_s=0.01, token_s=0.001, alone_use=0.9)
     one, requests = one_expert([0.1, 0.1], [30, 30], model, host=host, space=space, segment_configuration=SEGMENT)
     load = WindowLoad(Physics(one, requests.most_tokens), requests, 0, 2, 2.0)
-    _, seconds = play(load, (np.array([0]),), "busy", 0)
+    _, seconds = simulate_numbers(load, (np.array([0]),), "busy", 0)
     assert lower_bound(with_slo(load, seconds * (1 + 1e-6)), "busy").reachable
 
 

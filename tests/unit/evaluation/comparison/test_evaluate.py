@@ -347,7 +347,7 @@ def test_runs_of_other_code_or_prices_are_played_anew_which_is_said_once(
     assert not nothing and len(first) == 2
     monkeypatch.setattr("evaluation.comparison.grid.code_sha256", lambda *entry_points: "another")
     again, lines = said(one)
-    assert lines == [f"{tmp_path}: stored runs were made by other code; they are played anew"]
+    assert lines == [f"{tmp_path}: stored runs were made by other code; they are simulated again"]
     assert {run["code_sha256"] for run in again} == {"another"} and "another" not in {
         run["code_sha256"] for run in first
     }
@@ -357,7 +357,7 @@ def test_runs_of_other_code_or_prices_are_played_anew_which_is_said_once(
         sheet, **{key: 2 * getattr(sheet, key) for key in ("cpu_core_s", "memory_gib_s", "gpu_s")}, name="2"
     )
     dear, lines = said(replace(one, prices=twice))
-    assert lines == [f"{tmp_path}: stored runs were made with other prices; they are played anew"]
+    assert lines == [f"{tmp_path}: stored runs were made with other prices; they are simulated again"]
     for before, after in zip(again, dear, strict=True):
         assert after["prices"] == "2" and after["p95_over_slo"] == before["p95_over_slo"]
         assert after["provisioned"] == pytest.approx(2 * before["provisioned"])

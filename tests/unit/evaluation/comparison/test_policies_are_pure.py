@@ -9,7 +9,7 @@ import pytest
 from autoscaler.contract import Observation, Policy, Proposal
 from evaluation.comparison.grid import Grid, Group
 from evaluation.comparison.policies import limits_of, policy_of
-from simulation.engine.controlled import play
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
@@ -50,7 +50,7 @@ def test_the_same_window_and_memory_give_the_same_wishes_whoever_is_asked(name: 
     requests = draw_requests(workload, poisson(10.0, 250), seed=1)
     start = workload.initial(configuration(1, memory_mb=1024, cpu_cores=4.0))
     policy = Thrice(lambda: made(name))
-    play(Simulation(workload, requests, start), policy, limits_of(workload), window_s=5.0, until_s=25.0)
+    simulate_policy(Simulation(workload, requests, start), policy, limits_of(workload), window_s=5.0, until_s=25.0)
     assert policy.asked == 5
     assert policy.differences == []
 
@@ -70,5 +70,5 @@ def test_a_policy_that_remembers_by_itself_would_be_noticed() -> None:
     requests = draw_requests(workload, poisson(10.0, 60), seed=1)
     policy = Thrice(Counting)
     start = workload.initial(configuration(1, memory_mb=1024, cpu_cores=4.0))
-    play(Simulation(workload, requests, start), policy, limits_of(workload), window_s=5.0, until_s=5.0)
+    simulate_policy(Simulation(workload, requests, start), policy, limits_of(workload), window_s=5.0, until_s=5.0)
     assert len(policy.differences) == 1

@@ -16,7 +16,7 @@ from autoscaler.policy.hpa import HpaSettings
 from autoscaler.stored_deployment import load_plan
 from evaluation.bound.bounds import lower_bound
 from evaluation.bound.loads import WindowLoad
-from evaluation.bound.oracle import play
+from evaluation.bound.oracle import simulate_numbers
 from evaluation.comparison.grid import Grid
 from evaluation.tuning.commands import tune
 from evaluation.tuning.curves import best_so_far, picture
@@ -121,7 +121,7 @@ def test_the_same_seed_finds_the_same_and_another_tries_others(load: WindowLoad,
 def test_it_finds_the_cheapest_of_few_deployments() -> None:
     """One group over four configurations."""
     load = window(0.03, 15.0, 2.0, 1, FOUR)
-    every = [play(load, (np.array([n, n]), np.array([n, n])), "provisioned", 0) for n in range(len(FOUR))]
+    every = [simulate_numbers(load, (np.array([n, n]), np.array([n, n])), "provisioned", 0) for n in range(len(FOUR))]
     best = min(cost for cost, p95_s in every if p95_s <= 0.03)
     around = Deployments((load,), groups=1)
     found = search(around.spans, judged(load, around), 0.03, SearchSettings(trials=120))

@@ -27,7 +27,7 @@ from rl.agent.settings import NetworkSettings
 from rl.agent.variants import actor
 from rl.agent.windows import logged
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
-from simulation.engine.controlled import play
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.simulation import Simulation
 from smoe.cli import cli
 from tests.unit.rl.env.builders import START, episode, requests, workload
@@ -101,7 +101,9 @@ def test_a_stored_decision_is_explained_from_the_log(
     context = {"settings": shown(settings), "prices": asdict(one.prices)}
     simulation = Simulation(one, requests(), one.initial(START))
     with FunctionLogger(folder, context, one.slo_s) as logger:
-        steps = play(simulation, policy, limits_of(one), window_s=30.0, until_s=90.0, epoch_s=1e9, logger=logger)
+        steps = simulate_policy(
+            simulation, policy, limits_of(one), window_s=30.0, until_s=90.0, epoch_s=1e9, logger=logger
+        )
     monkeypatch.setattr("rl.agent.windows.load_topology", lambda *_: one.topology)
     seen = steps[1].report
     window = logged(folder, seen.observation.end_s, None)

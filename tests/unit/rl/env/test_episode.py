@@ -14,7 +14,7 @@ from autoscaler.prices import METERS
 from evaluation.comparison.policies import limits_of
 from rl.episodes import Episode
 from rl.reward import RewardSettings
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
 from simulation.latency.roofline import Roofline
 from simulation.workloads.workload import Host
@@ -48,7 +48,7 @@ class Replay:
 def loop(ordered: Sequence[Actions], one: Episode) -> list[Step]:
     policy = Replay([one.encoder.lattice.configurations(actions) for actions in ordered])
     simulation = Simulation(workload(), requests(), workload().initial(START))
-    return play(simulation, policy, limits_of(workload()), window_s=30.0, until_s=150.0)
+    return simulate_policy(simulation, policy, limits_of(workload()), window_s=30.0, until_s=150.0)
 
 
 def test_an_episode_plays_what_the_controller_s_loop_plays() -> None:

@@ -25,7 +25,7 @@ from rl.agent.settings import NetworkSettings
 from rl.agent.variants import actor
 from rl.experience import Experience, experiences, ticks
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
 from tests.unit.rl.env.builders import START, requests, workload
@@ -66,7 +66,7 @@ def episode_of(policy: LearntPolicy, folder: Path | None = None) -> list[Step]:
     one = workload()
     simulation = Simulation(one, requests(), one.initial(START))
     logger = None if folder is None else FunctionLogger(folder, {}, one.slo_s, windows_per_file=2)
-    return play(simulation, policy, limits_of(one), window_s=30.0, until_s=150.0, epoch_s=1e9, logger=logger)
+    return simulate_policy(simulation, policy, limits_of(one), window_s=30.0, until_s=150.0, epoch_s=1e9, logger=logger)
 
 
 def test_a_stored_tick_gives_the_environment_s_encoder_every_number_that_the_policy_saw(tmp_path: Path) -> None:

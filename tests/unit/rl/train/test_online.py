@@ -28,7 +28,7 @@ from rl.experience import ticks
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
 from rl.train import online
 from rl.train.errors import TrainingError
-from simulation.engine.controlled import play
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.simulation import Simulation
 from simulation.workloads.custom import GPU_STARTS
 from simulation.workloads.paper import paper_workload
@@ -48,7 +48,9 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Encoder]:
     given = ControllerSettings("http://127.0.0.1:1", folder, "static", slo_s=workload.slo_s, interval_s=30.0)
     context = {"settings": shown(given), "prices": asdict(workload.prices)}
     with FunctionLogger(folder, context, workload.slo_s, windows_per_file=2) as logger:
-        play(simulation, StaticPolicy(), limits_of(workload), window_s=30.0, until_s=30.0 * WINDOWS, logger=logger)
+        simulate_policy(
+            simulation, StaticPolicy(), limits_of(workload), window_s=30.0, until_s=30.0 * WINDOWS, logger=logger
+        )
     return folder, Encoder(workload.topology, limits_of(workload), workload.prices, workload.slo_s, calls_of(workload))
 
 

@@ -25,7 +25,7 @@ from benchmarks.janus.__main__ import (
     doubled,
 )
 from benchmarks.janus.world import CORES, REPLICA, Clock, Run, placement, sliced, world
-from simulation.engine.controlled import play
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from tests.unit.autoscaler.builders import NOW_S, observation
@@ -111,7 +111,7 @@ def test_in_the_controller_s_loop_it_grows_until_the_slo_holds_and_shrinks_when_
     policy = JanusPolicy(JanusSettings(found.slo_s, down_windows=2), CORES)
     limits = LimitSettings(space=found.space, alpha=found.alpha, runtime_mb=found.runtime_mb)
     simulation = Simulation(found, requests, found.initial(configuration()), seed=2)
-    steps = play(simulation, policy, limits, window_s=5.0, until_s=120.0)
+    steps = simulate_policy(simulation, policy, limits, window_s=5.0, until_s=120.0)
     tails = [step.window.quantile_s(0.95) or 0.0 for step in steps]
     replicas = [int(step.window.replicas["ready"].sum()) for step in steps]
     assert tails[0] > found.slo_s and max(tails[8:12]) <= found.slo_s

@@ -13,7 +13,7 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import PlatformError
 from autoscaler.prices import total_cost
 from simulation.engine import kernel
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.metrics import SimulatedMetrics
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulated_platform import SimulatedPlatform
@@ -141,7 +141,7 @@ class Doubling:
 
 
 def run() -> list[Step]:
-    return play(simulation(), Doubling(), LimitSettings(), window_s=5.0, until_s=30.0, epoch_s=EPOCH_S)
+    return simulate_policy(simulation(), Doubling(), LimitSettings(), window_s=5.0, until_s=30.0, epoch_s=EPOCH_S)
 
 
 def test_the_real_loop_scales_the_simulated_pipeline() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.policy.static import StaticPolicy
 from simulation.arrays import Bools
-from simulation.engine.controlled import Step, play
+from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.regions import measured_part, measured_part_of
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
@@ -32,7 +32,7 @@ class MeasuredTo(Arithmetic):
 
 def played(found: Workload, requests: Requests, cores: float) -> list[Step]:
     simulation = Simulation(found, requests, found.initial(configuration(2, cpu_cores=cores)), seed=1)
-    return play(simulation, StaticPolicy(), LimitSettings(), window_s=2.0, until_s=8.0)
+    return simulate_policy(simulation, StaticPolicy(), LimitSettings(), window_s=2.0, until_s=8.0)
 
 
 def test_calls_within_the_measured_tokens_are_counted_call_by_call() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.profiles.fit.fitting import Fit, factors, fit, predict, quietest
+from simulation.profiles.fit.fitting import Fit, factors, fit, least_disturbed, predict
 from simulation.profiles.fit.validation import cross_validate
 from simulation.profiles.model.errors import ProfileError
 from tests.unit.simulation.profiles import truth
@@ -113,7 +113,7 @@ def test_is_monotone_in_tokens_and_calls_whatever_the_rows_say(
 def test_points_measured_beside_other_work_are_left_out_where_a_quieter_repeat_is_there() -> None:
     quiet, loud = replace(BLANK, others_cores=0.1), replace(BLANK, others_cores=1.4, repeat=1)
     lonely = replace(BLANK, tokens=8, others_cores=1.4)
-    assert quietest([quiet, loud, lonely]) == [quiet, lonely]
+    assert least_disturbed([quiet, loud, lonely]) == [quiet, lonely]
 
 
 def test_scatter_has_mean_one_and_never_falls() -> None:

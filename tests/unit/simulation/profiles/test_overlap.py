@@ -1,4 +1,4 @@
-"""Requests that meet: how volleys are sent and counted, and what the profile makes of them."""
+"""Concurrent requests: how bursts are sent and counted, and what the profile makes of them."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def measured(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> list[Row]:
     loop = Hurried()
     monkeypatch.setattr(load, "_clock", loop.time)
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return overlap.measure_volleys([pipeline.call] * 3, 1, [pipeline], SETTINGS, runner)
+        return overlap.measure_bursts([pipeline.call] * 3, 1, [pipeline], SETTINGS, runner)
 
 
 def times(rows: list[Row]) -> dict[int, float]:
     return {size: slowdown.times for size, slowdown in overlap.slowdowns(rows).items()}
 
 
-def test_volleys_have_their_size_and_their_cost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bursts_have_their_size_and_their_cost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = Pipeline()
     rows = measured(pipeline, monkeypatch)
     assert pipeline.most == 3
@@ -79,7 +79,7 @@ def test_a_refused_request_gives_an_infeasible_row(monkeypatch: pytest.MonkeyPat
 
 
 def test_rounds_are_compared_with_themselves() -> None:
-    """The machine was half as fast in the second round, which says nothing about requests that meet."""
+    """The machine was half as fast in the second round, which says nothing about concurrent requests."""
     seconds = {(0, 1): 0.04, (0, 2): 0.048, (0, 3): 0.06, (1, 1): 0.08, (1, 2): 0.096, (2, 2): 0.5}
     rows = [
         replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, p50_s=p50_s)
@@ -89,15 +89,15 @@ def test_rounds_are_compared_with_themselves() -> None:
 
 
 def test_disturbed_rounds_are_left_out_where_there_are_quieter_ones() -> None:
-    volleys = [
+    bursts = [
         replace(BLANK, family=overlap.FAMILY, repeat=repeat, concurrency=size, p50_s=p50_s, others_cores=others)
         for repeat, size, p50_s, others in ((0, 1, 0.04, 0.1), (0, 2, 0.05, 0.1), (1, 1, 0.04, 0.1), (1, 2, 0.4, 1.5))
     ]
-    assert times(volleys) == pytest.approx({2: 1.25})
-    assert times(volleys[2:]) == pytest.approx({2: 10.0})
+    assert times(bursts) == pytest.approx({2: 1.25})
+    assert times(bursts[2:]) == pytest.approx({2: 10.0})
 
 
-def test_profiles_without_volleys_know_nothing_of_overlap() -> None:
+def test_profiles_without_bursts_know_nothing_of_overlap() -> None:
     assert overlap.slowdowns([replace(BLANK, family="pass", p50_s=0.1)]) == {}
 
 
@@ -105,7 +105,7 @@ HOST = Host(2.0, 0.001, 0.001, 0.001, 0.001, 1e-5)
 
 
 def slowed(found: Workload, size: int) -> Slowdown:
-    """Volleys of ``size`` on a machine, 3 s apart and with offsets and routing of their own, over lone requests."""
+    """Bursts of ``size`` on a machine, 3 s apart and with offsets and routing of their own, over lone requests."""
     generator, medians = np.random.default_rng(size), [0.0]
     for many in (1, size):
         after_s = generator.uniform(0.1, 0.6, (400, many)) * medians[-1]

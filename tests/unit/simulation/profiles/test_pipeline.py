@@ -53,17 +53,17 @@ def test_the_ingress_is_found_again(manifest: Manifest) -> None:
     assert 2 * found.token_s == pytest.approx(TOKEN_S)
 
 
-def test_requests_that_meet_take_what_the_volleys_say(manifest: Manifest, minilm_pipeline: Path) -> None:
-    """Volleys that took longer give a larger number; others disturbed those of the third round."""
+def test_requests_that_meet_take_what_the_bursts_say(manifest: Manifest, minilm_pipeline: Path) -> None:
+    """Bursts that took longer give a larger number; others disturbed those of the third round."""
     tokens = TokenLengths.fixed(32)
 
     def overlap(pairs_s: float) -> float:
-        volleys = [
+        bursts = [
             replace(BLANK, node="ingress", family="overlap", tokens=32, repeat=repeat, concurrency=size, p50_s=p50_s)
             for repeat, size, p50_s in ((0, 1, 0.04), (0, 2, pairs_s), (1, 1, 0.041), (1, 2, pairs_s), (2, 1, 0.04))
         ]
-        volleys.append(replace(volleys[1], repeat=2, p50_s=0.4, others_cores=1.5))
-        made = truth.profile([*profile(manifest).rows, *volleys], profile(manifest).metadata.classes)
+        bursts.append(replace(bursts[1], repeat=2, p50_s=0.4, others_cores=1.5))
+        made = truth.profile([*profile(manifest).rows, *bursts], profile(manifest).metadata.classes)
         host = measured_workload(minilm_pipeline, made, tokens, slo_s=0.1, shared=True).host
         assert host is not None
         (times,) = host.overlap

@@ -51,7 +51,7 @@ def test_slopes_and_noise_are_no_features(line: list[list[float]]) -> None:
 def test_one_repeat_decides_nothing(line: list[float]) -> None:
     one = surface([[value] for value in line])
     assert features(one) == []
-    assert "one quiet repeat only" in sentence(one)
+    assert "one undisturbed repeat only" in sentence(one)
 
 
 def test_the_sentence_says_that_there_are_none() -> None:
