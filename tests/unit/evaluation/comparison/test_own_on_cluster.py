@@ -1,4 +1,4 @@
-"""One's own pipeline on the modelled cluster: GPU shares beside the profile's cores, in the cluster's own time."""
+"""A custom pipeline on the modelled cluster: GPU shares beside the profile's cores, in the cluster's own time."""
 
 from __future__ import annotations
 

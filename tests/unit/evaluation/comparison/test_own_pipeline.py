@@ -1,4 +1,4 @@
-"""One's own pipeline, on the machine of its profile, in an evaluation."""
+"""A custom pipeline, on the machine of its profile, in an evaluation."""
 
 from __future__ import annotations
 

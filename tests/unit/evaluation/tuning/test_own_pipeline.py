@@ -1,4 +1,4 @@
-"""Plans for one's own pipeline, on the machine of its profile."""
+"""Plans for a custom pipeline, on the machine of its profile."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ([], "name a workload of the paper's (--workload), or one's own pipeline (--pipeline)"),
+        ([], "name a workload of the paper's (--workload), or a custom pipeline (--pipeline)"),
         (["--workload", "bert-4", "--pipeline", "."], "name a workload of the paper's (--workload), or"),
         (["--workload", "bert-4", "--cpu-scale", "1"], "are of one's own --pipeline, which is missing"),
         (["--pipeline", "."], "--pipeline needs --slo-ms"),

@@ -11,7 +11,7 @@ import pytest
 from simulation.profiles.fit.fitting import fit
 from simulation.profiles.fit.report import closing_rows, conclude, memory_sentences
 from simulation.profiles.fit.rows import Row
-from simulation.profiles.measure.open_loop import check_open_loop, play, play_row
+from simulation.profiles.measure.open_loop import check_open_loop, simulate, simulate_row
 from simulation.profiles.measure.run import OUT_OF_MEMORY
 from tests.unit.simulation.profiles import truth
 from tests.unit.simulation.profiles.truth import BLANK, TICK_S, Truth
@@ -69,23 +69,23 @@ def test_the_closing_table_names_nodes_shares_and_changes() -> None:
 def test_played_calls_by_hand() -> None:
     """Two calls of 1 s at 0 and 0.5 share a core evenly; a third waits for a slot."""
     rates = np.array([0.0, 1.0, 1.0])
-    found = play(np.array([0.0, 0.5, 0.6]), np.ones(3), 2, rates, np.ones(3), burst=0.0, refill=1.0)
+    found = simulate(np.array([0.0, 0.5, 0.6]), np.ones(3), 2, rates, np.ones(3), burst=0.0, refill=1.0)
     assert found == pytest.approx([1.5, 2.0, 2.4])
 
 
 def test_played_calls_on_a_bucket_by_hand() -> None:
     """1 s of work, 0.3 s in the bucket, refilled at 0.4: full speed for 0.5 s, then 0.4 of it for 1.25 s."""
-    found = play(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
+    found = simulate(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
     assert found == pytest.approx([1.75])
 
 
 def test_a_call_that_uses_less_of_its_core_than_the_bucket_brings_is_not_slowed_down() -> None:
-    found = play(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.array([1.0, 0.3]), burst=0.0, refill=0.4)
+    found = simulate(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.array([1.0, 0.3]), burst=0.0, refill=0.4)
     assert found == pytest.approx([1.0])
 
 
 def test_an_idle_bucket_fills_again_but_not_above_its_size() -> None:
-    found = play(np.array([0.0, 100.0]), np.ones(2), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
+    found = simulate(np.array([0.0, 100.0]), np.ones(2), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
     assert found == pytest.approx([1.75, 1.75])
 
 
@@ -99,7 +99,7 @@ def test_the_models_own_arrivals_are_told_without_error() -> None:
     """A row made by the played model itself is met exactly."""
     fitted = fit(truth.rows(Truth()), TICK_S)
     row = replace(BLANK, family="surface", tokens=32, share=0.5, rate_rps=200.0, concurrency=2, seed=5, seconds=2.0)
-    seconds = play_row(fitted.nodes["expert-0-0"], row, 2.0, fitted.tick_s, row.seed)
+    seconds = simulate_row(fitted.nodes["expert-0-0"], row, 2.0, fitted.tick_s, row.seed)
     p50, p95 = np.percentile(seconds, (50, 95))
     made = replace(row, n=len(seconds), p50_s=float(p50), p95_s=float(p95), mean_s=float(seconds.mean()))
     errors = check_open_loop([made], fitted)
