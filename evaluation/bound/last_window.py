@@ -162,7 +162,10 @@ def _alone_s(rows: NodeRows, tokens: float) -> Floats:
 
 
 def make(making: Making) -> Policy:
-    """For ``--policy evaluation.bound.last_window:make``; settings in ``--policy-settings FILE``. Raises SettingsError."""
+    """For ``--policy evaluation.bound.last_window:make``; settings in ``--policy-settings FILE``.
+
+    Raises SettingsError.
+    """
     making_settings = making.settings_as(MakingSettings)
     workload = _workload(making, making_settings)
     if making.settings.slo_s is not None:

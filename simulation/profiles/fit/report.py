@@ -56,7 +56,8 @@ def _fit_sentences(fitted: Fit, errors: Mapping[str, Errors], checked: Errors | 
     ]
     if checked is not None:
         sentences.append(
-            f"Open loop, not used for fitting: {checked.points} points below {BUSIEST:.0%} of their share, simulated with "
+            f"Open loop, not used for fitting: {checked.points} points below {BUSIEST:.0%} of their share, "
+            f"simulated with "
             f"the same arrivals, are off by {checked.p50:.1%} (P50) and {checked.p95:.1%} (P95) in the mean."
         )
     return sentences

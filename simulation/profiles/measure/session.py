@@ -118,7 +118,10 @@ def measure_requests(
     failed = [row.note for row in rows if not row.feasible]
     if failed or not rows:
         raise ProfileError(f"whole requests could not be measured: {failed[0] if failed else 'it takes no text'}")
-    note = f"requests that are concurrent or come after idle gaps ({OVERLAP}, {IDLE}) were measured again from {begun} to {_now()}"
+    note = (
+        f"requests that are concurrent or come after idle gaps ({OVERLAP}, {IDLE}) were measured again "
+        f"from {begun} to {_now()}"
+    )
     kept = tuple(row for row in profile.rows if row.family not in (OVERLAP, IDLE))
     return Profile(replace(profile.metadata, notes=(*profile.metadata.notes, note)), (*kept, *rows))
 

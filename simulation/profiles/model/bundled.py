@@ -84,7 +84,8 @@ def warn_of_another(profile: Profile, who: str) -> None:
     difference = differences(profile.metadata, this_machine())
     if difference:
         _warn_once(
-            f"{who} plans with a profile of another machine: {difference}. `smoe lab profile {profile.metadata.pipeline}` "
+            f"{who} plans with a profile of another machine: {difference}. "
+            f"`smoe lab profile {profile.metadata.pipeline}` "
             f"measures this one (policy setting profile); other_machine = true states that the other one is meant"
         )
 
