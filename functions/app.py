@@ -26,7 +26,7 @@ import waitress
 
 from functions import applications
 from functions.ingress.handler import Ingress
-from functions.serving.liveness import follow
+from functions.serving.live_settings import follow
 from functions.serving.server import FunctionServer, ServerSettings, set_deadline
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
 from functions.serving.starting import Starting, become_ready

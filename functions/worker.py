@@ -20,7 +20,7 @@ import uvloop
 
 from functions import applications, rehearsal
 from functions.ingress.handler import Ingress
-from functions.serving.liveness import follow
+from functions.serving.live_settings import follow
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
 from moe.errors import MoeError

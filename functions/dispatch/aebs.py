@@ -130,6 +130,7 @@ def assign(ids, out, start, node, replica, activated, by_expert, by_node, repair
         activated[ids[at]] = 1
     by_node[LOAD, :] = 0
     by_node[FIRST, :] = -1
+    # Algorithm 1 binds experts with one replica first: the choices that follow must see these loads.
     for expert in range(experts):
         if activated[expert] and start[expert + 1] == start[expert] + 1:
             _serve(expert, start[expert], node, by_expert, by_node)
@@ -142,6 +143,7 @@ def assign(ids, out, start, node, replica, activated, by_expert, by_node, repair
             _serve(expert, best, node, by_expert, by_node)
     if repair:
         _level(start, node, by_expert, by_node)
+    # Only now: the repair needs places in the table, callers need replica numbers.
     for expert in range(experts):
         if activated[expert]:
             by_expert[CHOSEN, expert] = replica[by_expert[CHOSEN, expert]]

@@ -35,7 +35,7 @@ from functions.memory.device_regions import DeviceMemory, DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Filling, MemoryRoomError, Region, RegionError, Regions, SourceError, check_name
 from functions.memory.sources import DIGEST, OFFSET, PIECE, Line, from_disk, from_peer
-from functions.serving.drain import leave
+from functions.serving.device_loss import leave
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import DeviceSettings, SettingsError, device_settings, duration_s
 from functions.wire.messages import Reply, Request, error_reply

@@ -9,7 +9,7 @@ from pathlib import Path
 from functions.device.cuda_calls import CudaOpener
 from functions.device.lent import Lender
 from functions.device.tensors import DeviceLostError, GpuDevice, open_device
-from functions.serving.drain import leave
+from functions.serving.device_loss import leave
 from functions.serving.node_host import NodeHost
 from functions.serving.settings import FunctionSettings, SettingsError
 from moe.manifest import Manifest

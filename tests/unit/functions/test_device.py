@@ -35,7 +35,7 @@ from functions.device.tensors import (
 )
 from functions.local import fork_worker
 from functions.serving import node_host, nodes
-from functions.serving.drain import EXIT_DEVICE_LOST, leave
+from functions.serving.device_loss import EXIT_DEVICE_LOST, leave
 from functions.serving.node_host import NodeHost
 from functions.serving.settings import DeviceSettings, SettingsError, from_environment
 from functions.wire import format as wire

@@ -34,7 +34,7 @@ from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Regions
 from functions.serving import node_host, nodes
-from functions.serving.drain import EXIT_DEVICE_LOST
+from functions.serving.device_loss import EXIT_DEVICE_LOST
 from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from functions.serving.liveness import follow
+from functions.serving.live_settings import follow
 
 
 async def test_the_file_is_read_at_the_start_and_after_each_change(tmp_path: Path) -> None:
