@@ -50,8 +50,8 @@ class SpaceArrays:
         """Eq. (2): [replicas], position of the least memory that is enough; the number of sizes where none is."""
         least = self.space.mask(need)
         sizes = self.space.memory_sizes_mb
-        found = [least[replicas] for replicas in self.space.replica_counts]
-        return np.array([len(sizes) if size is None else sizes.index(size) for size in found], np.int64)
+        least_sizes = [least[replicas] for replicas in self.space.replica_counts]
+        return np.array([len(sizes) if size is None else sizes.index(size) for size in least_sizes], np.int64)
 
 
 def space_arrays(space: ConfigurationSpace, prices: PriceSheet, memory_mb_per_core: float | None = None) -> SpaceArrays:

@@ -66,7 +66,7 @@ class Asked:
     workload: Workload
     speed: float
     mean_rps: float
-    own: CustomPipeline | None
+    custom: CustomPipeline | None
 
 
 def asked_for(options: Mapping[str, Any]) -> Asked:

@@ -79,7 +79,7 @@ def cheapest_feasible(load: WindowLoad, meter: Meter, seed: int = 0) -> Feasible
 
 
 def simulate_numbers(load: WindowLoad, numbers: Sequence[Ints], meter: Meter, seed: int) -> tuple[float, float]:
-    """:func:`simulate` for configurations by number."""
+    """:func:`simulate` for configurations by number. ``numbers`` [experts] of each layer."""
     return simulate(load, configurations(load.physics, numbers), meter, seed)
 
 

@@ -92,7 +92,7 @@ class Front:
         return np.where(tokens > 0, self.send_s + tokens * self.token_s, 0.0)
 
     def receiving_s(self, tokens: Tokens) -> Floats:
-        """The same of their replies."""
+        """The same of their replies. Returns [calls]."""
         return np.where(tokens > 0, self.receive_s + tokens * self.token_s, 0.0)
 
 
@@ -122,7 +122,7 @@ class Physics:
         return self.workload.request_s + 2 * len(self.layers) * self.workload.hop_s
 
     def least_memory(self, node: NodeInfo, peak_tokens: float) -> Ints:
-        """Eq. (2) for an expert, see :meth:`SpaceArrays.least_memory`."""
+        """Eq. (2) for an expert, see :meth:`SpaceArrays.least_memory`. Returns [replica counts]."""
         need = self.workload.memory_need(node, peak_tokens)
         key = (need.runtime_bytes, need.bytes_per_token, peak_tokens)
         if key not in self._least:

@@ -84,14 +84,14 @@ class Grid:
     """Set that hours are taken from; settings are tuned on ``validation``."""
     speed: float = 1.0
     """The trace's time is divided by it; windows, seconds and rate are those of the replay."""
-    own: CustomPipeline | None = None
+    custom: CustomPipeline | None = None
     """A custom pipeline, which ``workloads`` may name next to the paper's."""
     prices: PriceSheet | None = None
     """Prices of all workloads; None: each workload's own."""
 
     def __post_init__(self) -> None:
         for name, values, allowed in (
-            ("workloads", self.workloads, (*PAPER_WORKLOADS, *([self.own.pipeline] if self.own else []))),
+            ("workloads", self.workloads, (*PAPER_WORKLOADS, *([self.custom.pipeline] if self.custom else []))),
             ("patterns", self.patterns, (FROM_FILE,) if self.trace else PATTERNS),
         ):
             unknown = [value for value in values if value not in allowed]
@@ -105,14 +105,15 @@ class Grid:
             )
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
-        most = 512 if self.own is None else MOST_TOKENS
+        most = 512 if self.custom is None else MOST_TOKENS
         if not self.tokens or min(self.tokens) < 0 or max(self.tokens) > most:
             raise EvaluationError(
                 f"input sizes are 1 to {most} mean tokens, or 0 for the workload's own; got {self.tokens}"
             )
-        if self.own is not None and not self.own.cluster and self.start is not None and self.start.gpu_share:
+        if self.custom is not None and not self.custom.cluster and self.start is not None and self.start.gpu_share:
             raise EvaluationError(
-                f"experts cannot start with a GPU share of {self.start.gpu_share:g}: {self.own.pipeline} was profiled "
+                f"experts cannot start with a GPU share of {self.start.gpu_share:g}: "
+                f"{self.custom.pipeline} was profiled "
                 f"on cores, so its configurations have no GPU shares"
             )
         if self.trace is None and any(part is not None for part in (self.row, self.start_s, self.duration_s)):
@@ -169,7 +170,7 @@ class Grid:
 
     def custom_of(self, workload: str) -> CustomPipeline | None:
         """The custom pipeline, if that is the workload."""
-        return self.own if self.own is not None and self.own.pipeline == workload else None
+        return self.custom if self.custom is not None and self.custom.pipeline == workload else None
 
     def workload_of(self, group: Group, mean_rps: float) -> Workload:
         """What is simulated, with the routing of the group's seed and, on the modelled cluster, segments for a load of

@@ -71,12 +71,12 @@ def settings(grid: Grid) -> dict[str, Any]:
 
 def where(grid: Grid) -> str:
     """Where it was simulated."""
-    custom = None if grid.own is None else grid.own.pipeline
+    custom = None if grid.custom is None else grid.custom.pipeline
     parts = ["on the modelled cluster"] if any(name != custom for name in grid.workloads) else []
-    if grid.own is not None and custom in grid.workloads:
-        scale = f", a core being {grid.own.cpu_scale:g} real ones" if grid.own.cpu_scale else ""
-        machine = "the modelled cluster with cores" if grid.own.cluster else "the machine"
-        parts.append(f"on {machine} of the profile {grid.own.profile_file.name} ({custom}{scale})")
+    if grid.custom is not None and custom in grid.workloads:
+        scale = f", a core being {grid.custom.cpu_scale:g} real ones" if grid.custom.cpu_scale else ""
+        machine = "the modelled cluster with cores" if grid.custom.cluster else "the machine"
+        parts.append(f"on {machine} of the profile {grid.custom.profile_file.name} ({custom}{scale})")
     return " and ".join(parts)
 
 

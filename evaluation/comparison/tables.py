@@ -126,12 +126,12 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def percent(found: Interval | None) -> str:
+def percent(interval: Interval | None) -> str:
     """``12.3 % (10.1–14.0)``; without decimals from 100 %."""
-    if found is None:
+    if interval is None:
         return "–"
-    digits = 0 if found.value >= 1 else 1
-    value, low, high = (f"{100 * number:.{digits}f}" for number in (found.value, found.low, found.high))
+    digits = 0 if interval.value >= 1 else 1
+    value, low, high = (f"{100 * number:.{digits}f}" for number in (interval.value, interval.low, interval.high))
     return f"{value} % ({low}–{high})"
 
 

@@ -1,4 +1,4 @@
-"""``smoe lab tune``: the deployment that a baseline starts from, found on a profiling window and stored as a plan."""
+"""``smoe lab tune``: the deployment that a baseline starts from, result on a profiling window and stored as a plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
     profile.
     """
     asked = asked_for(options)
-    workload, window_s = asked.workload, WINDOW_S if asked.own is None else asked.own.window_s
+    workload, window_s = asked.workload, WINDOW_S if asked.custom is None else asked.custom.window_s
     clip = {key: options[key] for key in ("row", "start_s", "duration_s", "seed")}
     profile_s, meter, seed = options["profile_s"], options["meter"], options["seed"]
     requests = trace_requests(
@@ -98,7 +98,7 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
         def on_trial(trial: Trial) -> None:
             progress.update(task, advance=1)
 
-        found = search(deployments.spans, outcome, workload.slo_s, settings, deployments.words, on_trial)
+        result = search(deployments.spans, outcome, workload.slo_s, settings, deployments.words, on_trial)
     stem = f"{policy}.{workload.name}"
     about: dict[str, object] = {
         "method": METHOD,
@@ -108,19 +108,19 @@ def tune(policy: str, trace: str, data: Path | None, out: Path, **options: Any) 
         "requests_sha256": requests.sha256,
         "latency": workload.latency.name,
     }
-    chosen = deployments.build(found.parameters)
+    chosen = deployments.build(result.parameters)
     measured = measured_part_of(workload, requests, chosen, WARM_UP_WINDOWS * window_s) or 0.0
     about |= {"measured_part": measured, "prices": workload.prices.name}
-    if asked.own is not None:
-        about["sha256"] = asked.own.sha256
-    best = found.best
+    if asked.custom is not None:
+        about["sha256"] = asked.custom.sha256
+    best = result.best
     about |= {"profile_s": profile_s, "slo_s": workload.slo_s, "meter": meter, "seed": seed, **asdict(best)}
-    write_trials(found.trials, out / f"{stem}.csv")
+    write_trials(result.trials, out / f"{stem}.csv")
     save_plan(Plan(workload.topology.pipeline, chosen, about), out / f"{stem}.json")
     click.echo(
         f"{out / stem}.json: {best.words}; {best.cost:.4g} {workload.prices.currency} ({meter}), 95 % of windows keep "
-        f"{1000 * best.tail_s:.1f} ms of {1000 * workload.slo_s:g}; trial {best.number} of {len(found.trials)}, "
-        f"{'converged' if found.converged else 'not converged: more trials may help'}; seconds of calls "
+        f"{1000 * best.tail_s:.1f} ms of {1000 * workload.slo_s:g}; trial {best.number} of {len(result.trials)}, "
+        f"{'converged' if result.converged else 'not converged: more trials may help'}; seconds of calls "
         f"{workload.latency.name}, {measured:.0%} of the calls lie where it was measured"
     )
     if not best.meets:

@@ -140,7 +140,7 @@ class _State:
         if draw < 1 - self._settings.explore:
             proposed = self._study.ask(self._distributions)
             parameters = {name: int(proposed.params[name]) for name in self._spans}
-            self._study.tell(proposed, state=optuna.trial.TrialState.FAIL)  # told with its outcome by ``add``
+            self._study.tell(proposed, state=optuna.trial.TrialState.FAIL)  # its outcome is given by ``add``
             if _key(parameters) not in self.tried:
                 return parameters
         for _ in range(100):

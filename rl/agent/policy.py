@@ -74,8 +74,8 @@ class MakingSettings:
     """The profile's machine is meant: where this one is another a named profile is not refused, and there is no warning
     about one that was found."""
     cluster: bool = False
-    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` tells their seconds, and a replica's
-    cores are its own."""
+    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` tells their seconds,
+    and a replica's cores are its own."""
 
 
 class ExplainingActor(ActorNetwork, Protocol):

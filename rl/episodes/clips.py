@@ -1,7 +1,8 @@
 """Which episodes are trained on: clips of the train set (model choice: validation), never of the test set.
 
 Seeds of training and validation are far from those that evaluations use, since a seed also chooses routing and lengths.
-Arrivals are made by :mod:`evaluation.comparison.arrivals`: hours of the public traces where they are there, else made ones.
+Arrivals are made by :mod:`evaluation.comparison.arrivals`: hours of the public traces where they are there, else made
+ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One episode: windows of a simulated pipeline, decided one after the other through the controller's own parts.
 
-What happens in a window is what ``simulation.engine.controlled`` does with a policy: the simulator's metrics through the controller's
-state code, :func:`autoscaler.decision.limits.decide`, the actuator on the simulated platform, the cost meters. Only who
-decides is turned round: here the caller asks for a state and hands in actions.
+What happens in a window is what ``simulation.engine.controlled`` does with a policy: the simulator's metrics through
+the controller's state code, :func:`autoscaler.decision.limits.decide`, the actuator on the simulated platform, the cost
+meters. Only who decides is turned round: here the caller asks for a state and hands in actions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """What a clairvoyant and a reactive optimiser would do in each window of a clip: teachers for an optional warm start.
 
 *Clairvoyant*: the cheapest choice found that keeps λ in the window to come, by simulation from an empty pipeline
-(``evaluation.bound.oracle``); feasible for that window alone, not optimal. *Last window*: the queueing model's optimum for the
-window that has gone, on ``HEADROOM`` of the budget, as the policy last-window plans. Both know the latency model.
+(``evaluation.bound.oracle``); feasible for that window alone, not optimal. *Last window*: the queueing model's optimum
+for the window that has gone, on ``HEADROOM`` of the budget, as the policy last-window plans. Both know the latency
+model.
 """
 
 from __future__ import annotations

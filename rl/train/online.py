@@ -84,7 +84,8 @@ def windows_of(log: Path, encoder: Encoder) -> tuple[Experience, ...]:
     windows = tuple(experiences(log, encoder))
     if len(windows) < FEWEST:
         raise TrainingError(
-            f"{log} holds {len(windows)} windows to learn from; at least {FEWEST} are needed, decided one after the other"
+            f"{log} holds {len(windows)} windows to learn from; at least {FEWEST} are needed, decided "
+            f"one after the other"
         )
     return windows
 

@@ -1,11 +1,11 @@
 """The teacher of the warm start: the separable optimum at which recent requests would keep the SLO.
 
-Like the last window's optimum (:mod:`evaluation.bound.last_window`) it splits λ over layers by the queueing model, for each
-expert's busiest of the last ``look_back`` windows. That model's seconds are means, though, and an SLO on the P95 breaks
-on long requests, which are long at every layer at once. So the part of λ that means may take is bisected until the P95
-of the requests of these windows, with their own tokens at every expert, is ``keep`` · λ: the sum over layers of the
-slowest expert's seconds, and the mean wait there times ``TAIL``. It knows the latency model and each request's routing,
-which a policy in production does not; what it cannot know is the coming window.
+Like the last window's optimum (:mod:`evaluation.bound.last_window`) it splits λ over layers by the queueing model, for
+each expert's busiest of the last ``look_back`` windows. That model's seconds are means, though, and an SLO on the P95
+breaks on long requests, which are long at every layer at once. So the part of λ that means may take is bisected until
+the P95 of the requests of these windows, with their own tokens at every expert, is ``keep`` · λ: the sum over layers of
+the slowest expert's seconds, and the mean wait there times ``TAIL``. It knows the latency model and each request's
+routing, which a policy in production does not; what it cannot know is the coming window.
 """
 
 from __future__ import annotations

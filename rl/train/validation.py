@@ -164,7 +164,8 @@ class Validator:
         )  # fmt: skip
 
     def bound(self, clip: Clip) -> float:
-        """Sum of the counted windows' lower bounds (:func:`evaluation.bound.bounds.lower_bound`); seconds, then kept."""
+        """Sum of the counted windows' lower bounds (:func:`evaluation.bound.bounds.lower_bound`); seconds, then
+        kept."""
         work = self.work(clip)
         warm_up, meter = self.settings.validation.warm_up, self.settings.meter
         path = self.cache / f"bound-{meter}-{warm_up}-{work_key(work)}.json"

@@ -14,7 +14,7 @@ _FIRST_CELL, _LAST_CELL = 64000, 66600
 
 @compiled
 def bucket_of(cells: Marks, bounds: Floats, value: float) -> int:
-    """Index of the first bound that is not below ``value``; the last bound is beyond all values.
+    """Index of the first bound that is not below ``value``; the last bound is beyond all values. ``bounds`` [bounds].
 
     ``cells``: see :func:`cells_of`. The upper bits of a float are its logarithm in steps of less than 1/64, finer than
     bounds lie, so one comparison is left to do. No branches: which way they go would be a guess.
@@ -26,7 +26,8 @@ def bucket_of(cells: Marks, bounds: Floats, value: float) -> int:
 
 
 def cells_of(bounds: Floats) -> Marks:
-    """Where :func:`bucket_of` begins to look. Raises ValueError for bounds less than 1/32 apart or out of its range."""
+    """Where :func:`bucket_of` begins to look. Raises ValueError for bounds less than 1/32 apart or out of its range.
+    ``bounds`` [bounds]; returns [cells]."""
     cells = np.arange(_FIRST_CELL, _LAST_CELL)
     lowest = (cells << _CELL_BITS).view(np.float64)
     if (bounds[1:] < bounds[:-1] * (1 + 1 / 32)).any() or bounds[0] < lowest[1] or bounds[-2] > lowest[-1]:

@@ -46,7 +46,7 @@ END, CONTROL, INGRESS, ARRIVAL, FRONT = -1, -2, -3, -4, -5
 @inner
 def fair_share(wanted: Floats, count: int, cores: float) -> float:
     """The most that each of the ``count`` first of ``wanted`` (cores, at most 1 each) gets, so that together they use
-    ``cores``: who wants less gets all it wants, the others the same."""
+    ``cores``: who wants less gets all it wants, the others the same. ``wanted`` [calls]."""
     share = cores / count
     while True:
         given, more = 0.0, 0
@@ -158,7 +158,7 @@ def move_on(
     rules: Rules, replicas: Replicas, meters: Meters, running: Ints, active: int, given: Floats, speed: Floats,
     spent_s: float,
 ) -> None:  # fmt: skip
-    """All of ``running`` work for ``spent_s`` seconds."""
+    """All of ``running`` work for ``spent_s`` seconds. ``running`` [replicas]."""
     for k in range(active):
         node, r = running[0, k], running[1, k]
         row, clock, meter = replicas.slot[node, ROW, r], replicas.clock[node], meters.meter[node]
@@ -191,7 +191,8 @@ def change(node: int, rules: Rules, replicas: Replicas, now_s: float) -> float:
 
 @inner
 def finish_call(k: int, replicas: Replicas, running: Ints, active: int, now_s: float) -> tuple[int, int]:
-    """The first call of replica ``k`` of ``running`` ends; returns its request and how many replicas have calls now."""
+    """The first call of replica ``k`` of ``running`` ends; returns its request and how many replicas have calls now.
+    ``running`` [replicas]."""
     node, r = running[0, k], running[1, k]
     clock, slot = replicas.clock[node], replicas.slot[node]
     head = slot[HEAD, r]
@@ -208,7 +209,7 @@ def finish_call(k: int, replicas: Replicas, running: Ints, active: int, now_s: f
 @inner
 def resume(begin_s: float, replicas: Replicas, running: Ints, control_at: Floats) -> int:
     """Who has calls at the beginning of a window or is starting, in ``running``, and when each node changes next;
-    returns how many."""
+    returns how many. ``running`` [replicas]."""
     active = 0
     for node in range(control_at.size):
         count = replicas.order[node, COUNT]

@@ -127,7 +127,8 @@ def leave(
     hop_s: float, entering: Calls, unfinished: Calls, arrived: Floats, gather: Floats, marks: Marks,
     cells: Marks, bounds: Floats, barrier: Ints,
 ) -> tuple[Calls, Calls]:  # fmt: skip
-    """Requests that leave a stage, in order of their last call's end, and those that have calls left there.
+    """Requests that leave a stage, in order of their last call's end, and those that have calls left there. Arrays
+    [requests].
 
     Those that leave get ``arrived`` at the next stage, ``hop_s`` later; their time here is counted in ``barrier``.
     """

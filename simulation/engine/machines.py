@@ -125,7 +125,8 @@ def plan_stage(
     tables: Sited, machines: int, nodes: Ints, due: Calls, counts: Tokens, source: Ints, clock: Floats, slot: Ints,
     orders: Ints, now_s: float, seed: int,
 ) -> None:  # fmt: skip
-    """Choose machines for the calls of ``due`` to a stage's ``nodes``, by the replicas that are ready at ``now_s``."""
+    """Choose machines for the calls of ``due`` to a stage's ``nodes``, by the replicas that are ready at ``now_s``.
+    ``due`` [calls]."""
     if due.size == 0 or tables.rule not in (AEBS, RANDOM) or (tables.rule == AEBS and nodes.size == 1):
         return
     held: list[list[int]] = []
@@ -203,7 +204,7 @@ def _meet(nodes: Ints, request: np.uint32, load: Small, desired: Small, met: Sma
 
 @inner
 def choose_at(tables: Sited, node: int, request: np.uint32, active: Ints, room: Ints, site: Ints, count: int) -> int:
-    """Replica for a call by the rule; -1 where none has a free slot."""
+    """Replica for a call by the rule; -1 where none has a free slot. Arrays [replicas]."""
     wanted = -1
     if tables.rule == LOCAL_FIRST:
         wanted = int(tables.home[request])

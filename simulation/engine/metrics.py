@@ -120,7 +120,7 @@ class SimulatedMetrics:
             seconds[key] = histogram[place]
             values[Series.REPLICAS_WANTED][name,] = float(configuration.replicas)
             values[Series.REPLICAS_BY_STATE].update(
-                {(name, state): float(found[place]) for state, found in last.replicas.items()}
+                {(name, state): float(counts[place]) for state, counts in last.replicas.items()}
             )
             values[Series.MAX_INFLIGHT][name,] = float(configuration.concurrency)
             values[Series.MEMORY_LIMIT_BYTES][name,] = float(configuration.memory_mb * MIB)
@@ -173,7 +173,7 @@ class SimulatedMetrics:
 
 
 def sum_of(arrays: Sequence[Ints]) -> Ints:
-    """Sum of equal arrays."""
+    """Sum of equal arrays. Arrays [...] of one shape."""
     return np.asarray(np.sum(arrays, axis=0), dtype=np.int64)
 
 

@@ -64,6 +64,7 @@ def control(
     pace: Floats, stretch: Floats, use: Floats, bucket: Floats, tokens: Tokens, room: Ints, now_s: float,
 ) -> tuple[float, float, float]:  # fmt: skip
     """Bring about what holds from ``now_s`` on: a new configuration, replicas that are ready or take no more calls.
+    Arrays [replicas].
 
     Returns when there is something to bring about next, and the call-seconds and CPU seconds served meanwhile by
     replicas that were brought up to date. All times in seconds.
@@ -97,7 +98,7 @@ def control(
 def settle(
     clock: Floats, slot: Ints, count: int, pace: Floats, use: Floats, bucket: Floats, meter: Floats, end_s: float
 ) -> None:
-    """Bring all replicas that have calls to the window's end."""
+    """Bring all replicas that have calls to the window's end. Arrays [replicas]."""
     for r in range(count):
         active = slot[ACTIVE, r]
         if active > 0:

@@ -25,7 +25,7 @@ def measured_part(workload: Workload, requests: Requests, steps: Sequence[Step])
     measured = calls = 0
     for step in steps:
         within = slice(*np.searchsorted(requests.arrival_s, (step.window.start_s, step.window.end_s)))
-        configured = {seen.node: seen.configuration for seen in step.report.observation.nodes}
+        configured = {node.node: node.configuration for node in step.report.observation.nodes}
         for node, row in rows:
             configuration = configured.get(node.id)
             if configuration is not None:

@@ -69,7 +69,8 @@ class Replicas(NamedTuple):
 
 @inlined
 def choose(active: Ints, room: Ints, count: int) -> int:
-    """Least calls in service among replicas with a free slot, the oldest of equals; -1 without one.
+    """Least calls in service among replicas with a free slot, the oldest of equals; -1 without one. Arrays [replicas]
+    and, of calls, [replicas, slots].
 
     ``room``: calls at once that each replica takes now, see :func:`open_up`.
     """
@@ -82,7 +83,7 @@ def choose(active: Ints, room: Ints, count: int) -> int:
 @inner
 def open_up(ready: Floats, drain: Floats, room: Ints, count: int, limit: int, change_s: float, now_s: float) -> float:
     """Give every replica that takes new calls now its ``limit`` of ``room``, others none; returns when this, or the
-    configuration (``change_s``), is to change next."""
+    configuration (``change_s``), is to change next. Arrays [replicas] and, of calls, [replicas, slots]."""
     next_s = change_s
     for r in range(count):
         room[r] = limit if ready[r] <= now_s < drain[r] else 0
@@ -92,7 +93,7 @@ def open_up(ready: Floats, drain: Floats, room: Ints, count: int, limit: int, ch
 
 @inlined
 def earliest(coming: Floats, count: int) -> tuple[float, int]:
-    """Time and replica of the next completion."""
+    """Time and replica of the next completion. Arrays [replicas] and, of calls, [replicas, slots]."""
     done_s, first = FAR, 0
     for r in range(count):
         sooner = coming[r] < done_s
@@ -103,7 +104,8 @@ def earliest(coming: Floats, count: int) -> tuple[float, int]:
 
 @inlined
 def insert(ends: Floats, calls: Calls, base: int, mask: int, head: int, size: int, value: float, request: int) -> None:
-    """Put a call into the ring of ``size`` calls that begins at ``base``, behind those that end no later."""
+    """Put a call into the ring of ``size`` calls that begins at ``base``, behind those that end no later. Arrays
+    [replicas] and, of calls, [replicas, slots]."""
     place = size
     while place > 0:
         before = np.uint32(base + ((head + place - 1) & mask))
@@ -157,6 +159,7 @@ def catch_up(
     clock: Floats, slot: Ints, r: int, rate: Floats, use: Floats, bucket: Floats, now_s: float
 ) -> tuple[float, float]:
     """Bring virtual time and bucket of replica ``r`` to ``now_s``; returns seconds that went by and CPU seconds used.
+    Arrays [replicas] and, of calls, [replicas, slots].
 
     Without calls in service virtual time stands still.
     """
@@ -175,7 +178,8 @@ def resize(
     r: int, row: int,
 ) -> None:  # fmt: skip
     """Give replica ``r``, caught up, the resources of ``row`` in place: what is left of each call scales with its work
-    alone, what its bucket holds is kept as far as the new one takes it; the bucket of a new limit is full."""
+    alone, what its bucket holds is kept as far as the new one takes it; the bucket of a new limit is full. Arrays
+    [replicas] and, of calls, [replicas, slots]."""
     old, active, mask, base = slot[ROW, r], slot[ACTIVE, r], slots - 1, r * slots
     slot[ROW, r] = row
     clock[LEVEL, r] = min(clock[LEVEL, r], bucket[row, BURST]) if bucket[old, REFILL] < 1 else bucket[row, BURST]

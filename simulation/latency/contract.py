@@ -101,7 +101,7 @@ class LatencyModel(Protocol):
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
         """Mean seconds of one call alone at a ready replica: from when the ingress wants it until its reply, without
-        queueing.
+        queueing. Arrays broadcast: [...] in, [...] out.
 
         Above 0 and never falling with tokens (0 tokens: what an empty call costs).
         """
@@ -112,17 +112,19 @@ class LatencyModel(Protocol):
         """Work done per second by ``calls`` calls of ``tokens`` tokens each in service at one replica, over that of one
         call alone: 1 for one call, at most ``calls``, above 0. Each call then runs at ``speedup / calls`` of its speed
         alone (processor sharing): ``calls`` when they do not hinder each other, 1 when they share one unit evenly,
-        between when a batch amortises weights and overheads.
+        between when a batch amortises weights and overheads. Arrays broadcast: [...] in, [...] out.
         """
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        """Share (0 to 1) of the configured cores or GPU share in use while a replica serves."""
+        """Share (0 to 1) of the configured cores or GPU share in use while a replica serves. Arrays broadcast: [...]
+        in, [...] out."""
 
     def noise(self, node: NodeCost, gpu: bool) -> Noise:
         """Scatter of a call's seconds around their mean."""
 
     def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
-        """True inside the region that was measured; False where the number is an extrapolation or a model."""
+        """True inside the region that was measured; False where the number is an extrapolation or a model. Arrays
+        broadcast: [...] in, [...] out."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +147,17 @@ class LimitedLatencyModel(LatencyModel, Protocol):
     """
 
     def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
-        """Seconds of one call alone on a replica whose cores nothing limits, or with a GPU share."""
+        """Seconds of one call alone on a replica whose cores nothing limits, or with a GPU share. Arrays broadcast:
+        [...] in, [...] out."""
 
     def core_speedup(
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:
-        """As ``speedup``, while the bucket holds."""
+        """As ``speedup``, while the bucket holds. Arrays broadcast: [...] in, [...] out."""
 
     def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
-        """Cores (0 to 1) in use while the bucket holds and ``calls`` calls of ``tokens`` tokens are in service."""
+        """Cores (0 to 1) in use while the bucket holds and ``calls`` calls of ``tokens`` tokens are in service. Arrays
+        broadcast: [...] in, [...] out."""
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
         """The bucket of a replica."""

@@ -148,7 +148,7 @@ class TokenLengths:
 
 
 def cut(values: Floats, most: int) -> Floats:
-    """``values`` between 1 and ``most``."""
+    """``values`` between 1 and ``most``. ``values`` [requests]."""
     return np.asarray(np.clip(values, 1.0, float(most)), dtype=np.float64)
 
 

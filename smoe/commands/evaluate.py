@@ -192,7 +192,7 @@ def _grid(options: dict[str, Any], custom: CustomPipeline | None) -> Grid:
         plans=options["plans"],
         settings=options["policy_settings"],
         bound=options["bound"],
-        own=custom,
+        custom=custom,
         **{**clock, **named},
     )
 

@@ -20,17 +20,20 @@ ROOMS = (
 PAGES = ("README.md", "CHANGELOG.md", "docs", "deploy")
 EXEMPT = frozenset({"docs/glossary.md"})
 """Names the retired words."""
-STORED = frozenset({"wish"})
+STORED = frozenset({"wish", "beside", "plays"})
 """Stored columns, JSON fields and metric labels: as a string of its own, or between backquotes."""
+STORED_NAMES = frozenset({"volley_rounds", "quiet_cores", "tell"})
+"""Keys of stored profiles' settings, and a method of Optuna's."""
 VARIABLES = frozenset({"found", "own", "known", "seen"})
 """Variables that name nothing."""
 PARTS = re.compile(
     r"(?:^|_)(?:re)?(?:play(?:s|ed|er|ers)?(?<!replay)(?<!replays)(?<!replayed)|volleys?|wish(?:es|ed)?|told|tells?|"
-    r"unlike|alike|anew|shelf|lanes?|lattice|company|quiet|quietest|dearest|dearer|own_pipelines?|own_options)(?:_|$)"
+    r"unlike|alike|anew|shelf|lanes?|lattice|(?:in|for|without|of) "
+    r"company|quiet|quietest|dearest|dearer|own_pipelines?|own_options)(?:_|$)"
 )
 PROSE = re.compile(
     r"\b(?:play|plays|played|playing|volleys?|wish|wishes|wished|told|tells?|said|says|saying|anew|thereby|"
-    r"throughout|beside|company|unlike (?:nodes|machines)|alike|lattice|shelf|one's own pipeline|"
+    r"throughout|beside|(?:in|for|without|of) company|unlike (?:nodes|machines)|alike|lattice|shelf|one's own pipeline|"
     r"requests that meet|dear|dearer|dearest|as it comes)\b",
     re.IGNORECASE,
 )
@@ -52,7 +55,7 @@ def of_source(path: str, text: str) -> Iterator[Finding]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.NAME:
             snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", token.string).lower()
-            if token.string in VARIABLES or PARTS.search(snake):
+            if token.string in VARIABLES or (token.string not in STORED_NAMES and PARTS.search(snake)):
                 yield Finding(path, token.start[0], f"name {token.string}")
         elif token.type in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
             yield from _prose(path, token.start[0], token.string)

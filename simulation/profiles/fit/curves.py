@@ -117,6 +117,7 @@ def monotone_table(tokens: Floats, calls: Floats, values: Floats) -> Table:
 
 def additive_fill(values: Floats) -> Floats:
     """NaN replaced by the sum of effects of each axis, by least squares on what is known (on logarithms: a product).
+    ``values`` [a, b, ...], an axis for each factor.
 
     Raises ValueError where nothing is known.
     """

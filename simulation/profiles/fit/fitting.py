@@ -60,7 +60,8 @@ class NodeFit:
     """Measured range, real cores."""
 
     def together_s(self, tokens: ArrayLike, calls: ArrayLike, share: ArrayLike) -> Floats:
-        """CPU seconds of a round of ``calls`` calls (1 and up) of ``tokens`` tokens each at ``share`` real cores."""
+        """CPU seconds of a round of ``calls`` calls (1 and up) of ``tokens`` tokens each at ``share`` real cores.
+        Arrays [rows]."""
         t = np.asarray(tokens, dtype=np.float64)
         inside = np.clip(t, self.together.tokens[0], self.together.tokens[-1])
         return np.asarray(self.together(t, calls, share) * (self.work(t) / self.work(inside)))
@@ -144,6 +145,7 @@ def median_s(row: Row) -> float:
 
 def factors(rows: Iterable[Row]) -> Floats:
     """Quantiles of seconds over their mean: the mean of the rows' own quantiles, as each row is one distribution.
+    Returns [quantiles].
 
     Without rows that kept their distribution: no scatter.
     """

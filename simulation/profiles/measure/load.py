@@ -78,7 +78,8 @@ async def closed_loop(call: Call, callers: int, calls: int, longest_s: float) ->
 
 
 async def paced(call: Call, calls: int, longest_s: float, pauses_s: Floats) -> Recorded:
-    """One call at a time, each after a pause drawn from ``pauses_s``: the replica has been idle when it comes."""
+    """One call at a time, each after a pause drawn from ``pauses_s``: the replica has been idle when it comes.
+    ``pauses_s`` [calls]."""
     recorded = Recorded()
     begun_s = _clock()
     for made in range(calls):
@@ -92,7 +93,8 @@ async def paced(call: Call, calls: int, longest_s: float, pauses_s: Floats) -> R
 
 
 def poisson_arrivals(rate_per_s: float, seconds: float, seed: int) -> Floats:
-    """Arrival times of a Poisson process, in seconds from its start; the same seed gives the same times."""
+    """Arrival times of a Poisson process, in seconds from its start; the same seed gives the same times. Returns
+    [calls]."""
     generator = np.random.default_rng(seed)
     drawn = generator.exponential(1 / rate_per_s, size=max(16, int(2 * rate_per_s * seconds) + 64))
     times = np.cumsum(drawn)
@@ -101,6 +103,7 @@ def poisson_arrivals(rate_per_s: float, seconds: float, seed: int) -> Floats:
 
 async def open_loop(call: Call, arrivals_s: Floats, slots: int, longest_s: float) -> Recorded:
     """Calls at given times, at most ``slots`` of them at the replica, the others waiting in order of arrival.
+    ``arrivals_s`` [calls].
 
     A call's seconds run from its arrival to its reply, its wait included: that is how the ingress dispatches. Calls
     that have not begun ``longest_s`` after the start are given up and count as errors, so that a point beyond

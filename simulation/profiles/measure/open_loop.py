@@ -64,7 +64,7 @@ def simulate(
 
 
 def simulate_row(node: NodeFit, row: Row, seconds: float, tick_s: float, seed: int) -> Floats:
-    """The calls of one open-loop row, with the arrivals it had; ``seconds`` is how long they came."""
+    """The calls of one open-loop row, with the arrivals it had; ``seconds`` is how long they came. Arrivals [calls]."""
     arrivals = poisson_arrivals(row.rate_rps, seconds, row.seed)
     alone_s = float(node.work(row.tokens) + node.apart(row.tokens))
     draws = np.random.default_rng(seed).uniform(size=len(arrivals))

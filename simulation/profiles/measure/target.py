@@ -127,8 +127,8 @@ class Function:
             if ready:
                 return ready[0]
             if self.killed_for_memory() or time.monotonic() > end_s:
-                said = " | ".join(self.last_lines(4)) or "its log is empty"
-                raise MeasurementError(f"{self.name} has no ready replica under {self.setting}: {said}")
+                reason = " | ".join(self.last_lines(4)) or "its log is empty"
+                raise MeasurementError(f"{self.name} has no ready replica under {self.setting}: {reason}")
             time.sleep(0.02)
 
     def killed_for_memory(self) -> bool:

@@ -53,7 +53,8 @@ def limit_of(share: float, tick_s: float, period_s: float = PERIOD_S) -> Limit:
 
 
 def idle_call_s(work_s: float, limit: Limit) -> Floats:
-    """Seconds of a call of ``work_s`` CPU seconds to an idle replica, one for each phase of period and tick.
+    """Seconds of a call of ``work_s`` CPU seconds to an idle replica, one for each phase of period and tick. Arrays
+    [phases] or broadcast [...].
 
     One thread: a share of one core or more limits nothing.
     """
@@ -87,6 +88,7 @@ def idle_call_s(work_s: float, limit: Limit) -> Floats:
 
 def busy_call_s(work_s: float, limit: Limit, calls: int = 150, gap_s: float = 0.0) -> Floats:
     """Seconds of calls of ``work_s`` CPU seconds one right after the other, each ``gap_s`` after the last one's end.
+    Arrays [phases] or broadcast [...].
 
     The replica has been at it for some periods, so it lives on what each period brings.
     """
@@ -146,6 +148,7 @@ def burst_s(limit: Limit) -> float:
 def bucket_s(work_s: ArrayLike, burst: ArrayLike, refill: ArrayLike) -> Floats:
     """Seconds of ``work_s`` CPU seconds on a full token bucket: at full speed while ``burst`` lasts (it refills at
     ``refill`` meanwhile), at ``refill`` of full speed after that. Never falls with work, never rises with refill.
+    Arrays [phases] or broadcast [...].
     """
     work, size, rate = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (work_s, burst, refill)))
     rate = np.clip(rate, 1e-9, 1.0)
@@ -171,7 +174,8 @@ class IdleTable:
         self._seconds = np.maximum.accumulate(falling, axis=1)
 
     def seconds(self, work_s: ArrayLike, share: ArrayLike) -> Floats:
-        """Broadcasts. Work beyond the grid takes its last cell's seconds per work."""
+        """Broadcasts. Work beyond the grid takes its last cell's seconds per work. Arrays [phases] or broadcast
+        [...]."""
         work, cores = np.broadcast_arrays(np.asarray(work_s, dtype=np.float64), np.asarray(share, dtype=np.float64))
         inside = np.clip(work, self._work[0], self._work[-1])
         scale = np.maximum(work, 1e-12) / inside  # outside the grid seconds are in proportion to work

@@ -88,7 +88,7 @@ class ClusterLatencyModel:
         return self._speedup(self._cores.core_speedup, node, tokens, cpu_cores, gpu_share, calls)
 
     def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
-        """With a GPU share: the part of a call that is its host's."""
+        """With a GPU share: the part of a call that is its host's. Arrays broadcast: [...] in, [...] out."""
         return _split(
             1.0,
             gpu_share,
@@ -99,7 +99,8 @@ class ClusterLatencyModel:
         )
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        """With a GPU share always the roofline's: a call's seconds do not show how much of them the GPU computed."""
+        """With a GPU share always the roofline's: a call's seconds do not show how much of them the GPU computed.
+        Arrays broadcast: [...] in, [...] out."""
         return _split(
             cpu_cores,
             gpu_share,
@@ -114,7 +115,8 @@ class ClusterLatencyModel:
         return self._roofline.noise(node, True) if fit is None else Noise.from_samples(fit.factors)
 
     def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
-        """True within the tokens and the cores or GPU shares that were measured."""
+        """True within the tokens and the cores or GPU shares that were measured. Arrays broadcast: [...] in, [...]
+        out."""
         t, share = np.asarray(tokens, dtype=np.float64), np.asarray(gpu_share, dtype=np.float64)
         fit = self._shares.get(node)
         inside = np.zeros(np.broadcast_shapes(t.shape, share.shape), dtype=np.bool_)

@@ -47,7 +47,8 @@ def measured_workload(
     segment_configuration: Configuration = SEGMENT,
 ) -> Workload:
     """The pipeline in ``directory`` as the profile's machine runs it. ``tokens``: how long requests are, or such
-    lengths themselves; ``cpu_scale``: as in ``fitted_model``; ``space``: Φ.
+    lengths themselves; ``cpu_scale``: as in ``fitted_model``; ``space``: Φ. ``tokens`` [requests] where lengths are
+    given.
 
     ``shared``: everything runs on the one machine that was measured, ingress and all
     (``simulation.workloads.workload.Host``). Otherwise every replica has its cores to itself and the ingress's work is

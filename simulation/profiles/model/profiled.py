@@ -46,24 +46,27 @@ class FittedLatencyModel:
         return self._name
 
     def seconds(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        """Mean seconds of one call that finds its replica idle. Raises ProfileError for a GPU share."""
+        """Mean seconds of one call that finds its replica idle. Raises ProfileError for a GPU share. Arrays broadcast:
+        [...] in, [...] out."""
         fit, share = self._fit(node), self._share(cpu_cores, gpu_share)
         return np.asarray(fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share))
 
     def work_seconds(self, node: NodeCost, tokens: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
-        """Seconds of one call alone where nothing limits the replica. Raises ProfileError for a GPU share."""
+        """Seconds of one call alone where nothing limits the replica. Raises ProfileError for a GPU share. Arrays
+        broadcast: [...] in, [...] out."""
         fit, _ = self._fit(node), self._share(1.0, gpu_share)
         return np.asarray(fit.apart(tokens) + fit.work(tokens))
 
     def host_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
         """What a call takes whatever computes its product: its seconds outside its core, and on the core those of the
-        shortest call that was measured (taking it from the wire, answering). At most :meth:`work_seconds`."""
+        shortest call that was measured (taking it from the wire, answering). At most :meth:`work_seconds`. Arrays
+        broadcast: [...] in, [...] out."""
         fit = self._fit(node)
         shortest = np.minimum(fit.work(tokens), fit.work(fit.tokens[0]))
         return np.asarray(fit.apart(tokens) + shortest)
 
     def cpu_seconds(self, node: NodeCost, tokens: ArrayLike) -> Floats:
-        """CPU seconds of one call alone."""
+        """CPU seconds of one call alone. Arrays broadcast: [...] in, [...] out."""
         return self._fit(node).work(tokens)
 
     def throttle(self, node: NodeCost, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Throttle:
@@ -76,6 +79,7 @@ class FittedLatencyModel:
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:
         """Work per second of ``calls`` calls in service over that of one alone; from rounds of calls always in flight.
+        Arrays broadcast: [...] in, [...] out.
 
         Under a limit one alone means an idle replica, with its burst, so this falls below 1 where the limit binds. A
         simulator that simulates :meth:`throttle` itself takes :meth:`core_speedup`.
@@ -90,6 +94,7 @@ class FittedLatencyModel:
         self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike, calls: ArrayLike
     ) -> Floats:
         """The same while the bucket holds: rounds of one call always in flight over rounds of ``calls``, per call.
+        Arrays broadcast: [...] in, [...] out.
 
         Both are of a replica that is never idle. A call that finds it idle costs more (``work_seconds``), since caches
         have grown cold, and in a pipeline they do so whatever else is in flight: other replicas ran in between.
@@ -101,13 +106,13 @@ class FittedLatencyModel:
 
     def core_use(self, node: NodeCost, tokens: ArrayLike, calls: ArrayLike, gpu_share: ArrayLike = 0.0) -> Floats:
         """Cores in use while the bucket holds: a call alone waits for other things than its core, several never do.
-        Raises ProfileError for a GPU share."""
+        Raises ProfileError for a GPU share. Arrays broadcast: [...] in, [...] out."""
         fit, _ = self._fit(node), self._share(1.0, gpu_share)
         alone = fit.work(tokens) / (fit.apart(tokens) + fit.work(tokens))
         return np.asarray(np.where(np.asarray(calls) <= 1, alone, 1.0))
 
     def utilisation(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Floats:
-        """Part of the configured cores in use while a call is served alone."""
+        """Part of the configured cores in use while a call is served alone. Arrays broadcast: [...] in, [...] out."""
         fit, share = self._fit(node), self._share(cpu_cores, gpu_share)
         alone = fit.apart(tokens) + self._idle.seconds(fit.work(tokens), share)
         return np.asarray(np.clip(fit.work(tokens) / alone / share, 0.0, 1.0))
@@ -117,7 +122,7 @@ class FittedLatencyModel:
         return Noise.from_samples(self._fit(node).idle_factors)
 
     def measured(self, node: NodeCost, tokens: ArrayLike, cpu_cores: ArrayLike, gpu_share: ArrayLike) -> Bools:
-        """True within the tokens and real cores that were measured."""
+        """True within the tokens and real cores that were measured. Arrays broadcast: [...] in, [...] out."""
         fit = self._fit(node)
         t, cores = np.asarray(tokens, dtype=np.float64), np.asarray(cpu_cores, dtype=np.float64) * self._cpu_scale
         inside = (fit.tokens[0] <= t) & (t <= fit.tokens[1])

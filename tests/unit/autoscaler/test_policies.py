@@ -100,7 +100,8 @@ def test_nodes_that_share_a_function_are_judged_together() -> None:
 
 
 def test_a_burst_is_followed_at_once_and_left_after_the_window() -> None:
-    """Load comes at 10 s and goes at 30 s; replicas follow within a tick and go 60 s after the last high recommendation."""
+    """Load comes at 10 s and goes at 30 s; replicas follow within a tick and go 60 s after the last high
+    recommendation."""
     policy = HpaPolicy(HpaSettings(down_stabilisation_s=60.0))
     memory: object = None
     replicas, seen = 1, {}

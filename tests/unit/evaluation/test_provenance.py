@@ -13,7 +13,8 @@ from evaluation.provenance import ROOMS, ROOT, code_sha256, import_closure
 
 SOURCES = {
     "rl/__init__.py": '"""A room."""\n',
-    "rl/entry.py": "from rl import middle\n\n\ndef run():\n    from simulation.late import LATE\n    return middle, LATE\n",
+    "rl/entry.py": "from rl import middle\n\n\ndef run():\n    from simulation.late import LATE\n    "
+    "return middle, LATE\n",
     "rl/middle.py": "import numpy\nfrom .leaf import VALUE\n",
     "rl/leaf.py": '"""What it is."""\n\nVALUE = 1  # a comment\n"""Of something."""\n\n\nclass Error(Exception):\n    """Why."""\n',
     "rl/unrelated.py": "VALUE = 2\n",

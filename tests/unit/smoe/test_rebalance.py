@@ -1,4 +1,5 @@
-"""Decisions of ``smoe placement rebalance`` against a played gateway, its ingresses, and a coordinator that notes its orders."""
+"""Decisions of ``smoe placement rebalance`` against a played gateway, its ingresses, and a coordinator that notes its
+orders."""
 
 from __future__ import annotations
 

@@ -290,7 +290,8 @@ def test_conflicts_and_429_are_waited_out(double: Running, platform: KubernetesP
 
 
 def test_a_partial_success_is_repaired_by_the_next_tick(double: Running, platform: KubernetesPlatform) -> None:
-    """The desired state is noted, the resize fails: the pod is brought in line later, and nothing claims it was done."""
+    """The desired state is noted, the resize fails: the pod is brought in line later, and nothing claims it was
+    done."""
     double.set(refusals={("patch", "pods/resize"): Refusal(500, "InternalError", "etcdserver: request timed out")})
     with pytest.raises(PlatformError):
         platform.apply(F, configuration(), configuration(memory_mb=512))

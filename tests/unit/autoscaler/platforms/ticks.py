@@ -49,7 +49,8 @@ class Nothing:
 
 
 class Story:
-    """Functions at ``configuration()`` in one namespace, desired configurations, and ticks, which move the cluster's clock too."""
+    """Functions at ``configuration()`` in one namespace, desired configurations, and ticks, which move the cluster's
+    clock too."""
 
     def __init__(
         self, double: Running, platforms: Platforms, limits: LimitSettings, moved: Callable[[float], None]

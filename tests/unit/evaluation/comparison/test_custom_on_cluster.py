@@ -30,7 +30,7 @@ def own(minilm_pipeline: Path) -> CustomPipeline:
 
 @pytest.fixture(scope="module")
 def grid(own: CustomPipeline) -> Grid:
-    return Grid(("minilm",), ("bursty",), (0,), POLICIES, (0,), seconds=240.0, data=NO_TRACES, own=own)
+    return Grid(("minilm",), ("bursty",), (0,), POLICIES, (0,), seconds=240.0, data=NO_TRACES, custom=own)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_learnt_policy_knows_the_shares(grid: Grid) -> None:
 
 def test_a_run_on_the_cluster_is_another_than_one_on_the_machine(grid: Grid, own: CustomPipeline) -> None:
     machine = replace(own, cluster=False)
-    assert grid.fingerprint(GROUP, "hpa", "0") != replace(grid, own=machine).fingerprint(GROUP, "hpa", "0")
+    assert grid.fingerprint(GROUP, "hpa", "0") != replace(grid, custom=machine).fingerprint(GROUP, "hpa", "0")
 
 
 def test_the_cluster_needs_a_pipeline() -> None:

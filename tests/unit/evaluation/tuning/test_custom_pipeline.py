@@ -35,7 +35,7 @@ def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
     assert found.exit_code == 0, found.output
     assert "of 300;" in found.output
     own = CustomPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
-    grid = Grid(("minilm",), ("bursty",), (0,), (policy,), (0,), speed=30.0, plans=tmp_path, own=own)
+    grid = Grid(("minilm",), ("bursty",), (0,), (policy,), (0,), speed=30.0, plans=tmp_path, custom=own)
     group = Group("minilm", "bursty", 0, 0)
     workload = grid.workload_of(group, 3.0)
     plan = load_plan(tmp_path / f"{policy}.minilm.json", workload.topology)

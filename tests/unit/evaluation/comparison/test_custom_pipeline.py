@@ -41,7 +41,7 @@ def own(minilm_pipeline: Path) -> CustomPipeline:
 def grid(own: CustomPipeline) -> Grid:
     return Grid(
         ("minilm",), ("bursty",), (0,), POLICIES, (0,),
-        window_s=2.0, seconds=40.0, mean_rps=3.0, speed=30.0, data=NO_TRACES, own=own,
+        window_s=2.0, seconds=40.0, mean_rps=3.0, speed=30.0, data=NO_TRACES, custom=own,
     )  # fmt: skip
 
 
@@ -102,7 +102,7 @@ def test_stored_runs_are_not_played_again_unless_pipeline_profile_or_scale_are_o
     same.write_bytes(own.profile_file.read_bytes())
     pq.write_table(pq.read_table(same), other, compression="none")
     prints = [
-        replace(grid, own=one).fingerprint(GROUP, "hpa", "0")
+        replace(grid, custom=one).fingerprint(GROUP, "hpa", "0")
         for one in (
             own,
             replace(own, profile=str(same)),
@@ -181,7 +181,7 @@ def test_policies_that_plan_with_seconds_of_calls_plan_with_those_that_are_playe
     """A copied profile of the pipeline, elsewhere: what the policy is given is that file, unless told otherwise."""
     copied = tmp_path / "copied.parquet"
     copied.write_bytes(own.profile_file.read_bytes())
-    given = replace(grid, own=replace(own, profile=str(copied)))
+    given = replace(grid, custom=replace(own, profile=str(copied)))
     workload = given.workload_of(GROUP, 3.0)
     assert policy_of("last-window", workload, given, GROUP).name == "last-window"
     (tmp_path / "last-window.toml").write_text('profile = "nowhere.parquet"\n')
