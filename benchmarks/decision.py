@@ -87,7 +87,7 @@ def decide(network: SisoActor, encoder: Encoder, observation: Observation, memor
 
 def measure(episode: Episode, variants: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
     """Arm → its times, all on the same observation, in turns."""
-    layers, experts = episode.encoder.lattice.mask.shape
+    layers, experts = episode.encoder.configuration_index.mask.shape
     networks = {}
     for variant in variants:
         sizes = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=variant, layers=layers, experts=experts)
@@ -122,8 +122,8 @@ def main(repeats: int, seed: int) -> None:
     small, large = simulated_episode(12, 8, seed), simulated_episode(*LARGE, seed)
     rows = measure(small, ARMS, repeats)
     blown_up = measure(large, ("full",), max(1, repeats // 4))["full"]
-    experts, many = (int(episode.encoder.lattice.mask.sum()) for episode in (small, large))
-    configurations = len(small.encoder.lattice.space)
+    experts, many = (int(episode.encoder.configuration_index.mask.sum()) for episode in (small, large))
+    configurations = len(small.encoder.configuration_index.space)
     console = Console(width=110)
     show(rows, f"{experts} experts, {configurations:,} configurations each, one thread", console)
     show({"full": blown_up}, f"{many} experts", console)

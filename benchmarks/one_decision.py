@@ -102,10 +102,10 @@ def scores(actor: Actor, encoder: StateEncoder, batch: Batch, row: int) -> dict[
     cliques = actor.scores(batch, actor.decide(batch))
     if not isinstance(cliques, Cliques):
         raise click.ClickException("the actor does not score by cliques")
-    _, resources, replicas, concurrencies = encoder.lattice.sizes
+    _, resources, replicas, concurrencies = encoder.configuration_index.sizes
     compute = cliques.compute[row].view(replicas, resources, concurrencies)
     memory = cliques.memory[row]
-    space = encoder.lattice.space
+    space = encoder.configuration_index.space
     return {
         "resources": [*(f"{cores:g} cores" for cores in space.cpu_cores), *(f"{s:g} GPU" for s in space.gpu_shares)],
         "replicas": list(range(space.replicas_min, space.replicas_max + 1)),
@@ -183,7 +183,7 @@ def document(work: Work, policy: LearntPolicy, actor_file: Path, steps: list[Ste
             "dagnn_layers": actor.settings.dagnn_layers, "code_sha256": stored.get("code_sha256"),
             "parameters": sum(weight.numel() for weight in actor.parameters()),
         },
-        "configurations": len(encoder.lattice.space),
+        "configurations": len(encoder.configuration_index.space),
         "topology": {
             "layers": topology.layers, "experts": [len(topology.experts(layer)) for layer in range(topology.layers)],
             "edges": len([edge for edge in topology.edges if "ingress" not in edge]), "batches": generations(topology),

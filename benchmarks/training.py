@@ -30,7 +30,7 @@ from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.train.teacher import TeacherSettings
 from rl.train.validation import Validator, holding
-from rl.train.warm_start import Teaching, on_lattice, teacher_of
+from rl.train.warm_start import Teaching, teacher_of, to_indices
 
 
 def acting(path: Path) -> Decide:
@@ -52,7 +52,7 @@ def teaching(settings: TeacherSettings) -> Decide:
         for episode, state in zip(episodes, states, strict=True):
             if id(episode) not in teachers:
                 teachers[id(episode)] = episode, teacher_of(episode, settings)
-            plans.append(on_lattice(teachers[id(episode)][1].plan(episode.observation)[0], episode, state))
+            plans.append(to_indices(teachers[id(episode)][1].plan(episode.observation)[0], episode, state))
         return plans
 
     return decide
@@ -68,7 +68,7 @@ def last_window(settings: TrainingSettings) -> Decide:
             planner = LastWindowPolicy(episode.workload, LastWindowSettings(meter=settings.meter))
             planner = planners.setdefault(id(episode), (episode, planner))[1]
             desired = planner.propose(episode.observation, episode.observation.end_s, None).desired
-            plans.append(on_lattice(desired, episode, state))
+            plans.append(to_indices(desired, episode, state))
         return plans
 
     return decide

@@ -32,7 +32,7 @@ from traces.splits import Split
 ENVIRONMENT = "smoe/Pipeline-v0"
 Observed = dict[str, Any]
 CONFIGURATION_BOUNDS = (-1.0, 8.0)
-"""Of a configuration's features; the upper one is of pipelines with more than the paper's cores and replicas."""
+"""Bounds of a configuration's features; the upper one is of pipelines with more than the paper's cores and replicas."""
 
 
 class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
@@ -76,9 +76,9 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
             served_workload.slo_s,
             calls_of(served_workload),
         )
-        self._layers, self._width = self._encoder.lattice.mask.shape
+        self._layers, self._width = self._encoder.configuration_index.mask.shape
         self.observation_space = self._observation_space()
-        self.action_space = spaces.MultiDiscrete(np.tile(self._encoder.lattice.sizes, self._width))
+        self.action_space = spaces.MultiDiscrete(np.tile(self._encoder.configuration_index.sizes, self._width))
         self._episode: Episode | None = None
         self._layer = 0
 
@@ -108,7 +108,7 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
             raise RuntimeError("the episode has ended: call reset()")
         desired = self._state.present.copy()
         desired[layer] = np.asarray(action).reshape(self._width, 4)
-        desired = self._encoder.lattice.within(desired, self._state.least_memory)
+        desired = self._encoder.configuration_index.within(desired, self._state.least_memory)
         if layer == 0:
             episode.begin()
         reward = episode.decide_layer(layer, desired[layer])
@@ -134,10 +134,14 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         self._layer = 0
 
     def _observe(self) -> Observed:
-        state, lattice = self._state, self._encoder.lattice
+        state, configuration_index = self._state, self._encoder.configuration_index
         chosen = features_of(self._encoder.space, torch.from_numpy(self._decided.astype(np.int64))).numpy()
-        decided_mask = lattice.mask & (np.arange(self._layers) < self._layer)[:, None]
-        least = state.least_memory[self._layer] / lattice.sizes[0] * lattice.mask[self._layer][:, None]
+        decided_mask = configuration_index.mask & (np.arange(self._layers) < self._layer)[:, None]
+        least = (
+            state.least_memory[self._layer]
+            / configuration_index.sizes[0]
+            * configuration_index.mask[self._layer][:, None]
+        )
         return {
             "segments": state.segments.flatten(),
             "experts": state.experts.flatten(),
@@ -149,7 +153,7 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
 
     def _observation_space(self) -> spaces.Dict:
         layers, width = self._layers, self._width
-        replicas = self._encoder.lattice.sizes[2]
+        replicas = self._encoder.configuration_index.sizes[2]
         chosen = len(CONFIGURATION_FEATURES)
         return spaces.Dict(
             {

@@ -1,7 +1,7 @@
 """From stored ticks of the function logger to windows of experience: what a policy saw, what was done, what came of it.
 
-The rows hold every number of an observation, so states are made anew by the encoder that the policy used, to the bit.
-Where ticks follow each other without a gap, the second tells what came of the first's decisions.
+The rows hold every number of an observation, so states are made again by the encoder that the policy used, to the bit.
+Where ticks follow each other without a gap, the second shows what came of the first's decisions.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Experience:
     state: State
     """Before the decisions."""
     actions: NDArray[np.int16]
-    """[n, K, 4] in force at the window's end, the lattice's nearest."""
+    """[n, K, 4] in force at the window's end, the nearest of Φ."""
     busy: Floats
     """[n] currency."""
     provisioned: Floats
     """[n] currency."""
     p95_s: float | None
-    """Of the requests answered, from the histogram."""
+    """P95 of the requests answered, from the histogram."""
     following: State
     """After the window."""
 
@@ -80,10 +80,10 @@ def ticks(folder: Path) -> Iterator[Tick]:
 
 
 def experiences(folder: Path, encoder: Encoder) -> Iterator[Experience]:
-    """What the ticks stored in ``folder`` tell of decisions, whichever policy took them.
+    """What the ticks stored in ``folder`` show of decisions, whichever policy took them.
 
     Windows with stale data, with an unknown cost or configuration, and those around a gap are left out; after a gap the
-    history begins anew. Raises LogError, and ValueError where the folder is of another pipeline.
+    history begins again. Raises LogError, and ValueError where the folder is of another pipeline.
     """
     before: tuple[Observation, State] | None = None
     memory: History | None = None
@@ -102,8 +102,8 @@ def experiences(folder: Path, encoder: Encoder) -> Iterator[Experience]:
         before = (observation, state)
 
 
-def _follows(before: Observation, seen: Observation) -> bool:
-    return abs(seen.start_s - before.end_s) <= SLACK * seen.window_s
+def _follows(before: Observation, following: Observation) -> bool:
+    return abs(following.start_s - before.end_s) <= SLACK * following.window_s
 
 
 def _experience(encoder: Encoder, tick: Tick, state: State, following: State) -> Experience | None:
@@ -132,7 +132,7 @@ def _node(row: Mapping[str, Any]) -> NodeObservation:
 
 
 def _layers(rows: list[dict[str, Any]]) -> Iterator[LayerObservation]:
-    """Of each layer, as its experts' rows repeat it."""
+    """Observations of each layer, as its experts' rows repeat it."""
     layer_rows: dict[int, dict[str, Any]] = {}
     for row in rows:
         if row["kind"] == "expert" and row["layer"] is not None:

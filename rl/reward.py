@@ -23,7 +23,7 @@ class RewardSettings:
     """The cost that counts: what a cluster's owner pays, or replicas while they are busy (Eq. (7))."""
     cost_weight: float = 1.0
     slo_weight: float = 5.0
-    """Of an excess of λ by itself (P95 = 2 λ)."""
+    """Weight of an excess of λ by itself (P95 = 2 λ)."""
     most_excess: float = 3.0
     """Excess beyond which an overload costs no more, in λ."""
 

@@ -77,16 +77,17 @@ class SisoActor(nn.Module):
         raise NotImplementedError
 
     def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
-        """See ``ActorNetwork``."""
+        """See ``ActorNetwork``. Returns [B, n, K, 4]."""
         raise NotImplementedError
 
     def scores(self, batch: Batch, executed: Tensor) -> Scored:
-        """Scores of the experts that there are, in order of state, layer and number; layers before as ``executed``."""
+        """Scores of the experts that there are, in order of state, layer and number; layers before as ``executed``.
+        ``executed`` [B, n, K, 4]."""
         queries, _ = self.queries(batch, executed)
         return self._scored(batch, queries)
 
     def relaxed(self, batch: Batch, executed: Tensor) -> Tensor:
-        """See ``ActorNetwork``."""
+        """See ``ActorNetwork``. Returns [B, n, K, C]."""
         return spread(self.scores(batch, executed).relaxed(), batch.space.mask)
 
     def log_prob(self, batch: Batch, executed: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ class Actor(SisoActor):
         return self._query(embedded, summary), encoded.weights
 
     def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
-        """See ``ActorNetwork``."""
+        """See ``ActorNetwork``. Returns [B, n, K, 4]."""
         with torch.inference_mode():
             actions = self._decide(batch, temperature, generator)
         return actions.clone()  # what leaves inference mode may be used where gradients are recorded
@@ -160,9 +161,9 @@ class Actor(SisoActor):
         embedded: Tensor = self.of_expert(encoded.experts)
         return embedded if encoded.context is None else embedded + self.of_context(encoded.context).unsqueeze(2)
 
-    def _query(self, known: Tensor, summary: Tensor) -> Tensor:
-        """[…, K, Q] of ``known`` […, K, h] and ``summary`` […, d]."""
-        queries: Tensor = self.to_queries((known + self.of_decided(summary).unsqueeze(-2)).relu())
+    def _query(self, embedded: Tensor, summary: Tensor) -> Tensor:
+        """[…, K, Q] of ``embedded`` […, K, h] and ``summary`` […, d]."""
+        queries: Tensor = self.to_queries((embedded + self.of_decided(summary).unsqueeze(-2)).relu())
         return queries
 
 

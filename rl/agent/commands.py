@@ -35,7 +35,7 @@ from traces.options import json_option, seed_option
     type=click.Choice(PATTERNS),
     default="bursty",
     show_default=True,
-    help="Without --log: of the hour that is played.",
+    help="Without --log: of the hour that is simulated.",
 )
 @click.option(
     "--mean-rps",
@@ -67,7 +67,7 @@ def explain(
 
     For each expert: how much the pointer weighed it within its layer, and the configurations with the highest scores
     among all that Eq. (2) allows, with their probability. The window is a stored one of a controller (--log), or a
-    fresh one of the simulator, played under the policy up to it.
+    fresh one of the simulator, simulated under the policy up to it.
     """
     actor_file = options.pop("actor_file")
     window = logged(log, at_s, actor_file) if log is not None else fresh(actor_file, **options)
@@ -88,12 +88,12 @@ def _plain(stored: Configuration | None) -> dict[str, Any] | None:
     return None if stored is None else asdict(stored)
 
 
-def _show(found: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Mapping[str, Configuration]) -> None:
+def _show(reasons: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Mapping[str, Configuration]) -> None:
     console = Console()
     console.print(", ".join(f"{key} {value}" for key, value in about.items()))
-    for layer in sorted({row.layer for row in found}):
+    for layer in sorted({row.layer for row in reasons}):
         table = Table("expert", "pointer", "rank", "configuration", "score", "probability", title=f"layer {layer}")
-        for row in (row for row in found if row.layer == layer):
+        for row in (row for row in reasons if row.layer == layer):
             for rank, choice in enumerate(row.best):
                 table.add_row(
                     f"{row.layer}-{row.expert}" if not rank else "",
@@ -105,17 +105,17 @@ def _show(found: Sequence[ExpertReasons], about: Mapping[str, Any], stored: Mapp
                     end_section=rank == len(row.best) - 1,
                 )
         console.print(table)
-    allowed = sum(row.allowed for row in found) / len(found)
+    allowed = sum(row.allowed for row in reasons) / len(reasons)
     console.print(f"each choice is among {allowed:,.0f} configurations on average, that is all that Eq. (2) allows")
     if stored:
-        same = sum(stored.get(row.function) == row.chosen.configuration for row in found)
+        same = sum(stored.get(row.function) == row.chosen.configuration for row in reasons)
         kept = sum(
             stored.get(row.function) == row.present and only_fewer_calls(row.present, row.chosen.configuration)
-            for row in found
+            for row in reasons
         )
         more = f"; {kept} were kept as they were, as fewer calls at once would have changed nothing" if kept else ""
         console.print(
-            f"{same} of {len(found)} desired configurations are those that were stored when it was decided{more}"
+            f"{same} of {len(reasons)} desired configurations are those that were stored when it was decided{more}"
         )
 
 

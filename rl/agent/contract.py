@@ -2,7 +2,7 @@
 
 A *state* is one window of one pipeline before anything was decided in it; the decisions of a window are taken layer by
 layer, each with those of the layers before it in view. A *batch* holds states of one pipeline only, so that layers
-and configurations are the same throughout; experts are padded to the largest layer and masked.
+and configurations are the same in all of it; experts are padded to the largest layer and masked.
 
 Sizes: B states, n MoE layers, K experts of the largest layer, F features of a node, G of the pipeline, C of a
 configuration, and M, R, P, Q for the memory sizes, resources, replica counts and concurrencies of Φ.
@@ -21,7 +21,7 @@ from torch import Tensor
 Floats32 = NDArray[np.float32]
 
 AXES = ("memory", "resource", "replicas", "concurrency")
-"""Of an action, in the order of Φ's numbering: positions on the axes of ``ConfigurationSpace``."""
+"""Axes of an action, in the order of Φ's numbering: positions on the axes of ``ConfigurationSpace``."""
 CONFIGURATION_FEATURES = ("memory", "cpu_cores", "gpu_share", "on_gpu", "replicas", "concurrency", "price", "call_time")
 """C numbers about -1 to 1 that stand for a configuration, the same for every pipeline (``rl.features``)."""
 
@@ -37,7 +37,7 @@ class State:
     pipeline: Floats32
     """[G]."""
     present: NDArray[np.int16]
-    """[n, K, 4] configuration in force, the lattice's nearest; axes as in ``AXES``."""
+    """[n, K, 4] configuration in force, the nearest of Φ; axes as in ``AXES``."""
     least_memory: NDArray[np.int16]
     """[n, K, P] Eq. (2): first memory size that is enough for so many replicas; M where none is."""
 
@@ -55,7 +55,7 @@ class Space:
     concurrencies: Tensor
     """[Q] float32: feature of each concurrency."""
     edges: tuple[tuple[int, int], ...]
-    """Of the DAG, nodes numbered segments first, then experts by layer."""
+    """Edges of the DAG, nodes numbered segments first, then experts by layer."""
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:

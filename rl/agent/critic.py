@@ -1,6 +1,6 @@
 """Q_ω: what a layer's decisions are worth (paper, section 4.4), for all layer steps of a window at once.
 
-A set critic: every expert's configuration is judged beside its embedding, its layer's context and what was decided in
+A set critic: every expert's configuration is judged next to its embedding, its layer's context and what was decided in
 the layers before; mean and largest over the experts make the layer's value, so the number of experts may vary. Its
 encoder is its own. The provisioned cost of an action is known, replicas × U_φ × window: the critic adds it up, scaled
 by a positive factor that it reads off the pipeline's features, and learns the rest.
@@ -22,14 +22,14 @@ PRODUCTS = 3
 
 
 def with_products(features: Tensor) -> Tensor:
-    """[..., C + 3]: beside the features of a configuration, what it costs, its slots, and cost of a slot's worth."""
+    """[..., C + 3]: next to the features of a configuration, what it costs, its slots, and cost of a slot's worth."""
     replicas, price, concurrency = (features[..., at] for at in (REPLICAS, PRICE, CONCURRENCY))
     products = torch.stack((replicas * price, replicas * concurrency, replicas * price * concurrency), -1)
     return torch.cat((features, products), -1)
 
 
 class KnownCost(nn.Module):
-    """Minus the provisioned cost of a layer, up to a positive factor that the pipeline's features tell."""
+    """Minus the provisioned cost of a layer, up to a positive factor that the pipeline's features give."""
 
     def __init__(self, pipeline_features: int) -> None:
         super().__init__()

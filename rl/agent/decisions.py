@@ -1,6 +1,6 @@
 """What was decided in the layers before: a summary that grows layer by layer, so that a later layer sees what is left.
 
-Each expert's configuration is embedded beside the expert, pooled over its layer (mean and largest), and a GRU walks
+Each expert's configuration is embedded next to the expert, pooled over its layer (mean and largest), and a GRU walks
 over the layers. Layer i sees the state before its own decisions. In training all layers' decisions are known and the
 walk is one pass; in serving it takes a step after each layer.
 """
@@ -27,7 +27,7 @@ class Decided(nn.Module):
         self.gru = nn.GRUCell(2 * hidden, width)
 
     def forward(self, space: Space, executed: Tensor, experts: Tensor) -> Tensor:
-        """[B, n, d], layer i's of ``executed`` [B, n, K, 4] in the layers before, beside ``experts`` [B, n, K, d]."""
+        """[B, n, d], layer i's of ``executed`` [B, n, K, 4] in the layers before, next to ``experts`` [B, n, K, d]."""
         pooled = self.pool(features_of(space, executed), self.of_expert(experts), padded(space.mask))
         recurrence, summaries = Recurrence(self.gru), [self.nothing(len(executed))]
         for gates in recurrence.gates(pooled[:, :-1], 1):
@@ -45,5 +45,5 @@ class Decided(nn.Module):
         return summary_after
 
     def nothing(self, batch: int) -> Tensor:
-        """Before the first layer."""
+        """Before the first layer. [B, d]."""
         return self.gru.weight_hh.new_zeros(batch, self.gru.hidden_size)

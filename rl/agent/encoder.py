@@ -16,7 +16,7 @@ from rl.agent.settings import NetworkSettings
 
 
 class Encoded(NamedTuple):
-    """Of the experts of all layers."""
+    """Embeddings of the experts of all layers."""
 
     experts: Tensor
     """[B, n, K, d] ĥ; padding is meaningless."""

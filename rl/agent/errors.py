@@ -2,4 +2,4 @@
 
 
 class NetworkError(Exception):
-    """A network cannot be built, loaded, or used on this pipeline; the message says what is allowed."""
+    """A network cannot be built, loaded, or used on this pipeline; the message states what is allowed."""

@@ -35,12 +35,12 @@ class ExpertReasons:
     pointer: float
     """Its weight in its layer's context (Eq. 11); the layer's weights sum to 1."""
     present: Configuration
-    """In force before; the lattice's nearest."""
+    """In force before; the nearest of Φ."""
     chosen: Choice
     best: tuple[Choice, ...]
     """The highest scores, falling; the first is what is chosen."""
     entropy: float
-    """Of the softmax, nats: how open the choice was."""
+    """Entropy of the softmax, nats: how open the choice was."""
     allowed: int
     """Configurations that Eq. (2) leaves."""
 
@@ -49,14 +49,14 @@ def explain(actor: SisoActor, encoder: Encoder, state: State, top: int = 3) -> l
     """Reasons of every expert in order of layer and number, for what ``actor`` decides in ``state``."""
     batch = Batch.of(encoder.space, [state])
     chosen = actor.decide(batch)
-    mask = encoder.lattice.mask
+    mask = encoder.configuration_index.mask
     with torch.no_grad():
         weights, scores = (part[0].numpy()[mask] for part in actor.explain(batch, chosen))
         scored = actor.scores(batch, chosen)
         actions, logs = scored.top(top)
         log_prob, entropy = scored.log_prob(chosen[0][torch.from_numpy(mask)]), scored.entropy()
         option_scores = torch.stack([scored.score(actions[:, rank]) for rank in range(actions.shape[1])], 1)
-    memories, resources, _, concurrencies = encoder.lattice.sizes
+    memories, resources, _, concurrencies = encoder.configuration_index.sizes
     allowed = (memories - state.least_memory[mask].astype(np.int64)).sum(-1) * resources * concurrencies
     reasons = []
     for row, (layer, expert) in enumerate(np.argwhere(mask).tolist()):
@@ -69,7 +69,7 @@ def explain(actor: SisoActor, encoder: Encoder, state: State, top: int = 3) -> l
             ExpertReasons(
                 layer=layer,
                 expert=expert,
-                function=encoder.lattice.functions[layer][expert],
+                function=encoder.configuration_index.functions[layer][expert],
                 pointer=float(weights[row]),
                 present=_configurations(encoder, torch.from_numpy(state.present[layer, expert][None]))[0],
                 chosen=Choice(
@@ -86,6 +86,6 @@ def explain(actor: SisoActor, encoder: Encoder, state: State, top: int = 3) -> l
 
 
 def _configurations(encoder: Encoder, actions: Tensor) -> list[Configuration]:
-    """Of positions [rows, 4]."""
-    numbers = np.ravel_multi_index(tuple(actions.numpy().astype(np.int64).T), encoder.lattice.sizes)
-    return [encoder.lattice.space[int(number)] for number in numbers]
+    """Configurations of positions [rows, 4]."""
+    numbers = np.ravel_multi_index(tuple(actions.numpy().astype(np.int64).T), encoder.configuration_index.sizes)
+    return [encoder.configuration_index.space[int(number)] for number in numbers]

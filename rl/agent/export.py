@@ -28,13 +28,13 @@ FORMAT = "smoe-actor"
 VERSION = 1
 KEY = "smoe"
 LIMIT_BYTES = 5_000_000
-"""Of a published file."""
+"""Largest size of a published file."""
 
 
 def save(path: Path, actor: SisoActor, metadata: Mapping[str, Any]) -> None:
-    """Write the actor; ``metadata`` (JSON: who made it, how, from what) is stored beside it. Raises NetworkError.
+    """Write the actor; ``metadata`` (JSON: who made it, how, from what) is stored next to it. Raises NetworkError.
 
-    Whole or not at all: it is written beside and renamed.
+    Whole or not at all: it is written next to and renamed.
     """
     names = _names()
     for kind, size in (("node", actor.settings.node_features), ("pipeline", actor.settings.pipeline_features)):
@@ -79,7 +79,7 @@ def load(path: Path) -> SisoActor:
 
 
 def made(path: Path) -> dict[str, Any]:
-    """What was stored beside the actor of a file when it was saved. Raises NetworkError."""
+    """What was stored next to the actor of a file when it was saved. Raises NetworkError."""
     record: dict[str, Any] = _read(path)[0]["made"]
     return record
 
@@ -97,9 +97,9 @@ def _difference(kind: str, stored: list[str], names: list[str]) -> str:
     for place, (stored_name, wanted) in enumerate(zip(stored, names, strict=False)):
         if stored_name != wanted:
             return (
-                f"its {kind} feature {place} is {stored_name}, in this version of the program {wanted}; train it anew"
+                f"its {kind} feature {place} is {stored_name}, in this version of the program {wanted}; train it again"
             )
-    return f"it has {len(stored)} {kind} features, this version of the program {len(names)}; train it anew"
+    return f"it has {len(stored)} {kind} features, this version of the program {len(names)}; train it again"
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -34,7 +34,7 @@ class FlatState(nn.Module):
         self.network = nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
 
     def forward(self, batch: Batch) -> Tensor:
-        """Raises NetworkError for a pipeline larger than what the network was built for."""
+        """Raises NetworkError for a pipeline larger than what the network was built for. Returns [B, width]."""
         experts = self._filled_experts(batch.experts * batch.space.mask.unsqueeze(-1))
         segments = _filled(batch.segments, 1, self.layers + 1)
         output: Tensor = self.network(torch.cat((segments.flatten(1), experts.flatten(1), batch.pipeline), -1))
@@ -73,7 +73,7 @@ class FlatActor(SisoActor):
         return queries[:, :layers, :experts], even(mask).expand(len(executed), -1, -1)
 
     def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
-        """See ``ActorNetwork``."""
+        """See ``ActorNetwork``. Returns [B, n, K, 4]."""
         with torch.inference_mode():
             scored = self.scores(batch, batch.present)
             actions = spread(

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class Pointed(NamedTuple):
-    """What the pointer says of each layer."""
+    """What the pointer states of each layer."""
 
     experts: Tensor
     """[B, n, K, d] ĥ: refined embeddings; padding is meaningless."""

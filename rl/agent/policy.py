@@ -1,8 +1,8 @@
 """The learnt policy in the controller: the exported actor behind the protocol of all policies.
 
 An observation goes through the encoder of training (:mod:`rl.features`), the actor decides every layer in turn, and the
-wishes go to the decision limits like those of any policy, but for those that would change nothing (:func:`settled`).
-Segments and ingress are none of its business. Loads without stable-baselines3 and Gymnasium.
+desired configurations go to the decision limits like those of any policy, but for those that would change nothing
+(:func:`settled`). Segments and ingress are none of its business. Loads without stable-baselines3 and Gymnasium.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from simulation.workloads.workload import manifest_cost
 
 NAME = "smoe"
 MEAN_TOKENS = 64
-"""Of a request, with a profile."""
+"""Mean tokens of a request, with a profile."""
 IDLE = 0.5
 """Mean calls at a replica, over the calls that it would take at once, below which taking fewer changes nothing."""
 
 
 @dataclass(frozen=True)
 class MakingSettings:
-    """Of the settings file (TOML)."""
+    """Keys of the settings file (TOML)."""
 
     actor: str = ""
     """File of the exported actor; by default a published one."""
@@ -74,7 +74,7 @@ class MakingSettings:
     """The profile's machine is meant: where this one is another a named profile is not refused, and there is no warning
     about one that was found."""
     cluster: bool = False
-    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` tells their seconds,
+    """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` shows their seconds,
     and a replica's cores are its own."""
 
 
@@ -86,7 +86,7 @@ class ExplainingActor(ActorNetwork, Protocol):
 
 
 class LearntPolicy:
-    """Wishes for every expert; those without data are held, with the reason."""
+    """Desired configurations of every expert; those without data are held, with the reason."""
 
     name = NAME
 
@@ -95,8 +95,8 @@ class LearntPolicy:
         self._actor = actor
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
-        lattice = self.encoder.lattice
-        functions = [function for row in lattice.functions for function in row]
+        configuration_index = self.encoder.configuration_index
+        functions = [function for row in configuration_index.functions for function in row]
         if observation.stale or observation.requests is None:
             why = observation.problems[0] if observation.problems else "the window's requests are not known"
             return Proposal({}, dict.fromkeys(functions, f"no data: {why}"), memory)
@@ -104,8 +104,8 @@ class LearntPolicy:
         with torch.inference_mode():
             batch = Batch.of(self.encoder.space, [state])
             chosen = self._actor.decide(batch)
-            pointer, score = (part[0].numpy()[lattice.mask] for part in self._actor.explain(batch, chosen))
-        desired = lattice.configurations(chosen[0].numpy())
+            pointer, score = (part[0].numpy()[configuration_index.mask] for part in self._actor.explain(batch, chosen))
+        desired = configuration_index.configurations(chosen[0].numpy())
         reasons = {
             function: f"pointer {weight:.3f}, score {value:.3f}"
             for function, weight, value in zip(functions, pointer.tolist(), score.tolist(), strict=True)
@@ -117,8 +117,8 @@ class LearntPolicy:
 
 
 def settled(observation: Observation, desired: Mapping[str, Configuration]) -> dict[str, Configuration]:
-    """``wishes``, and the present configuration where the only wish is that replicas take fewer calls at once than now
-    and far fewer than that come anyway: such orders change nothing but the log."""
+    """``desired``, and the present configuration where all that is desired is that replicas take fewer calls at once
+    than now and far fewer than that come anyway: such orders change nothing but the log."""
     configurations = dict(desired)
     for node in observation.nodes:
         now, configuration = node.configuration, desired.get(node.function)
@@ -127,8 +127,8 @@ def settled(observation: Observation, desired: Mapping[str, Configuration]) -> d
     return configurations
 
 
-def _limits_nobody(seen: NodeObservation, now: Configuration, desired: Configuration) -> bool:
-    slots = seen.concurrency_utilisation
+def _limits_nobody(node: NodeObservation, now: Configuration, desired: Configuration) -> bool:
+    slots = node.concurrency_utilisation
     return slots is not None and only_fewer_calls(now, desired) and slots * now.concurrency < IDLE * desired.concurrency
 
 
@@ -188,19 +188,19 @@ def make(making: Making) -> Policy:
         raise SettingsError(f"{NAME}: {error}") from error
 
 
-def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallTimes, ConfigurationSpace]:
-    """Seconds of a mean call, and the part of Φ that they tell of: of a profile, without ``cluster``, cores alone.
+def call_times(making: Making, settings: MakingSettings, slo_s: float) -> tuple[CallTimes, ConfigurationSpace]:
+    """Seconds of a mean call, and the part of Φ that they show of: of a profile, without ``cluster``, cores alone.
 
     From the profile or the paper's workload that the settings name, else from what fits the pipeline, else from cores
     alone. Raises ProfileError.
     """
     pipeline, space = making.topology.pipeline, making.limits.space
-    name = own.workload or (pipeline if not own.profile and pipeline in PAPER_WORKLOADS else "")
+    name = settings.workload or (pipeline if not settings.profile and pipeline in PAPER_WORKLOADS else "")
     if name:
-        return calls_of(paper_workload(name, mean_tokens=own.mean_tokens or None, space=space)), space
-    meant = own.other_machine or own.cluster
-    if own.profile:
-        profile = named(Path(own.profile), making.topology, meant)
+        return calls_of(paper_workload(name, mean_tokens=settings.mean_tokens or None, space=space)), space
+    meant = settings.other_machine or settings.cluster
+    if settings.profile:
+        profile = named(Path(settings.profile), making.topology, meant)
     else:
         try:
             profile = load_profile(nearest(making.settings.manifest_dir, this_machine()))
@@ -208,15 +208,15 @@ def call_times(making: Making, own: MakingSettings, slo_s: float) -> tuple[CallT
             return calls_of_cores(space, slo_s, making.topology.layers), space
         if not meant:
             warn_of_another(profile, NAME)
-    space_known = space if own.cluster else replace(space, gpu_shares=())
-    return _profiled(making, own, profile, space_known), space_known
+    space_known = space if settings.cluster else replace(space, gpu_shares=())
+    return _profiled(making, settings, profile, space_known), space_known
 
 
-def _profiled(making: Making, own: MakingSettings, profile: Profile, space: ConfigurationSpace) -> CallTimes:
+def _profiled(making: Making, settings: MakingSettings, profile: Profile, space: ConfigurationSpace) -> CallTimes:
     manifest = load_manifest(making.settings.manifest_dir, verify=False)
     costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
     experts = [making.topology.experts(layer) for layer in range(making.topology.layers)]
-    tokens = [max(1.0, (own.mean_tokens or MEAN_TOKENS) * manifest.router.top_k / len(layer)) for layer in experts]
+    tokens = [max(1.0, (settings.mean_tokens or MEAN_TOKENS) * manifest.router.top_k / len(layer)) for layer in experts]
     called = [(costs[node.id], length) for layer, length in zip(experts, tokens, strict=True) for node in layer]
-    make_model = cluster_model if own.cluster else fitted_model
-    return mean_calls(make_model(profile, costs, own.cpu_scale or None), called, space)
+    make_model = cluster_model if settings.cluster else fitted_model
+    return mean_calls(make_model(profile, costs, settings.cpu_scale or None), called, space)

@@ -13,7 +13,7 @@ ARMS = ("full", "no-dagnn", "no-pointer", "ddpg-only", "no-concurrency", "full-j
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Of actor and critic. Nothing here depends on a pipeline, except in the arm ``ddpg-only``."""
+    """Sizes of actor and critic. Nothing here depends on a pipeline, except in the variant ``ddpg-only``."""
 
     node_features: int
     """F."""
@@ -28,11 +28,11 @@ class NetworkSettings:
     dagnn_layers: int = 2
     """L of section 4.2."""
     heads: int = 4
-    """Of the Transformer encoder; they divide the width."""
+    """Attention heads of the Transformer encoder; they divide the width."""
     hidden: int = 64
     """Units of the hidden layers of all small networks."""
     rank: int = 32
-    """Of the bilinear scores of a clique."""
+    """Rank of the bilinear scores of a clique."""
     joint_hidden: int = 32
     """Hidden units of the full-joint score."""
     candidates: int = 64

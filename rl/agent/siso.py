@@ -157,7 +157,7 @@ def _gumbel_max(scores: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 class ExpectedFeatures(torch.autograd.Function):
-    """Forward: features given beside the scores. Backward: the gradient of the softmax's expected features.
+    """Forward: features given next to the scores. Backward: the gradient of the softmax's expected features.
 
     With f(φ) = c(x) + u(y) of a row x of the first clique and a memory y, E[f] = Σ p(φ) f(φ), and for an incoming
     gradient G: dE/da_x = p(x) (G·c(x) + E[G·u | replicas of x] - E[G·f]), likewise for b_y.

@@ -1,4 +1,4 @@
-"""The literal full-joint score (paper, Eq. 12): every one of Φ's configurations beside the state, one hidden layer.
+"""The literal full-joint score (paper, Eq. 12): every one of Φ's configurations next to the state, one hidden layer.
 
 g(s, φ) = w · relu(W_s s + W_φ f(φ)): any interaction of memory, resource, replicas and concurrency, over all 203,520.
 The features of a configuration are a sum over its axes, so W_φ f(φ) is a sum of four short tables, and a compiled

@@ -39,11 +39,11 @@ class Window:
     about: Mapping[str, Any]
     """What the window is, for the title and for JSON."""
     stored: Mapping[str, Configuration]
-    """Function → what was wished for when it was decided; empty for a fresh window."""
+    """Function → the desired configuration when it was decided; empty for a fresh window."""
 
 
 def fresh(actor_file: Path | None, name: str, pattern: str, seed: int, mean_rps: float, number: int) -> Window:
-    """Window ``number`` of an episode of the validation set, played under the actor. Raises NetworkError."""
+    """Window ``number`` of an episode of the validation set, simulated under the actor. Raises NetworkError."""
     actor = load(actor_file or published_actor(name, "provisioned"))
     clip = Clip(name, pattern, seed, "validation", mean_rps=mean_rps, seconds=30.0 * (number + 2))
     episode = episode_of(clip, start=work_of(clip).workload.initial(START))
@@ -59,7 +59,7 @@ def fresh(actor_file: Path | None, name: str, pattern: str, seed: int, mean_rps:
 def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
     """The window of a controller's log that ended at ``at_s`` (Unix time; None: the last one).
 
-    The state is made anew from the log by the encoder that decided then. Raises NetworkError, LogError, SettingsError.
+    The state is made again from the log by the encoder that decided then. Raises NetworkError, LogError, SettingsError.
     """
     context = controller_context(folder)
     if context is None:

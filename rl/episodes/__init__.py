@@ -1,7 +1,7 @@
-"""Whole episodes in the simulator for learning: which clips, with what start, and windows played one by one.
+"""Whole episodes in the simulator for learning: which clips, with what start, and windows simulated one by one.
 
-``clips`` chooses episodes of the train and validation sets, ``episode`` plays them through the controller's own state
-and decision code. Never here: the test set, and any copy of the controller's code.
+``clips`` chooses episodes of the train and validation sets, ``episode`` simulates them through the controller's own
+state and decision code. Never here: the test set, and any copy of the controller's code.
 """
 
 from __future__ import annotations

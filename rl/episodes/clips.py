@@ -58,7 +58,7 @@ class Clip:
     seconds: float = 3600.0
     window_s: float = WINDOW_S
     speed: float = 1.0
-    """The trace's time is divided by it; ``seconds``, ``window_s`` and ``mean_rps`` are of what is played."""
+    """The trace's time is divided by it; ``seconds``, ``window_s`` and ``mean_rps`` are of what is simulated."""
 
     def __post_init__(self) -> None:
         if self.split not in SEEDS:
@@ -92,11 +92,11 @@ def training_clips(
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What an episode is played on, as the evaluation makes it for a group."""
+    """What an episode is simulated on, as the evaluation makes it for a group."""
 
     clip: Clip
     seed: int
-    """Of routing, lengths and scatter."""
+    """Seed of routing, lengths and scatter."""
     workload: Workload
     requests: Requests
     seconds: float
@@ -178,7 +178,7 @@ def fastest(load: WindowLoad) -> tuple[Ints, ...]:
 
 
 def save_npz(path: Path, **arrays: NDArray[np.generic]) -> None:
-    """Written beside its place and moved there, so that two processes may do the same at once."""
+    """Written next to its place and moved there, so that two processes may do the same at once."""
     part = path.with_name(f"{path.stem}-{os.getpid()}.part.npz")
     np.savez_compressed(part, **arrays)  # type: ignore[arg-type]
     part.replace(path)

@@ -52,7 +52,7 @@ class Outcome:
     finished: int
     overdue: int
     executed: NDArray[np.int16]
-    """[n, K, 4] configurations in force after the decision limits, the lattice's nearest."""
+    """[n, K, 4] configurations in force after the decision limits, the nearest of Φ."""
     window: Window
     done: bool
     """Whether the episode ends with this window."""
@@ -78,9 +78,9 @@ class Branch:
 
 
 class Episode:
-    """Windows of ``window_s`` until ``seconds``. The first one is played with ``start``, so that there is something to
-    see; then :meth:`state` and :meth:`step` in turn. Equal arguments and actions give equal numbers. ``observation``,
-    ``present`` (function → configuration) and ``outcome`` are of the window played last.
+    """Windows of ``window_s`` until ``seconds``. The first one is simulated with ``start``, so that there is something
+    to see; then :meth:`state` and :meth:`step` in turn. Equal arguments and actions give equal numbers.
+    ``observation``, ``present`` (function → configuration) and ``outcome`` are of the window simulated last.
 
     ``start``: function → what it begins with (as of ``Workload.initial``); ``reference``: C_ref of the reward.
     """
@@ -107,7 +107,7 @@ class Episode:
         self.encoder = Encoder(
             workload.topology, self.limits, workload.prices, workload.slo_s, calls or calls_of(workload)
         )
-        self.windows, self.played, self.seed = windows, 0, seed
+        self.windows, self.simulated, self.seed = windows, 0, seed
         self._simulation = Simulation(workload, requests, start, seed=seed)
         self._metrics, self._platform = SimulatedMetrics(self._simulation), SimulatedPlatform(self._simulation)
         self._limit_state = LimitState()
@@ -120,33 +120,36 @@ class Episode:
     @property
     def windows_left(self) -> int:
         """Windows that can still be decided."""
-        return self.windows - self.played
+        return self.windows - self.simulated
 
     def state(self) -> State:
         """What is known before the coming window is decided."""
         return self._state
 
     def step(self, actions: NDArray[np.integer]) -> Outcome:
-        """Decide all experts, ``actions [n, K, 4]`` (padding is not looked at), and play a window. Raises ValueError
-        for a position off the lattice and once the episode has ended."""
-        self._order(self.encoder.lattice.configurations(actions))
+        """Decide all experts, ``actions [n, K, 4]`` (padding is not looked at), and simulate a window. Raises
+        ValueError for a position outside Φ and once the episode has ended."""
+        self._order(self.encoder.configuration_index.configurations(actions))
         self.begin()
         return self.end()
 
     def branch(self, actions: NDArray[np.integer]) -> Branch:
         """What :meth:`step` would come to, from a copy of the simulation; the episode stays where it is. It costs a
-        window's simulation, without the state that would follow. Raises ValueError as :meth:`step` does."""
+        window's simulation, without the state that would follow. Raises ValueError as :meth:`step` does. ``actions``
+        [n, K, 4]."""
         self._check_going()
         fork = self._simulation.fork()
         platform = SimulatedPlatform(fork)
-        apply(platform, self._decided(self.encoder.lattice.configurations(actions)), wait=lambda pause_s: None)
+        apply(
+            platform, self._decided(self.encoder.configuration_index.configurations(actions)), wait=lambda pause_s: None
+        )
         window = fork.advance(fork.now_s + self.window_s)
         answered = self._answered.copy()
         answered[window.finished] = True
-        lattice = self.encoder.lattice
-        costs = np.array([self._layer_cost(fork, layer) for layer in range(len(lattice.functions))])
+        configuration_index = self.encoder.configuration_index
+        costs = np.array([self._layer_cost(fork, layer) for layer in range(len(configuration_index.functions))])
         rewards = cost_rewards(costs, self.reference, self.settings)
-        return Branch(lattice.actions(platform.configurations()), rewards, self._p95_s(window, answered)[0])
+        return Branch(configuration_index.actions(platform.configurations()), rewards, self._p95_s(window, answered)[0])
 
     def begin(self) -> None:
         """Open the coming window, for deciding layer by layer. Raises ValueError once the episode has ended."""
@@ -155,8 +158,8 @@ class Episode:
         self._next_stage = 0
 
     def decide_layer(self, layer: int, actions: NDArray[np.integer]) -> float:
-        """Decide the experts of ``layer`` in the open window, ``actions [K, 4]``, and play it up to this layer's end;
-        returns the layer's reward for its cost.
+        """Decide the experts of ``layer`` in the open window, ``actions [K, 4]``, and simulate it up to this layer's
+        end; returns the layer's reward for its cost.
 
         Ordered from the window's beginning on, so that all layers in turn come to the same as :meth:`step`. Raises
         ValueError where that cost is not known yet: the busy one on a shared machine, whose stages end together.
@@ -165,7 +168,7 @@ class Episode:
             raise ValueError(
                 f"{self.workload.name}: on one shared machine a layer's busy cost is known with its window"
             )
-        self._order(self.encoder.lattice.layer_configurations(layer, actions))
+        self._order(self.encoder.configuration_index.layer_configurations(layer, actions))
         self._run_to(2 * layer + 2)
         cost = self._layer_cost(self._simulation, layer)
         return float(cost_rewards(np.array([cost]), self.reference, self.settings)[0])
@@ -177,7 +180,7 @@ class Episode:
     def _layer_cost(self, simulation: Simulation, layer: int) -> float:
         """What the experts of ``layer`` cost in the simulation's present window, on the meter that counts."""
         cost = 0.0
-        for function in self.encoder.lattice.functions[layer]:
+        for function in self.encoder.configuration_index.functions[layer]:
             configuration = simulation.configuration(function)
             busy_s = simulation.meter[simulation.index[function], BUSY_S]
             seconds = busy_s if self.settings.meter == "busy" else configuration.replicas * self.window_s
@@ -185,11 +188,11 @@ class Episode:
         return cost
 
     def end(self) -> Outcome:
-        """Play the rest of the open window, and look at it."""
+        """Simulate the rest of the open window, and look at it."""
         self._run_to(self._simulation.stages)
         window = self._simulation.close()
         self._metrics.add(window)
-        self.played += 1
+        self.simulated += 1
         self.present = self._platform.configurations()
         self.observation: Observation = complete(self._metrics.observe(window.end_s, self.window_s), self.present)
         self._state, self._memory = self.encoder.encode(self.observation, self._memory)
@@ -215,7 +218,7 @@ class Episode:
         self._limit_state = self._limit_state.after(result.applied, self._simulation.now_s)
 
     def _decided(self, desired: Mapping[str, Configuration]) -> tuple[Decision, ...]:
-        """What the decision limits make of ``wishes``."""
+        """What the decision limits make of ``desired``."""
         return decide(
             self.workload.topology,
             self.observation,

@@ -12,7 +12,7 @@ from simulation.workloads.workload import Workload
 
 
 def resized(workload: Workload, layers: int, experts: int, seed: int = 0) -> Workload:
-    """``workload`` with so many MoE layers of so many experts: λ grows with the layers, routing is made anew (Zipf).
+    """``workload`` with so many MoE layers of so many experts: λ grows with the layers, routing is made again (Zipf).
 
     Costs are taken over: the first and last segment's, and in between those of the nearest part of the pass; an expert
     is as large as before, so with more experts each has fewer tokens. Raises ValueError.

@@ -34,9 +34,9 @@ def configuration(outputs: Singles, space: ConfigurationSpace, need: MemoryNeed)
     return Configuration(memory_mb, 0.0 if with_gpu else compute, compute if with_gpu else 0.0, count, slots)
 
 
-def outputs_of(found: Configuration, space: ConfigurationSpace) -> Singles:
-    """[5] float32: middles of the parts that give the lattice's nearest to ``found``."""
-    near = space.nearest(found)
+def outputs_of(configuration: Configuration, space: ConfigurationSpace) -> Singles:
+    """[5] float32: middles of the parts that give the nearest of Φ to ``configuration``."""
+    near = space.nearest(configuration)
     gpu = near.gpu_share > 0
     sizes, size = (space.gpu_shares, near.gpu_share) if gpu else (space.cpu_cores, near.cpu_cores)
     return np.array(

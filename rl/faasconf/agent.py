@@ -62,7 +62,7 @@ def load(path: Path) -> tuple[Agent, dict[str, Any]]:
     wanted = {"version": str(VERSION), "features": json.dumps(FEATURES), "outputs": json.dumps(OUTPUTS)}
     for key, value in wanted.items():
         if metadata.get(key) != value:
-            raise SettingsError(f"faasconf: {path} has {key} {metadata.get(key)}; allowed is {value}: train it anew")
+            raise SettingsError(f"faasconf: {path} has {key} {metadata.get(key)}; allowed is {value}: train it again")
     actor = Actor(len(FEATURES), len(OUTPUTS))
     try:
         actor_tensors = {

@@ -47,22 +47,22 @@ def states(
     return np.stack(rows)
 
 
-def _row(seen: NodeObservation, space: ConfigurationSpace, part_s: float) -> Singles | None:
+def _row(node: NodeObservation, space: ConfigurationSpace, part_s: float) -> Singles | None:
     """All but the pipeline's own. ``part_s``: the layer's part of λ."""
-    configuration = seen.configuration
-    if configuration is None or seen.tokens_per_s is None or seen.requests_per_s is None:
+    configuration = node.configuration
+    if configuration is None or node.tokens_per_s is None or node.requests_per_s is None:
         return None
-    used = seen.gpu_utilisation if configuration.gpu_share else seen.cpu_utilisation
-    calls = (seen.in_flight or 0.0) + (seen.waiting or 0.0)
+    used = node.gpu_utilisation if configuration.gpu_share else node.cpu_utilisation
+    calls = (node.in_flight or 0.0) + (node.waiting or 0.0)
     slots = configuration.replicas * configuration.concurrency
     is_observed = (
         min(used or 0.0, 1.0),
-        min(seen.memory_utilisation or 0.0, 1.0),
+        min(node.memory_utilisation or 0.0, 1.0),
         min(calls / slots, 4.0) if slots else 0.0,
-        math.log1p(seen.waiting or 0.0),
-        min((seen.latency_p95_s or 0.0) / part_s, 10.0),
-        min((seen.latency_mean_s or 0.0) / part_s, 10.0),
-        math.log1p(seen.tokens_per_s),
-        math.log1p(seen.requests_per_s),
+        math.log1p(node.waiting or 0.0),
+        min((node.latency_p95_s or 0.0) / part_s, 10.0),
+        min((node.latency_mean_s or 0.0) / part_s, 10.0),
+        math.log1p(node.tokens_per_s),
+        math.log1p(node.requests_per_s),
     )
     return np.concatenate([outputs_of(configuration, space), np.array(is_observed, dtype=np.float32)])

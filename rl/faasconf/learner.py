@@ -1,7 +1,7 @@
 """DDPG of all agents at once: one actor and one critic, shared; numbers as in FaaSConf's public repository.
 
 Gradients at the actor's outputs are inverted (Hausknecht and Stone, "Deep Reinforcement Learning in Parameterized
-Action Space", 2016): through the sigmoid's own slope, outputs near 0 or 1 would stay there whatever the critic says.
+Action Space", 2016): through the sigmoid's own slope, outputs near 0 or 1 would stay there whatever the critic states.
 Batch normalisation uses a batch's own statistics where a network is fitted, and running ones where it only judges.
 """
 
@@ -105,5 +105,6 @@ class Learner:
 
 
 def room(outputs: Tensor, slope: Tensor) -> Tensor:
-    """How far ``outputs`` may still go where the loss falls: to 1 where its ``slope`` is negative, else to 0."""
+    """How far ``outputs`` may still go where the loss falls: to 1 where its ``slope`` is negative, else to 0.
+    ``outputs`` and ``slope`` [...]."""
     return torch.where(slope < 0, 1.0 - outputs, outputs)

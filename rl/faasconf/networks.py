@@ -54,7 +54,7 @@ class Actor(nn.Module):
         return torch.sigmoid(self.logits(states, adjacency))
 
     def logits(self, states: Tensor, adjacency: Tensor) -> Tensor:
-        """Before the sigmoid."""
+        """Before the sigmoid. [..., actions]."""
         attended = self.attention(states, adjacency) @ states  # [B, N, S]
         both = torch.cat([states, attended], dim=2)  # [B, N, 2S]
         return torch.as_tensor(self.layers(both.flatten(0, 1)).unflatten(0, both.shape[:2]))

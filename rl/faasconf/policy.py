@@ -22,7 +22,7 @@ from rl.faasconf.graph import adjacency, agents
 from simulation.arrays import Singles
 
 WEIGHTS = Path(__file__).with_name("weights")
-"""``WORKLOAD.safetensors``, trained as ``docs/policies.md`` says."""
+"""``WORKLOAD.safetensors``, trained as ``docs/policies.md`` states."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Pipeline:
         }
 
     def held(self, memory: Memory = None) -> Proposal:
-        """Nothing is wished where not all is known."""
+        """Nothing is proposed where not all is known."""
         reason = "no data: an expert's numbers are not known, and all are decided together"
         return Proposal({}, {node.function: reason for node in self.agents}, memory)
 
@@ -75,7 +75,7 @@ class Pipeline:
 
 
 class FaasconfPolicy:
-    """Wishes of the trained actor."""
+    """Desired configurations of the trained actor."""
 
     name = "faasconf"
 

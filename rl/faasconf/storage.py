@@ -49,7 +49,7 @@ def load_state(trainer: Trainer, path: Path) -> Judged | None:
             progress = json.loads((file.metadata() or {}).get("progress", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise SettingsError(f"{path} cannot be read: {error}; delete it to train anew") from error
+        raise SettingsError(f"{path} cannot be read: {error}; delete it to train again") from error
     if progress.get("settings") != asdict(trainer.settings):
         raise SettingsError(f"{path} is of a training with other settings; delete it, or name another --out")
     for name, tensor in _networks(trainer).items():

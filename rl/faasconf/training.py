@@ -1,4 +1,4 @@
-"""Training on the simulator, with the controller's own loop: the learner is a policy that is played.
+"""Training on the simulator, with the controller's own loop: the learner is a policy that is simulated.
 
 Every window it sees what its last action led to, stores that, updates, and acts again. Rewards as FaaSConf's: all
 agents share minus the price of the whole deployment, minus a fixed amount where the latency target was missed. Hours
@@ -34,7 +34,7 @@ from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
 
 PRICE_WEIGHT = 0.457
-"""Of a deployment at the history's mean price: 0.1 × 4.574, FaaSConf's own weight and mean."""
+"""Weight of a deployment at the history's mean price: 0.1 × 4.574, FaaSConf's own weight and mean."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TrainingSettings:
     episodes: int = 24
     """After those that fill the buffer."""
     filling: int = 2
-    """Episodes that play the history alone, before anything is learnt."""
+    """Episodes that simulate the history alone, before anything is learnt."""
     copies: int = 20
     """Noisy ones of each hour's good action that make up the history with it."""
     offline_updates: int = 100
@@ -100,15 +100,15 @@ class Judged:
 
 
 def reward_of(observation: Observation, price: float, mean_price: float, slo_s: float, violation: float) -> float:
-    """Of the window that has ended. Nothing answered while requests are in flight counts as missed."""
+    """Reward of the window that has ended. Nothing answered while requests are in flight counts as missed."""
     p95_s = observation.latency_p95_s
     missed = p95_s > slo_s if p95_s is not None else bool(observation.in_flight)
     return -PRICE_WEIGHT * price / mean_price - (violation if missed else 0.0)
 
 
 def refused_reward(price: float, mean_price: float, violation: float) -> float:
-    """Of an action that was not tried. Its price is known all the same, and the rest is the best that it could have
-    come to where it was too dear, the SLO missed where it was too cheap."""
+    """Reward of an action that was not tried. Its price is known all the same, and the rest is the best that it could
+    have come to where it cost too much, the SLO missed where it cost too little."""
     return -PRICE_WEIGHT * price / mean_price - (violation if price < mean_price else 0.0)
 
 
@@ -140,11 +140,11 @@ class LearningPolicy:
         last, chosen = self._act(pipeline_states, observation)
         return pipeline.desired(chosen, "exploring", last)
 
-    def _act(self, seen: Singles, observation: Observation) -> tuple[Last, dict[str, Configuration]]:
+    def _act(self, states: Singles, observation: Observation) -> tuple[Last, dict[str, Configuration]]:
         trainer, pipeline, refused = self._trainer, self._pipeline, None
         outputs = trainer.history.replay(trainer.rng)
         if self._learns:
-            outputs = noisy(trainer.learner.agent.outputs(seen, pipeline.adjacency), self._noise, trainer.rng)
+            outputs = noisy(trainer.learner.agent.outputs(states, pipeline.adjacency), self._noise, trainer.rng)
         chosen = pipeline.configurations(outputs, observation)
         price = price_of(chosen, trainer.prices)
         if self._learns and not trainer.history.is_safe(price):
@@ -153,7 +153,7 @@ class LearningPolicy:
             outputs = trainer.history.replay(trainer.rng)
             chosen = pipeline.configurations(outputs, observation)
             price = price_of(chosen, trainer.prices)
-        return Last(seen, outputs, price, refused), chosen
+        return Last(states, outputs, price, refused), chosen
 
 
 class Trainer:
@@ -196,30 +196,30 @@ class Trainer:
         return learnt >= 0 and (learnt % self.settings.validate_every == 0 or self.episode == self.episodes)
 
     def step(self) -> None:
-        """Play one episode; after the last of those that fill the buffer, learn from it."""
+        """Simulate one episode; after the last of those that fill the buffer, learn from it."""
         hours = list(self._hours)
         order = np.random.default_rng(self.settings.seed).permutation(len(hours))
         learns = self.episode >= self.settings.filling
         done = max(0, self.episode - self.settings.filling) / max(1, self.settings.episodes)
         policy = LearningPolicy(self, self.pipeline, self.settings.noise * (1 - 0.8 * done), learns)
         group = hours[order[self.episode % len(order)]]
-        self._play(self._train, group, self._hours[group], policy, self.settings.seed + self.episode)
+        self._simulate(self._train, group, self._hours[group], policy, self.settings.seed + self.episode)
         self.episode += 1
         if self.episode == self.settings.filling:
             states = self.buffer.arrays["states"][: len(self.buffer)]
             self.learner.scale_to(torch.from_numpy(states.copy()))
             self.update(self.settings.offline_updates)
 
-    def remember(self, last: Last, observation: Observation, seen: Singles) -> None:
+    def remember(self, last: Last, observation: Observation, states: Singles) -> None:
         """What the last action led to, and what is known of the one that it replaced: a critic that never heard of what
-        the actor wishes would lead it ever farther away."""
+        the actor proposes would lead it ever farther away."""
         mean_price, violation = self.history.mean_price, self.settings.violation
         reward = reward_of(observation, last.price, mean_price, self._slo_s, violation)
         self.rewards.append(reward)
-        self.buffer.add(last.states, last.outputs, reward, seen)
+        self.buffer.add(last.states, last.outputs, reward, states)
         if last.refused is not None:
             outputs, price = last.refused
-            self.buffer.add(last.states, outputs, refused_reward(price, mean_price, violation), seen)
+            self.buffer.add(last.states, outputs, refused_reward(price, mean_price, violation), states)
 
     def update(self, count: int) -> None:
         """Learn from the buffer ``count`` times, where it holds anything."""
@@ -231,7 +231,7 @@ class Trainer:
         policy, cost, tails = FaasconfPolicy(self.learner.agent, self.pipeline), 0.0, list[float]()
         experts = {node.id for node in self.pipeline.agents}
         for group, start in self._judged_on.items():
-            steps = self._play(self._validation, group, start, policy, group.seed)
+            steps = self._simulate(self._validation, group, start, policy, group.seed)
             counted = steps[self._validation.warm_up_windows :]
             costs = [step.report.cost_by_node[node].provisioned for step in counted for node in experts]
             cost += sum(layer_cost for layer_cost in costs if layer_cost is not None)
@@ -243,7 +243,7 @@ class Trainer:
         self.rewards, self.replayed = [], 0
         return layer_cost
 
-    def _play(
+    def _simulate(
         self, grid: Grid, group: Group, start: Deployment, policy: FaasconfPolicy | LearningPolicy, seed: int
     ) -> list[Step]:
         """An hour from ``start`` on."""
@@ -268,14 +268,14 @@ class Trainer:
 
 
 def _good_deployments(grid: Grid) -> dict[Group, Deployment]:
-    """For each hour, of the separable optima of its stretches the cheapest that keeps the SLO when played; hours in
+    """For each hour, of the separable optima of its stretches the cheapest that keeps the SLO when simulated; hours in
     which none does are left out."""
     deployments = {}
     for group in grid.groups():
         hour = profile(grid, group)
         slo_s = hour.replay.workload.slo_s
-        played = [(anchor, *hour.replay.static(anchor)) for anchor in hour.deployments.anchors]
-        keeping = [(cost, number) for number, (_, cost, tails) in enumerate(played) if tail_s(tails) <= slo_s]
+        outcomes = [(anchor, *hour.replay.static(anchor)) for anchor in hour.deployments.anchors]
+        keeping = [(cost, number) for number, (_, cost, tails) in enumerate(outcomes) if tail_s(tails) <= slo_s]
         if keeping:
-            deployments[group] = played[min(keeping)[1]][0]
+            deployments[group] = outcomes[min(keeping)[1]][0]
     return deployments

@@ -1,4 +1,5 @@
-"""How long a mean call of a mean expert takes on each resource of Φ: what makes one agent fit unlike machines."""
+"""How long a mean call of a mean expert takes on each resource of Φ: what makes one agent fit heterogeneous
+machines."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from simulation.latency.contract import LatencyModel, NodeCost
 from simulation.workloads.workload import Workload
 
 TOKENS = 32.0
-"""Of a mean call where nothing is known of it."""
+"""Tokens of a mean call where nothing is known of it."""
 CORES_OF_A_GPU = 50.0
 """Where only cores and shares are known, a whole GPU counts as so many cores (assumption)."""
 PART_OF_A_CORE = 0.5
@@ -27,7 +28,7 @@ class CallTimes:
 
     seconds: Floats
     tokens: float
-    """Of a mean call."""
+    """Tokens of a mean call."""
     source: str
     """Where the numbers come from, in words."""
 

@@ -1,4 +1,4 @@
-"""Every number of a state: name, meaning, unit, range, how it is scaled, and the flag that says it is not known.
+"""Every number of a state: name, meaning, unit, range, how it is scaled, and the flag that states it is not known.
 
 A number is either *linear*, kept as it is within ``low`` to ``high``, or *logarithmic*: ``low`` becomes -1, ``high`` 1,
 and what lies outside (zero too) is cut off. Nothing is learnt from data here, so an encoder never drifts. A number that
@@ -33,7 +33,7 @@ class Feature:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of the encoded number."""
+        """Bounds of the encoded number."""
         low, high = (-1.0, 1.0) if self.log else (self.low, self.high)
         return (min(low, 0.0), max(high, 0.0)) if self.flag else (low, high)
 

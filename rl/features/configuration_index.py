@@ -21,10 +21,10 @@ MEMORY_MB = (128.0, 10240.0)
 CORES, REPLICAS, CONCURRENCY = 6.0, 8.0, 10.0
 """What becomes 1."""
 PART = (0.01, 100.0)
-"""Of λ / n: seconds of a call that become -1 and 1."""
+"""Parts of λ / n: seconds of a call that become -1 and 1."""
 
 
-class Lattice:
+class ConfigurationIndex:
     """Positions on the axes of Φ (``rl.agent.contract.AXES``) and configurations, for the experts of one pipeline."""
 
     def __init__(self, topology: Topology, space: ConfigurationSpace, prices: PriceSheet) -> None:
@@ -68,7 +68,7 @@ class Lattice:
         return self._known[number]
 
     def actions(self, configurations: Mapping[str, Configuration]) -> Ints16:
-        """[n, K, 4]: the lattice's nearest of every expert's configuration (``ConfigurationSpace.nearest``); padding,
+        """[n, K, 4]: the nearest of Φ of every expert's configuration (``ConfigurationSpace.nearest``); padding,
         and experts without one, are zeros."""
         rows = [
             (place, configurations[name])
@@ -127,7 +127,7 @@ class Lattice:
 
 
 def unit_prices(prices: PriceSheet, memory_mb: Floats, cores: Floats, shares: Floats) -> Floats:
-    """U_φ (``PriceSheet.unit_per_s``) of many configurations; arguments broadcast."""
+    """U_φ (``PriceSheet.unit_per_s``) of many configurations; arguments broadcast. Arrays [...]."""
     return np.asarray(cores * prices.cpu_core_s + memory_mb / 1024 * prices.memory_gib_s + shares * prices.gpu_s)
 
 
@@ -135,20 +135,20 @@ def space_of(
     topology: Topology, space: ConfigurationSpace, prices: PriceSheet, calls: CallTimes, slo_s: float
 ) -> Space:
     """Φ of a pipeline as the networks' tables; ``slo_s`` λ."""
-    lattice = Lattice(topology, space, prices)
-    memories, resources, _, _ = lattice.sizes
+    configuration_index = ConfigurationIndex(topology, space, prices)
+    memories, resources, _, _ = configuration_index.sizes
     if calls.seconds.shape != (resources,):
         raise ValueError(f"{calls.seconds.size} call times do not fit {resources} resources")
     table = np.zeros((memories, resources, len(CONFIGURATION_FEATURES)))
     place = {name: at for at, name in enumerate(CONFIGURATION_FEATURES)}
-    table[..., place["memory"]] = scaled_log(lattice.sizes_mb, *MEMORY_MB)[:, None]
-    table[..., place["cpu_cores"]] = lattice.cores / CORES
-    table[..., place["gpu_share"]] = lattice.shares
-    table[..., place["on_gpu"]] = lattice.shares > 0
-    table[..., place["price"]] = lattice.unit_per_s / lattice.unit_per_s.max()
+    table[..., place["memory"]] = scaled_log(configuration_index.sizes_mb, *MEMORY_MB)[:, None]
+    table[..., place["cpu_cores"]] = configuration_index.cores / CORES
+    table[..., place["gpu_share"]] = configuration_index.shares
+    table[..., place["on_gpu"]] = configuration_index.shares > 0
+    table[..., place["price"]] = configuration_index.unit_per_s / configuration_index.unit_per_s.max()
     table[..., place["call_time"]] = scaled_log(calls.seconds * topology.layers / slo_s, *PART)
     return Space(
-        mask=torch.from_numpy(lattice.mask),
+        mask=torch.from_numpy(configuration_index.mask),
         resource_memory=torch.from_numpy(table.astype(np.float32)),
         replicas=torch.tensor([count / REPLICAS for count in space.replica_counts], dtype=torch.float32),
         concurrencies=torch.tensor([calls_ / CONCURRENCY for calls_ in space.concurrencies], dtype=torch.float32),
@@ -157,7 +157,7 @@ def space_of(
 
 
 def scaled_log(values: Floats, low: float, high: float) -> Floats:
-    """``low`` becomes -1, ``high`` 1, values in between by their logarithm, all others cut off."""
+    """``low`` becomes -1, ``high`` 1, values in between by their logarithm, all others cut off. ``values`` [...]."""
     return np.asarray(2 * np.log(np.clip(values, low, high) / low) / np.log(high / low) - 1)
 
 

@@ -15,7 +15,7 @@ from autoscaler.prices import PriceSheet
 from rl.agent.contract import Space, State
 from rl.features.calls import CallTimes
 from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Scales
-from rl.features.configuration_index import CONCURRENCY, CORES, REPLICAS, Lattice, space_of, unit_prices
+from rl.features.configuration_index import CONCURRENCY, CORES, REPLICAS, ConfigurationIndex, space_of, unit_prices
 from rl.features.history import History
 from simulation.arrays import Floats
 
@@ -45,14 +45,14 @@ class Encoder:
         nodes = [node for node in topology.nodes if node.kind != "ingress"]
         order = {node.id: place for place, node in enumerate(nodes)}
         self.topology, self.limits, self.prices, self.slo_s, self.calls = topology, limits, prices, slo_s, calls
-        self.lattice = Lattice(topology, limits.space, prices)
-        if not self.lattice.mask.any():
+        self.configuration_index = ConfigurationIndex(topology, limits.space, prices)
+        if not self.configuration_index.mask.any():
             raise ValueError(f"{topology.pipeline} has no expert")
         self.space: Space = space_of(topology, limits.space, prices, calls, slo_s)
         self._nodes, self._ids = nodes, [node.id for node in nodes]
         self._segments = np.array([order[f"segment-{i}"] for i in range(topology.layers + 1)])
-        self._experts = np.full(self.lattice.mask.shape, len(nodes))
-        self._experts[self.lattice.mask] = [
+        self._experts = np.full(self.configuration_index.mask.shape, len(nodes))
+        self._experts[self.configuration_index.mask] = [
             order[node.id] for layer in range(topology.layers) for node in topology.experts(layer)
         ]
         self._is_expert = np.array([node.kind == "expert" for node in nodes])
@@ -60,13 +60,13 @@ class Encoder:
         self._runtime_bytes = np.array([node.weights_bytes + limits.runtime_mb * MIB for node in nodes], np.float64)
         self._bytes_per_token = np.array([node.bytes_per_token for node in nodes], dtype=np.float64)
         self._part_s = slo_s / topology.layers
-        self._dearest = float(self.lattice.unit_per_s.max())
+        self._most_expensive = float(self.configuration_index.unit_per_s.max())
         self._node_scales, self._pipeline_scales = Scales(NODE_FEATURES), Scales(PIPELINE_FEATURES)
         self._fixed_nodes, self._fixed_pipeline = self._fixed()
 
     def encode(self, observation: Observation, memory: Memory = None) -> tuple[State, History]:
         """The state before anything is decided in the coming window, and what to remember. ``memory``: of the last
-        call, anything else begins anew."""
+        call, anything else begins again."""
         nodes = self._rows(observation)
         loads = np.array([_seen(node) for node in nodes], dtype=np.float64)
         configured = np.array(
@@ -108,33 +108,33 @@ class Encoder:
         """What never changes: [nodes, F] with NaN elsewhere, and of the pipeline by name."""
         at, layers = self._node_scales.index, self.topology.layers
         fixed = np.full((len(self._nodes), len(NODE_FEATURES)), np.nan)
-        sizes = np.append(self.lattice.mask.sum(axis=1), 1)
+        sizes = np.append(self.configuration_index.mask.sum(axis=1), 1)
         fixed[:, at["expert"]] = self._is_expert
         half = 0.5 * self._is_expert
         fixed[:, at["position"]] = (np.array([node.layer or 0 for node in self._nodes]) + half) / layers
         fixed[:, at["siblings"]] = sizes[self._layer_of]
         fixed[:, at["weights"]] = self._runtime_bytes / self.limits.alpha / MIB
-        unit, calls = self.lattice.unit_per_s, self.calls.seconds
+        unit, calls = self.configuration_index.unit_per_s, self.calls.seconds
         pipeline = {
             "layers": layers,
-            "experts": float(self.lattice.mask.sum()) / layers,
+            "experts": float(self.configuration_index.mask.sum()) / layers,
             "fastest": float(calls.min()) / self._part_s,
             "slowest": float(calls.max()) / self._part_s,
-            "cheapest": float(unit.min()) / self._dearest,
-            "gpu_choices": float((self.lattice.shares > 0).mean()),
+            "cheapest": float(unit.min()) / self._most_expensive,
+            "gpu_choices": float((self.configuration_index.shares > 0).mean()),
         }
         return fixed, pipeline
 
     def _node_rows(
-        self, observation: Observation, seen: Floats, configured: Floats, by_layer: Floats, history: History
+        self, observation: Observation, observed: Floats, configured: Floats, by_layer: Floats, history: History
     ) -> Floats:
         """[nodes, F] in the catalogue's units."""
         raw, at = self._fixed_nodes.copy(), self._node_scales.index
-        value = dict(zip(_SEEN, seen.T, strict=True))
+        value = dict(zip(_SEEN, observed.T, strict=True))
         memory_mb, cores, share, replicas, concurrency = configured.T
         slots_s, tokens_s = self.calls.mean_s, self.calls.mean_s / self.calls.tokens
-        unit = unit_prices(self.prices, memory_mb, cores, share) / self._dearest
-        resource = self.lattice.nearest(np.nan_to_num(configured, nan=1.0))[:, 1]
+        unit = unit_prices(self.prices, memory_mb, cores, share) / self._most_expensive
+        resource = self.configuration_index.nearest(np.nan_to_num(configured, nan=1.0))[:, 1]
         call_s = np.where(self._is_expert & ~np.isnan(memory_mb), self.calls.seconds[resource], np.nan)
         mean, peak = history.node_load()
         layer = dict(zip(_LAYER, by_layer[self._layer_of].T, strict=True))
@@ -181,14 +181,14 @@ class Encoder:
         return raw
 
     def _pipeline_row(
-        self, observation: Observation, seen: Floats, configured: Floats, by_layer: Floats, history: History
+        self, observation: Observation, observed: Floats, configured: Floats, by_layer: Floats, history: History
     ) -> Floats:
         """[1, G] in the catalogue's units."""
         slo_s, rate = self.slo_s, _known(observation.requests_per_s)
         requests, in_flight = _known(observation.requests), _known(observation.in_flight)
         p95 = _ratio(observation.latency_p95_s, slo_s)
         memory_mb, cores, share, replicas, _ = configured[self._is_expert].T
-        spend = replicas * unit_prices(self.prices, memory_mb, cores, share) / self._dearest
+        spend = replicas * unit_prices(self.prices, memory_mb, cores, share) / self._most_expensive
         row = {
             **self._fixed_pipeline,
             "window": observation.window_s / slo_s,
@@ -201,7 +201,7 @@ class Encoder:
             "failed": _known(observation.failed) / requests if requests > 0 else math.nan,
             "unfinished": in_flight,
             "unfinished_share": in_flight / max(rate * slo_s, 1e-3),
-            "segments": float(seen[self._segments, _AT["latency_mean_s"]].sum()) / slo_s,
+            "segments": float(observed[self._segments, _AT["latency_mean_s"]].sum()) / slo_s,
             "barriers": float(by_layer[:-1, _LAYER.index("barrier_p95_s")].sum()) / slo_s,
             "spend": float(spend.mean()),
         }
@@ -221,13 +221,15 @@ class Encoder:
         """[n, K, 4]; zeros where the configuration is not known."""
         is_known = ~np.isnan(configured[:, 0])
         rows = np.zeros((len(configured) + 1, 4), dtype=np.int16)
-        rows[:-1][is_known] = self.lattice.nearest(configured[is_known])
+        rows[:-1][is_known] = self.configuration_index.nearest(configured[is_known])
         return np.asarray(rows[self._experts])
 
     def _least_memory(self, peak_tokens: Floats) -> NDArray[np.int16]:
         """[n, K, P]; where the peak is not known, for the weights alone (the policy holds such experts)."""
         peak = np.where(np.isnan(peak_tokens), 0.0, peak_tokens)
-        rows = self.lattice.least_memory(self._runtime_bytes, self._bytes_per_token, peak, self.limits.alpha)
+        rows = self.configuration_index.least_memory(
+            self._runtime_bytes, self._bytes_per_token, peak, self.limits.alpha
+        )
         return np.asarray(np.concatenate([rows, np.zeros((1, rows.shape[1]), dtype=np.int16)])[self._experts])
 
 

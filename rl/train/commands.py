@@ -62,7 +62,7 @@ DEFAULT = TrainingSettings()
     type=click.IntRange(0),
     default=DEFAULT.warm_start,
     show_default=True,
-    help="Windows that a teacher plays first; 0: none.",
+    help="Windows that a teacher simulates first; 0: none.",
 )
 @click.option("--curriculum/--no-curriculum", default=True, show_default=True, help="Slow clips first.")
 @click.option(
@@ -79,7 +79,7 @@ def train(
 ) -> None:  # fmt: skip
     """Learn one policy for all the workloads, and keep the best actor that validation clips have seen.
 
-    Everything is simulated: the paper's workloads on the modelled cluster, one's own pipeline on the machine of its
+    Everything is simulated: the paper's workloads on the modelled cluster, a custom pipeline on the machine of its
     profile. Hours are of the train set, actors are chosen on validation hours.
     Writes actor.safetensors (setting `actor` of `--policy smoe`), a checkpoint to go on from, curve.json and learning
     curves (tensorboard --logdir OUT/tensorboard).

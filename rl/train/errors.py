@@ -2,4 +2,4 @@
 
 
 class TrainingError(Exception):
-    """A run cannot begin or go on; the message says what and what is allowed."""
+    """A run cannot begin or go on; the message states what and what is allowed."""

@@ -62,8 +62,8 @@ def fine_tune(
     """Let a trained agent learn from windows that a controller logged, and write its actor.
 
     Learns from decisions that were taken behind the limits, by whichever policy, and draws none of its own. The run's
-    folder stays as it is. Nothing is deployed: look at what is told of both actors' wishes in the log's windows, try
-    the new one beside the old (smoe autoscale --shadow), then name it as `actor` in the settings of --policy smoe.
+    folder stays as it is. Nothing is deployed: compare both actors' desired configurations in the log's windows, try
+    the new one next to the old (smoe autoscale --shadow), then name it as `actor` in the settings of --policy smoe.
     """
     checkpoint, made_by = folder / "checkpoint.zip", folder / "run.json"
     if not checkpoint.is_file() or not made_by.is_file():
@@ -84,7 +84,7 @@ def fine_tune(
     run = json.loads(made_by.read_text())
     save(out, agent.actor.network, {**run, "fine_tuned": {**tuned, "code_sha256": code_sha256("rl.train.fine_tuning")}})
     outcome = {**tuned, "actor": str(out), **_compared(logged, before, after)}
-    click.echo(json.dumps(outcome) if as_json else _told(outcome))
+    click.echo(json.dumps(outcome) if as_json else _described(outcome))
 
 
 def _compared(logged: online.Logged, before: online.Desired, after: online.Desired) -> dict[str, Any]:
@@ -97,17 +97,18 @@ def _compared(logged: online.Logged, before: online.Desired, after: online.Desir
         "windows_over_slo": over / len(judged) if judged else None,
         "before_per_hour": before.per_hour,
         "after_per_hour": after.per_hour,
-        "changed": after.unlike(before),
+        "changed": after.share_changed(before),
     }
 
 
-def _told(found: dict[str, Any]) -> str:
-    over = "" if found["windows_over_slo"] is None else f", {100 * found['windows_over_slo']:.1f} % over the target"
-    money = found["currency"]
+def _described(outcome: dict[str, Any]) -> str:
+    over = "" if outcome["windows_over_slo"] is None else f", {100 * outcome['windows_over_slo']:.1f} % over the target"
+    money = outcome["currency"]
     return (
-        f"{found['actor']}: learnt from {found['windows']} windows of {found['pipeline']}, {found['updates']} updates\n"
-        f"experts in these windows: {money} {found['ran_per_hour']:.4g} an hour provisioned as they ran{over}; "
-        f"the actor asks for {found['before_per_hour']:.4g} before and {found['after_per_hour']:.4g} after, "
-        f"otherwise in {100 * found['changed']:.0f} % of them. "
-        "What P95 these wishes would have had is not known: nothing was tried."
+        f"{outcome['actor']}: learnt from {outcome['windows']} windows of {outcome['pipeline']}, "
+        f"{outcome['updates']} updates\n"
+        f"experts in these windows: {money} {outcome['ran_per_hour']:.4g} an hour provisioned as they ran{over}; "
+        f"the actor asks for {outcome['before_per_hour']:.4g} before and {outcome['after_per_hour']:.4g} after, "
+        f"otherwise in {100 * outcome['changed']:.0f} % of them. "
+        "What P95 these configurations would have had is not known: nothing was tried."
     )

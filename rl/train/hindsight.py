@@ -1,11 +1,11 @@
 """The teacher for heavy loads: what recent windows would have needed, found out with their own requests.
 
-Each window's requests are played by themselves, every expert with the same configuration: the cheapest one with which
-their P95 would have been ``keep`` · λ is what the window needed. The plan for the coming window is the most that any of
-the last ``look_back`` windows needed. The simulator is asked and not a queueing model, because what breaks an SLO on
-the P95 are seconds within a window in which ten times the mean come, and long requests, which are long at every layer
-at once; no mean knows of either. A window that nothing would have served says nothing, and one without requests needs
-the cheapest. The teacher knows each request and the latency model, which a policy in production does not; what it
+Each window's requests are simulated by themselves, every expert with the same configuration: the cheapest one with
+which their P95 would have been ``keep`` · λ is what the window needed. The plan for the coming window is the most that
+any of the last ``look_back`` windows needed. The simulator is asked and not a queueing model, because what breaks an
+SLO on the P95 are seconds within a window in which ten times the mean come, and long requests, which are long at every
+layer at once; no mean knows of either. A window that nothing would have served is left out, and one without requests
+needs the cheapest. The teacher knows each request and the latency model, which a policy in production does not; what it
 cannot know is the coming window.
 """
 
@@ -27,11 +27,11 @@ from simulation.workloads.workload import Workload
 CONCURRENCY = 8
 """Calls at once of every expert: they cost nothing."""
 REPLICAS = (2, 4)
-"""Of the largest resource, after one replica of each."""
+"""Replicas of the largest resource, after one replica of each."""
 CHOICES = 8
 """So many, from the cheapest on: what serves the worst second of an hour costs twenty times what serves its windows."""
 STEP = 0.75
-"""Of boldness, for the next cheaper choice."""
+"""Step of boldness, for the next cheaper choice."""
 
 
 class HindsightTeacher:
@@ -45,7 +45,7 @@ class HindsightTeacher:
 
     def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
         """As of :class:`rl.train.teacher.Teacher`; the second is cheaper by a choice for each ``STEP`` that
-        ``boldness`` is above 1, or dearer by as many below."""
+        ``boldness`` is above 1, or more expensive by as many below."""
         self._look(observation)
         level = max(self._needed[-self.settings.look_back :])
         return self._named(level), self._named(bolder(level, boldness, len(self.choices)))
@@ -92,8 +92,8 @@ def choices_of(space: ConfigurationSpace, prices: PriceSheet) -> Sequence[Config
 
 
 def bolder(level: int, boldness: float, choices: int) -> int:
-    """The choice cheaper than ``level`` by one for each ``STEP`` that ``boldness`` is above 1, or dearer by as many
-    below; of ``choices``, in order of price."""
+    """The choice cheaper than ``level`` by one for each ``STEP`` that ``boldness`` is above 1, or more expensive by as
+    many below; of ``choices``, in order of price."""
     return min(max(0, level - int(np.ceil((boldness - 1) / STEP))), choices - 1)
 
 

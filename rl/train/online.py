@@ -2,7 +2,7 @@
 
 What is learnt from are windows that were decided in production, behind the decision limits, by whichever policy ran; no
 decision is drawn for the sake of learning. The result is an actor to look at and to deploy, not one that changes
-itself: in the controller its wishes pass the same limits as before.
+itself: in the controller its decisions pass the same limits as before.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rl.features.configuration_index import REPLICAS
 from rl.train.errors import TrainingError
 
 FEWEST = 64
-"""Windows below which nothing is learnt: a handful says little, and forgets much."""
+"""Windows below which nothing is learnt: a handful teaches little, and forgets much."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,20 @@ class Logged:
 
 @dataclass(frozen=True)
 class Desired:
-    """What an actor would have wished for in the windows of a log."""
+    """What an actor would have desired in the windows of a log."""
 
     unit_per_s: tuple[float, ...]
-    """Of each window: price of a second of all experts' replicas, in the log's currency."""
+    """Price of each window: price of a second of all experts' replicas, in the log's currency."""
     actions: tuple[np.ndarray, ...]
-    """Of each window [n, K, 4] configuration numbers."""
+    """Actions of each window [n, K, 4] configuration numbers."""
 
     @property
     def per_hour(self) -> float:
         """Currency an hour, in the mean of the windows."""
         return 3600 * float(np.mean(self.unit_per_s))
 
-    def unlike(self, other: Desired) -> float:
-        """Share of windows in which at least one expert is wished for otherwise, 0 to 1."""
+    def share_changed(self, other: Desired) -> float:
+        """Share of windows in which at least one expert has another desired configuration, 0 to 1."""
         pairs = zip(self.actions, other.actions, strict=True)
         return float(np.mean([not np.array_equal(one, another) for one, another in pairs]))
 
@@ -102,13 +102,13 @@ def fine_tune(
     if sizes != (len(NODE_FEATURES), len(PIPELINE_FEATURES)):
         raise TrainingError(
             f"the agent has {sizes[0]} node and {sizes[1]} pipeline features, this version of the program "
-            f"{len(NODE_FEATURES)} and {len(PIPELINE_FEATURES)}; train it anew"
+            f"{len(NODE_FEATURES)} and {len(PIPELINE_FEATURES)}; train it again"
         )
     busy, encoder = agent.learner.busy_meter, logged.encoder
     reference = float(np.mean([_cost(one, busy).sum() for one in logged.windows]))
     if not reference > 0:
         raise TrainingError("the windows of the log cost nothing, so there is nothing to save")
-    unit = float(encoder.lattice.unit_per_s.max()) * REPLICAS * logged.window_s / reference
+    unit = float(encoder.configuration_index.unit_per_s.max()) * REPLICAS * logged.window_s / reference
     agent.replay_buffer.register(logged.pipeline, encoder.space, unit)
     for one in logged.windows:
         rewards = (-_cost(one, busy) / reference).astype(np.float32)
@@ -122,20 +122,20 @@ def fine_tune(
 
 def desired(agent: PipelineDDPG, logged: Logged) -> Desired:
     """What the agent's actor decides in each window, without noise."""
-    lattice, chosen = logged.encoder.lattice, []
+    configuration_index, chosen = logged.encoder.configuration_index, []
     with torch.inference_mode():
         for one in logged.windows:
             chosen.append(decide(agent.actor.network, Batch.of(logged.encoder.space, [one.state]))[0])
     prices = logged.encoder.prices
     units = tuple(
-        sum(each.replicas * prices.unit_per_s(each) for each in lattice.configurations(actions).values())
+        sum(each.replicas * prices.unit_per_s(each) for each in configuration_index.configurations(actions).values())
         for actions in chosen
     )
     return Desired(units, tuple(chosen))
 
 
 def executed(logged: Logged) -> Sequence[float]:
-    """Of each window: what was provisioned, in currency an hour."""
+    """Cost of each window: what was provisioned, in currency an hour."""
     return [3600 * float(one.provisioned.sum()) / logged.window_s for one in logged.windows]
 
 

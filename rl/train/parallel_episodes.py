@@ -1,4 +1,4 @@
-"""Episodes of one pipeline side by side: states are decided in one pass, then each plays its window."""
+"""Episodes of one pipeline side by side: states are decided in one pass, then each simulates its window."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rl.episodes import Branch, Episode, Outcome
 
 Actions = NDArray[np.int16]
 Decide = Callable[[list[Episode], list[State]], Sequence[Actions]]
-"""States [lanes] of one pipeline, each with its episode → actions [n, K, 4] of each."""
+"""States [episodes] of one pipeline, each with its episode → actions [n, K, 4] of each."""
 Vary = Callable[[list[State], Sequence[Actions]], Sequence[Sequence[Actions]]]
-"""States and decided actions [lanes] → for each lane others to be simulated beside them."""
+"""States and decided actions [episodes] → for each episode_number others to be simulated next to them."""
 
 
 @dataclass(frozen=True, eq=False)
-class Played:
-    """One window of one lane."""
+class EpisodeWindow:
+    """One window of one episode_number."""
 
-    lane: int
+    episode_number: int
     episode: Episode
     state: State
     outcome: Outcome
@@ -30,15 +30,17 @@ class Played:
     branches: Sequence[Branch] = ()
 
 
-def play(episodes: Sequence[Episode], decide: Decide, vary: Vary | None = None) -> Iterator[list[Played]]:
-    """Play all to their ends, a window of each at a time; a lane that has ended is left out."""
-    while going := [lane for lane, episode in enumerate(episodes) if episode.windows_left]:
-        states = [episodes[lane].state() for lane in going]
-        actions = decide([episodes[lane] for lane in going], states)
+def simulate_all(
+    episodes: Sequence[Episode], decide: Decide, vary: Vary | None = None
+) -> Iterator[list[EpisodeWindow]]:
+    """Simulate all to their ends, a window of each at a time; a episode_number that has ended is left out."""
+    while going := [episode_number for episode_number, episode in enumerate(episodes) if episode.windows_left]:
+        states = [episodes[episode_number].state() for episode_number in going]
+        actions = decide([episodes[episode_number] for episode_number in going], states)
         others = [()] * len(going) if vary is None else vary(states, actions)
         row = []
-        for lane, state, action, varied in zip(going, states, actions, others, strict=True):
-            episode = episodes[lane]
+        for episode_number, state, action, varied in zip(going, states, actions, others, strict=True):
+            episode = episodes[episode_number]
             branches = [episode.branch(other) for other in varied]
-            row.append(Played(lane, episode, state, episode.step(action), episode.state(), branches))
+            row.append(EpisodeWindow(episode_number, episode, state, episode.step(action), episode.state(), branches))
         yield row

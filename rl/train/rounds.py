@@ -1,4 +1,4 @@
-"""A round: some clips of one pipeline side by side, played with exploration, learnt from as windows come in.
+"""A round: some clips of one pipeline side by side, simulated with exploration, learnt from as windows come in.
 
 Everything that is drawn in a round comes from the run's seed and the round's number, so a run that goes on from a
 checkpoint between two rounds draws what it would have drawn.
@@ -28,7 +28,7 @@ from rl.episodes.clips import SEEDS
 from rl.features import Encoder, calls_of
 from rl.features.configuration_index import REPLICAS
 from rl.reward import RewardSettings
-from rl.train.parallel_episodes import Actions, Decide, Played, Vary, play
+from rl.train.parallel_episodes import Actions, Decide, EpisodeWindow, Vary, simulate_all
 from rl.train.settings import TrainingSettings
 from rl.train.training_workloads import Kind, reference_of
 from rl.train.warm_start import Teachers
@@ -58,17 +58,17 @@ class Rounds:
         self.settings, self.agent, self.data = settings, agent, data
         self._owed = 0.0
 
-    def play(self, number: int, *, teach: bool, on_window: Callable[[int], object] = lambda windows: None) -> Tally:
-        """Round ``number``; ``teach``: a teacher plays and labels, and nothing is learnt yet."""
+    def run(self, number: int, *, teach: bool, on_window: Callable[[int], object] = lambda windows: None) -> Tally:
+        """Round ``number``; ``teach``: a teacher simulates and labels, and nothing is learnt yet."""
         self._owed = 0.0  # of this round alone, so that a run that goes on does the same
         rng = np.random.default_rng((self.settings.seed, number))
         episodes, tally = self._open(number, rng)
         teachers = Teachers(episodes, self.settings.teacher, rng) if teach else None
         labels: dict[int, Actions] = {}
         decide = self._exploring(rng) if teachers is None else taught(episodes, teachers, labels)
-        for row in play(episodes, decide, self._varying(episodes[0].encoder.space, rng)):
-            for played in row:
-                self._take(played, labels.get(played.lane), tally)
+        for row in simulate_all(episodes, decide, self._varying(episodes[0].encoder.space, rng)):
+            for window in row:
+                self._take(window, labels.get(window.episode_number), tally)
             tally.windows += len(row)
             on_window(len(row))
             if not teach:
@@ -107,7 +107,7 @@ class Rounds:
 
     def register(self, kind: Kind) -> float:
         """Make a kind's pipeline known to the replay; returns its C_ref, the same for all its clips."""
-        space, reference, unit = known(kind, self.settings.reward)
+        space, reference, unit = scale_of(kind, self.settings.reward)
         self.agent.replay_buffer.register(kind.name, space, unit)
         return reference
 
@@ -128,7 +128,7 @@ class Rounds:
         return decide
 
     def _varying(self, space: Space, rng: np.random.Generator) -> Vary:
-        """Changes of what is played, of some layers each: by experts, layers or all together in turn."""
+        """Changes of what is simulated, of some layers each: by experts, layers or all together in turn."""
 
         def vary(states: list[State], actions: Sequence[Actions]) -> list[list[Actions]]:
             batch, base = Batch.of(space, states), torch.from_numpy(np.stack(actions)).long()
@@ -137,15 +137,18 @@ class Rounds:
                 scope = SCOPES[number % len(SCOPES)]
                 moved = moves(batch, base, scope, 1, draw)
                 changes.append((moved if scope == "window" else mixed(base, moved, MOVED, draw))[0])
-            return [[one[lane].numpy().astype(np.int16) for one in changes] for lane in range(len(states))]
+            return [
+                [one[episode_number].numpy().astype(np.int16) for one in changes]
+                for episode_number in range(len(states))
+            ]
 
         return vary
 
-    def _take(self, played: Played, label: Actions | None, tally: Tally) -> None:
-        outcome, slo_s = played.outcome, played.episode.workload.slo_s
-        branches = [BranchStep(*_learnt(branch, slo_s)) for branch in played.branches]
-        name, lesson = played.episode.workload.name, _learnt(outcome, slo_s)
-        self.agent.replay_buffer.add(WindowStep(name, played.state, *lesson, played.following, label, tuple(branches)))
+    def _take(self, window: EpisodeWindow, label: Actions | None, tally: Tally) -> None:
+        outcome, slo_s = window.outcome, window.episode.workload.slo_s
+        branches = [BranchStep(*_learnt(branch, slo_s)) for branch in window.branches]
+        name, lesson = window.episode.workload.name, _learnt(outcome, slo_s)
+        self.agent.replay_buffer.add(WindowStep(name, window.state, *lesson, window.following, label, tuple(branches)))
         self.agent.num_timesteps += 1
         tally.reward += float(outcome.reward.sum())
         tally.cost -= float(outcome.cost_rewards.sum())
@@ -160,31 +163,32 @@ class Rounds:
             self._owed -= int(self._owed)
 
 
-def _learnt(found: Outcome | Branch, slo_s: float) -> tuple[Actions, Floats32, float]:
+def _learnt(outcome: Outcome | Branch, slo_s: float) -> tuple[Actions, Floats32, float]:
     """What is kept of a window: decisions in force, rewards for cost, P95 over λ."""
-    p95 = np.nan if found.p95_s is None else found.p95_s / slo_s
-    return found.executed, found.cost_rewards.astype(np.float32), p95
+    p95 = np.nan if outcome.p95_s is None else outcome.p95_s / slo_s
+    return outcome.executed, outcome.cost_rewards.astype(np.float32), p95
 
 
 def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Actions]) -> Decide:
-    """What teachers play; ``labels``: lane → the careful plan of the present window, filled in as it goes."""
-    lanes = {id(episode): lane for lane, episode in enumerate(episodes)}
+    """What teachers simulate; ``labels``: episode_number → the careful plan of the present window, filled in as it
+    goes."""
+    numbers = {id(episode): episode_number for episode_number, episode in enumerate(episodes)}
 
     def decide(going: list[Episode], states: list[State]) -> list[Actions]:
-        played = []
+        bold_plans = []
         for episode, state in zip(going, states, strict=True):
-            labels[lanes[id(episode)]], bold = teachers.plan(episode, state)
-            played.append(bold)
-        return played
+            labels[numbers[id(episode)]], bold = teachers.plan(episode, state)
+            bold_plans.append(bold)
+        return bold_plans
 
     return decide
 
 
 @lru_cache(maxsize=32)
-def known(kind: Kind, reward: RewardSettings) -> tuple[Space, float, float]:
+def scale_of(kind: Kind, reward: RewardSettings) -> tuple[Space, float, float]:
     """Φ of a kind, its C_ref, and what Σ replicas × price (as features) costs in a window, in C_ref."""
     workload, reference = kind.workload(0), reference_of(kind, reward)
     limits = limits_of(workload)
     encoder = Encoder(workload.topology, limits, workload.prices, workload.slo_s, calls_of(workload))
-    dearest = float(encoder.lattice.unit_per_s.max()) * REPLICAS * kind.window_s
-    return encoder.space, reference, dearest / reference * reward.cost_weight
+    most_expensive = float(encoder.configuration_index.unit_per_s.max()) * REPLICAS * kind.window_s
+    return encoder.space, reference, most_expensive / reference * reward.cost_weight

@@ -1,9 +1,9 @@
 """One training run: warm start, rounds, validation in between; stored so that it can go on where it was.
 
 A checkpoint is written between rounds: ``checkpoint.zip`` (the library's format), ``windows.npz`` (replay) and
-``state.json`` (rounds played, processor time, the best so far). ``run.json`` says what the run is made from; a folder
-with another one is refused. Whatever is drawn hangs on seed and counters, so a run that goes on makes what it would
-have made: only ``--minutes``, a limit of processor time, can cut two runs at different places.
+``state.json`` (rounds simulated, processor time, the best so far). ``run.json`` states what the run is made from; a
+folder with another one is refused. Whatever is drawn hangs on seed and counters, so a run that goes on makes what it
+would have made: only ``--minutes``, a limit of processor time, can cut two runs at different places.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Progress:
 
     rounds: int = 0
     processor_s: float = 0.0
-    """Of warm start, rounds and updates; validation is beside it, as it makes nothing better."""
+    """Processor time of warm start, rounds and updates; validation is next to it, as it makes nothing better."""
     warm: bool = False
     validated: int = -1
     """Windows at the last validation."""
@@ -99,7 +99,7 @@ class Run:
         on_window: Callable[[int], object] = lambda windows: None,
         on_validation: Callable[[dict[str, Any]], object] = lambda entry: None,
     ) -> None:
-        """Until the planned windows are played or ``minutes`` of processor time are spent, all in all."""
+        """Until the planned windows are simulated or ``minutes`` of processor time are spent, all in all."""
         torch.set_num_threads(1)
         if self.progress.rounds:
             self._restore_windows()
@@ -122,7 +122,7 @@ class Run:
         self.progress.warm = True
 
     def _round(self, *, teach: bool, on_window: Callable[[int], object]) -> None:
-        tally = self.rounds.play(self.progress.rounds, teach=teach, on_window=on_window)
+        tally = self.rounds.run(self.progress.rounds, teach=teach, on_window=on_window)
         self.progress.rounds += 1
         self._log(tally)
 
@@ -171,8 +171,12 @@ class Run:
         self.agent.logger.dump(windows)
         return entry
 
-    def _export(self, found: Validation) -> None:
-        judged = {"windows": self.agent.num_timesteps, "minutes": round(self.progress.minutes, 2), **found.as_json()}
+    def _export(self, validation: Validation) -> None:
+        judged = {
+            "windows": self.agent.num_timesteps,
+            "minutes": round(self.progress.minutes, 2),
+            **validation.as_json(),
+        }
         export(self.out / BEST, self.agent.actor.network, {**self.record, "validation": judged})
 
     def store(self) -> None:
@@ -191,4 +195,4 @@ class Run:
 
 
 MOST_LAYERS, MOST_EXPERTS = 24, 8
-"""Of the paper's workloads: the flat arm's input has a fixed size."""
+"""Largest sizes of the paper's workloads: the flat arm's input has a fixed size."""

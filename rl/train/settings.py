@@ -1,4 +1,4 @@
-"""Everything a training run is made from, beside the code and the traces."""
+"""Everything a training run is made from, next to the code and the traces."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ValidationSettings:
     """Clips of each workload, pattern and rate."""
     seconds: float = 900.0
     mean_rps: tuple[float, ...] = (20.0,)
-    """Of clips: as many of each workload and pattern at every one of these rates. At 20 the least share of a GPU serves
-    nearly every window of the paper's workloads, at 250 it does not."""
+    """Rates of clips: as many of each workload and pattern at every one of these rates. At 20 the least share of a GPU
+    serves nearly every window of the paper's workloads, at 250 it does not."""
     warm_up: int = 4
     """Windows at the start that are not counted, as in evaluations."""
     violated: float = 0.01
@@ -42,28 +42,28 @@ class ValidationSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Of one run. The same settings, code and traces make the same actor."""
+    """Settings of one run. The same settings, code and traces make the same actor."""
 
     workloads: tuple[str, ...] = PAPER_WORKLOADS
     seed: int = 0
     arm: str = "full"
     meter: Meter = "provisioned"
     windows: int = 12_000
-    """Planned; exploration and learning rates follow the part that is played."""
+    """Planned; exploration and learning rates follow the part that is simulated."""
     lanes: int = 4
     """Episodes of one pipeline side by side, so that decisions are taken in one pass."""
     variants: tuple[str, ...] = tuple(kind.name for kind in VARIANTS)
     """Further kinds of pipelines to train on (:mod:`rl.train.training_workloads`); not in validation."""
     pipelines: tuple[CustomPipeline, ...] = ()
-    """One's own, beside ``workloads``, which may then be none."""
+    """Custom pipelines, next to ``workloads``, which may then be none."""
     episode_windows: int = 40
     mean_rps: tuple[float, float] = (5.0, 40.0)
     updates: float = 0.5
-    """Of the networks, for each window."""
+    """Updates of the networks, for each window."""
     branches: int = 3
-    """Changed decisions of each window that are simulated beside the one that is played, for the critic."""
+    """Changed decisions of each window that are simulated next to the one that is simulated, for the critic."""
     warm_start: int = 1200
-    """Windows that a teacher plays at first, and that the actor then clones; 0: no warm start."""
+    """Windows that a teacher simulates at first, and that the actor then clones; 0: no warm start."""
     clone_updates: int = 800
     curriculum: bool = True
     """Slow clips first, then normal ones too, then all (a third of the exploration each)."""
@@ -97,7 +97,7 @@ class TrainingSettings:
 
     @property
     def judged(self) -> tuple[Kind, ...]:
-        """What validation plays."""
+        """What validation simulates."""
         return (*(KINDS[name] for name in self.workloads if name in KINDS), *self.pipelines)
 
     @property
@@ -107,7 +107,8 @@ class TrainingSettings:
 
     @property
     def reward(self) -> RewardSettings:
-        """Of episodes; the learner has a shape of its own beyond λ (:func:`rl.agent.ddpg.targets.penalties`)."""
+        """Reward settings of episodes; the learner has a shape of its own beyond λ
+        (:func:`rl.agent.ddpg.targets.penalties`)."""
         return RewardSettings(self.meter, slo_weight=self.learner.slo_weight)
 
     def patterns(self, done: float) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
-"""The teacher on a shared machine: one configuration for all experts, the cheapest that serves a clip as it is played.
+"""The teacher on a shared machine: one configuration for all experts, the cheapest that serves a clip as it is
+simulated.
 
 The queueing model behind the other teacher (:mod:`rl.train.teacher`) gives every replica its cores to itself; it knows
 nothing of CPU quotas, which let a short call through at full speed and stop a long one, nor of what else runs on the
@@ -17,7 +18,7 @@ from rl.train.teacher import PLANS
 from simulation.engine.simulation import Simulation
 
 CONCURRENCY = 4
-"""Of every expert: calls at once cost nothing here, and share what the quota leaves."""
+"""Concurrency of every expert: calls at once cost nothing here, and share what the quota leaves."""
 TOLERATED = 0.02
 """Share of windows more than with the best resource that may be above λ."""
 

@@ -56,7 +56,7 @@ class TeacherSettings:
     kind: Kind = "queueing"
     """``queueing``: this one, for loads at which hardly a call waits; ``hindsight``: :mod:`rl.train.hindsight`."""
     boldness: tuple[float, float] = (1.0, 2.5)
-    """Least and most of an episode's playing teacher, see :meth:`Teacher.plan`."""
+    """Least and most of an episode's simulating teacher, see :meth:`Teacher.plan`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "boldness", tuple(self.boldness))  # a list, where it was stored
@@ -115,8 +115,8 @@ class Teacher:
     def _wanted_s(self) -> float:
         return self.settings.keep * self._physics.workload.slo_s
 
-    def _named(self, found: Enclosure) -> PLANS:
-        return configurations(self._physics, found.numbers) if found.feasible else {}
+    def _named(self, enclosure: Enclosure) -> PLANS:
+        return configurations(self._physics, enclosure.numbers) if enclosure.feasible else {}
 
     def _tables(self, observation: Observation) -> list[list[ExpertTable]]:
         physics = self._physics
@@ -154,12 +154,12 @@ class Teacher:
         return np.asarray(physics.constant_s + sum(rows.seconds[0, tokens] for rows in physics.segments))
 
     def _p95_s(
-        self, found: Enclosure, tables: list[list[ExpertTable]], counts: NDArray[np.uint16], outside_s: Floats
+        self, enclosure: Enclosure, tables: list[list[ExpertTable]], counts: NDArray[np.uint16], outside_s: Floats
     ) -> float:
         physics, total_s, at = self._physics, outside_s.copy(), 0
         space = physics.workload.space
         axes = (len(space.memory_sizes_mb), len(space.resources), len(space.replica_counts), len(space.concurrencies))
-        for layer, numbers, layer_tables in zip(physics.experts, found.numbers, tables, strict=True):
+        for layer, numbers, layer_tables in zip(physics.experts, enclosure.numbers, tables, strict=True):
             memory, resource, replicas, concurrency = np.unravel_index(np.asarray(numbers), axes)
             slowest = np.zeros_like(total_s)
             for j, (rows, table) in enumerate(zip(layer, layer_tables, strict=True)):

@@ -60,7 +60,7 @@ class PaperKind:
     paper: str
     window_s: float = WINDOW_S
     slo_s: float | None = None
-    """Of a variant without GPU shares; None: the paper's workload as it is."""
+    """SLO of a variant without GPU shares; None: the paper's workload as it is."""
     size: tuple[int, int] | None = None
     """MoE layers and experts of each, where they are not the paper's."""
     speed: float = 1.0

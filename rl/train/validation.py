@@ -22,7 +22,7 @@ from rl.agent.contract import State
 from rl.episodes import WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
-from rl.train.parallel_episodes import Decide, play
+from rl.train.parallel_episodes import Decide, simulate_all
 from rl.train.settings import TrainingSettings, ValidationSettings
 from rl.train.training_workloads import Kind, reference_of
 from traces.model import PATTERNS
@@ -50,7 +50,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Validation:
-    """Of all clips."""
+    """Results of all clips."""
 
     clips: tuple[Judged, ...]
 
@@ -106,7 +106,7 @@ class Validator:
         }
 
     def work(self, clip: Clip) -> Work:
-        """Of a clip of :attr:`clips`, made once."""
+        """Work of a clip of :attr:`clips`, made once."""
         if clip not in self._works:
             workload = self._kinds[clip.workload].workload(SEEDS[clip.split] + clip.seed, clip.mean_rps)
             self._works[clip] = work_of(clip, self.data, workload)
@@ -142,11 +142,11 @@ class Validator:
         for clips in self.clips.values():
             episodes = [self._episode(clip, profiled) for clip in clips]
             costs, p95s = [0.0] * len(clips), [list[float]() for _ in clips]
-            for number, row in enumerate(play(episodes, decide), start=2):  # the first window is the start's
-                for played in row if number > self.settings.validation.warm_up else []:
-                    costs[played.lane] += float(getattr(played.outcome, self.settings.meter).sum())
-                    p95_s = played.outcome.window.quantile_s(SLO_QUANTILE)
-                    p95s[played.lane] += [] if p95_s is None else [p95_s]
+            for number, row in enumerate(simulate_all(episodes, decide), start=2):  # the first window is the start's
+                for window in row if number > self.settings.validation.warm_up else []:
+                    costs[window.episode_number] += float(getattr(window.outcome, self.settings.meter).sum())
+                    p95_s = window.outcome.window.quantile_s(SLO_QUANTILE)
+                    p95s[window.episode_number] += [] if p95_s is None else [p95_s]
             for clip, episode, cost, p95 in zip(clips, episodes, costs, p95s, strict=True):
                 over = np.array(p95) / episode.workload.slo_s - 1
                 excess = float(np.maximum(over, 0).mean()) if over.size else 0.0
@@ -180,7 +180,8 @@ class Validator:
 
 
 def holding(episodes: Sequence[Episode], states: Sequence[State]) -> list[np.ndarray]:
-    """The policy that never changes anything: what a clip starts with, found by profiling its first windows."""
+    """The policy that never changes anything: what a clip starts with, found by profiling its first windows. Actions
+    [n, K, 4] of each."""
     return [state.present for state in states]
 
 

@@ -1,7 +1,7 @@
-"""Warm start: a teacher plays, each window it meets is labelled with its plan, and the actor clones that.
+"""Warm start: a teacher simulates, each window it meets is labelled with its plan, and the actor clones that.
 
-The teacher that plays is more or less careful from episode to episode, so that the critic sees windows on both sides
-of λ; the label is always the careful one's. Off with ``warm_start = 0``: then the actor starts from nothing.
+The teacher that simulates is more or less careful from episode to episode, so that the critic sees windows on both
+sides of λ; the label is always the careful one's. Off with ``warm_start = 0``: then the actor starts from nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ CHEAP = 0.3
 
 
 class Teachers:
-    """Of a round: for each episode a teacher, whose plan is the label, and how boldly its plans are played."""
+    """Teachers of a round: for each episode a teacher, whose plan is the label, and how boldly its plans are
+    simulated."""
 
     def __init__(self, episodes: list[Episode], settings: TeacherSettings, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -36,20 +37,20 @@ class Teachers:
         }
 
     def plan(self, episode: Episode, state: State) -> tuple[Actions, Actions]:
-        """[n, K, 4] each: the careful plan for the coming window, and what is played."""
+        """[n, K, 4] each: the careful plan for the coming window, and what is simulated."""
         boldness = self._boldness[id(episode)]
         careful, bold = self._teachers[id(episode)].plan(episode.observation, boldness or 1.0)
-        played = on_lattice(bold, episode, state) if boldness is not None else self._scattered(episode, state)
-        return on_lattice(careful, episode, state), played
+        bold_indices = to_indices(bold, episode, state) if boldness is not None else self._scattered(episode, state)
+        return to_indices(careful, episode, state), bold_indices
 
     def _scattered(self, episode: Episode, state: State) -> Actions:
-        lattice = episode.encoder.lattice
-        positions, counts = state.present.copy(), lattice.sizes[2]
+        configuration_index = episode.encoder.configuration_index
+        positions, counts = state.present.copy(), configuration_index.sizes[2]
         efficient = resources_by_price(episode.encoder.space)[0].numpy()
         place = np.minimum(self._rng.geometric(CHEAP, size=(len(positions), 1)), len(efficient)) - 1
         positions[..., 1] = efficient[place]
         positions[..., 2] = np.minimum(self._rng.geometric(0.6, size=(len(positions), 1)), counts) - 1
-        return lattice.within(positions, state.least_memory)
+        return configuration_index.within(positions, state.least_memory)
 
 
 class Teaching(Protocol):
@@ -67,9 +68,9 @@ def teacher_of(episode: Episode, settings: TeacherSettings) -> Teaching:
     return Teacher(episode.workload, episode.requests, settings)
 
 
-def on_lattice(desired: PLANS, episode: Episode, state: State) -> Actions:
+def to_indices(desired: PLANS, episode: Episode, state: State) -> Actions:
     """[n, K, 4] made to satisfy Eq. (2); what is in force where there is no plan."""
     if not desired:
         return state.present
-    lattice = episode.encoder.lattice
-    return lattice.within(lattice.actions(desired), state.least_memory)
+    configuration_index = episode.encoder.configuration_index
+    return configuration_index.within(configuration_index.actions(desired), state.least_memory)

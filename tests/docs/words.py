@@ -22,8 +22,8 @@ EXEMPT = frozenset({"docs/glossary.md"})
 """Names the retired words."""
 STORED = frozenset({"wish", "beside", "plays"})
 """Stored columns, JSON fields and metric labels: as a string of its own, or between backquotes."""
-STORED_NAMES = frozenset({"volley_rounds", "quiet_cores", "tell"})
-"""Keys of stored profiles' settings, and a method of Optuna's."""
+STORED_NAMES = frozenset({"volley_rounds", "quiet_cores", "lanes", "tell"})
+"""Keys of stored settings of profiles and training runs, and a method of Optuna's."""
 VARIABLES = frozenset({"found", "own", "known", "seen"})
 """Variables that name nothing."""
 PARTS = re.compile(
@@ -52,10 +52,13 @@ class Finding(NamedTuple):
 def of_source(path: str, text: str) -> Iterator[Finding]:
     """Findings of one Python file: retired names, retired words in comments and strings, docstrings that begin with
     "Of", public arrays without axes."""
+    before = ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_attribute, before = before == ".", token.string
         if token.type == tokenize.NAME:
             snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", token.string).lower()
-            if token.string in VARIABLES or (token.string not in STORED_NAMES and PARTS.search(snake)):
+            nameless = token.string in VARIABLES and not is_attribute
+            if nameless or (token.string not in STORED_NAMES and PARTS.search(snake)):
                 yield Finding(path, token.start[0], f"name {token.string}")
         elif token.type in (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)):
             yield from _prose(path, token.start[0], token.string)

@@ -30,14 +30,14 @@ from rl.agent.encoder import padded
 from rl.agent.settings import NetworkSettings
 
 STORED = ("num_timesteps", "_n_updates", "_current_progress_remaining", "seed")
-"""Attributes of the library's that a checkpoint holds beside the settings."""
+"""Attributes of the library's that a checkpoint holds next to the settings."""
 CLONING = 2**40
 """Draws of a warm start are numbered from here, so that they are not those of updates."""
 
 
 class PipelineDDPG(DDPG):
     """``num_timesteps`` counts windows. Windows come in through ``replay_buffer.add``; there is no library environment,
-    since pipelines of unlike sizes learn together."""
+    since pipelines of different sizes learn together."""
 
     policy: PipelinePolicy
     replay_buffer: WindowBuffer
@@ -73,7 +73,8 @@ class PipelineDDPG(DDPG):
         self._setup_model()
 
     def learn(self, *args: Any, **kwargs: Any) -> PipelineDDPG:
-        """Raises LearnerError: windows of unlike pipelines are brought by :mod:`rl.train`, which then calls train."""
+        """Raises LearnerError: windows of different pipelines are brought by :mod:`rl.train`, which then calls
+        train."""
         raise LearnerError("this agent has no environment of its own to step; use rl.train (`smoe lab train`)")
 
     def progress(self, done: float) -> None:
@@ -145,7 +146,7 @@ class PipelineDDPG(DDPG):
     def _improved(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
         """Cross-entropy towards changes that the critic holds for better than the actor's own decisions.
 
-        Where Eq. (14) has the slope at one point, this has differences between configurations: Φ is a lattice, and from
+        Where Eq. (14) has the slope at one point, this has differences between configurations: Φ is discrete, and from
         a safe configuration to the next cheaper one the penalty's corner may lie in between. For every expert, every
         layer and the window, ``alternatives`` are compared with the decisions that the actor would take. Gains pull,
         the best of them most; where no draw gains, the actor's own decisions are held, ``HOLD`` times as strongly: more
@@ -161,7 +162,7 @@ class PipelineDDPG(DDPG):
         base = spread(scored.best(), mask)
         base_features, losses, measures = features_of(space, base), list[Tensor](), dict[str, float]()
         with torch.no_grad():
-            embedded = critic.known(batch)
+            embedded = critic.embedded_experts(batch)
         for scope in SCOPES:
             tried = torch.cat((base[None], moves(batch, base, scope, self.learner.alternatives, draw)))
             values = judged(critic, scope, batch, embedded, base_features, features_of(space, tried), samples.unit)
@@ -179,7 +180,8 @@ class PipelineDDPG(DDPG):
         return self.learner.clone_weight * max(0.0, 1 - self.done / self.learner.exploration)
 
     def clone_loss(self, samples: WindowSamples) -> Tensor:
-        """Mean cross-entropy of the teacher's configurations, over the experts of windows that have a teacher."""
+        """Mean cross-entropy of the teacher's configurations, over the experts of windows that have a teacher.
+        Scalar."""
         batch, taught = samples.observations, samples.taught
         logs: Tensor = self.actor.network.log_prob(batch, samples.teacher)
         counted = batch.space.mask & taught[:, None, None]

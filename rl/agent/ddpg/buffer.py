@@ -23,7 +23,7 @@ from rl.agent.ddpg.settings import LearnerError
 
 @dataclass(frozen=True, eq=False)
 class BranchStep:
-    """The same window under other decisions, simulated beside it; what would follow is not known."""
+    """The same window under other decisions, simulated next to it; what would follow is not known."""
 
     executed: NDArray[np.int16]
     rewards: Floats32
@@ -70,10 +70,10 @@ class WindowSamples(NamedTuple):
     """[B, n, K, 4] int64; the executed where there was no teacher."""
     taught: Tensor
     """[B] bool."""
-    played: Tensor
+    simulated: Tensor
     """[B] bool: False for branches, whose next observation is not theirs."""
     pairs: Tensor
-    """[pairs, 2] int64: rows of a window as it was played and of one of its branches."""
+    """[pairs, 2] int64: rows of a window as it was simulated and of one of its branches."""
 
 
 class WindowBuffer(ReplayBuffer):

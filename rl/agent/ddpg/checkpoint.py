@@ -1,7 +1,7 @@
 """Files of a run: what may be opened, and the buffer's windows as plain arrays.
 
-The library's loader unpickles whatever a checkpoint says is pickled, and its own buffer file is a pickle; a pickle runs
-code. So a checkpoint is read through :func:`checked`, and windows are stored by NumPy with pickling off.
+The library's loader unpickles whatever a checkpoint states is pickled, and its own buffer file is a pickle; a pickle
+runs code. So a checkpoint is read through :func:`checked`, and windows are stored by NumPy with pickling off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRIES = frozenset(
     )
 )
 MOST_BYTES = 512 * 2**20
-"""Of a checkpoint, unpacked."""
+"""Limit of a checkpoint, unpacked."""
 MOST_JSON = 2**20
 PARTS = ("segments", "experts", "pipeline", "present", "least_memory")
 

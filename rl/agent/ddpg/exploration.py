@@ -1,6 +1,6 @@
 """Decisions to learn from: drawn from the actor's own softmax, some experts given any valid configuration instead.
 
-Noise on numbers would leave the lattice and the mask of Eq. (2), so all exploration happens on Φ itself.
+Noise on numbers would leave Φ and the mask of Eq. (2), so all exploration happens on Φ itself.
 """
 
 from __future__ import annotations

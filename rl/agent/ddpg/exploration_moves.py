@@ -73,7 +73,7 @@ def _ends(batch: Batch, drawn: tuple[int, ...], draw: torch.Generator) -> Tensor
 @lru_cache(maxsize=64)
 def resources_by_price(space: Space) -> tuple[Tensor, Tensor]:
     """Positions [E] of the resources that none cheaper is as fast as, in order of price; and for every resource [R] its
-    place among them: of the dearest that costs no more."""
+    place among them: of the most expensive that costs no more."""
     prices, seconds = space.resource_memory[0, :, PRICE], space.resource_memory[0, :, CALL_TIME]
     efficient = list[int]()
     for position in prices.argsort().tolist():

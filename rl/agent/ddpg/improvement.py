@@ -1,4 +1,4 @@
-"""From what a critic says of changes to how strongly each of them pulls the actor."""
+"""From what a critic states of changes to how strongly each of them pulls the actor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rl.agent.ddpg.exploration_moves import Scope
 from rl.agent.ddpg.window_critic import WindowCritic
 
 EAGERNESS = 0.3
-"""Of changes that gain, each weighs exp(gain / η): η over the best one's gain."""
+"""Temperature η of changes that gain, each weighs exp(gain / η): η over the best one's gain."""
 LEAST_GAIN = 1e-6
 HOLD = 0.15
 NOTABLE: dict[Scope, float] = {"expert": 0.004, "layer": 0.02, "window": 0.06}
@@ -18,14 +18,14 @@ NOTABLE: dict[Scope, float] = {"expert": 0.004, "layer": 0.02, "window": 0.06}
 
 
 def judged(
-    critic: WindowCritic, scope: Scope, batch: Batch, known: Tensor, own: Tensor, tried: Tensor, unit: float
+    critic: WindowCritic, scope: Scope, batch: Batch, embedded: Tensor, values: Tensor, tried: Tensor, unit: float
 ) -> Tensor:
-    """[A, B, n or 1, K or 1] what ``critic`` says of ``tried`` [A, B, n, K, C] in a scope."""
+    """[A, B, n or 1, K or 1] what ``critic`` states of ``tried`` [A, B, n, K, C] in a scope."""
     if scope == "expert":
-        return critic.of_experts(batch, known, own, tried, unit)
+        return critic.of_experts(batch, embedded, values, tried, unit)
     if scope == "layer":
-        return critic.of_layers(batch, known, own, tried, unit).unsqueeze(-1)
-    return critic.of_windows(batch, known, tried, unit)[..., None, None]
+        return critic.of_layers(batch, embedded, values, tried, unit).unsqueeze(-1)
+    return critic.of_windows(batch, embedded, tried, unit)[..., None, None]
 
 
 def pulls(values: Tensor, notable: float) -> tuple[Tensor, float]:

@@ -43,7 +43,7 @@ class LayerCritic(nn.Module):
         return returns(samples.rewards + last, following, gamma)
 
     def loss(self, samples: WindowSamples, following: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Mean squared distance of Q from its targets."""
+        """Mean squared distance of Q from its targets. Scalar."""
         batch, wanted = samples.observations, self.targets(samples, following)
         values = self.network(batch, features_of(batch.space, samples.actions), samples.actions)
         loss = nn.functional.mse_loss(values, wanted)

@@ -1,4 +1,4 @@
-"""What the learner is told, with the reason for each default."""
+"""The learner's settings, with the reason for each default."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Gradient = Literal["improvement", "straight-through"]
 
 
 class LearnerError(ValueError):
-    """Settings or a checkpoint that cannot be used; the message says which and what is allowed."""
+    """Settings or a checkpoint that cannot be used; the message states which and what is allowed."""
 
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """Of the algorithm alone; what is trained on is :class:`rl.train.settings.TrainingSettings`."""
+    """Settings of the algorithm alone; what is trained on is :class:`rl.train.settings.TrainingSettings`."""
 
     batch_windows: int = 16
     """Windows of an update, all of one pipeline."""
@@ -33,10 +33,10 @@ class LearnerSettings:
     """``window``: one critic of all layers' decisions together, which predicts the tail latency and knows the cost
     (:mod:`rl.agent.ddpg.window_critic`); ``layer``: Q of every layer step in view of the layers before it."""
     credit: Credit = "own"
-    """Of the layer critic. ``own``: a layer's return leaves out what the others cost, which is known and not its doing
-    (a difference reward); ``return``: the plain return of Eq. (13)."""
+    """Credit assignment of the layer critic. ``own``: a layer's return leaves out what the others cost, which is known
+    and not its doing (a difference reward); ``return``: the plain return of Eq. (13)."""
     slo_weight: float = 60.0
-    """Of an excess over λ (:func:`rl.agent.ddpg.targets.penalties`)."""
+    """Weight of an excess over λ (:func:`rl.agent.ddpg.targets.penalties`)."""
     gradient: Gradient = "improvement"
     """How the actor climbs the critic: towards the better of some changes of an expert, a layer or the whole window,
     with the window critic, or Eq. (14) with straight-through features."""
@@ -49,15 +49,15 @@ class LearnerSettings:
     guard: float = 0.93
     """Part of λ from which on an excess counts: keeps the share of windows over λ itself small."""
     clone_rate: float = 1e-3
-    """Of the actor while it clones its teacher and nothing else."""
+    """Learning rate of the actor while it clones its teacher and nothing else."""
     clone_end: float = 1.0
     """Part of it that is left at the last update of the warm start; it falls evenly."""
     clone_weight: float = 0.0
-    """Of the teacher's cross-entropy beside the policy gradient, at the start; falls to 0 with exploration."""
+    """Weight of the teacher's cross-entropy next to the policy gradient, at the start; falls to 0 with exploration."""
     gradient_norm: float = 1.0
     """Longest gradient of either network."""
     temperature: tuple[float, float] = (0.3, 0.05)
-    """Of the softmax that training decisions are drawn from: at the start, and once exploration is over."""
+    """Temperature of the softmax that training decisions are drawn from: at the start, and once exploration is over."""
     random_share: tuple[float, float] = (0.03, 0.0)
     """Share of experts that get any valid configuration instead."""
     exploration: float = 0.6

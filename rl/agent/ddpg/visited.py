@@ -26,7 +26,7 @@ class Seen:
         low, high = math.log(self._features[name].low), math.log(self._features[name].high)
         return low + (encoded[..., self._at[name]] + 1) / 2 * (high - low)
 
-    def known(self, name: str, encoded: Tensor) -> Tensor:
+    def is_known(self, name: str, encoded: Tensor) -> Tensor:
         """[..] 1 where a feature is known, else 0."""
         flag = self._features[name].flag
         return torch.ones_like(encoded[..., 0]) if flag is None else 1 - encoded[..., self._at[flag]]

@@ -9,7 +9,7 @@ is smooth in the decisions although the penalty has a corner.
 The network follows the pass, in logarithms of times. A call takes a mean call's time on its resource, times what is
 learnt from load and configuration; a layer as long as its slowest expert (a soft maximum), times what is learnt; a
 request as long as its layers and segments together, times what is learnt, by quantile. Before it has learnt anything it
-says so how long a pass takes when nothing waits. What the next state tells of each expert's and each layer's latency
+shows how long a pass takes when nothing waits. What the next state shows of each expert's and each layer's latency
 is learnt too: a window then teaches hundreds of numbers and not one.
 """
 
@@ -37,10 +37,10 @@ QUANTILES = 16
 LOG_CALL = math.log(100)
 """A feature of 1 is a call of 100 λ / n."""
 LOADS = ("requests_per_s", "load_mean_5", "load_peak_5")
-"""Of an expert: calls at once that a replica of a mean resource would have in service."""
+"""Load features of an expert: calls at once that a replica of a mean resource would have in service."""
 PHYSICAL = 6 + 2 * len(LOADS)
 SHARP = 0.25
-"""Of the soft maximum over a layer's experts, in logarithms."""
+"""Sharpness of the soft maximum over a layer's experts, in logarithms."""
 SHORTEST, LONGEST = -6.0, 6.0
 """Logarithms of times, in λ / n or λ."""
 FASTEST_P95, SLOWEST_P95 = 0.05, 20.0
@@ -73,7 +73,7 @@ class Layers:
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Of B windows."""
+    """Predictions of B windows."""
 
     p95: Tensor
     """[.., QUANTILES] logarithm of P95 over λ where requests are judged, rising."""
@@ -112,11 +112,11 @@ class WindowCritic(nn.Module):
 
     def forward(self, batch: Batch, features: Tensor) -> tuple[Prediction, Layers, Experts]:
         """``features`` [B, n, K, C] of every layer's decisions."""
-        experts = self._experts(batch, self.known(batch), features)
+        experts = self._experts(batch, self.embedded_experts(batch), features)
         layers = self._layers(experts, batch.space.mask)
         return self._window(layers, batch.pipeline), layers, experts
 
-    def known(self, batch: Batch) -> Tensor:
+    def embedded_experts(self, batch: Batch) -> Tensor:
         """[B, n, K, h]: of the experts, what does not hang on decisions."""
         encoded = self.encoder(batch)
         pipeline = batch.pipeline.unsqueeze(1).expand(-1, len(batch.space.mask), -1)
@@ -124,10 +124,10 @@ class WindowCritic(nn.Module):
         embedded: Tensor = self.of_expert(encoded.experts) + self.of_shared(shared).unsqueeze(2)
         return embedded
 
-    def _experts(self, batch: Batch, known: Tensor, features: Tensor) -> Experts:
+    def _experts(self, batch: Batch, embedded: Tensor, features: Tensor) -> Experts:
         """``features`` [.., B, n, K, C]."""
         inputs = torch.cat((with_products(features), _physical(batch, features)), -1)
-        hidden = self.each((known + self.of_configuration(inputs)).relu()).relu()
+        hidden = self.each((embedded + self.of_configuration(inputs)).relu()).relu()
         off_p95, off_mean = self.latency(hidden).unbind(-1)
         call = features[..., CALL_TIME] * LOG_CALL
         return Experts(hidden, _bounded(call + off_p95), _bounded(call + off_mean))
@@ -147,7 +147,8 @@ class WindowCritic(nn.Module):
         return self._predicted(hidden.mean(-2), hidden.amax(-2), barrier.mean(-1), pipeline)
 
     def _predicted(self, mean: Tensor, largest: Tensor, barriers: Tensor, pipeline: Tensor) -> Prediction:
-        """Of layers pooled to ``mean`` and ``largest`` [.., h]; ``barriers`` [..] all of them together, in λ."""
+        """Prediction of layers pooled to ``mean`` and ``largest`` [.., h]; ``barriers`` [..] all of them together, in
+        λ."""
         segments = PIPELINE.log("segments", pipeline).exp() * PIPELINE.known("segments", pipeline)
         total = (barriers + segments).log().unsqueeze(-1)
         output = self.whole(torch.cat((mean, largest, pipeline.expand(*mean.shape[:-1], -1), total), -1))
@@ -162,16 +163,15 @@ class WindowCritic(nn.Module):
         return total
 
     @torch.no_grad()
-    def of_experts(self, batch: Batch, known: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
+    def of_experts(self, batch: Batch, embedded: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B, n, K]: Q of the window with one expert's configuration replaced, all others as in ``features``.
 
-        ``known``: of :meth:`known`; ``others`` [A, B, n, K, C]: A alternatives of every expert. Each is the critic's
-        exact value, at the price of pooling anew: an expert leaves its layer's mean and maximum, its layer the
-        pipeline's. Padding is meaningless.
-        Cost counts as provisioned.
+        ``embedded``: of :meth:`embedded`; ``others`` [A, B, n, K, C]: A alternatives of every expert. Each is the
+        critic's exact value, at the price of pooling again: an expert leaves its layer's mean and maximum, its layer
+        the pipeline's. Padding is meaningless. Cost counts as provisioned.
         """
         mask = batch.space.mask
-        experts = self._experts(batch, known, features)
+        experts = self._experts(batch, embedded, features)
         each, weight = experts.hidden, _weight(experts.p95) * mask
         mean, count = masked_mean(each, mask).unsqueeze(2), mask.sum(-1)[:, None, None]
         beside = _largest_beside(each.masked_fill(~mask[..., None], 0.0))
@@ -179,7 +179,7 @@ class WindowCritic(nn.Module):
         pooled, price, values = _Beside.of(self._layers(experts, mask)), _price(features), []
         pipeline = batch.pipeline[:, None, None]
         for other in others:
-            expert_terms = self._experts(batch, known, other)
+            expert_terms = self._experts(batch, embedded, other)
             at = torch.cat(
                 (mean + (expert_terms.hidden - each) / count, torch.maximum(beside, expert_terms.hidden)), -1
             )
@@ -192,24 +192,24 @@ class WindowCritic(nn.Module):
         return torch.stack(values)
 
     @torch.no_grad()
-    def of_layers(self, batch: Batch, known: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
+    def of_layers(self, batch: Batch, embedded: Tensor, features: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B, n]: the same with all experts of one layer replaced by those in ``others`` [A, B, n, K, C]."""
         mask = batch.space.mask
-        pooled = _Beside.of(self._layers(self._experts(batch, known, features), mask))
+        pooled = _Beside.of(self._layers(self._experts(batch, embedded, features), mask))
         price, values = (_price(features) * mask).sum(-1), []
         for other in others:
-            layer = self._layers(self._experts(batch, known, other), mask)
+            layer = self._layers(self._experts(batch, embedded, other), mask)
             one = self._predicted(*pooled.with_one(layer, expand=False), batch.pipeline[:, None])
             cost = price.sum(-1, keepdim=True) + (_price(other) * mask).sum(-1) - price
             values.append(self.punished(one) + one.future - unit * cost)
         return torch.stack(values)
 
     @torch.no_grad()
-    def of_windows(self, batch: Batch, known: Tensor, others: Tensor, unit: float) -> Tensor:
+    def of_windows(self, batch: Batch, embedded: Tensor, others: Tensor, unit: float) -> Tensor:
         """[A, B]: the same with all experts replaced."""
         mask, values = batch.space.mask, []
         for other in others:
-            one = self._window(self._layers(self._experts(batch, known, other), mask), batch.pipeline)
+            one = self._window(self._layers(self._experts(batch, embedded, other), mask), batch.pipeline)
             values.append(self.punished(one) + one.future - unit * (_price(other) * mask).sum((-1, -2)))
         return torch.stack(values)
 
@@ -225,13 +225,14 @@ class WindowCritic(nn.Module):
         busy: Tensor = self.busy(layers.hidden).squeeze(-1).sigmoid()
         return -unit * prices * busy
 
-    def punished(self, found: Prediction) -> Tensor:
+    def punished(self, prediction: Prediction) -> Tensor:
         """[..] mean penalty over what the P95 may be."""
-        mean: Tensor = penalties(found.p95.clamp(max=4.0).exp(), self.learner).mean(-1)
-        return found.judged.sigmoid() * mean
+        mean: Tensor = penalties(prediction.p95.clamp(max=4.0).exp(), self.learner).mean(-1)
+        return prediction.judged.sigmoid() * mean
 
     def loss(self, samples: WindowSamples, following: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Of predictions against what came; ``following`` [B]: the next window's value, 0 where nothing follows."""
+        """Loss of predictions against what came; ``following`` [B]: the next window's value, 0 where nothing
+        follows."""
         batch = samples.observations
         features = features_of(batch.space, samples.actions)
         values, layers, experts = self(batch, features)
@@ -241,7 +242,7 @@ class WindowCritic(nn.Module):
         parts = {
             "p95": _mean(pinball, judged),
             "judged": functional.binary_cross_entropy_with_logits(values.judged, judged.float()),
-            "future": _mean((values.future - self.learner.gamma * following).square(), samples.played),
+            "future": _mean((values.future - self.learner.gamma * following).square(), samples.simulated),
             "change": self._changes(samples, values.p95.mean(-1), log_p95, judged),
             **self._latencies(samples, layers, experts),
         }
@@ -252,20 +253,20 @@ class WindowCritic(nn.Module):
         named = {f"critic_{name}": float(part.detach()) for name, part in parts.items()}
         return torch.stack(list(parts.values())).sum(), named | {"critic_p95_off": float(off.detach())}
 
-    def _changes(self, samples: WindowSamples, found: Tensor, seen: Tensor, judged: Tensor) -> Tensor:
+    def _changes(self, samples: WindowSamples, values: Tensor, log_p95: Tensor, judged: Tensor) -> Tensor:
         """Loss of what a change of decision does to the logarithm of the P95 of the very same window: all that is not
         known of the window is in both, so it does not hide the effect, nor stand in for it."""
         played, branch = samples.pairs.unbind(-1)
-        off = (found[branch] - found[played]) - (seen[branch] - seen[played])
+        off = (values[branch] - values[played]) - (log_p95[branch] - log_p95[played])
         loss = functional.smooth_l1_loss(off, torch.zeros_like(off), reduction="none", beta=BETA)
         return _mean(loss, judged[branch] & judged[played])
 
     def _latencies(self, samples: WindowSamples, layers: Layers, experts: Experts) -> dict[str, Tensor]:
-        """Losses of experts and layers against what the next state tells of the window."""
+        """Losses of experts and layers against what the next state shows of the window."""
         ahead, latencies = samples.next_observations.experts, {}
         barrier = layers.barrier.unsqueeze(-1).expand_as(experts.p95)
         for name, value in (("latency_p95", experts.p95), ("latency_mean", experts.mean), ("barrier_p95", barrier)):
-            there = samples.observations.space.mask * NODE.known(name, ahead) * samples.played[:, None, None]
+            there = samples.observations.space.mask * NODE.is_known(name, ahead) * samples.simulated[:, None, None]
             loss = functional.smooth_l1_loss(value, NODE.log(name, ahead), reduction="none", beta=BETA)
             latencies[name] = _mean(loss, there)
         return latencies
@@ -319,7 +320,7 @@ def _physical(batch: Batch, features: Tensor) -> Tensor:
         replicas - (present[..., REPLICAS] * 8).log(),
     ]
     for name in LOADS:
-        load, is_known = NODE.log(name, batch.experts) + call - mean - replicas, NODE.known(name, batch.experts)
+        load, is_known = NODE.log(name, batch.experts) + call - mean - replicas, NODE.is_known(name, batch.experts)
         parts += [load / 5 * is_known, load.clamp(-9.0, 1.4).exp() / 2 * is_known]
     return torch.stack([part.expand_as(call) for part in parts], -1)
 
@@ -342,7 +343,7 @@ def _mean(losses: Tensor, there: Tensor) -> Tensor:
 
 
 def _zeroed(inputs: int, outputs: int) -> nn.Linear:
-    """A linear part that says 0 until it has learnt."""
+    """A linear part whose output is 0 until it has learnt."""
     linear = nn.Linear(inputs, outputs)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)

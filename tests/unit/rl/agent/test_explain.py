@@ -50,7 +50,7 @@ def test_reasons_are_those_of_the_decision(network: SisoActor) -> None:
     one = episode(seconds=60.0)
     found = explain(network, one.encoder, one.state(), top=4)
     chosen = network.decide(Batch.of(one.encoder.space, [one.state()]))[0].numpy()
-    desired = one.encoder.lattice.configurations(chosen)
+    desired = one.encoder.configuration_index.configurations(chosen)
     assert {row.function: row.chosen.configuration for row in found} == desired
     weights: dict[int, float] = defaultdict(float)
     for row in found:
@@ -70,7 +70,7 @@ def test_every_configuration_shown_is_allowed_and_their_number_is_that_of_eq_2(n
     for row in explain(network, encoder, one.state(), top=2)[:6]:
         seen = one.observation.node(nodes[row.function].id)
         assert seen is not None
-        need, space = memory_need([nodes[row.function]], [seen], one.limits), encoder.lattice.space
+        need, space = memory_need([nodes[row.function]], [seen], one.limits), encoder.configuration_index.space
         assert need is not None and all(need.holds(choice.configuration) for choice in row.best)
         sizes = [sum(mb >= least for mb in space.memory_sizes_mb) for least in space.mask(need).values() if least]
         assert row.allowed == sum(sizes) * len(space.resources) * len(space.concurrencies)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from autoscaler.contract import Configuration
 from rl.agent.contract import State
 from rl.episodes import Episode
-from rl.features import Lattice
+from rl.features import ConfigurationIndex
 from rl.reward import RewardSettings
 from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.paper import paper_workload
@@ -43,7 +43,9 @@ def episode(seconds: float = 150.0, seed: int = 0, rps: float = 4.0, settings: R
     )
 
 
-def drawn(lattice: Lattice, state: State, rng: np.random.Generator) -> NDArray[np.int16]:
+def drawn(configuration_index: ConfigurationIndex, state: State, rng: np.random.Generator) -> NDArray[np.int16]:
     """Actions drawn evenly on every axis, then made to satisfy Eq. (2)."""
-    found = np.stack([rng.integers(0, size, lattice.mask.shape) for size in lattice.sizes], axis=-1)
-    return lattice.within(found, state.least_memory)
+    found = np.stack(
+        [rng.integers(0, size, configuration_index.mask.shape) for size in configuration_index.sizes], axis=-1
+    )
+    return configuration_index.within(found, state.least_memory)

@@ -105,13 +105,13 @@ def test_a_resized_pipeline_has_that_many_layers_and_experts_and_can_be_played(l
     assert made.costs[f"segment-{layers}"] == paper_workload("b2b-4").costs["segment-24"]
     clip = Clip(made.name, "slow", 1, mean_rps=2.0, seconds=60.0)
     one = episode_of(clip, start=made.initial(START), data=NO_TRACES, workload=made)
-    outcome = one.step(drawn(one.encoder.lattice, one.state(), np.random.default_rng(0)))
-    assert outcome.finished > 0 and one.encoder.lattice.mask.all() and outcome.reward.shape == (layers,)
+    outcome = one.step(drawn(one.encoder.configuration_index, one.state(), np.random.default_rng(0)))
+    assert outcome.finished > 0 and one.encoder.configuration_index.mask.all() and outcome.reward.shape == (layers,)
 
 
 def test_without_gpu_only_cores_are_chosen() -> None:
     made = without_gpu(workload())
     one = episode_of(CLIP, start=made.initial(START), data=NO_TRACES, workload=made)
-    assert one.encoder.lattice.sizes == (159, 6, 8, 10) and one.encoder.space.sizes == (159, 6, 8, 10)
-    one.step(drawn(one.encoder.lattice, one.state(), np.random.default_rng(0)))
+    assert one.encoder.configuration_index.sizes == (159, 6, 8, 10) and one.encoder.space.sizes == (159, 6, 8, 10)
+    one.step(drawn(one.encoder.configuration_index, one.state(), np.random.default_rng(0)))
     assert all(one.present[node.function].gpu_share == 0 for node in made.experts)

@@ -27,7 +27,7 @@ def played(one: Episode, seed: int) -> list[Actions]:
     """Random actions until the end; what was ordered in each window."""
     rng, ordered = np.random.default_rng(seed), []
     while one.windows_left:
-        ordered.append(drawn(one.encoder.lattice, one.state(), rng))
+        ordered.append(drawn(one.encoder.configuration_index, one.state(), rng))
         one.step(ordered[-1])
     return ordered
 
@@ -46,7 +46,7 @@ class Replay:
 
 
 def loop(ordered: Sequence[Actions], one: Episode) -> list[Step]:
-    policy = Replay([one.encoder.lattice.configurations(actions) for actions in ordered])
+    policy = Replay([one.encoder.configuration_index.configurations(actions) for actions in ordered])
     simulation = Simulation(workload(), requests(), workload().initial(START))
     return simulate_policy(simulation, policy, limits_of(workload()), window_s=30.0, until_s=150.0)
 
@@ -55,7 +55,7 @@ def test_an_episode_plays_what_the_controller_s_loop_plays() -> None:
     one = episode()
     outcomes, states, rng, ordered = [one.outcome], [one.state()], np.random.default_rng(1), []
     while one.windows_left:
-        ordered.append(drawn(one.encoder.lattice, one.state(), rng))
+        ordered.append(drawn(one.encoder.configuration_index, one.state(), rng))
         outcomes.append(one.step(ordered[-1]))
         states.append(one.state())
     steps = loop(ordered, one)
@@ -85,7 +85,7 @@ def test_equal_seeds_and_actions_give_equal_episodes_and_other_seeds_do_not() ->
 def test_layer_by_layer_comes_to_the_same_as_the_whole_window() -> None:
     whole, layered, rng = episode(), episode(), np.random.default_rng(7)
     while whole.windows_left:
-        actions = drawn(whole.encoder.lattice, whole.state(), rng)
+        actions = drawn(whole.encoder.configuration_index, whole.state(), rng)
         expected = whole.step(actions)
         layered.begin()
         for layer in range(actions.shape[0]):
@@ -112,9 +112,9 @@ def test_the_rewards_are_those_of_eq_13(meter: str) -> None:
 def test_the_provisioned_cost_is_known_from_the_action_alone() -> None:
     one, rng = episode(), np.random.default_rng(8)
     while one.windows_left:
-        actions = drawn(one.encoder.lattice, one.state(), rng)
-        outcome, lattice = one.step(actions), one.encoder.lattice
-        price = lattice.unit_per_s[actions[..., 0], actions[..., 1]]
+        actions = drawn(one.encoder.configuration_index, one.state(), rng)
+        outcome, configuration_index = one.step(actions), one.encoder.configuration_index
+        price = configuration_index.unit_per_s[actions[..., 0], actions[..., 1]]
         expected = (price * (actions[..., 2] + one.workload.space.replicas_min) * one.window_s).sum(axis=1)
         np.testing.assert_allclose(outcome.provisioned, expected, rtol=1e-12)
 
@@ -143,8 +143,8 @@ def test_a_branch_is_what_the_step_would_be_and_leaves_no_trace(meter: str, host
     )
     rng = np.random.default_rng(7)
     while one.windows_left:
-        actions = drawn(one.encoder.lattice, one.state(), rng)
-        one.branch(drawn(one.encoder.lattice, one.state(), rng))
+        actions = drawn(one.encoder.configuration_index, one.state(), rng)
+        one.branch(drawn(one.encoder.configuration_index, one.state(), rng))
         branch, outcome, wanted = one.branch(actions), one.step(actions), other.step(actions)
         np.testing.assert_array_equal(branch.executed, outcome.executed)
         np.testing.assert_allclose(branch.cost_rewards, outcome.cost_rewards, rtol=1e-9)

@@ -17,10 +17,10 @@ from rl.features import (
     NODE_FEATURES,
     PIPELINE_FEATURES,
     CallTimes,
+    ConfigurationIndex,
     Encoder,
     Feature,
     History,
-    Lattice,
     calls_of,
     calls_of_cores,
 )
@@ -111,10 +111,10 @@ def test_linear_numbers_stay_as_they_are(name: str, value: float) -> None:
 
 def test_the_dearest_replica_of_the_space_has_the_price_one() -> None:
     found = encoder()
-    dearest = max(
+    most_expensive = max(
         PRICES.unit_per_s(one) for one in (Configuration(10240, 6, 0, 1, 1), Configuration(10240, 0, 1, 1, 1))
     )
-    assert found.lattice.unit_per_s.max() == pytest.approx(dearest)
+    assert found.configuration_index.unit_per_s.max() == pytest.approx(most_expensive)
     assert float(found.space.resource_memory[..., CONFIGURATION_FEATURES.index("price")].max()) == 1.0
 
 
@@ -244,9 +244,9 @@ def test_all_numbers_of_an_episode_are_within_their_bounds() -> None:
 def test_the_table_of_eq_2_is_the_space_s_own_mask(
     weights_mb: list[float], peak: float, alpha: float, bytes_per_token: int
 ) -> None:
-    lattice = Lattice(topology(), SPACE, PRICES)
+    configuration_index = ConfigurationIndex(topology(), SPACE, PRICES)
     runtime = [int(mb * 2**20) for mb in weights_mb]
-    found = lattice.least_memory(
+    found = configuration_index.least_memory(
         np.array(runtime, dtype=np.float64),
         np.full(len(runtime), float(bytes_per_token)),
         np.full(len(runtime), peak),
@@ -276,20 +276,20 @@ def test_positions_are_those_of_the_space_s_nearest(
     space: ConfigurationSpace, memory_mb: int, gpu: bool, amount: float, replicas: int, concurrency: int
 ) -> None:
     desired = Configuration(memory_mb, 0.0 if gpu else 8 * amount, amount if gpu else 0.0, replicas, concurrency)
-    lattice = Lattice(topology(), space, PRICES)
-    found = lattice.actions({"m-expert-0-1": desired})
-    assert lattice.configurations(found)["m-expert-0-1"] == space.nearest(desired)
+    configuration_index = ConfigurationIndex(topology(), space, PRICES)
+    found = configuration_index.actions({"m-expert-0-1": desired})
+    assert configuration_index.configurations(found)["m-expert-0-1"] == space.nearest(desired)
     assert not found[0, 0].any() and not found[1].any()
 
 
 @given(st.data())
 def test_any_action_is_moved_within_eq_2_and_a_valid_one_is_left_alone(data: st.DataObject) -> None:
-    lattice = Lattice(topology(), SPACE, PRICES)
+    configuration_index = ConfigurationIndex(topology(), SPACE, PRICES)
     least = np.sort(data.draw(st.lists(st.integers(0, 159), min_size=8, max_size=8)))[::-1].astype(np.int16)
     table = np.tile(least, (2, 3, 1))
-    positions = data.draw(st.tuples(*(st.integers(0, size - 1) for size in lattice.sizes)))
+    positions = data.draw(st.tuples(*(st.integers(0, size - 1) for size in configuration_index.sizes)))
     desired = np.tile(np.array(positions, dtype=np.int16), (2, 3, 1))
-    found = lattice.within(desired, table)[1, 2]
+    found = configuration_index.within(desired, table)[1, 2]
     memory, resource, replicas, concurrency = positions
     if memory >= least[replicas]:
         assert tuple(found) == positions
@@ -301,15 +301,17 @@ def test_any_action_is_moved_within_eq_2_and_a_valid_one_is_left_alone(data: st.
 
 def test_configurations_and_positions_are_inverse() -> None:
     one, rng = episode(), np.random.default_rng(0)
-    lattice = one.encoder.lattice
-    drawn = np.stack([rng.integers(0, size, lattice.mask.shape) for size in lattice.sizes], axis=-1)
-    np.testing.assert_array_equal(lattice.actions(lattice.configurations(drawn)), drawn)
+    configuration_index = one.encoder.configuration_index
+    drawn = np.stack(
+        [rng.integers(0, size, configuration_index.mask.shape) for size in configuration_index.sizes], axis=-1
+    )
+    np.testing.assert_array_equal(configuration_index.actions(configuration_index.configurations(drawn)), drawn)
 
 
 def test_the_space_s_tables_are_the_configurations_own_numbers() -> None:
     encoder_ = episode().encoder
     space, limits = encoder_.space, limits_of(workload())
-    lattice, prices = encoder_.lattice, workload().prices
+    configuration_index, prices = encoder_.configuration_index, workload().prices
     at = {name: place for place, name in enumerate(CONFIGURATION_FEATURES)}
     for memory, resource in [(0, 0), (40, 5), (158, 15), (3, 6)]:
         cores, share = limits.space.resources[resource]
@@ -317,7 +319,9 @@ def test_the_space_s_tables_are_the_configurations_own_numbers() -> None:
         row = space.resource_memory[memory, resource]
         assert float(row[at["cpu_cores"]]) == pytest.approx(cores / 6)
         assert float(row[at["gpu_share"]]) == pytest.approx(share) and float(row[at["on_gpu"]]) == (share > 0)
-        assert float(row[at["price"]]) == pytest.approx(prices.unit_per_s(one) / lattice.unit_per_s.max(), rel=1e-6)
+        assert float(row[at["price"]]) == pytest.approx(
+            prices.unit_per_s(one) / configuration_index.unit_per_s.max(), rel=1e-6
+        )
     assert space.sizes == (159, 16, 8, 10) and len(space.edges) == 2 * 48
     assert float(space.replicas[-1]) == 1.0 and float(space.concurrencies[-1]) == 1.0
 

@@ -43,9 +43,11 @@ class Scripted:
 
     def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
         self.batches.append(batch)
-        lattice = self.encoder.lattice
-        drawn = np.stack([self._rng.integers(0, size, lattice.mask.shape) for size in lattice.sizes], axis=-1)
-        within = lattice.within(drawn, batch.least_memory[0].numpy().astype(np.int16))
+        configuration_index = self.encoder.configuration_index
+        drawn = np.stack(
+            [self._rng.integers(0, size, configuration_index.mask.shape) for size in configuration_index.sizes], axis=-1
+        )
+        within = configuration_index.within(drawn, batch.least_memory[0].numpy().astype(np.int16))
         return torch.from_numpy(within.astype(np.int64))[None]
 
     def relaxed(self, batch: Batch, executed: Tensor) -> Tensor:
@@ -92,7 +94,7 @@ def test_experiences_are_the_windows_between_stored_ticks(tmp_path: Path) -> Non
 
 def check_experience(one: Experience, before: Step, step: Step) -> None:
     decided = {decision.function: decision.target for decision in before.report.decisions}
-    assert one.actions.tolist() == made_encoder().lattice.actions(decided).tolist()
+    assert one.actions.tolist() == made_encoder().configuration_index.actions(decided).tolist()
     experts = {node.id for node in workload().experts}
     costs = [cost for node, cost in step.report.cost_by_node.items() if node in experts]
     assert one.busy.sum() == pytest.approx(sum(cost.busy or 0.0 for cost in costs))

@@ -39,7 +39,7 @@ def settings_of(own: CustomPipeline) -> TrainingSettings:
 def test_windows_of_ones_own_pipeline_are_played_and_kept(own: CustomPipeline) -> None:
     learner = agent()
     rounds = Rounds(settings_of(own), learner, NO_TRACES)
-    tally = rounds.play(0, teach=True)
+    tally = rounds.run(0, teach=True)
     (ring,) = learner.replay_buffer.rings.values()
     assert set(learner.replay_buffer.rings) == {own.name}
     assert len(ring) == tally.windows == 6

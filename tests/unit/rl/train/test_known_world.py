@@ -13,7 +13,7 @@ from rl.agent.contract import Batch
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.exploration import decide, with_random
 from rl.agent.ddpg.settings import LearnerSettings
-from rl.train.parallel_episodes import play
+from rl.train.parallel_episodes import simulate_all
 from tests.unit.rl.train import world
 
 SETTINGS = {
@@ -40,8 +40,10 @@ def learnt(learner: LearnerSettings, windows: int, seed: int = 0) -> PipelineDDP
         mask = tiny.mask.numpy()
         return [with_random(one, s, tiny.sizes, mask, share, rng) for one, s in zip(decided, states, strict=True)]
 
-    episodes = [world.TinyEpisode(windows // 8, np.random.default_rng((seed, lane))) for lane in range(8)]
-    for row in play(episodes, explore):
+    episodes = [
+        world.TinyEpisode(windows // 8, np.random.default_rng((seed, episode_number))) for episode_number in range(8)
+    ]
+    for row in simulate_all(episodes, explore):
         for played in row:
             agent.replay_buffer.add(
                 world.window(world.loads_of(played.state), played.outcome.executed, played.following)

@@ -115,7 +115,7 @@ def test_the_command_leaves_the_run_as_it_is_and_writes_an_actor_that_says_what_
     assert stored["settings"] == {"seed": 7} and stored["fine_tuned"]["updates"] == 2
     encoder, start = logged[1], GPU_STARTS[0]
     a_start = start.replicas * encoder.prices.unit_per_s(start)
-    assert found["ran_per_hour"] == pytest.approx(3600 * a_start * int(encoder.lattice.mask.sum()))
+    assert found["ran_per_hour"] == pytest.approx(3600 * a_start * int(encoder.configuration_index.mask.sum()))
     assert found["before_per_hour"] == pytest.approx(_mean_wish(agent(), *logged))
     tuned = agent()
     tuned.actor.network.load_state_dict(load(out).state_dict())
@@ -130,7 +130,7 @@ def _mean_wish(of: PipelineDDPG, folder: Path, encoder: Encoder) -> float:
     seen = [tick.observation for tick in ticks(folder)]
     for observation in seen[:-1]:
         decided = of.actor.network.decide(Batch.of(encoder.space, [encoder.encode(observation, memory)[0]]))
-        desired = encoder.lattice.configurations(decided[0].numpy())
+        desired = encoder.configuration_index.configurations(decided[0].numpy())
         memory = policy.propose(observation, 0.0, memory).memory
         costs.append(sum(one.replicas * encoder.prices.unit_per_s(one) for one in desired.values()))
     return 3600 * sum(costs) / len(costs)

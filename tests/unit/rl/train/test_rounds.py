@@ -23,7 +23,7 @@ from rl.train.settings import TrainingSettings
 from rl.train.teacher import Teacher, TeacherSettings
 from rl.train.training_workloads import VARIANTS
 from rl.train.validation import Judged, Validation, Validator
-from rl.train.warm_start import on_lattice
+from rl.train.warm_start import to_indices
 from simulation.workloads.custom import GPU_STARTS
 from simulation.workloads.paper import paper_workload
 
@@ -44,8 +44,8 @@ def agent() -> PipelineDDPG:
 @pytest.fixture(scope="module")
 def rounds() -> Rounds:
     found = Rounds(SETTINGS, agent())
-    found.play(0, teach=True)
-    found.play(1, teach=False)
+    found.run(0, teach=True)
+    found.run(1, teach=False)
     return found
 
 
@@ -76,7 +76,7 @@ def test_rewards_are_the_known_cost_of_what_was_executed(rounds: Rounds) -> None
 
 def test_the_same_round_of_the_same_agent_is_the_same(rounds: Rounds) -> None:
     again = Rounds(SETTINGS, agent())
-    again.play(0, teach=True)
+    again.run(0, teach=True)
     pairs = zip(again.agent.replay_buffer.rings["bert-4"], rounds.agent.replay_buffer.rings["bert-4"], strict=False)
     assert all((one.executed == other.executed).all() and one.p95 == other.p95 for one, other in pairs)
 
@@ -88,7 +88,7 @@ def test_more_care_costs_more_and_plans_are_valid() -> None:
         episode = episode_of(clip, start=paper_workload("bert-4").initial(GPU_STARTS[0]))
         state = episode.state()
         teacher = Teacher(episode.workload, episode.requests, TeacherSettings(keep=keep))
-        careful, bold = (on_lattice(plan, episode, state) for plan in teacher.plan(episode.observation, 2.0))
+        careful, bold = (to_indices(plan, episode, state) for plan in teacher.plan(episode.observation, 2.0))
         least = np.take_along_axis(state.least_memory, careful[..., 2:3].astype(np.int64), 2)[..., 0]
         assert (careful[..., 0] >= least).all()
         assert prices(episode, bold) < prices(episode, careful)
@@ -98,7 +98,7 @@ def test_more_care_costs_more_and_plans_are_valid() -> None:
 
 def prices(episode: Episode, actions: np.ndarray) -> float:
     """Of all experts a second."""
-    chosen = episode.encoder.lattice.configurations(actions).values()
+    chosen = episode.encoder.configuration_index.configurations(actions).values()
     return sum(one.replicas * episode.workload.prices.unit_per_s(one) for one in chosen)
 
 
@@ -109,7 +109,7 @@ def test_variants_have_no_gpu_and_windows_of_their_own() -> None:
     agent_of_two = agent()
     rounds = Rounds(settings, agent_of_two)
     for number in range(2):
-        rounds.play(number, teach=True)
+        rounds.run(number, teach=True)
     rings = agent_of_two.replay_buffer.rings
     assert set(rings) == {"bert-4", "bert-6-cores-2s"}
     space = agent_of_two.replay_buffer.spaces["bert-6-cores-2s"]
