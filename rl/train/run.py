@@ -88,8 +88,10 @@ class Run:
             return Progress(**json.loads(state.read_text())), agent
         settings = self.settings
         networks = NetworkSettings(
-            len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=settings.arm, width=settings.width, hidden=settings.hidden, rank=settings.rank,
-            layers=MOST_LAYERS if settings.arm == "ddpg-only" else 0, experts=MOST_EXPERTS if settings.arm == "ddpg-only" else 0,
+            len(NODE_FEATURES), len(PIPELINE_FEATURES), arm=settings.arm,
+            width=settings.width, hidden=settings.hidden, rank=settings.rank,
+            layers=MOST_LAYERS if settings.arm == "ddpg-only" else 0,
+            experts=MOST_EXPERTS if settings.arm == "ddpg-only" else 0,
         )  # fmt: skip
         return Progress(), PipelineDDPG(networks, settings.learner, seed=settings.seed)
 

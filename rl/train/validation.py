@@ -120,8 +120,9 @@ class Validator:
         """Clips of a pattern with enough windows to be judged: a bursty hour may hold its requests in two of them."""
         settings, name = self.settings.validation, kind.name
         drawn = training_clips(
-            (name,), (pattern,), seed=len(name), split="validation", seconds=settings.seconds * kind.window_s / WINDOW_S,
-            mean_rps=rates, window_s=kind.window_s, speed=kind.speed,
+            (name,), (pattern,), seed=len(name), split="validation",
+            seconds=settings.seconds * kind.window_s / WINDOW_S, mean_rps=rates,
+            window_s=kind.window_s, speed=kind.speed,
         )  # fmt: skip
         clips: list[Clip] = []
         for clip in itertools.islice(drawn, MOST_TRIED):

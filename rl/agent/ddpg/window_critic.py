@@ -149,7 +149,7 @@ class WindowCritic(nn.Module):
     def _predicted(self, mean: Tensor, largest: Tensor, barriers: Tensor, pipeline: Tensor) -> Prediction:
         """Prediction of layers pooled to ``mean`` and ``largest`` [.., h]; ``barriers`` [..] all of them together, in
         λ."""
-        segments = PIPELINE.log("segments", pipeline).exp() * PIPELINE.known("segments", pipeline)
+        segments = PIPELINE.log("segments", pipeline).exp() * PIPELINE.is_known("segments", pipeline)
         total = (barriers + segments).log().unsqueeze(-1)
         output = self.whole(torch.cat((mean, largest, pipeline.expand(*mean.shape[:-1], -1), total), -1))
         steps = functional.softplus(output[..., 1:QUANTILES] - 2.0) * 2 / QUANTILES
@@ -256,10 +256,10 @@ class WindowCritic(nn.Module):
     def _changes(self, samples: WindowSamples, values: Tensor, log_p95: Tensor, judged: Tensor) -> Tensor:
         """Loss of what a change of decision does to the logarithm of the P95 of the very same window: all that is not
         known of the window is in both, so it does not hide the effect, nor stand in for it."""
-        played, branch = samples.pairs.unbind(-1)
-        off = (values[branch] - values[played]) - (log_p95[branch] - log_p95[played])
+        simulated, branch = samples.pairs.unbind(-1)
+        off = (values[branch] - values[simulated]) - (log_p95[branch] - log_p95[simulated])
         loss = functional.smooth_l1_loss(off, torch.zeros_like(off), reduction="none", beta=BETA)
-        return _mean(loss, judged[branch] & judged[played])
+        return _mean(loss, judged[branch] & judged[simulated])
 
     def _latencies(self, samples: WindowSamples, layers: Layers, experts: Experts) -> dict[str, Tensor]:
         """Losses of experts and layers against what the next state shows of the window."""

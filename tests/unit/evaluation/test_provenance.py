@@ -16,7 +16,8 @@ SOURCES = {
     "rl/entry.py": "from rl import middle\n\n\ndef run():\n    from simulation.late import LATE\n    "
     "return middle, LATE\n",
     "rl/middle.py": "import numpy\nfrom .leaf import VALUE\n",
-    "rl/leaf.py": '"""What it is."""\n\nVALUE = 1  # a comment\n"""Of something."""\n\n\nclass Error(Exception):\n    """Why."""\n',
+    "rl/leaf.py": '"""What it is."""\n\nVALUE = 1  # a comment\n"""A number."""\n\n\n'
+    'class Error(Exception):\n    """Why."""\n',
     "rl/unrelated.py": "VALUE = 2\n",
     "simulation/__init__.py": "",
     "simulation/late.py": "LATE = 3\n",

@@ -65,7 +65,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
 
 def test_features_of_another_version_are_named(stored: Path) -> None:
     names = {"node": ["other", *(feature.name for feature in NODE_FEATURES[1:])]}
-    with pytest.raises(NetworkError, match=r"its node feature 0 is other, .* train it anew"):
+    with pytest.raises(NetworkError, match=r"its node feature 0 is other, .* train it again"):
         load(rewritten(stored, features=names))
 
 

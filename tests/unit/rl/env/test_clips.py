@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from evaluation.bound.loads import windows
-from evaluation.bound.oracle import alone, configurations, simulate
+from evaluation.bound.oracle import simulate
 from evaluation.bound.physics import Physics
 from evaluation.comparison.arrivals import arrivals
 from evaluation.comparison.grid import Grid, Group
 from rl.episodes import Clip, episode_of, start_of, steady_cost, training_clips, work_of
 from rl.episodes.clips import SEEDS
-from rl.episodes.plans import plans_of
 from rl.episodes.sizes import resized, without_gpu
 from simulation.workloads.paper import paper_workload
 from tests.unit.rl.env.builders import START, drawn, workload
@@ -80,21 +79,6 @@ def test_windows_may_have_another_length() -> None:
     one = episode_of(clip, start=workload().initial(START), data=NO_TRACES)
     assert (one.windows, one.window_s, one.windows_left) == (4, 5.0, 3)
     assert one.step(one.state().present).window.end_s == 10.0
-
-
-def test_plans_keep_lambda_where_they_look_ahead_and_are_kept(tmp_path: Path) -> None:
-    work = work_of(CLIP, NO_TRACES)
-    found = plans_of(work, count=2, cache=tmp_path)
-    again = plans_of(work, count=2, cache=tmp_path)
-    np.testing.assert_array_equal(found.clairvoyant, again.clairvoyant)
-    np.testing.assert_array_equal(found.last_window, again.last_window)
-    assert found.clairvoyant.shape == (2, 12, 4, 4) and (found.last_window[0] == -1).all()
-    physics = Physics(work.workload, work.requests.most_tokens)
-    axes = (159, 16, 8, 10)
-    for load, plan in zip(windows(physics, work.requests, 30.0, 60.0), found.clairvoyant, strict=True):
-        if load.count and (plan >= 0).all():
-            chosen = configurations(physics, [np.ravel_multi_index(tuple(layer.T), axes) for layer in plan])
-            assert simulate(alone(load), chosen, "provisioned", work.seed)[1] <= work.workload.slo_s
 
 
 @pytest.mark.parametrize(("layers", "experts"), [(2, 3), (6, 16), (15, 4)])

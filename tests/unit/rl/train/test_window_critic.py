@@ -32,7 +32,7 @@ def test_values_of_a_change_are_the_critics_own_of_the_window_with_it() -> None:
     sizes = torch.tensor([2, 3, 3, 2])
     actions, other = ((torch.rand(*shape, 4, generator=draw) * sizes).long() for _ in range(2))
     features, others = features_of(batch.space, actions), features_of(batch.space, other)
-    known = critic.known(batch)
+    known = critic.embedded_experts(batch)
     by_expert = critic.of_experts(batch, known, features, others[None], world.UNIT)[0]
     by_layer = critic.of_layers(batch, known, features, others[None], world.UNIT)[0]
     for layer in range(2):
