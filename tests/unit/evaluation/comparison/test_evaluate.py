@@ -128,7 +128,7 @@ def test_the_heading_says_how_bursty_was_played_what_a_pattern_is_named_for(
     grid: Grid, summaries: list[dict[str, Any]]
 ) -> None:
     of_pattern = [{**run, "cv": 3.5 + run["seed"]} for run in summaries if run["policy"] != BOUND]
-    assert "as played: bursty 3.5 to 4.5." in heading(grid, of_pattern)
+    assert "as replayed: bursty 3.5 to 4.5." in heading(grid, of_pattern)
     calmer = [{**run, "cv": 0.75 + 3 * run["seed"]} for run in of_pattern]
     assert "bursty 0.75 to 3.8, not always of their pattern: bursty." in heading(grid, calmer)
 

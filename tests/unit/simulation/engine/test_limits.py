@@ -105,7 +105,7 @@ def test_a_replica_agrees_with_the_plain_rule_of_the_profile(
     simulation.run_stage()
     limit = model.throttle(found.costs["expert-0-0"], cores, 0.0)
     order = np.argsort(arrived, kind="stable")
-    expected = openloop.play(
+    expected = openloop.simulate(
         arrived[order],
         np.asarray(0.001 * tokens[order] + 1e-9, dtype=np.float64),
         slots,

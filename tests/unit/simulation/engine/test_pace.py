@@ -80,7 +80,7 @@ def test_cpu_seconds_of_a_process_are_those_that_it_used() -> None:
 def test_a_machine_in_use_is_not_compared_with() -> None:
     found = workload((3, 2), Limited(), hop_s=0.0, request_s=0.003, host=HOST)
     latency, counts = lone_latencies(found, 2.5, 20)
-    with pytest.raises(click.ClickException, match="times as long as the profile says"):
+    with pytest.raises(click.ClickException, match="times as long as in the profile"):
         pace_of([Singles(latency.tolist(), counts, 0.003)], found, configuration())
 
 
