@@ -34,7 +34,7 @@ LIMIT_BYTES = 5_000_000
 def save(path: Path, actor: SisoActor, metadata: Mapping[str, Any]) -> None:
     """Write the actor; ``metadata`` (JSON: who made it, how, from what) is stored next to it. Raises NetworkError.
 
-    Whole or not at all: it is written next to and renamed.
+    Whole or not at all: it is written under another name in the same folder, and renamed.
     """
     names = _names()
     for kind, size in (("node", actor.settings.node_features), ("pipeline", actor.settings.pipeline_features)):

@@ -1,4 +1,4 @@
-"""Everything a training run is made from, next to the code and the traces."""
+"""Everything a training run is made from, in addition to the code and the traces."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class TrainingSettings:
     updates: float = 0.5
     """Updates of the networks, for each window."""
     branches: int = 3
-    """Changed decisions of each window that are simulated next to the one that is simulated, for the critic."""
+    """Changed decisions of each window that are simulated in addition to the one that is taken, for the critic."""
     warm_start: int = 1200
     """Windows that a teacher simulates at first, and that the actor then clones; 0: no warm start."""
     clone_updates: int = 800

@@ -25,7 +25,7 @@ ENTRIES = frozenset(
     )
 )
 MOST_BYTES = 512 * 2**20
-"""Limit of a checkpoint, unpacked."""
+"""Largest size of a checkpoint, unpacked."""
 MOST_JSON = 2**20
 PARTS = ("segments", "experts", "pipeline", "present", "least_memory")
 
