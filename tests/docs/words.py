@@ -22,6 +22,8 @@ EXEMPT = frozenset({"docs/glossary.md"})
 """Names the retired words."""
 STORED = frozenset({"wish", "beside", "plays"})
 """Stored columns, JSON fields and metric labels: as a string of its own, or between backquotes."""
+TEST_TEXT = frozenset({("benchmarks/pipeline.py", "company")})
+"""Words of synthetic sentences, which decide random draws."""
 STORED_NAMES = frozenset({"volley_rounds", "quiet_cores", "lanes", "tell"})
 """Keys of stored settings of profiles and training runs, and a method of Optuna's."""
 VARIABLES = frozenset({"found", "own", "known", "seen"})
@@ -33,7 +35,7 @@ PARTS = re.compile(
 )
 PROSE = re.compile(
     r"\b(?:play|plays|played|playing|volleys?|wish|wishes|wished|told|tells?|said|says|saying|anew|thereby|"
-    r"throughout|beside|(?:in|for|without|of) company|unlike (?:nodes|machines)|alike|lattice|shelf|one's own pipeline|"
+    r"throughout|beside|company|unlike (?:nodes|machines)|alike|lattice|shelf|one's own pipeline|"
     r"requests that meet|dear|dearer|dearest|as it comes)\b",
     re.IGNORECASE,
 )
@@ -72,7 +74,7 @@ def of_page(path: str, text: str) -> Iterator[Finding]:
 
 def _prose(path: str, first_line: int, text: str) -> Iterator[Finding]:
     for match in PROSE.finditer(text):
-        if match[0] in STORED and _is_quoted_name(text, match):
+        if (match[0] in STORED and _is_quoted_name(text, match)) or (path, match[0]) in TEST_TEXT:
             continue
         yield Finding(path, first_line + text.count("\n", 0, match.start()), f"word {match[0]}")
 
