@@ -188,11 +188,7 @@ def show(result: dict[str, Any], console: Console) -> None:
     "--surface-seeds", type=click.IntRange(2), default=5, show_default=True, help="Runs of each point of the surface."
 )
 @click.option(
-    "--traces",
-    "given",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Public traces.",
+    "--traces", "given", type=click.Path(path_type=Path, file_okay=False), default=None, help="Public traces."
 )
 @click.option(
     "--out",

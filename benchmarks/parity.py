@@ -153,9 +153,7 @@ def run_through(folder: Path, call: NodeCall, ids: Sequence[Sequence[int]]) -> T
 def in_process(case: Case) -> Tensor:
     programs = WholeModel(case.folder).programs
     return run_through(
-        case.folder,
-        lambda node, tensors, all_logits: programs[node].run(tensors, all_logits=all_logits),
-        case.ids,
+        case.folder, lambda node, tensors, all_logits: programs[node].run(tensors, all_logits=all_logits), case.ids
     )
 
 

@@ -202,10 +202,7 @@ def outcome(
 
 
 def run_all(
-    policies: Sequence[str],
-    repeats: int,
-    setting: Setting,
-    progress: Callable[[str, int], object],
+    policies: Sequence[str], repeats: int, setting: Setting, progress: Callable[[str, int], object]
 ) -> tuple[list[dict[str, Any]], float]:
     """(cells, SLO in seconds). Policies take turns within each repeat, in an order that :func:`turns` gives."""
     cells: list[dict[str, Any]] = []

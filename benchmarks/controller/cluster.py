@@ -324,12 +324,7 @@ _TIME = b"@time"
 """In a row that is kept: the time of the query stands in every row."""
 
 
-_COUNTED = (
-    Series.REPLICAS_WANTED,
-    Series.REPLICAS_BY_STATE,
-    Series.REPLICA_CPU_SECONDS,
-    Series.REPLICA_MEMORY_BYTES,
-)
+_COUNTED = (Series.REPLICAS_WANTED, Series.REPLICAS_BY_STATE, Series.REPLICA_CPU_SECONDS, Series.REPLICA_MEMORY_BYTES)
 """Series that say how many replicas there are, or a sum over them."""
 _LIMITS = (Series.MEMORY_LIMIT_BYTES, Series.CPU_LIMIT_CORES, Series.MAX_INFLIGHT)
 _VALUES = {

@@ -18,10 +18,7 @@ def controlling(controller: Controller, interval_s: float, window_s: float) -> I
     reports: list[TickReport] = []
     stop = threading.Event()
     thread = threading.Thread(
-        target=run,
-        args=(controller, interval_s, stop.wait, reports.append),
-        kwargs={"window_s": window_s},
-        daemon=True,
+        target=run, args=(controller, interval_s, stop.wait, reports.append), kwargs={"window_s": window_s}, daemon=True
     )
     thread.start()
     try:

@@ -350,10 +350,7 @@ def main(
     way = measure(nodes[0], nodes[1])
     setting = Setting(**options)
     tasks = [load_prompts(texts, words, (task,)).texts for task in TASKS]
-    with (
-        run_folder("smoe-prism-") as folder,
-        running(nodes, folder, experts, top_k, way.mbit) as stage,
-    ):
+    with run_folder("smoe-prism-") as folder, running(nodes, folder, experts, top_k, way.mbit) as stage:
         uniform = np.ones((len(NODES), *stage.shape))
         stage.take(planners(0)["Uniform"](uniform, stage.cluster, stage.expert_bytes, None))
         before = stage.counts()
