@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.fake import FakeBackend
 from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.connection import Connection
 from gateway.backends.process import ProcessSettings, create
 from gateway.contract import Backend
 from tests.cluster.namespaces import CLUSTER, Namespaces
+from tests.doubles.fake_backend import FakeBackend
 from tests.doubles.kubernetes import Cluster, running
 
 

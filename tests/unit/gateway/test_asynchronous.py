@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from gateway.asynchronous import AsyncQueue
-from gateway.backends.fake import FakeConnection, FakeReplica, FakeRequest, reply
 from gateway.contract import Replica
+from tests.doubles.fake_backend import FakeConnection, FakeReplica, FakeRequest, reply
 from tests.unit.gateway.client import connect, request
 from tests.unit.gateway.gateways import Running, Starter
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.backends.fake import FakeBackend, FakeConnection, FakeRequest, Program, reply
 from gateway.contract import BackendError
 from gateway.upstream import IDLE_S
+from tests.doubles.fake_backend import FakeBackend, FakeConnection, FakeRequest, Program, reply
 from tests.unit.gateway.client import connect, parse, request, send_raw
 from tests.unit.gateway.gateways import Running, Starter
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.fake import FakeBackend
 from gateway.calls import Call
 from gateway.contract import FunctionSpec
+from tests.doubles.fake_backend import FakeBackend
 from tests.unit.gateway.gateways import Running, gateway_on
 from tests.unit.gateway.test_asynchronous import Receiver, behind, receiver
 

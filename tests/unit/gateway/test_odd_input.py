@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.fake import FakeBackend
 from gateway.contract import BackendError, FunctionSpec, InvalidSpecError, LogLine
 from gateway.inputs import flag, moment, whole
 from gateway.specs import deployment_of, parse_deployment, split_name
+from tests.doubles.fake_backend import FakeBackend
 from tests.unit.gateway.client import ask, connect, request, send_raw
 from tests.unit.gateway.gateways import Running, Starter
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.fake import FakeBackend
 from gateway.contract import FunctionState
 from gateway.page import TYPES
 from gateway.views import Views
+from tests.doubles.fake_backend import FakeBackend
 from tests.unit.autoscaler.servers import serve
 from tests.unit.gateway.gateways import Running, Starter
 from tests.unit.gateway.view_document import document

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.backends.fake import FakeBackend
 from gateway.contract import BackendError
+from tests.doubles.fake_backend import FakeBackend
 from tests.unit.gateway.gateways import Running, Starter
 
 

@@ -11,8 +11,8 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.fake import FakeConnection, FakeRequest, reply
 from gateway.guard import RequestBounds, guarded
+from tests.doubles.fake_backend import FakeConnection, FakeRequest, reply
 from tests.unit.gateway.client import WAIT_S, connect, parse, request, send_raw
 from tests.unit.gateway.gateways import TIMEOUT_S, Running, Served, Starter
 

@@ -1,8 +1,7 @@
-"""A backend in memory: same contract, replicas are small HTTP servers in this process and event loop.
+"""A gateway backend in memory: same contract, replicas are small HTTP servers in this process and event loop.
 
-For tests of the core and for trying clients without processes. What a replica answers is a :class:`Program`, so a test
-can let one die within its reply. Starting can be held back (``hold_starts``) and a replica can be killed without the
-backend noticing, so that nothing in a test waits for a clock.
+What a replica answers is a :class:`Program`, so a test can let one die within its reply. Starting can be held back
+(``hold_starts``) and a replica can be killed without the backend noticing, so that nothing in a test waits for a clock.
 """
 
 from __future__ import annotations
