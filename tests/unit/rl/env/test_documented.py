@@ -30,18 +30,35 @@ def rows(heading: str) -> list[list[str]]:
     return table[2:]
 
 
-@pytest.mark.parametrize(
-    ("heading", "features"),
-    [("### Numbers of a node", NODE_FEATURES), ("### Numbers of the pipeline", PIPELINE_FEATURES)],
+CATALOGUES = pytest.mark.parametrize(
+    ("of", "features"), [("a node", NODE_FEATURES), ("the pipeline", PIPELINE_FEATURES)]
 )
-def test_every_number_of_a_state_is_in_its_table_by_index(heading: str, features: tuple[Feature, ...]) -> None:
+
+
+def is_flag(feature: Feature) -> bool:
+    return feature.name.endswith("_unknown")
+
+
+@CATALOGUES
+def test_every_number_of_a_state_is_in_its_table_by_index(of: str, features: tuple[Feature, ...]) -> None:
     expected = []
     for index, feature in enumerate(features):
-        scale, (low, high) = "log" if feature.log else "linear", feature.bounds
-        flag = f"`{feature.flag}`" if feature.flag else "–"
-        ranges = f"{feature.low:g} … {feature.high:g}", f"{scale}, {low:g} … {high:g}"
-        expected.append([str(index), f"`{feature.name}`", feature.meaning, feature.unit, *ranges, flag])
-    assert rows(heading) == expected
+        bounds = (-1.0, 1.0) if feature.log else (feature.low, feature.high)
+        assert feature.bounds == bounds, "the page states these bounds for all numbers"
+        if not is_flag(feature):
+            span = f"{feature.low:g} … {feature.high:g}" + (" log" if feature.log else "")
+            flag = f"`{feature.flag}`" if feature.flag else "–"
+            expected.append([str(index), f"`{feature.name}`", feature.meaning, feature.unit, span, flag])
+    assert rows(f"### Numbers of {of}") == expected
+
+
+@CATALOGUES
+def test_every_flag_of_a_state_is_in_its_table_by_index(of: str, features: tuple[Feature, ...]) -> None:
+    flags = [(index, feature) for index, feature in enumerate(features) if is_flag(feature)]
+    assert {feature.flag for feature in features} - {None} == {flag.name for _, flag in flags}
+    assert all((flag.unit, flag.low, flag.high, flag.log) == ("0 or 1", 0, 1, False) for _, flag in flags)
+    table = rows(f"### Flags of {of}")
+    assert [[*row[:2], f"1: {row[2]}"] for row in table] == [[str(i), f"`{f.name}`", f.meaning] for i, f in flags]
 
 
 def test_sizes_and_features_of_a_configuration_are_those_of_the_code() -> None:
