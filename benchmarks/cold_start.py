@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,11 +23,10 @@ import click
 import psutil
 import torch
 import urllib3
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import benchmark
+from benchmarks.harness.report import print_result, print_table, progress
+from benchmarks.harness.run_folder import run_folder
 from functions.wire import format as wire
 from gateway.backends.process import ProcessSettings, create
 from gateway.backends.process.backend import ProcessBackend
@@ -43,6 +40,7 @@ TOKENS = 32
 SCALE_UPS = 20
 IMAGE = "smoe/function"
 UP_TIMEOUT_S = 120.0
+TARGETS = {"replica_ready_ms_p50": "≤ 60", "pipeline_up_s": "≤ 10", "beyond_weights_mb": "≤ 2000"}
 
 
 @dataclass(frozen=True)
@@ -104,14 +102,8 @@ def body_of(node: Node, manifest: Manifest) -> bytes:
 
 def call(address: str, body: bytes) -> None:
     """One call; raises where the answer is not 200."""
-    reply = urllib3.request(
-        "POST",
-        f"http://{address}/",
-        body=body,
-        headers={"Content-Type": "application/vnd.smoe.tensors"},
-        timeout=30.0,
-        retries=False,
-    )
+    headers = {"Content-Type": "application/vnd.smoe.tensors"}
+    reply = urllib3.request("POST", f"http://{address}/", body=body, headers=headers, timeout=30.0, retries=False)
     if reply.status != 200:
         raise RuntimeError(f"{address} answered {reply.status}: {reply.data[:300]!r}")
 
@@ -204,37 +196,22 @@ async def replicas_memory(backend: ProcessBackend, name: str, body: bytes, folde
     return one, proportional_memory(own_processes(), folder).total
 
 
-def show(result: dict[str, float | int]) -> None:
-    """A table for people; targets from the project's issue on the pipeline."""
-    targets = {"replica_ready_ms_p50": "≤ 60", "pipeline_up_s": "≤ 10", "beyond_weights_mb": "≤ 2000"}
-    table = Table("measured", "value", "target", title="Cold start")
-    for key, value in result.items():
-        table.add_row(key, f"{value:g}", targets.get(key, ""))
-    Console(stderr=True).print(table)
-
-
-@click.command()
-@click.option("--width", default=256, show_default=True, help="Hidden size, a multiple of 64 (BERT-base: 768).")
-@click.option("--cold-runs", default=3, show_default=True, help="Fresh Pythons to time.")
+@benchmark
+@click.option("--width", default=256, help="Hidden size, a multiple of 64 (BERT-base: 768).")
+@click.option("--cold-runs", default=3, help="Fresh Pythons to time.")
 def main(width: int, cold_runs: int) -> None:
-    """Start times and memory of a large pipeline on one machine."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    work = Path(tempfile.mkdtemp(prefix="smoe-cold-start-"))
-    try:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("split", total=3)
-            folder = work / "pipeline"
-            preset = PRESETS[PRESET]
-            source = preset_source(preset, None, width, 0)
-            manifest = split(source, folder, name="cold", experts=preset.experts, top_k=preset.top_k)
-            progress.update(task, advance=1, description="cold python")
-            cold_ms = cold_python_ms(cold_runs)
-            progress.update(task, advance=1, description="pipeline")
-            result = asyncio.run(measure(folder, manifest, work / "state"))
-        result["cold_python_ms"] = round(cold_ms)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    show(result)
+    with run_folder("smoe-cold-start-") as work, progress(3) as show:
+        folder, preset = work / "pipeline", PRESETS[PRESET]
+        show("split", 0)
+        source = preset_source(preset, None, width, 0)
+        manifest = split(source, folder, name="cold", experts=preset.experts, top_k=preset.top_k)
+        show("cold python", 1)
+        cold_ms = cold_python_ms(cold_runs)
+        show("pipeline", 2)
+        result = {**asyncio.run(measure(folder, manifest, work / "state")), "cold_python_ms": round(cold_ms)}
+    rows = [(key, f"{value:g}", TARGETS.get(key, "")) for key, value in result.items()]
+    print_table("Cold start", ("measured", "value", "target"), rows)
     print_result(result)
 
 

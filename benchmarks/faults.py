@@ -14,55 +14,31 @@ import os
 import random
 import signal
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-import psutil
-import requests
-from rich.progress import Progress
 
-from benchmarks.harness.answers import TOLERANCE, expected_answers, relative_difference
-from benchmarks.harness.options import seed_option
-from benchmarks.harness.report import print_figures, print_result
-from benchmarks.harness.running import RunningGateway, local_gateway, running_pipeline
-from gateway.client.client import GatewayClient
+from benchmarks.harness.answers import expected_answers
+from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
+from benchmarks.harness.report import print_figures, print_result, progress
+from benchmarks.harness.running import RunningPipeline, listening, local_gateway, running_pipeline
+from benchmarks.harness.scaling_watch import FeedWatch
+from benchmarks.harness.steady_load import WRONG, Load, SteadyLoad
 from smoe.deployment import DeploymentSettings
 
-
-@dataclass
-class Tally:
-    """What the clients saw."""
-
-    requests: int = 0
-    failed: int = 0
-    wrong: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, failure: str | None, *, wrong: bool = False) -> None:
-        with self.lock:
-            self.requests += 1
-            if failure is not None:
-                self.failed += 1
-                self.reasons[failure] += 1
-            elif wrong:
-                self.wrong += 1
+START_S = 120.0
 
 
-@click.command()
-@click.option("--requests", "wanted", default=2000, show_default=True, type=click.IntRange(1), help="Requests in all.")
-@click.option("--kills", default=20, show_default=True, type=click.IntRange(0), help="Workers killed meanwhile.")
-@click.option("--clients", default=4, show_default=True, type=click.IntRange(1), help="Clients at once.")
+@benchmark
+@click.option("--requests", "wanted", default=2000, type=AT_LEAST_1, help="Requests in all.")
+@click.option("--kills", default=20, type=click.IntRange(0), help="Workers killed meanwhile.")
+@click.option("--clients", default=4, type=AT_LEAST_1, help="Clients at once.")
 @seed_option
 def main(wanted: int, kills: int, clients: int, seed: int) -> None:
-    """Kill replicas under load."""
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), wanted, kills, clients, seed)
     print_figures(None, result)
@@ -73,67 +49,35 @@ def measure(folder: Path, wanted: int, kills: int, clients: int, seed: int) -> d
     """Run until ``wanted`` requests were answered and ``kills`` replicas killed, whichever comes later."""
     deployment = DeploymentSettings(min_replicas=2, ingress_replicas=2)
     with running_pipeline(local_gateway(folder / "state"), deployment) as served:
-        client, names = served.client, list(served.functions)
         texts, expected = expected_answers(served.directory)
-        wait_two_each(served.gateway, client, names)
-        tally, killed = Tally(), Counter[str]()
-        enough = threading.Event()
-        threads = [
-            threading.Thread(
-                target=send, args=(served.url, texts, expected.numpy(), tally, enough, seed + i), daemon=True
-            )
-            for i in range(clients)
-        ]
-        for thread in threads:
-            thread.start()
-        with Progress(transient=True) as bar:
-            task = bar.add_task("requests under fire", total=wanted)
-            killer = kill_replicas(served.gateway, client, names, kills, seed)
-            due = wanted / (kills + 1)
-            while tally.requests < wanted or sum(killed.values()) < kills:
-                if tally.requests >= due * (sum(killed.values()) + 1) and sum(killed.values()) < kills:
+        with FeedWatch(served.gateway.connect) as watch:
+            watch.until(lambda now: all(len(now.ready.get(name, ())) >= 2 for name in served.functions), START_S)
+        killed = Counter[str]()
+        killer = kill_replicas(served, seed)
+        load = SteadyLoad(Load(served.url, texts, expected.numpy(), clients), folder)
+        with load, progress(wanted) as show:
+            while load.count < wanted or killed.total() < kills:
+                if killed.total() < min(kills, load.count * (kills + 1) // wanted):
                     killed[next(killer)] += 1
-                bar.update(task, completed=tally.requests)
+                show("requests under fire", load.count)
                 time.sleep(0.02)
-        enough.set()
-        for thread in threads:
-            thread.join(60)
+    statuses = Counter(load.answers.status.tolist())
+    reasons = {str(status): count for status, count in statuses.items() if status not in (200, WRONG)}
     return {
-        "requests": tally.requests,
-        "kills": sum(killed.values()),
+        "requests": statuses.total(),
+        "kills": killed.total(),
         "kills_of_ingress": killed[served.manifest.name],
-        "failed": tally.failed,
-        "wrong": tally.wrong,
-        "reasons": dict(tally.reasons),
-        "functions": len(names),
+        "failed": sum(reasons.values()),
+        "wrong": statuses[WRONG],
+        "reasons": reasons,
+        "functions": len(served.functions),
         "replicas_each": 2,
         "clients": clients,
         "seed": seed,
     }
 
 
-def send(url: str, texts: list[str], expected: np.ndarray, tally: Tally, enough: threading.Event, seed: int) -> None:
-    """One client: request after request, no retries, one kept-alive connection. ``expected`` [texts, d]."""
-    session = requests.Session()
-    session.trust_env = False
-    choice = random.Random(seed)
-    while not enough.is_set():
-        index = choice.randrange(len(texts))
-        try:
-            reply = session.post(url, json={"inputs": texts[index]}, timeout=60)
-        except requests.RequestException as error:
-            tally.add(type(error).__name__)
-            continue
-        if reply.status_code != 200:
-            tally.add(f"{reply.status_code}: {reply.text[:120]}")
-            continue
-        difference = relative_difference(reply.json()["embeddings"][0], expected[index])
-        tally.add(None, wrong=not difference <= TOLERANCE)
-
-
-def kill_replicas(
-    gateway: RunningGateway, client: GatewayClient, names: list[str], kills: int, seed: int
-) -> Iterator[str]:
+def kill_replicas(served: RunningPipeline, seed: int) -> Iterator[str]:
     """Kill a random replica at each step and say whose it was; every fourth victim is an ingress.
 
     Never the last ready replica of a function: with one left there is nothing to repeat a call on.
@@ -141,9 +85,8 @@ def kill_replicas(
     choice = random.Random(seed)
     for number in itertools.count():
         while True:
-            ready = ready_replicas(gateway, client)
-            name = names[0] if number % 4 == 3 else choice.choice(names)
-            pids = ready.get(name, [])
+            name = served.functions[0] if number % 4 == 3 else choice.choice(served.functions)
+            pids = ready_processes(served, name)
             if len(pids) >= 2:
                 os.kill(choice.choice(pids), signal.SIGKILL)
                 yield name
@@ -151,41 +94,12 @@ def kill_replicas(
             time.sleep(0.05)
 
 
-def ready_replicas(gateway: RunningGateway, client: GatewayClient) -> dict[str, list[int]]:
-    """Process ids of ready replicas by function: the owner of each address of the replica feed."""
-    feed = requests.get(f"{client.url}/system/replicas", auth=gateway.auth, timeout=10).json()
-    owners = listening_processes(gateway.pid)
-    return {
-        key.rsplit(".", 1)[0]: [
-            owners[int(replica["address"].rsplit(":", 1)[1])]
-            for replica in function["replicas"]
-            if replica["state"] == "ready" and int(replica["address"].rsplit(":", 1)[1]) in owners
-        ]
-        for key, function in feed["functions"].items()
-    }
-
-
-def listening_processes(gateway_pid: int) -> dict[int, int]:
-    """Listening port → process id, over the replicas below the gateway."""
-    pid_of_port = {}
-    for child in psutil.Process(gateway_pid).children(recursive=True):
-        try:
-            for connection in child.net_connections(kind="tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    pid_of_port[connection.laddr.port] = child.pid
-        except psutil.Error:
-            continue
-    return pid_of_port
-
-
-def wait_two_each(gateway: RunningGateway, client: GatewayClient, names: list[str], timeout_s: float = 120.0) -> None:
-    """Until every function has two ready replicas."""
-    end_s = time.monotonic() + timeout_s
-    while time.monotonic() < end_s:
-        if all(len(ready_replicas(gateway, client).get(name, [])) >= 2 for name in names):
-            return
-        time.sleep(0.2)
-    raise SystemExit("the functions did not reach two ready replicas each")
+def ready_processes(served: RunningPipeline, name: str) -> Sequence[int]:
+    """Process ids of a function's ready replicas: the owner of each address of the replica feed."""
+    owners = listening(served.gateway.pid)
+    ready = [replica for replica in served.client.replicas()[name] if replica["state"] == "ready"]
+    ports = [int(replica["address"].rsplit(":", 1)[1]) for replica in ready]
+    return [owners[port] for port in ports if port in owners]
 
 
 if __name__ == "__main__":

@@ -11,18 +11,17 @@ from __future__ import annotations
 import socket
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import track
 
-from benchmarks.harness.report import print_result, print_table
+from benchmarks.harness.options import AT_LEAST_1, benchmark
+from benchmarks.harness.report import print_figures, print_result
 from benchmarks.harness.running import local_gateway, running_gateway
 
 FUNCTION = "trivial"
@@ -71,74 +70,47 @@ def trivial_function(state: Path) -> Iterator[tuple[str, str]]:
         yield client.url.removeprefix("http://"), str(replica["address"])
 
 
-def in_turns(gateway: str, replica: str, calls: int, console: Console) -> tuple[list[float], list[float]]:
+def in_turns(gateway: str, replica: str, calls: int) -> tuple[list[float], list[float]]:
     """Seconds of ``calls`` calls through the gateway and as many straight, one of each at a time."""
     through, straight = RawClient(gateway, f"/function/{FUNCTION}"), RawClient(replica, "/")
     with closing(through), closing(straight):
         for _ in range(WARM_UP_CALLS):
             through.call()
             straight.call()
-        pairs = [
-            (through.call(), straight.call())
-            for _ in track(range(calls), "calls in turns", console=console, transient=True)
-        ]
+        pairs = [(through.call(), straight.call()) for _ in range(calls)]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
 def at_once(gateway: str, clients: int, calls: int) -> tuple[float, list[float]]:
     """Calls a second, and their seconds, of ``clients`` closed loops of ``calls`` calls."""
-    times: list[list[float]] = [[] for _ in range(clients)]
-    failures: list[Exception] = []
 
-    def loop(taken_s: list[float]) -> None:
-        try:
-            with closing(RawClient(gateway, f"/function/{FUNCTION}")) as client:
-                taken_s.extend(client.call() for _ in range(calls))
-        except Exception as error:
-            failures.append(error)
+    def loop(_: int) -> list[float]:
+        with closing(RawClient(gateway, f"/function/{FUNCTION}")) as client:
+            return [client.call() for _ in range(calls)]
 
-    threads = [threading.Thread(target=loop, args=(taken_s,)) for taken_s in times]
     begun_s = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - begun_s
-    if failures:
-        raise failures[0]
-    return clients * calls / seconds, [one for taken_s in times for one in taken_s]
+    with ThreadPoolExecutor(clients) as pool:
+        taken_s = [one for times in pool.map(loop, range(clients)) for one in times]
+    return clients * calls / (time.perf_counter() - begun_s), taken_s
 
 
 def percentile_ms(seconds: list[float], percent: int) -> float:
     return statistics.quantiles(seconds, n=100, method="inclusive")[percent - 1] * 1000
 
 
-@click.command()
-@click.option("--calls", default=4000, show_default=True, type=click.IntRange(100), help="Calls each way, in turns.")
-@click.option("--clients", default=8, show_default=True, type=click.IntRange(1), help="Clients at once for rps.")
+@benchmark
+@click.option("--calls", default=4000, type=click.IntRange(100), help="Calls each way, in turns.")
+@click.option("--clients", default=8, type=AT_LEAST_1, help="Clients at once for rps.")
 def main(calls: int, clients: int) -> None:
-    """Added latency and calls a second of the gateway."""
-    console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as folder, trivial_function(Path(folder) / "state") as (gateway, replica):
-        through, straight = in_turns(gateway, replica, calls, console)
+        through, straight = in_turns(gateway, replica, calls)
         rps, loaded = at_once(gateway, clients, calls // clients)
-    result = {
-        "rps": round(rps),
-        "p99_ms": round(percentile_ms(through, 99), 3),
-        "added_ms_p50": round(percentile_ms(through, 50) - percentile_ms(straight, 50), 3),
-        "p50_ms": round(percentile_ms(through, 50), 3),
-        "straight_p50_ms": round(percentile_ms(straight, 50), 3),
-        "straight_p99_ms": round(percentile_ms(straight, 99), 3),
-        "loaded_p50_ms": round(percentile_ms(loaded, 50), 3),
-        "loaded_p99_ms": round(percentile_ms(loaded, 99), 3),
-        "clients": clients,
-    }
-    rows = [
-        ("straight to the replica", result["straight_p50_ms"], result["straight_p99_ms"]),
-        ("through the gateway", result["p50_ms"], result["p99_ms"]),
-        (f"{clients} clients at once", result["loaded_p50_ms"], result["loaded_p99_ms"]),
-    ]
-    print_table(None, ("", "p50 ms", "p99 ms"), rows, stdout=True)
+    result: dict[str, float] = {"rps": round(rps), "clients": clients}
+    for name, seconds in (("", through), ("straight_", straight), ("loaded_", loaded)):
+        for percent in (50, 99):
+            result[f"{name}p{percent}_ms"] = round(percentile_ms(seconds, percent), 3)
+    result["added_ms_p50"] = round(percentile_ms(through, 50) - percentile_ms(straight, 50), 3)
+    print_figures(None, result)
     print_result(result)
 
 

@@ -1,15 +1,20 @@
-"""What a benchmark prints: tables for people, and one JSON object in the last line with where its numbers come from."""
+"""What a benchmark shows and stores: progress, tables and pictures for people, CSV files, and one JSON object in the
+last line with where its numbers come from."""
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from simulation.profiles.measure.machine import this_machine
@@ -34,6 +39,38 @@ def command() -> str:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = "" if spec is None else spec.name.removesuffix(".__main__")
     return f"python -m {name} {shlex.join(sys.argv[1:])}".strip()
+
+
+@contextmanager
+def progress(total: float, what: str = "") -> Iterator[Callable[[str, float], None]]:
+    """A bar on stderr for as long as the block lasts; called with what is being done, and how much is done by now."""
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda what, done: bar.update(task, description=what, completed=done)
+
+
+@contextmanager
+def picture(path: Path, *shape: int, **settings: Any) -> Iterator[tuple[Any, Any]]:
+    """Matplotlib's (figure, axes) of ``pyplot.subplots``, stored at ``path`` when the block ends."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(*shape, layout="constrained", **settings)
+    yield figure, axes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequence[str] | None = None) -> None:
+    """A CSV file with these columns, or all of the first row."""
+    rows = list(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns or list(rows[0]), extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def table_of(title: str | None, heads: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> Table:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from gateway.client.client import GatewayClient
 from gateway.client.state import read_gateway, read_password
@@ -56,6 +58,23 @@ class RunningPipeline:
     @property
     def url(self) -> str:
         return f"{self.client.url}/function/{self.manifest.name}"
+
+    def addresses(self, machines: Sequence[str]) -> list[str]:
+        """Address of the ready ingress on each of these machines."""
+        replicas = self.client.replicas()[self.functions[0]]
+        by_machine = {replica["node"]: str(replica["address"]) for replica in replicas if replica["state"] == "ready"}
+        return [by_machine[machine] for machine in machines]
+
+
+def listening(gateway_pid: int) -> dict[int, int]:
+    """Listening port → process id, over all processes below the gateway."""
+    pid_of_port = {}
+    for child in psutil.Process(gateway_pid).children(recursive=True):
+        with suppress(psutil.Error):  # others come and go meanwhile
+            for connection in child.net_connections(kind="tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    pid_of_port[connection.laddr.port] = child.pid
+    return pid_of_port
 
 
 def local_gateway(

@@ -6,17 +6,19 @@ who shares them (``Pss`` of ``/proc/PID/smaps_rollup``), and what the nodes' mem
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import requests
 
-from gateway.client.state import read_password
+from gateway.client.client import GatewayClient
+from gateway.client.errors import GatewayClientError
 
 FEED_TIMEOUT_S = 15.0
 
@@ -32,10 +34,9 @@ class Picture:
 
 @dataclass
 class FeedWatch:
-    """Follows ``/system/replicas`` in a thread while the ``with`` block lasts."""
+    """Follows the gateway's replica feed in a thread while the ``with`` block lasts."""
 
-    url: str
-    state: Path
+    connect: Callable[[], GatewayClient]
     pictures: list[Picture] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -75,25 +76,21 @@ class FeedWatch:
         return spent_s
 
     def _follow(self) -> None:
-        auth = ("admin", read_password(self.state))
+        client = self.connect()
         while not self._stop.is_set():
-            try:
-                with requests.get(
-                    f"{self.url}/system/replicas?follow=true", auth=auth, stream=True, timeout=FEED_TIMEOUT_S
-                ) as reply:
-                    for line in reply.iter_lines(chunk_size=None):
-                        if self._stop.is_set():
-                            return
-                        self._add(json.loads(line)["functions"])
-            except requests.RequestException:
-                time.sleep(0.1)
+            with suppress(GatewayClientError, requests.RequestException):
+                for functions in client.follow_replicas():
+                    if self._stop.is_set():
+                        return
+                    self._add(functions)
+            time.sleep(0.1)
 
-    def _add(self, functions: dict[str, dict[str, list[dict[str, str]]]]) -> None:
-        ready, alive = {}, {}
-        for key, function in functions.items():
-            name = key.rsplit(".", 1)[0]
-            ready[name] = frozenset(one["id"] for one in function["replicas"] if one["state"] == "ready")
-            alive[name] = len(function["replicas"])
+    def _add(self, functions: dict[str, list[dict[str, Any]]]) -> None:
+        ready = {
+            name: frozenset(replica["id"] for replica in replicas if replica["state"] == "ready")
+            for name, replicas in functions.items()
+        }
+        alive = {name: len(replicas) for name, replicas in functions.items()}
         with self._changed:
             self.pictures.append(Picture(time.monotonic(), ready, alive))
             self._changed.notify_all()
@@ -118,29 +115,21 @@ def weigh(gateway_pids: Iterable[int], folders: Iterable[Path] = ()) -> Weight:
     """Weigh gateways and everything below them, now."""
     at_s, total = time.monotonic(), 0
     for gateway_pid in gateway_pids:
-        try:
+        with suppress(psutil.Error):
             gateway = psutil.Process(gateway_pid)
-            processes = [gateway, *gateway.children(recursive=True)]
-        except psutil.Error:
-            continue
-        for process in processes:
-            try:
-                lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-            except OSError:
-                continue
-            fields = {line.split(":")[0]: line.split()[1] for line in lines[1:]}
-            total += (int(fields["Pss_Anon"]) + int(fields["Pss_File"])) * 1024
+            for process in (gateway, *gateway.children(recursive=True)):
+                with suppress(OSError):
+                    lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+                    fields = {line.split(":")[0]: line.split()[1] for line in lines[1:]}
+                    total += (int(fields["Pss_Anon"]) + int(fields["Pss_File"])) * 1024
     return Weight(at_s, total, sum(_held(folder) for folder in folders))
 
 
 def _held(folder: Path) -> int:
     held = 0
     for path in folder.rglob("*"):
-        try:
-            status = path.stat()
-        except OSError:
-            continue
-        held += status.st_blocks * 512
+        with suppress(OSError):
+            held += path.stat().st_blocks * 512
     return held
 
 

@@ -31,11 +31,10 @@ from dataclasses import replace
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.harness.answers import expected_answers
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import AT_LEAST_1, benchmark, listed
+from benchmarks.harness.report import print_result, progress
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.scaling_watch import Scales
 from benchmarks.live_scaling.report import row, show, summary
@@ -188,29 +187,18 @@ def _second(setting: Setting, name: str, replicas: int) -> Measured:
     return measured
 
 
-@click.command()
-@click.option("--rows", "chosen", default=",".join(ROWS), show_default=True, help="Rows to measure.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1), help="Times each quick change is made.")
-@click.option("--clients", default=4, show_default=True, type=click.IntRange(1), help="Closed-loop clients.")
-@click.option("--rate", default=0.0, show_default=True, help="Requests a second at even intervals in place of clients.")
+@benchmark
+@click.option("--rows", "names", callback=listed(choices=ROWS), default=",".join(ROWS), help="Rows to measure.")
+@click.option("--rounds", default=3, type=AT_LEAST_1, help="Times each quick change is made.")
+@click.option("--clients", default=4, type=AT_LEAST_1, help="Closed-loop clients.")
+@click.option("--rate", default=0.0, help="Requests a second at even intervals in place of clients.")
 @click.option(
-    "--load",
-    default=0.7,
-    show_default=True,
-    type=click.FloatRange(0.05, 1),
-    help="Of the row at-load: requests a second over what full answers.",
+    "--load", default=0.7, type=click.FloatRange(0.05, 1), help="Of at-load: requests/s over full's answers/s."
 )
-@click.option("--pause", "pause_s", default=4.0, show_default=True, help="Steady seconds before each change.")
-@click.option("--link", "link", default=1.25e9, show_default=True, help="Bytes a second between nodes (10 Gbit/s).")
-@click.option("--disk", "disk", default=1.25e8, show_default=True, help="Bytes a second of a node's disk.")
-def main(
-    chosen: str, rounds: int, clients: int, rate: float, load: float, pause_s: float, link: float, disk: float
-) -> None:
-    """Scale the whole default pipeline up and down and exchange every worker, under steady load."""
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    unknown = [name for name in names if name not in ROWS]
-    if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is no row; rows are {', '.join(ROWS)}", param_hint="--rows")
+@click.option("--pause", "pause_s", default=4.0, help="Steady seconds before each change.")
+@click.option("--link", "link_bytes_per_s", default=1.25e9, help="Bytes a second between nodes (10 Gbit/s).")
+@click.option("--disk", "disk_bytes_per_s", default=1.25e8, help="Bytes a second of a node's disk.")
+def main(names: tuple[str, ...], rounds: int, rate: float, **options: Any) -> None:
     if "at-load" in names and "full" not in names[: names.index("at-load")]:
         raise click.BadParameter("at-load takes its rate from full: name full before it", param_hint="--rows")
     if "at-load" in names and rate:
@@ -219,23 +207,19 @@ def main(
     with run_folder("smoe-live-scaling-") as folder:
         directory, manifest = ensure_pipeline(PRESET, folder / "pipelines")
         texts, expected = expected_answers(directory)
-        setting = Setting(
-            folder, directory, manifest, texts, expected.numpy(), clients, rate, pause_s, link, disk, load
-        )
+        setting = Setting(folder, directory, manifest, texts, expected.numpy(), rate=rate, **options)
         rows: dict[str, dict[str, Any]] = {}
         row_of: dict[Callable[[Setting, int], Measured], dict[str, Any]] = {}
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task("rows", total=len(names))
-            for one in sorted(names, key=lambda name: ROWS[name] is not cold_restart):
-                progress.update(task, description=one)
+        with progress(len(names)) as show_progress:
+            for number, one in enumerate(sorted(names, key=lambda name: ROWS[name] is not cold_restart)):
+                show_progress(one, number)
                 if ROWS[one] not in row_of:
                     row_of[ROWS[one]] = row(ROWS[one](setting, rounds))
                 rows[one] = figures = row_of[ROWS[one]]
-                progress.console.print(f"{one}: up in {figures['scale_s']:.2f} s, {figures['failed']} failed")
+                click.echo(f"{one}: up in {figures['scale_s']:.2f} s, {figures['failed']} failed", err=True)
                 setting = replace(setting, window_s=figures.get("window_s", setting.window_s))
                 if one == "full":
                     setting = replace(setting, capacity=figures["changes"]["up"]["per_second_before"])
-                progress.advance(task)
         rows = {name: rows[name] for name in names}
     result = summary(rows, setting, rounds)
     show(result)

@@ -6,9 +6,7 @@ import os
 import statistics
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.harness.report import print_table
 from benchmarks.harness.scaling_watch import Weight
 from benchmarks.live_scaling.rows import AROUND_S, Measured, Setting, Span
 
@@ -128,34 +126,20 @@ def of_load(changes: dict[str, dict[str, float]]) -> dict[str, float | None]:
 
 def show(result: dict[str, Any]) -> None:
     """Two tables for people, on stderr."""
-    console = Console(stderr=True)
-    table = Table(
-        *("row", "scale s", "downtime s", "failed", "throughput", "as in Table 2", "peak MB", "peak ratio"),
-        title="Scale-up, rows",
-    )
-    for name, figures in result["rows"].items():
-        table.add_row(
-            name,
-            f"{figures['scale_s']:.2f}",
-            f"{figures['downtime_s']:.2f}",
-            str(figures["failed"]),
-            *(
-                "–" if (ratio := figures.get(key)) is None else f"{ratio:.0%}"
-                for key in ("throughput_ratio", "throughput_ratio_table_2")
-            ),
-            f"{figures['peak_memory_mb']:.0f}",
-            f"{figures['peak_memory_ratio']:.3f}",
-        )
-    console.print(table)
+    figures = {
+        **{"scale_s": ".2f", "downtime_s": ".2f", "failed": "", "throughput_ratio": ".0%"},
+        **{"throughput_ratio_table_2": ".0%", "peak_memory_mb": ".0f", "peak_memory_ratio": ".3f"},
+    }
+    heads = ("row", "scale s", "downtime s", "failed", "throughput", "as in Table 2", "peak MB", "peak ratio")
+    print_table("Scale-up, rows", heads, [(name, *cells(row, figures)) for name, row in result["rows"].items()])
+    columns = ("change", "scale s", "settled s", "per s", "throughput", "P95 before ms", "P95 during ms")
+    keys = ("scale_s", "settled_s", "per_second_before", "throughput_ratio", *TAILS)
     for name in ("full", "at-load"):
         if name in result["rows"]:
-            console.print(changes_of(name, result["rows"][name]["changes"]))
+            kinds = result["rows"][name]["changes"].items()
+            print_table(name, columns, [(change, *cells(kind, dict.fromkeys(keys, ".3g"))) for change, kind in kinds])
 
 
-def changes_of(name: str, kinds: dict[str, dict[str, float]]) -> Table:
-    """A row's kinds of change."""
-    table = Table("change", "scale s", "settled s", "per s", "throughput", "P95 before ms", "P95 during ms", title=name)
-    keys = ("scale_s", "settled_s", "per_second_before", "throughput_ratio", "p95_before_ms", "p95_during_ms")
-    for change, kind in kinds.items():
-        table.add_row(change, *(f"{kind[key]:.3g}" if key in kind else "–" for key in keys))
-    return table
+def cells(figures: dict[str, Any], formats: dict[str, str]) -> list[str]:
+    """Figures as they are shown; a dash where there is none."""
+    return ["–" if figures.get(key) is None else format(figures[key], how) for key, how in formats.items()]

@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.harness.running import RunningGateway, local_gateway, running_gateway
 from benchmarks.harness.scaling_watch import FeedWatch, Picture, Scales, Weight
-from benchmarks.harness.steady_load import Answers, SteadyLoad
+from benchmarks.harness.steady_load import Answers, Load, SteadyLoad
 from benchmarks.live_scaling.ablations.fresh import AFTER
 from gateway.backends.process.machines import PREFIX, memory_root
 from moe.manifest import Manifest
@@ -81,7 +81,7 @@ class Measured:
     """A row's changes, what the clients saw, and what the scales showed in the rounds that were weighed."""
 
     spans: list[Span] = field(default_factory=list)
-    answers: Answers = field(default_factory=lambda: Answers(np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)))
+    answers: Answers = field(default_factory=lambda: Answers.of(np.empty((0, 3))))
     without_ready: Callable[[Span], float] = lambda span: 0.0
     weights: dict[str, tuple[Span, list[Weight]]] = field(default_factory=dict)
     copied: dict[str, int] = field(default_factory=dict)
@@ -283,12 +283,8 @@ def stage(
         settings = deployment(image, 1, {AFTER: str(fresh_flag(setting))} if image == FRESH else None)
         lifecycle.deploy_pipeline(client, setting.manifest, settings, timeout_s=TIMEOUT_S)
         url = f"{client.url}/function/{setting.manifest.name}"
-        with (
-            SteadyLoad(
-                url, setting.texts, setting.expected, setting.folder, clients=setting.clients, rate=setting.rate
-            ) as clients,
-            FeedWatch(client.url, running.state) as watch,
-        ):
+        load = Load(url, setting.texts, setting.expected, setting.clients, setting.rate)
+        with SteadyLoad(load, setting.folder) as clients, FeedWatch(running.connect) as watch:
             here = Stage(setting, running, image, standbys, watch, peers)
             time.sleep(2.0)
             yield here
