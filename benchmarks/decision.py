@@ -19,11 +19,10 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from autoscaler.contract import Memory, Observation
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
+from benchmarks.harness.report import print_result, print_table
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
 from rl.agent.settings import NetworkSettings
@@ -104,19 +103,18 @@ def measure(episode: Episode, variants: Sequence[str], repeats: int) -> dict[str
     return {variant: timed.row() for variant, timed in times.items()}
 
 
-def show(rows: dict[str, dict[str, float]], title: str, console: Console) -> None:
-    table = Table("variant", "p50 ms", "p99 ms", "of which deciding", "processor ms", "repeats", title=title)
-    for variant, row in rows.items():
-        cells = (row["ms_p50"], row["ms_p99"], row["decide_ms_p50"], row["cpu_ms_p50"])
-        table.add_row(variant, *(f"{cell:.2f}" for cell in cells), str(int(row["repeats"])))
-    console.print(table)
+HEADS = ("variant", "p50 ms", "p99 ms", "of which deciding", "processor ms", "repeats")
 
 
-@click.command()
-@click.option("--repeats", type=click.IntRange(1), default=200, show_default=True, help="Decisions of each variant.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
+def table_row(variant: str, row: dict[str, float]) -> tuple[object, ...]:
+    cells = (row["ms_p50"], row["ms_p99"], row["decide_ms_p50"], row["cpu_ms_p50"])
+    return (variant, *(f"{cell:.2f}" for cell in cells), int(row["repeats"]))
+
+
+@benchmark
+@click.option("--repeats", type=AT_LEAST_1, default=200, help="Decisions of each variant.")
+@seed_option
 def main(repeats: int, seed: int) -> None:
-    """Time decisions of all variants at 12 × 8 experts, and of the full agent at 24 × 64."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     small, large = simulated_episode(12, 8, seed), simulated_episode(*LARGE, seed)
@@ -124,9 +122,10 @@ def main(repeats: int, seed: int) -> None:
     blown_up = measure(large, ("full",), max(1, repeats // 4))["full"]
     experts, many = (int(episode.encoder.configuration_index.mask.sum()) for episode in (small, large))
     configurations = len(small.encoder.configuration_index.space)
-    console = Console(width=110)
-    show(rows, f"{experts} experts, {configurations:,} configurations each, one thread", console)
-    show({"full": blown_up}, f"{many} experts", console)
+    shown = [table_row(variant, row) for variant, row in rows.items()]
+    shown.append(table_row(f"full, {many} experts", blown_up))
+    title = f"{experts} experts, {configurations:,} configurations each, one thread"
+    print_table(title, HEADS, shown, width=110, stdout=True)
     quickest = min(rows, key=lambda variant: rows[variant]["ms_p50"])
     result: dict[str, Any] = {
         **rows["full"],

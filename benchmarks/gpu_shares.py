@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import benchmark
+from benchmarks.harness.report import print_result, print_table
 from benchmarks.harness.running import local_gateway, running_gateway
 from gateway.backends.process.gpu.shares import find_gpus
 from moe.manifest import Manifest
@@ -97,18 +97,18 @@ def summary(rows: Sequence[Row], tokens: int) -> dict[str, Any]:
     return numbers
 
 
-def show(pipeline: str, numbers: dict[str, Any], console: Console) -> None:
-    """A table for people."""
-    table = Table("node", "what", "value", title=f"GPU shares: {pipeline}")
+def table_rows(numbers: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(node, what, value) for people."""
+    rows = []
     for node, values in numbers.items():
         for share, ms in values["busy_ms"].items():
-            table.add_row(node, f"call with {share} of the GPU", f"{ms:g} ms")
+            rows.append((node, f"call with {share} of the GPU", f"{ms:g} ms"))
         for pair, ratio in values["beside"].items():
-            share_here, _, other = pair.partition("+")
-            table.add_row(node, f"{share_here} next to a busy neighbour with {other}", f"{ratio:g} times as long")
+            share, _, other = pair.partition("+")
+            rows.append((node, f"{share} next to a busy neighbour with {other}", f"{ratio:g} times as long"))
         if values["exchange_s"] is not None:
-            table.add_row(node, "exchange of a worker for another share", f"{values['exchange_s']:g} s")
-    console.print(table)
+            rows.append((node, "exchange of a worker for another share", f"{values['exchange_s']:g} s"))
+    return rows
 
 
 def save(rows: Sequence[tuple[str, Row]], path: Path) -> None:
@@ -121,28 +121,12 @@ def save(rows: Sequence[tuple[str, Row]], path: Path) -> None:
     pq.write_table(pa.table(columns, schema=schema), path, compression="zstd")
 
 
-@click.command()
-@click.option(
-    "--pipeline",
-    "pipelines",
-    multiple=True,
-    default=PIPELINES,
-    show_default=True,
-    help="Pipeline folder or preset; repeatable.",
-)
-@click.option(
-    "--share",
-    "shares",
-    multiple=True,
-    type=float,
-    help="Share of a GPU to measure; repeatable. [default: 0.1, 0.2 … 1]",
-)
-@click.option(
-    "--seconds", type=click.FloatRange(0.05, 60), default=1.0, show_default=True, help="Seconds of load on each point."
-)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Parquet file of all rows.")
+@benchmark
+@click.option("--pipeline", "pipelines", multiple=True, default=PIPELINES, help="Folder or preset; repeatable.")
+@click.option("--share", "shares", multiple=True, type=float, help="Of a GPU; repeatable. [default: 0.1, 0.2 … 1]")
+@click.option("--seconds", type=click.FloatRange(0.05, 60), default=1.0, help="Seconds of load on each point.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Parquet file of all rows.")
 def main(pipelines: tuple[str, ...], shares: tuple[float, ...], seconds: float, out: Path | None) -> None:
-    """Measure GPU shares on this machine."""
     check_shares(shares)
     detected = find_gpus()
     if not detected.gpus:
@@ -160,7 +144,8 @@ def main(pipelines: tuple[str, ...], shares: tuple[float, ...], seconds: float, 
             pipeline_rows = measured(pipeline, Path(work), settings, console)
             rows += [(pipeline, row) for row in pipeline_rows]
             result["pipelines"][pipeline] = summary(pipeline_rows, settings.beside_tokens)
-            show(pipeline, result["pipelines"][pipeline], console)
+            shown = table_rows(result["pipelines"][pipeline])
+            print_table(f"GPU shares: {pipeline}", ("node", "what", "value"), shown, texts=2)
             if out is not None:
                 save(rows, out)
     print_result(result)

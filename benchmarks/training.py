@@ -10,15 +10,16 @@ C_ref, share of windows over λ), ``curves`` of every seed, ``beside`` (each pol
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.report import print_result, table_of
+from autoscaler.contract import Configuration, Observation
+from benchmarks.harness.options import AT_LEAST_1, benchmark, changes_option, listed, out_option
+from benchmarks.harness.report import print_result, print_table
 from evaluation.bound.last_window import LastWindowPolicy, LastWindowSettings
 from rl.agent.contract import Batch, State
 from rl.agent.ddpg.exploration import decide as decide_by
@@ -30,7 +31,10 @@ from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.train.teacher import TeacherSettings
 from rl.train.validation import Validator, holding
-from rl.train.warm_start import Teaching, teacher_of, to_indices
+from rl.train.warm_start import teacher_of, to_indices
+
+Plan = Callable[[Observation], Mapping[str, Configuration]]
+"""What a window was, to the configurations of the next."""
 
 
 def acting(path: Path) -> Decide:
@@ -43,35 +47,51 @@ def acting(path: Path) -> Decide:
     return decide
 
 
-def teaching(settings: TeacherSettings) -> Decide:
-    """The teacher of the warm start as a policy, each episode with its own."""
-    teachers: dict[int, tuple[Episode, Teaching]] = {}
+def planning(plan_of: Callable[[Episode], Plan]) -> Decide:
+    """What plans by configurations as a policy, made once for each episode."""
+    plans: dict[int, tuple[Episode, Plan]] = {}
 
     def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:
-        plans = []
+        actions = []
         for episode, state in zip(episodes, states, strict=True):
-            if id(episode) not in teachers:
-                teachers[id(episode)] = episode, teacher_of(episode, settings)
-            plans.append(to_indices(teachers[id(episode)][1].plan(episode.observation)[0], episode, state))
-        return plans
+            if id(episode) not in plans:
+                plans[id(episode)] = episode, plan_of(episode)
+            actions.append(to_indices(plans[id(episode)][1](episode.observation), episode, state))
+        return actions
 
     return decide
+
+
+def teaching(settings: TeacherSettings) -> Decide:
+    """The teacher of the warm start as a policy."""
+
+    def plan_of(episode: Episode) -> Plan:
+        teacher = teacher_of(episode, settings)
+        return lambda observation: teacher.plan(observation)[0]
+
+    return planning(plan_of)
 
 
 def last_window(settings: TrainingSettings) -> Decide:
     """The last window's optimum (:mod:`evaluation.bound.last_window`) as a policy."""
-    planners: dict[int, tuple[Episode, LastWindowPolicy]] = {}
 
-    def decide(episodes: list[Episode], states: list[State]) -> list[Actions]:
-        plans = []
-        for episode, state in zip(episodes, states, strict=True):
-            planner = LastWindowPolicy(episode.workload, LastWindowSettings(meter=settings.meter))
-            planner = planners.setdefault(id(episode), (episode, planner))[1]
-            desired = planner.propose(episode.observation, episode.observation.end_s, None).desired
-            plans.append(to_indices(desired, episode, state))
-        return plans
+    def plan_of(episode: Episode) -> Plan:
+        planner = LastWindowPolicy(episode.workload, LastWindowSettings(meter=settings.meter))
+        return lambda observation: planner.propose(observation, observation.end_s, None).desired
 
-    return decide
+    return planning(plan_of)
+
+
+def trained(settings: TrainingSettings, minutes: float, out: Path, name: str = "") -> Run:
+    """A run of ``smoe lab train`` that goes on where it was; its validations are printed, with ``name`` in front."""
+    run = Run(settings, out)
+    run.go(minutes, on_validation=lambda entry: click.echo(f"{name}{line_of(entry)}", err=True))
+    return run
+
+
+def curve_of(run: Run) -> list[dict[str, Any]]:
+    """The run's validations without their clips."""
+    return [{key: value for key, value in entry.items() if key != "clips"} for entry in run.progress.curve]
 
 
 def compared(run: Run) -> dict[str, dict[str, Any]]:
@@ -96,63 +116,37 @@ def compared(run: Run) -> dict[str, dict[str, Any]]:
     return figures
 
 
-def shown(entries: dict[str, dict[str, Any]]) -> Table:
-    """For people."""
-    heads = ("policy", "cost over bound", "windows over λ", "mean excess")
+@benchmark
+@click.option("--minutes", default=40.0, type=click.FloatRange(0.1), help="Minutes of one core, for each seed.")
+@click.option("--seeds", callback=listed(int), default="0", help="Seeds of training, comma list.")
+@click.option("--workloads", callback=listed(), default=",".join(TrainingSettings().workloads), help="Comma list.")
+@click.option("--windows", default=TrainingSettings().windows, type=AT_LEAST_1, help="Windows planned, for schedules.")
+@changes_option
+@out_option("out/training", "A run that is there goes on.")
+def main(
+    minutes: float, seeds: Sequence[int], workloads: tuple[str, ...], windows: int, changes: tuple[str, ...], out: Path
+) -> None:
+    runs = []
+    for seed in seeds:
+        settings = changed(TrainingSettings(workloads=workloads, windows=windows, seed=seed), changes)
+        runs.append(trained(settings, minutes, out / f"seed-{seed}"))
+    comparison = compared(runs[0])
     rows = [
         (name, f"{entry['cost_over_bound']:.3f}", f"{100 * entry['violated']:.1f} %", f"{entry['excess']:.3f}")
-        for name, entry in entries.items()
+        for name, entry in comparison.items()
     ]
-    return table_of("simulated: validation clips, experts' cost over the bound", heads, rows)
-
-
-@click.command()
-@click.option(
-    "--minutes", default=40.0, show_default=True, type=click.FloatRange(0.1), help="Minutes of one core, for each seed."
-)
-@click.option("--seeds", default="0", show_default=True, help="Seeds of training, comma list.")
-@click.option("--workloads", default=",".join(TrainingSettings().workloads), show_default=True, help="Comma list.")
-@click.option(
-    "--windows",
-    default=TrainingSettings().windows,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Windows planned, for schedules.",
-)
-@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting, as of smoe lab train.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/training"),
-    show_default=True,
-    help="A run that is there goes on.",
-)
-def main(minutes: float, seeds: str, workloads: str, windows: int, changes: tuple[str, ...], out: Path) -> None:
-    """Train, and print the curve."""
-    console = Console(stderr=True)
-    runs: list[Run] = []
-    for seed in map(int, seeds.split(",")):
-        settings = changed(TrainingSettings(workloads=tuple(workloads.split(",")), windows=windows, seed=seed), changes)
-        run = Run(settings, out / f"seed-{seed}")
-        run.go(minutes, on_validation=lambda entry: console.print(line_of(entry)))
-        runs.append(run)
-    comparison = compared(runs[0])
-    console.print(shown(comparison))
-    curves = {run.settings.seed: [without_clips(entry) for entry in run.progress.curve] for run in runs}
-    print_result(
-        {
-            "minutes": round(max(run.progress.minutes for run in runs), 1),
-            "windows": max(run.agent.num_timesteps for run in runs),
-            "curve": curves[runs[0].settings.seed],
-            "curves": curves,
-            "beside": comparison,
-            "seeds": [run.settings.seed for run in runs],
-        }
-    )
-
-
-def without_clips(entry: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in entry.items() if key != "clips"}
+    heads = ("policy", "cost over bound", "windows over λ", "mean excess")
+    print_table("simulated: validation clips, experts' cost over the bound", heads, rows)
+    curves = {run.settings.seed: curve_of(run) for run in runs}
+    result = {
+        "minutes": round(max(run.progress.minutes for run in runs), 1),
+        "windows": max(run.agent.num_timesteps for run in runs),
+        "curve": curves[runs[0].settings.seed],
+        "curves": curves,
+        "beside": comparison,
+        "seeds": [run.settings.seed for run in runs],
+    }
+    print_result(result)
 
 
 if __name__ == "__main__":

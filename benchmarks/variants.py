@@ -11,7 +11,6 @@ and a README, which the notebooks read. The last line is one JSON object: ``cell
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -20,19 +19,28 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
-from benchmarks.harness.report import print_result, table_of
+from benchmarks.harness.options import (
+    AT_LEAST_1,
+    benchmark,
+    changes_option,
+    listed,
+    out_option,
+    publish_option,
+    rate_option,
+    workloads_option,
+)
+from benchmarks.harness.report import print_result, print_table, write_csv
+from benchmarks.training import curve_of, trained
 from evaluation.comparison.episode import BOUND, prepare, run_bound
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.run import evaluate
 from evaluation.comparison.store import load_run, path_of, save_run
 from evaluation.comparison.tables import COLUMNS, HEAD, cells, markdown, rows, runs_of
 from rl.agent.settings import ARMS
-from rl.train.commands import changed, line_of
-from rl.train.run import BEST, Run
+from rl.train.commands import changed
+from rl.train.run import BEST
 from rl.train.settings import TrainingSettings
-from simulation.workloads.paper import PAPER_WORKLOADS
 from traces.model import PATTERNS
 from traces.provenance import file_sha256
 
@@ -55,24 +63,21 @@ class Trained:
     curve: list[dict[str, Any]]
 
 
-def train(settings: TrainingSettings, minutes: float, out: Path, console: Console) -> Trained:
+def train(settings: TrainingSettings, minutes: float, out: Path) -> Trained:
     """A run of ``smoe lab train`` that goes on where it was."""
-    run = Run(settings, out)
-    run.go(minutes, on_validation=lambda entry: console.print(f"{settings.arm} {settings.seed}: {line_of(entry)}"))
-    curve = [{key: value for key, value in entry.items() if key != "clips"} for entry in run.progress.curve]
-    return Trained(
-        settings.arm, settings.seed, out / BEST, round(run.progress.minutes, 2), run.agent.num_timesteps, curve
-    )
+    run = trained(settings, minutes, out, f"{settings.arm} {settings.seed}: ")
+    spent, windows = round(run.progress.minutes, 2), run.agent.num_timesteps
+    return Trained(settings.arm, settings.seed, out / BEST, spent, windows, curve_of(run))
 
 
-def test(grid: Grid, trained: Trained, out: Path, workers: int) -> list[Summary]:
+def test(grid: Grid, actor: Trained, out: Path, workers: int) -> list[Summary]:
     """The actor's runs on the test hours, named by its variant; an actor that got better since is simulated again."""
     settings = out / "settings"
     settings.mkdir(parents=True, exist_ok=True)
-    (settings / f"{POLICY}.toml").write_text(f"actor = {json.dumps(str(trained.actor.resolve()))}\n")
+    (settings / f"{POLICY}.toml").write_text(f"actor = {json.dumps(str(actor.actor.resolve()))}\n")
     actor_columns: Summary = {
-        "arm": trained.variant, "training_seed": trained.seed, "minutes": trained.minutes,
-        "trained_windows": trained.windows, "policy": trained.variant, "actor": file_sha256(trained.actor),
+        "arm": actor.variant, "training_seed": actor.seed, "minutes": actor.minutes,
+        "trained_windows": actor.windows, "policy": actor.variant, "actor": file_sha256(actor.actor),
     }  # fmt: skip
     summaries = evaluate(
         replace(grid, settings=settings, bound=False), out / f"evaluation-{actor_columns['actor'][:12]}", workers
@@ -94,27 +99,17 @@ def bounds(grid: Grid, out: Path) -> list[Summary]:
     return summaries
 
 
-def write(path: Path, summaries: Sequence[Summary]) -> None:
-    """Every run in a row."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, (*OWN, *COLUMNS), extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(runs_of(summaries))
-
-
-def publish(to: Path, trained: Sequence[Trained], summaries: Sequence[Summary], grid: Grid) -> None:
+def publish(to: Path, actors: Sequence[Trained], summaries: Sequence[Summary], grid: Grid) -> None:
     """What documents cite."""
     to.mkdir(parents=True, exist_ok=True)
-    write(to / "results.csv", summaries)
-    curves = [
-        {"arm": actor.variant, "seed": actor.seed, "minutes": actor.minutes, "curve": actor.curve} for actor in trained
-    ]
+    write_csv(to / "results.csv", runs_of(summaries), (*OWN, *COLUMNS))
+    curves = [{"arm": one.variant, "seed": one.seed, "minutes": one.minutes, "curve": one.curve} for one in actors]
     (to / "curves.json").write_text(json.dumps(curves, indent=1) + "\n")
-    actors = ", ".join(f"{one.variant} seed {one.seed} ({one.minutes:g} min)" for one in trained)
+    named = ", ".join(f"{one.variant} seed {one.seed} ({one.minutes:g} min)" for one in actors)
     lines = [
         "# Variants of the ablation (simulated)",
         f"Command: `python -m benchmarks.variants {' '.join(sys.argv[1:])}`. "
-        f"{len(trained)} actors: {actors}. "
+        f"{len(actors)} actors: {named}. "
         f"Test hours: seeds {', '.join(map(str, grid.seeds))}, {grid.seconds:g} s at {grid.mean_rps:g} requests/s, the "
         f"first {grid.warm_up_windows} windows not counted. Costs are the experts'.",
         markdown(summaries),
@@ -122,97 +117,48 @@ def publish(to: Path, trained: Sequence[Trained], summaries: Sequence[Summary], 
     (to / "README.md").write_text("\n\n".join(line.rstrip("\n") for line in lines) + "\n")
 
 
-def show(summaries: Sequence[Summary], console: Console) -> None:
-    """For people."""
-    heads = ["variant" if name == "policy" else name for name in HEAD]
-    title = "simulated: experts' cost above the bound on test hours, by variant"
-    console.print(table_of(title, heads, map(cells, rows(summaries)), texts=2))
-
-
-def _chosen(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
-    variants = tuple(value.split(","))
-    unknown = [name for name in variants if name not in ARMS]
-    if unknown:
-        raise click.BadParameter(f"{unknown[0]!r} is no variant; there are {', '.join(ARMS)}")
-    return variants
-
-
-@click.command()
+@benchmark
 @click.option(
-    "--variants",
-    "--arms",
-    "variants",
-    default=",".join(PAPER_VARIANTS),
-    show_default=True,
-    callback=_chosen,
+    "--variants", "--arms", "variants", callback=listed(choices=ARMS), default=",".join(PAPER_VARIANTS),
     help="Comma list (docs/agent.md).",
-)
-@click.option(
-    "--minutes",
-    default=40.0,
-    show_default=True,
-    type=click.FloatRange(0.01),
-    help="Minutes of one core, for each actor.",
-)
-@click.option("--seeds", default="0,1,2", show_default=True, help="Seeds of training, comma list.")
-@click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True, help="To train and to test on.")
-@click.option("--patterns", default=",".join(PATTERNS), show_default=True, help="To test on.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe lab train.")
-@click.option("--test-seeds", default=3, show_default=True, type=click.IntRange(1), help="Test hours of each kind.")
-@click.option("--seconds", default=600.0, show_default=True, help="Length of a test hour in seconds.")
-@click.option(
-    "--mean-rps",
-    default=20.0,
-    show_default=True,
-    type=click.FloatRange(0.1, 1e4),
-    help="Requests per second on average.",
-)
-@click.option(
-    "--workers", default=1, show_default=True, type=click.IntRange(0), help="Processes of testing; 0: one a core."
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/arms"),
-    show_default=True,
-    help="Actors and runs; what is there is not trained again.",
-)
-@click.option(
-    "--publish",
-    "to",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Folder for table and curves.",
-)
+)  # fmt: skip
+@click.option("--minutes", default=40.0, type=click.FloatRange(0.01), help="Minutes of one core, for each actor.")
+@click.option("--seeds", callback=listed(int), default="0,1,2", help="Seeds of training, comma list.")
+@workloads_option
+@click.option("--patterns", callback=listed(), default=",".join(PATTERNS), help="To test on.")
+@changes_option
+@click.option("--test-seeds", default=3, type=AT_LEAST_1, help="Test hours of each kind.")
+@click.option("--seconds", default=600.0, help="Length of a test hour in seconds.")
+@rate_option
+@click.option("--workers", default=1, type=click.IntRange(0), help="Processes of testing; 0: one a core.")
+@out_option("out/arms", "Actors and runs; what is there is not trained again.")
+@publish_option
 def main(
-    variants: tuple[str, ...], minutes: float, seeds: str, workloads: str, patterns: str, changes: tuple[str, ...],
-    test_seeds: int, seconds: float, mean_rps: float, workers: int, out: Path, to: Path | None,
+    variants: tuple[str, ...], minutes: float, seeds: Sequence[int], workloads: tuple[str, ...],
+    patterns: tuple[str, ...], changes: tuple[str, ...], test_seeds: int, seconds: float, mean_rps: float, workers: int,
+    out: Path, to: Path | None,
 ) -> None:  # fmt: skip
-    """Train every variant, and simulate the same test hours under each."""
-    console = Console(stderr=True)
-    named = tuple(workloads.split(","))
-    grid = Grid(
-        named, tuple(patterns.split(",")), (0,), (POLICY,), tuple(range(test_seeds)), seconds=seconds, mean_rps=mean_rps
-    )
-    base = changed(TrainingSettings(workloads=named), changes)
-    summaries, trained = bounds(grid, out / "bound"), list[Trained]()
-    for seed in map(int, seeds.split(",")):
+    grid = Grid(workloads, patterns, (0,), (POLICY,), tuple(range(test_seeds)), seconds=seconds, mean_rps=mean_rps)
+    base = changed(TrainingSettings(workloads=workloads), changes)
+    summaries, actors = bounds(grid, out / "bound"), list[Trained]()
+    for seed in seeds:
         for variant in variants:
             folder = out / f"{variant}-{seed}"
-            trained.append(train(replace(base, arm=variant, seed=seed), minutes, folder / "training", console))
-            summaries += test(grid, trained[-1], folder, workers)
+            actors.append(train(replace(base, arm=variant, seed=seed), minutes, folder / "training"))
+            summaries += test(grid, actors[-1], folder, workers)
             if to is not None:
-                publish(to, trained, summaries, grid)
-    show(summaries, console)
-    print_result(
-        {
-            "cells": [{**asdict(row), "arm": row.policy} for row in rows(summaries)],
-            "arms": list(variants),
-            "seeds": sorted({actor.seed for actor in trained}),
-            "minutes": {f"{one.variant}-{one.seed}": one.minutes for one in trained},
-            "windows": {f"{one.variant}-{one.seed}": one.windows for one in trained},
-        }
-    )
+                publish(to, actors, summaries, grid)
+    heads = ["variant" if name == "policy" else name for name in HEAD]
+    title = "simulated: experts' cost above the bound on test hours, by variant"
+    print_table(title, heads, map(cells, rows(summaries)), texts=2)
+    result = {
+        "cells": [{**asdict(row), "arm": row.policy} for row in rows(summaries)],
+        "arms": list(variants),
+        "seeds": sorted({actor.seed for actor in actors}),
+        "minutes": {f"{one.variant}-{one.seed}": one.minutes for one in actors},
+        "windows": {f"{one.variant}-{one.seed}": one.windows for one in actors},
+    }
+    print_result(result)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.report import print_result
-from benchmarks.training import acting, teaching
+from benchmarks.harness.options import benchmark, changes_option, listed, out_option
+from benchmarks.harness.report import print_result, print_table
+from benchmarks.training import acting, teaching, trained
 from evaluation.comparison.learnt_files import published_actor
-from rl.train.commands import changed, line_of
+from rl.train.commands import changed
 from rl.train.parallel_episodes import Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
@@ -35,14 +34,6 @@ TARGET = 1.1
 """Cost of the agent that was never there over that of the one that was."""
 SEEDS = 3
 """Hours of each pattern; the first is the one on which training chooses."""
-
-
-def trained(name: str, minutes: float, changes: tuple[str, ...], out: Path, console: Console) -> Run:
-    """A run of ``smoe lab train`` at one size alone."""
-    base = changed(TrainingSettings(workloads=(name,), variants=(), curriculum=False), changes)
-    run = Run(base, out / name)
-    run.go(minutes, on_validation=lambda entry: console.print(f"{name}: {line_of(entry)}"))
-    return run
 
 
 def judged(run: Run, policies: dict[str, Decide]) -> dict[str, list[Judged]]:
@@ -57,12 +48,10 @@ def judged(run: Run, policies: dict[str, Decide]) -> dict[str, list[Judged]]:
 
 def compared(clips_of: dict[str, list[Judged]]) -> dict[str, Any]:
     """Cost over the trained agent's, clip by clip, and windows over λ."""
-    trained = clips_of["trained there"]
+    there = [clip.cost for clip in clips_of["trained there"]]
     table = {
         policy: {
-            "cost": round(
-                float(np.mean([one.cost / reference.cost for one, reference in zip(clips, trained, strict=True)])), 4
-            ),
+            "cost": round(float(np.mean([clip.cost / cost for clip, cost in zip(clips, there, strict=True)])), 4),
             "violated": round(sum(clip.violated for clip in clips) / max(1, sum(clip.judged for clip in clips)), 4),
         }
         for policy, clips in clips_of.items()
@@ -70,35 +59,16 @@ def compared(clips_of: dict[str, list[Judged]]) -> dict[str, Any]:
     return {"policies": table, "ratio": table["published"]["cost"]}
 
 
-def shown(sizes: dict[str, dict[str, Any]]) -> Table:
-    """For people."""
-    table = Table(title="simulated: cost over that of the agent trained there, and windows over λ")
-    for name in ("size", "published, never there", "trained there", "teacher"):
-        table.add_column(name, justify="left" if name == "size" else "right")
-    for name, size in sizes.items():
-        parts = [size["policies"][policy] for policy in ("published", "trained there", "teacher")]
-        table.add_row(name, *(f"{part['cost']:.3f}, {100 * part['violated']:.1f} %" for part in parts))
-    return table
-
-
-@click.command()
-@click.option(
-    "--minutes", default=8.0, show_default=True, type=click.FloatRange(0.01), help="Minutes of one core, for each size."
-)
-@click.option("--sizes", "names", default=",".join(kind.name for kind in SIZES), show_default=True, help="Comma list.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=JSON", help="Setting of training, as of smoe lab train.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/zero-shot"),
-    show_default=True,
-    help="A run that is there goes on.",
-)
-def main(minutes: float, names: str, changes: tuple[str, ...], out: Path) -> None:
-    """Train at every size, and compare with the published actor, which has never been there."""
-    console, sizes = Console(stderr=True), dict[str, dict[str, Any]]()
-    for name in names.split(","):
-        run = trained(name, minutes, changes, out, console)
+@benchmark
+@click.option("--minutes", default=8.0, type=click.FloatRange(0.01), help="Minutes of one core, for each size.")
+@click.option("--sizes", "names", callback=listed(), default=",".join(one.name for one in SIZES), help="Comma list.")
+@changes_option
+@out_option("out/zero-shot", "A run that is there goes on.")
+def main(minutes: float, names: tuple[str, ...], changes: tuple[str, ...], out: Path) -> None:
+    sizes = dict[str, dict[str, Any]]()
+    for name in names:
+        alone = changed(TrainingSettings(workloads=(name,), variants=(), curriculum=False), changes)
+        run = trained(alone, minutes, out / name, f"{name}: ")
         policies: dict[str, Decide] = {
             "published": acting(published_actor(name, run.settings.meter)),
             "trained there": acting(run.out / BEST),
@@ -109,7 +79,12 @@ def main(minutes: float, names: str, changes: tuple[str, ...], out: Path) -> Non
             "windows": run.agent.num_timesteps,
             "minutes": round(run.progress.minutes, 1),
         }
-    console.print(shown(sizes))
+    rows = []
+    for name, size in sizes.items():
+        parts = [size["policies"][policy] for policy in ("published", "trained there", "teacher")]
+        rows.append((name, *(f"{part['cost']:.3f}, {100 * part['violated']:.1f} %" for part in parts)))
+    title = "simulated: cost over that of the agent trained there, and windows over λ"
+    print_table(title, ("size", "published, never there", "trained there", "teacher"), rows)
     worst = max(size["ratio"] for size in sizes.values())
     print_result({"sizes": sizes, "worst": worst, "minutes": minutes, "target": TARGET, "met": worst <= TARGET})
 

@@ -12,6 +12,7 @@ import click
 from simulation.workloads.paper import PAPER_WORKLOADS
 from traces.model import PATTERNS
 
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 AT_LEAST_1 = click.IntRange(1)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 PRESENT = click.Path(path_type=Path, exists=True)
@@ -52,7 +53,7 @@ changes_option = click.option(
 publish_option = click.option("--publish", "to", type=FOLDER, help="Folder for all that documents cite.")
 
 
-def workload_option(default: str) -> Any:
+def workload_option(default: str) -> Option:
     """``--workload``, one of the paper's; the parameter is ``name``."""
     return click.option(
         "--workload", "name", type=click.Choice(PAPER_WORKLOADS), default=default, help="On the modelled cluster."
@@ -62,6 +63,6 @@ def workload_option(default: str) -> Any:
 pattern_option = click.option("--pattern", type=click.Choice(PATTERNS), default="bursty", help="Of the hour.")
 
 
-def out_option(default: str | None, what: str) -> Any:
+def out_option(default: str | None, what: str) -> Option:
     """``--out``: a folder; ``what`` is its help."""
     return click.option("--out", type=FOLDER, default=None if default is None else Path(default), help=what)
