@@ -19,7 +19,6 @@ import gzip
 import json
 import os
 import shutil
-import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +29,17 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks.harness.report import print_result, table_of
+from benchmarks.harness.options import (
+    AT_LEAST_1,
+    benchmark,
+    listed,
+    out_option,
+    publish_option,
+    rate_option,
+    workers_option,
+    workloads_option,
+)
+from benchmarks.harness.report import command, print_result, print_table, write_csv
 from evaluation.comparison.arrivals import DATASETS
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.report import ReportPaths, heading, write_report
@@ -41,7 +50,6 @@ from evaluation.tuning.curves import best_so_far, picture
 from evaluation.tuning.search import SearchSettings
 from evaluation.tuning.searches import PLANNED, make_plans
 from evaluation.tuning.sweep import CANDIDATES, sweep
-from simulation.workloads.paper import PAPER_WORKLOADS
 from traces import catalog
 from traces.provenance import path_sha256
 
@@ -104,16 +112,13 @@ def searches(plans: Path) -> dict[str, dict[str, Any]]:
 
 def write_searches(path: Path, plans: Path) -> None:
     """Every trial of every search in a folder of plans as one table, the search's name first."""
-    with path.open("w", newline="") as file:
-        writer = None
-        for search in sorted(plans.glob("*.csv")):
-            with search.open(newline="") as file_of_search:
-                for trial in csv.DictReader(file_of_search):
-                    row = {"search": search.stem, **trial}
-                    if writer is None:
-                        writer = csv.DictWriter(file, row)
-                        writer.writeheader()
-                    writer.writerow(row)
+    rows = [
+        {"search": search.stem, **trial}
+        for search in sorted(plans.glob("*.csv"))
+        for trial in csv.DictReader(search.read_text().splitlines())
+    ]
+    if rows:
+        write_csv(path, rows)
 
 
 def pack_plans(path: Path, plans: Path) -> None:
@@ -152,7 +157,7 @@ def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping
 
 
 def page_of(
-    grid: Grid, summaries: Sequence[Mapping[str, Any]], result: Mapping[str, Any], command: str, tune_s: float
+    grid: Grid, summaries: Sequence[Mapping[str, Any]], result: Mapping[str, Any], made_by: str, tune_s: float
 ) -> str:
     """Markdown: what was run, the table, and what the files hold. ``tune_s``: seconds of each validation hour."""
     done = result["searches"].values()
@@ -162,7 +167,7 @@ def page_of(
     )
     lines = [
         "# Baselines, tuned, against the bound (simulated)",
-        f"Command: `{command}`. {heading(grid, summaries)} At {grid.mean_rps:g} requests/s on average. "
+        f"Command: `{made_by}`. {heading(grid, summaries)} At {grid.mean_rps:g} requests/s on average. "
         f"Tuned on {min(tune_s, grid.seconds):g} s of validation hours. Hours: {traces}. Requests of each run: "
         "`requests_sha256` in `results.csv`.",
         f"Searches of plans: {len(done)}, of which {converged} converged (every step away from the best was tried); "
@@ -180,75 +185,33 @@ def page_of(
     return "\n\n".join(line.rstrip("\n") for line in lines) + "\n"
 
 
-@click.command()
-@click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True, help="Comma list.")
-@click.option("--patterns", default="bursty,normal,slow", show_default=True, help="Comma list.")
-@click.option("--policies", default=",".join(POLICIES), show_default=True, help="Comma list (docs/policies.md).")
+@benchmark
+@workloads_option
+@click.option("--patterns", callback=listed(), default="bursty,normal,slow", help="Comma list.")
+@click.option("--policies", callback=listed(), default=",".join(POLICIES), help="Comma list (docs/policies.md).")
 @click.option(
-    "--sweep-on",
-    default="bert-4,gpt2-4,b2b-4",
-    show_default=True,
-    help="Workloads whose settings are swept; others get what is best for all of these.",
+    "--sweep-on", callback=listed(), default="bert-4,gpt2-4,b2b-4", help="Workloads that settings are swept on."
 )
-@click.option(
-    "--seeds", default=5, show_default=True, type=click.IntRange(1), help="Test hours of each workload and pattern."
-)
-@click.option("--seconds", default=3600.0, show_default=True, help="Seconds of each test hour.")
-@click.option("--tune-seconds", default=600.0, show_default=True, help="Seconds of each validation hour.")
-@click.option("--mean-rps", default=20.0, show_default=True, help="Requests per second on average.")
-@click.option(
-    "--trials",
-    default=SearchSettings.trials,
-    show_default=True,
-    type=click.IntRange(3),
-    help="Most deployments judged in a search.",
-)
-@click.option("--workers", default=0, show_default=True, type=click.IntRange(0), help="Processes; 0: one a core.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/baselines"),
-    show_default=True,
-    help="Folder of all results; what is there is not computed again.",
-)
-@click.option(
-    "--publish",
-    "to",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=None,
-    help="Folder for table, runs and figures.",
-)
+@click.option("--seeds", default=5, type=AT_LEAST_1, help="Test hours of each workload and pattern.")
+@click.option("--seconds", default=3600.0, help="Seconds of each test hour.")
+@click.option("--tune-seconds", default=600.0, help="Seconds of each validation hour.")
+@rate_option
+@click.option("--trials", default=SearchSettings.trials, type=click.IntRange(3), help="Most deployments of a search.")
+@workers_option
+@out_option("out/baselines", "Folder of all results; what is there is not computed again.")
+@publish_option
 def main(
-    workloads: str,
-    patterns: str,
-    policies: str,
-    sweep_on: str,
-    seeds: int,
-    seconds: float,
-    tune_seconds: float,
-    mean_rps: float,
-    trials: int,
-    workers: int,
-    out: Path,
+    workloads: tuple[str, ...], patterns: tuple[str, ...], policies: tuple[str, ...], sweep_on: tuple[str, ...],
+    seeds: int, seconds: float, tune_seconds: float, mean_rps: float, trials: int, workers: int, out: Path,
     to: Path | None,
-) -> None:
-    """Tune every baseline on validation hours, then compare them on test hours."""
-    grid = Grid(
-        tuple(workloads.split(",")),
-        tuple(patterns.split(",")),
-        (0,),
-        tuple(policies.split(",")),
-        tuple(range(seeds)),
-        seconds=seconds,
-        mean_rps=mean_rps,
-    )
+) -> None:  # fmt: skip
+    grid = Grid(workloads, patterns, (0,), policies, tuple(range(seeds)), seconds=seconds, mean_rps=mean_rps)
     console = Console(stderr=True)
-    tuning = Tuning(tuple(sweep_on.split(",")), trials, tune_seconds)
-    with Progress(console=console, transient=True) as progress:
-        summaries, tuned, refused = measure(grid, tuning, out, workers, progress)
+    with Progress(console=console, transient=True) as bar:
+        summaries, tuned, refused = measure(grid, Tuning(sweep_on, trials, tune_seconds), out, workers, bar)
     paths = write_report(tuned, summaries, out)
     title = "simulated: experts' cost above the bound, tuned policies on test hours"
-    console.print(table_of(title, HEAD, map(cells, rows(summaries)), texts=2))
+    print_table(title, HEAD, map(cells, rows(summaries)), texts=2)
     console.print(f"report: {paths.html}")
     result = {
         "cells": [as_json(row) for row in rows(summaries)],
@@ -259,19 +222,8 @@ def main(
         "traces": trace_hashes(grid),
     }
     if to is not None:
-        publish(
-            to,
-            out,
-            paths,
-            summaries,
-            page_of(tuned, summaries, result, f"python -m benchmarks.baselines {_asked()}".strip(), tuning.seconds),
-        )
+        publish(to, out, paths, summaries, page_of(tuned, summaries, result, command(), tune_seconds))
     print_result(result)
-
-
-def _asked() -> str:
-    """What was given on the command line."""
-    return " ".join(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ apart. Simulated, not measured. The last line is one JSON object.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -21,22 +20,29 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from autoscaler.contract import Configuration
 from autoscaler.state.quantiles import histogram_quantile
+from benchmarks.harness.options import (
+    FOLDER,
+    benchmark,
+    out_option,
+    pattern_option,
+    rate_option,
+    seed_option,
+    workload_option,
+)
+from benchmarks.harness.report import print_table, write_csv
 from evaluation.comparison.arrivals import arrivals
 from evaluation.comparison.grid import Grid, Group
 from simulation.arrays import Floats
 from simulation.engine import kernel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import BOUNDS, Simulation, Window
-from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
+from simulation.workloads.paper import paper_workload
 from simulation.workloads.routing import RoutingStatistics, logged_routing
 from simulation.workloads.workload import Workload
 from traces import catalog
-from traces.model import PATTERNS
 from traces.provenance import file_sha256
 from traces.routing_logs import read_choices
 
@@ -113,14 +119,6 @@ def surface(workload: Workload, seeds: Sequence[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A CSV file."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def shares(rows: Sequence[dict[str, Any]], name: str) -> Floats:
     """[windows, layers, experts] part of ``name`` in its layer; NaN where a layer had none."""
     axes = [sorted({row[axis] for row in rows}) for axis in ("window", "layer", "expert")]
@@ -145,63 +143,20 @@ def summary(experts: Sequence[dict[str, Any]], layers: Sequence[dict[str, Any]])
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """For people."""
-    table = Table("what", "number", title="simulated: one fixed configuration")
-    for name, value in result.items():
-        table.add_row(name.replace("_", " "), str(value))
-    console.print(table)
-
-
-@click.command()
-@click.option(
-    "--workload",
-    "name",
-    type=click.Choice(PAPER_WORKLOADS),
-    default="bert-8",
-    show_default=True,
-    help="On the modelled cluster.",
-)
-@click.option(
-    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is simulated."
-)
-@click.option(
-    "--mean-rps",
-    type=click.FloatRange(0.1, 1e4),
-    default=20.0,
-    show_default=True,
-    help="Requests per second on average.",
-)
-@click.option(
-    "--minutes", type=click.FloatRange(1.0), default=20.0, show_default=True, help="How much of it is simulated."
-)
-@click.option(
-    "--window",
-    "window_s",
-    type=click.FloatRange(1.0),
-    default=30.0,
-    show_default=True,
-    help="Length of a window in seconds.",
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
-@click.option(
-    "--surface-seeds", type=click.IntRange(2), default=5, show_default=True, help="Runs of each point of the surface."
-)
-@click.option(
-    "--traces", "given", type=click.Path(path_type=Path, file_okay=False), default=None, help="Public traces."
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/motivation"),
-    show_default=True,
-    help="Folder of the tables.",
-)
+@benchmark
+@workload_option("bert-8")
+@pattern_option
+@rate_option
+@click.option("--minutes", type=click.FloatRange(1.0), default=20.0, help="How much of the hour is simulated.")
+@click.option("--window", "window_s", type=click.FloatRange(1.0), default=30.0, help="Length of a window in seconds.")
+@seed_option
+@click.option("--surface-seeds", type=click.IntRange(2), default=5, help="Runs of each point of the surface.")
+@click.option("--traces", "given", type=FOLDER, help="Public traces.")
+@out_option("out/motivation", "Folder of the tables.")
 def main(
     name: str, pattern: str, mean_rps: float, minutes: float, window_s: float, seed: int, surface_seeds: int,
     given: Path | None, out: Path,
 ) -> None:  # fmt: skip
-    """Simulate a fixed configuration, and sweep memory and concurrency of one expert."""
     folder = catalog.data_folder(given)
     plain = paper_workload(name, seed=seed)
     routing = routing_of(plain, folder, phase_s=60.0)
@@ -221,9 +176,9 @@ def main(
         layers += more_layers
     result = summary(experts, layers)
     out.mkdir(parents=True, exist_ok=True)
-    write(out / "experts.csv", experts)
-    write(out / "layers.csv", layers)
-    write(out / "surface.csv", surface(plain, range(surface_seeds)))
+    write_csv(out / "experts.csv", experts)
+    write_csv(out / "layers.csv", layers)
+    write_csv(out / "surface.csv", surface(plain, range(surface_seeds)))
     about = {
         **{"workload": name, "pattern": pattern, "window_s": window_s, "seed": seed, "simulated": True},
         **{"configuration": asdict(FIXED), "slo_ms": 1000 * workload.slo_s},
@@ -241,7 +196,8 @@ def main(
         "result": result,
     }  # fmt: skip
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    show(result, Console(stderr=True))
+    numbers = [(what.replace("_", " "), value) for what, value in result.items()]
+    print_table("simulated: one fixed configuration", ("what", "number"), numbers)
     click.echo(json.dumps(about))
 
 

@@ -22,6 +22,7 @@ import torch
 
 from autoscaler.contract import Topology
 from autoscaler.logger import FunctionLogger
+from benchmarks.harness.options import benchmark, out_option, pattern_option, seed_option, workload_option
 from benchmarks.harness.report import print_result, print_table
 from evaluation.comparison.episode import Work, prepare
 from evaluation.comparison.grid import Grid, Group
@@ -38,8 +39,6 @@ from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features import Encoder as StateEncoder
 from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.simulation import Simulation
-from simulation.workloads.paper import PAPER_WORKLOADS
-from traces.model import PATTERNS
 
 DIGITS = 4
 BEST = 5
@@ -199,31 +198,13 @@ def document(work: Work, policy: LearntPolicy, actor_file: Path, steps: list[Ste
     }  # fmt: skip
 
 
-@click.command()
-@click.option(
-    "--workload",
-    "name",
-    type=click.Choice(PAPER_WORKLOADS),
-    default="bert-4",
-    show_default=True,
-    help="On the modelled cluster.",
-)
-@click.option(
-    "--pattern", type=click.Choice(PATTERNS), default="bursty", show_default=True, help="Of the hour that is simulated."
-)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of all random choices.")
-@click.option(
-    "--seconds", type=click.FloatRange(180.0), default=600.0, show_default=True, help="Length of the episode."
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/one-decision"),
-    show_default=True,
-    help="Folder of decision.json.",
-)
+@benchmark
+@workload_option("bert-4")
+@pattern_option
+@seed_option
+@click.option("--seconds", type=click.FloatRange(180.0), default=600.0, help="Length of the episode.")
+@out_option("out/one-decision", "Folder of decision.json.")
 def main(name: str, pattern: str, seed: int, seconds: float, out: Path) -> None:
-    """Simulate an episode under the learnt policy, and take one decision apart."""
     torch.set_num_threads(1)
     grid = Grid((name,), (pattern,), (0,), ("smoe",), (seed,), seconds=seconds)
     group = Group(name, pattern, 0, seed)

@@ -21,13 +21,10 @@ from dataclasses import dataclass, replace
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.bound.descent import descend
-from benchmarks.harness.options import seed_option
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import benchmark, seed_option
+from benchmarks.harness.report import print_result, print_table, progress
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.loads import Meter, WindowLoad, expected_tables, windows
 from evaluation.bound.oracle import cheapest_feasible, simulate_numbers
@@ -82,10 +79,8 @@ def loads(workload: Workload, seed: int) -> Iterator[tuple[str, WindowLoad]]:
             trace = synthetic(int(rate * WINDOW_S), WINDOW_S, cv, seed)
             arrivals = trace.arrival_s[trace.arrival_s < WINDOW_S]
             drawn = draw_requests(workload, arrivals, seed=seed)
-            yield (
-                f"{rate:g}/s, cv {cv:g}",
-                next(windows(Physics(workload, drawn.most_tokens), drawn, WINDOW_S, WINDOW_S)),
-            )
+            physics = Physics(workload, drawn.most_tokens)
+            yield f"{rate:g}/s, cv {cv:g}", next(windows(physics, drawn, WINDOW_S, WINDOW_S))
 
 
 def slos(load: WindowLoad, meter: Meter, seed: int) -> list[float]:
@@ -121,69 +116,41 @@ def measure(pattern: str, load: WindowLoad, meter: Meter, slo_s: float, repeats:
     began = time.process_time()
     below = None if oracle is None else descend(at, meter, oracle, seed)
     descent_ms = (time.process_time() - began) * 1000
-    return Cell(
-        pattern,
-        load.count,
-        meter,
-        slo_s,
-        gap,
-        ms,
-        cpu_ms,
-        bound.cost,
-        lower_ms,
-        None if oracle is None else oracle.cost,
-        None if below is None else below.cost,
-        descent_ms,
-    )
+    first, best = None if oracle is None else oracle.cost, None if below is None else below.cost
+    return Cell(pattern, load.count, meter, slo_s, gap, ms, cpu_ms, bound.cost, lower_ms, first, best, descent_ms)
 
 
-def show(cells: list[Cell]) -> None:
-    """A table for people."""
-    table = Table("window", "requests", "meter", "SLO ms", "gap", "ms", "lower bound", "ms", "feasible", "gap P95")
-    for cell in cells:
-        gap = cell.gap_p95
-        table.add_row(
-            cell.pattern,
-            str(cell.requests),
-            cell.meter,
-            f"{cell.slo_s * 1000:.1f}",
-            f"{cell.gap:.3%}",
-            f"{cell.ms:.0f}",
-            f"{cell.lower:.4g}",
-            f"{cell.lower_ms:.0f}",
-            "none found" if cell.descent is None else f"{cell.descent:.4g}",
-            "–" if gap is None else f"{gap:.1%}",
-        )
-    Console(stderr=True, width=130).print(table)
+def cells_of(cell: Cell) -> tuple[object, ...]:
+    """A row of the table for people."""
+    found = "none found" if cell.descent is None else f"{cell.descent:.4g}"
+    gap = "–" if cell.gap_p95 is None else f"{cell.gap_p95:.1%}"
+    solved = f"{cell.slo_s * 1000:.1f}", f"{cell.gap:.3%}", f"{cell.ms:.0f}"
+    return cell.pattern, cell.requests, cell.meter, *solved, f"{cell.lower:.4g}", f"{cell.lower_ms:.0f}", found, gap
 
 
-@click.command()
-@click.option("--repeats", default=5, show_default=True, help="Timings of each window.")
+@benchmark
+@click.option("--repeats", default=5, help="Timings of each window.")
 @seed_option
 def main(repeats: int, seed: int) -> None:
-    """Gaps and milliseconds of the bound."""
     workload = paper_workload(WORKLOAD)
     cells: list[Cell] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(
-            "windows", total=len(RATES) * len(CVS) * len(METERS) * (len(SHARES) + len(FACTORS) + 1)
-        )
+    with progress(len(RATES) * len(CVS) * len(METERS) * (len(SHARES) + len(FACTORS) + 1)) as show:
         for pattern, load in loads(workload, seed):
             deterministic(load, "busy")
             lower_bound(load, "busy", seed)  # compiled before anything is timed
             for meter in METERS:
                 for slo_s in slos(load, meter, seed):
                     cells.append(measure(pattern, load, meter, slo_s, repeats, seed))
-                    progress.update(task, advance=1)
-    show(cells)
+                    show("windows", len(cells))
+    heads = ("window", "requests", "meter", "SLO ms", "gap", "ms", "lower bound", "ms", "feasible", "gap P95")
+    print_table(None, heads, map(cells_of, cells), width=130)
     gaps = [gap for cell in cells if (gap := cell.gap_p95) is not None]
+    oracle_gaps = [gap for cell in cells if (gap := cell.gap_oracle) is not None]
     result = {
         "gap_deterministic": round(max(cell.gap for cell in cells), 6),
         "gap_p95": round(max(gaps), 4),
         "gap_p95_median": round(statistics.median(gaps), 4),
-        "gap_p95_median_without_descent": round(
-            statistics.median(gap for cell in cells if (gap := cell.gap_oracle) is not None), 4
-        ),
+        "gap_p95_median_without_descent": round(statistics.median(oracle_gaps), 4),
         "ms_descent": round(max(cell.descent_ms for cell in cells), 1),
         "ms": round(max(cell.ms for cell in cells), 1),
         "ms_cpu": round(max(cell.cpu_ms for cell in cells), 1),
