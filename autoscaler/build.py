@@ -17,7 +17,7 @@ from autoscaler.policies import Making, hpa_settings, make_policy
 from autoscaler.policy.fallback import FallbackPolicy, FallbackSettings
 from autoscaler.policy.hpa import HpaPolicy
 from autoscaler.prices import DEFAULT_SHEET, load_prices
-from autoscaler.settings import LEARNT, ControllerSettings, validate, window_of
+from autoscaler.settings import LEARNT, ControllerSettings, window_of
 from autoscaler.topology import load_topology
 from autoscaler.view import View
 
@@ -32,7 +32,6 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     ``platform``: what orders go to, by default the gateway of the settings.
     Raises SettingsError, ``moe.errors.ManifestError`` and ``moe.errors.GroupingError``.
     """
-    validate(settings)
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     prices = load_prices(settings.prices or DEFAULT_SHEET)
     limits = _limits(settings)

@@ -7,30 +7,28 @@ policy. So learnt policies and optimisers plug in without the controller knowing
 from __future__ import annotations
 
 import importlib
-import logging
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autoscaler.checked import Checked, from_table
 from autoscaler.contract import NodeKind, Policy, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
-from autoscaler.policy.keda import KedaPolicy, KedaSettings, Trigger
+from autoscaler.policy.keda import KedaPolicy, KedaSettings
 from autoscaler.policy.kpa import KpaPolicy, KpaSettings
 from autoscaler.policy.scaled_together import ScaledTogetherPolicy
 from autoscaler.policy.static import StaticPolicy
-from autoscaler.policy.token_load import LoadClass, TokenLoadPolicy, TokenLoadSettings
+from autoscaler.policy.token_load import TokenLoadPolicy, TokenLoadSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy, draw
 from autoscaler.prices import PriceSheet
-from autoscaler.settings import ELSEWHERE, HPA_KEYS, HPA_NAMES, POLICY_NAMES, ControllerSettings
+from autoscaler.settings import ELSEWHERE, HPA_NAMES, POLICY_NAMES, ControllerSettings
 from autoscaler.stored_deployment import Plan, load_plan
 
-log = logging.getLogger("smoe.autoscaler")
-
-Settings = TypeVar("Settings")
+Settings = TypeVar("Settings", bound=Checked)
 HPA_TABLE = "hpa"
 """Table of another policy's settings: HPA's, where it scales what that policy leaves alone or takes over from it."""
 
@@ -95,7 +93,14 @@ class Making:
 
     def settings_as(self, kind: type[Settings], **given: Any) -> Settings:
         """``kind`` from the policy's settings, with ``given`` from the controller's. Raises SettingsError."""
-        return from_table(kind, self.table(), self.origin, given)
+        return self.read(kind, self.table(), **given)
+
+    def read(self, kind: type[Settings], table: Mapping[str, Any], **given: Any) -> Settings:
+        """``kind`` from a table of the policy's settings and ``given``. Raises SettingsError."""
+        try:
+            return from_table(kind, table, given)
+        except SettingsError as error:
+            raise SettingsError(f"policy settings {self.origin}: {error}") from error
 
     def refuse_unwanted_settings(self) -> None:
         """Raises SettingsError where this policy takes no settings but those of HPA next to it, and there are
@@ -142,20 +147,8 @@ def _serverless_moe(making: Making) -> Policy:
 
 
 def hpa_settings(making: Making) -> HpaSettings:
-    """HPA's settings. Keys among the controller's settings, their old place, count where the table does not have them.
-
-    Raises SettingsError.
-    """
-    old = {key: value for key in HPA_KEYS if (value := getattr(making.settings, key)) is not None}
-    if old:
-        log.warning(
-            "%s: settings of hpa, which belong into --policy-settings (docs/policies.md); the next release does not "
-            "take them from the controller's",
-            ", ".join(old),
-        )
-    return from_table(
-        HpaSettings, {**old, **making.hpa_table()}, making.origin, {"kinds": making.kinds, **making.bounds}
-    )
+    """HPA's settings: the policy's, or those of HPA next to another policy. Raises SettingsError."""
+    return making.read(HpaSettings, making.hpa_table(), kinds=making.kinds, **making.bounds)
 
 
 def _hpa(making: Making) -> Policy:
@@ -201,49 +194,3 @@ MAKERS: Mapping[str, Maker] = {
 }
 WITH_FILE = (*HPA_NAMES, "kpa", "keda", "elasticmoe")
 assert tuple(MAKERS) == POLICY_NAMES
-
-ROWS: Mapping[str, type] = {"triggers": Trigger, "classes": LoadClass}
-"""Settings that are arrays of tables, and what a row is."""
-
-
-def from_table(kind: type[Settings], table: Mapping[str, Any], path: str, given: Mapping[str, Any]) -> Settings:
-    """A settings class from a TOML table. Keys of ``given`` come from elsewhere and are refused in the file.
-
-    Raises SettingsError naming file and key.
-    """
-    assert isinstance(kind, type)
-    entries = {entry.name: entry for entry in fields(kind)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        if key in given:
-            raise SettingsError(f"policy settings {path}: {key} is a setting of the controller, not of this file")
-        if key not in entries:
-            allowed = ", ".join(sorted(entries.keys() - given.keys()))
-            raise SettingsError(f"policy settings {path}: {key!r} is not known; the keys are {allowed}")
-        if key in ROWS:
-            if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-                raise SettingsError(f"policy settings {path}: {key} takes tables, [[{key}]]")
-            values[key] = tuple(from_table(ROWS[key], row, path, {}) for row in value)
-        else:
-            values[key] = _plain(path, key, value, str(entries[key].type))
-    return kind(**values, **given)
-
-
-def _plain(path: str, key: str, value: object, kind: str) -> object:
-    """A truth value or a number where the annotation is of that type, else text."""
-    if kind == "bool":
-        if isinstance(value, bool):
-            return value
-        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is true or false")
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if "float" in kind:
-        if number and abs(float(value)) < float("inf"):  # type: ignore[arg-type]
-            return value
-        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is a number")
-    if "int" in kind:
-        if number and isinstance(value, int):
-            return value
-        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is a whole number")
-    if not isinstance(value, str):
-        raise SettingsError(f"policy settings {path}: {key} is {value!r}; allowed is text")
-    return value

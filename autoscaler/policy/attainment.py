@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from autoscaler.checked import Checked
 from autoscaler.configuration import Configuration
 from autoscaler.contract import Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import SettingsError
@@ -24,7 +25,7 @@ from autoscaler.policy.rows import by_function
 
 
 @dataclass(frozen=True)
-class AttainmentSettings:
+class AttainmentSettings(Checked):
     """When the estimator calls for a step."""
 
     slo_s: float

@@ -7,52 +7,33 @@ scaling down. Departures: metrics come per function, not per pod; other axes of 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autoscaler.checked import BelowOne, Rule, Share
 from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import Metric, by_average_value, by_resource
 from autoscaler.policy.pace import NOTHING, History, Pace, limit
-from autoscaler.policy.rows import EVERY_KIND, by_function, calls, refuse_broken
+from autoscaler.policy.rows import EVERY_KIND, by_function, calls
 
 
 @dataclass(frozen=True)
 class HpaSettings(Pace):
     """Defaults are Kubernetes' own, except that calls in flight count as CPU does. Raises SettingsError."""
 
-    cpu_target: float = 0.8
+    title = "hpa"
+    cpu_target: Share = 0.8
     """Desired share of the CPU limit in use, 0 to 1; 0 leaves this metric out."""
-    concurrency_target: float = 0.7
+    concurrency_target: Share = 0.7
     """Desired share of call slots in use, 0 to 1 (calls that wait for a slot count too); 0 leaves this metric out."""
-    tolerance: float = 0.1
+    tolerance: BelowOne = 0.1
     """A ratio of metric to target this close to 1 changes nothing."""
     kinds: frozenset[NodeKind] = EVERY_KIND
 
-    def __post_init__(self) -> None:
-        refuse_broken(
-            "hpa",
-            (
-                ("cpu_target", self.cpu_target, 0 <= self.cpu_target <= 1, "0 to 1"),
-                ("concurrency_target", self.concurrency_target, 0 <= self.concurrency_target <= 1, "0 to 1"),
-                (
-                    "cpu_target",
-                    self.cpu_target,
-                    self.cpu_target + self.concurrency_target > 0,
-                    "above 0 where concurrency_target is 0: hpa needs one metric",
-                ),
-                ("tolerance", self.tolerance, 0 <= self.tolerance < 1, "0 to below 1"),
-                ("up_stabilisation_s", self.up_stabilisation_s, 0 <= self.up_stabilisation_s < math.inf, "0 or more"),
-                (
-                    "down_stabilisation_s",
-                    self.down_stabilisation_s,
-                    0 <= self.down_stabilisation_s < math.inf,
-                    "0 or more",
-                ),
-                ("period_s", self.period_s, 0 < self.period_s < math.inf, "a number above 0"),
-            ),
-        )
+    def rules(self) -> Iterable[Rule]:
+        allowed = "above 0 where concurrency_target is 0: hpa needs one metric"
+        return (("cpu_target", self.cpu_target + self.concurrency_target > 0, allowed),)
 
     @property
     def targets(self) -> Mapping[Metric, float]:

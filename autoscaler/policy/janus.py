@@ -28,14 +28,17 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Annotated
 
+from pydantic import Field
+
+from autoscaler.checked import Checked, FromOne, Positive, PositiveShare, Share
 from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.policy.janus_search import Action, Bounds, Plan, Present, Scaling
 from autoscaler.policy.performance import Load, PassModel, alone_seconds
-from autoscaler.policy.rows import by_function, refuse_broken, total
+from autoscaler.policy.rows import by_function, total
 from autoscaler.prices import PriceSheet, load_prices
 
 MODULES: frozenset[NodeKind] = frozenset(("segment", "expert"))
@@ -44,32 +47,33 @@ FIRST_TAIL = 1.5
 
 
 @dataclass(frozen=True)
-class JanusSettings:
+class JanusSettings(Checked):
     """Defaults are ours; headroom, load factor and sharing belong to the tuning sweep."""
 
-    slo_s: float
+    title = "janus"
+    slo_s: Positive
     """λ on the pipeline's P95."""
-    headroom: float = 0.9
+    headroom: PositiveShare = 0.9
     """Part of the SLO that the predicted P95 may take; a P95 above it asks for more."""
-    load_factor: float = 1.1
+    load_factor: Annotated[float, Field(gt=0, lt=1e3)] = 1.1
     """How many times the calls per second are planned for."""
-    sharing: float = 1.0
+    sharing: Share = 1.0
     """How much calls at once at a replica slow each other down: 1 share it evenly, 0 not at all."""
-    waiting: float = 0.1
+    waiting: Share = 0.1
     """Share of the calls under way that wait for a slot, above which queues count as growing."""
-    slots_step: int = 1
+    slots_step: FromOne = 1
     """Slots of every layer that one step of the expert side adds (C of the paper's instances)."""
-    down_windows: int = 6
+    down_windows: FromOne = 6
     """Calm windows in a row before less is considered."""
-    activation_windows: int = 60
+    activation_windows: FromOne = 60
     """Windows over which the experts' tokens are summed."""
-    rebalance_s: float = 3600.0
+    rebalance_s: Positive = 3600.0
     """After so long without an action replicas are shared out again among the same slots."""
-    tail_windows: int = 9
+    tail_windows: FromOne = 9
     """Windows whose tails are remembered; their median is planned with."""
-    smoothing: float = 0.2
+    smoothing: PositiveShare = 0.2
     """Weight of the last window in what is remembered of calls' seconds; the rest is history."""
-    load_smoothing: float = 0.3
+    load_smoothing: PositiveShare = 0.3
     """The same of calls per second."""
     scaling: Scaling = "stages"
     """``stages``: every segment and every layer's experts by themselves; ``modules``: all segments with the same
@@ -77,26 +81,6 @@ class JanusSettings:
     min_replicas: int = 1
     max_replicas: int = 8
     kinds: frozenset[NodeKind] = MODULES
-
-    def __post_init__(self) -> None:
-        refuse_broken(
-            "janus",
-            (
-                ("slo_s", self.slo_s, 0 < self.slo_s < math.inf, "above 0"),
-                ("headroom", self.headroom, 0 < self.headroom <= 1, "above 0, at most 1"),
-                ("load_factor", self.load_factor, 0 < self.load_factor < 1e3, "above 0, below 1000"),
-                ("sharing", self.sharing, 0 <= self.sharing <= 1, "0 to 1"),
-                ("waiting", self.waiting, 0 <= self.waiting <= 1, "0 to 1"),
-                ("slots_step", self.slots_step, self.slots_step >= 1, "1 or more"),
-                ("down_windows", self.down_windows, self.down_windows >= 1, "1 or more"),
-                ("activation_windows", self.activation_windows, self.activation_windows >= 1, "1 or more"),
-                ("rebalance_s", self.rebalance_s, self.rebalance_s > 0, "above 0"),
-                ("tail_windows", self.tail_windows, self.tail_windows >= 1, "1 or more"),
-                ("smoothing", self.smoothing, 0 < self.smoothing <= 1, "above 0, at most 1"),
-                ("load_smoothing", self.load_smoothing, 0 < self.load_smoothing <= 1, "above 0, at most 1"),
-                ("scaling", self.scaling, self.scaling in get_args(Scaling), ", ".join(get_args(Scaling))),
-            ),
-        )
 
 
 @dataclass(frozen=True)

@@ -9,40 +9,36 @@ replica, so the limits turn zero into one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from autoscaler.checked import BelowOne, Checked, NotNegative, Positive, Rule
 from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import by_average_value
 from autoscaler.policy.pace import History, Pace, limit
-from autoscaler.policy.rows import EVERY_KIND, by_function, calls, refuse_broken, total
+from autoscaler.policy.rows import EVERY_KIND, by_function, calls, total
 
 KedaMetric = Literal["in_flight", "rps"]
 
 
 @dataclass(frozen=True)
-class Trigger:
+class Trigger(Checked):
     """One metric of a function with what a replica should carry of it."""
 
+    title = "keda"
     metric: KedaMetric = "in_flight"
     """``in_flight``: calls at replicas and waiting for one; ``rps``: calls per second."""
-    threshold: float | None = None
+    threshold: Positive | None = None
     """A replica's part (KEDA has no default). None, for ``in_flight`` only: 70 % of the calls that it takes at once,
     and 100, the default of KEDA's HTTP add-on, where they have no limit."""
-    activation: float = 0.0
+    activation: NotNegative = 0.0
     """The whole function's value above which it is active (strictly)."""
 
-    def __post_init__(self) -> None:
-        refuse_broken(
-            "keda",
-            (
-                ("metric", self.metric, self.metric in ("in_flight", "rps"), "in_flight or rps"),
-                ("threshold", self.threshold, self.threshold is not None or self.metric == "in_flight", "a number"),
-                ("threshold", self.threshold, self.threshold is None or self.threshold > 0, "above 0"),
-                ("activation", self.activation, self.activation >= 0, "0 or more"),
-            ),
-        )
+    def rules(self) -> Iterable[Rule]:
+        return (("threshold", self.threshold is not None or self.metric == "in_flight", "a number"),)
 
 
 SLOTS_TARGET = 0.7
@@ -55,31 +51,15 @@ class KedaSettings(Pace):
     """Times and tolerance are KEDA's and the HPA's defaults. ``min_replicas`` 0 lets a function without calls go to
     zero."""
 
-    triggers: tuple[Trigger, ...] = (Trigger(),)
-    polling_interval_s: float = 30.0
-    cooldown_period_s: float = 300.0
-    tolerance: float = 0.1
+    title = "keda"
+    triggers: Annotated[tuple[Trigger, ...], Field(min_length=1)] = (Trigger(),)
+    polling_interval_s: Positive = 30.0
+    cooldown_period_s: NotNegative = 300.0
+    tolerance: BelowOne = 0.1
     kinds: frozenset[NodeKind] = EVERY_KIND
 
-    def __post_init__(self) -> None:
-        refuse_broken(
-            "keda",
-            (
-                ("triggers", self.triggers, bool(self.triggers), "one or more"),
-                ("polling_interval_s", self.polling_interval_s, self.polling_interval_s > 0, "above 0"),
-                ("cooldown_period_s", self.cooldown_period_s, self.cooldown_period_s >= 0, "0 or more"),
-                ("tolerance", self.tolerance, 0 <= self.tolerance < 1, "0 to below 1"),
-                ("up_stabilisation_s", self.up_stabilisation_s, self.up_stabilisation_s >= 0, "0 or more"),
-                ("down_stabilisation_s", self.down_stabilisation_s, self.down_stabilisation_s >= 0, "0 or more"),
-                ("period_s", self.period_s, self.period_s > 0, "above 0"),
-                ("up_pods", self.up_pods, self.up_pods >= 0, "0 or more"),
-                ("down_pods", self.down_pods, self.down_pods >= 0, "0 or more"),
-                ("up_percent", self.up_percent, self.up_percent >= 0, "0 or more"),
-                ("down_percent", self.down_percent, 0 <= self.down_percent <= 100, "0 to 100"),
-                ("min_replicas", self.min_replicas, 0 <= self.min_replicas <= self.max_replicas, "0 to max_replicas"),
-                ("max_replicas", self.max_replicas, self.max_replicas >= 1, "1 or more"),
-            ),
-        )
+    def rules(self) -> Iterable[Rule]:
+        return (("min_replicas", self.min_replicas <= self.max_replicas, "0 to max_replicas"),)
 
     @property
     def pace(self) -> Pace:

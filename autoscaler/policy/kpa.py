@@ -9,61 +9,48 @@ than the panic window, the panic average is that of the last window.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autoscaler.checked import AboveOne, Checked, NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.policy.demand import ceiling
 from autoscaler.policy.pace import Entry
-from autoscaler.policy.rows import EVERY_KIND, by_function, calls, refuse_broken, total
+from autoscaler.policy.rows import EVERY_KIND, by_function, calls, total
 
 KpaMetric = Literal["concurrency", "rps"]
 
 
 @dataclass(frozen=True)
-class KpaSettings:
+class KpaSettings(Checked):
     """Defaults are Knative's (configmap ``config-autoscaler``), except the replica bounds, which are the paper's."""
 
+    title = "kpa"
     metric: KpaMetric = "concurrency"
-    target_utilisation: float = 0.7
+    target_utilisation: PositiveShare = 0.7
     """Share of the target below that a replica should really see."""
-    default_concurrency: float = 100.0
+    default_concurrency: Positive = 100.0
     """Target of calls a replica where the configuration has no limit of them; else its concurrency is the target."""
-    default_rps: float = 200.0
+    default_rps: Positive = 200.0
     """Target of calls per second a replica, for ``rps``."""
-    stable_window_s: float = 60.0
-    panic_window_share: float = 0.1
+    stable_window_s: Positive = 60.0
+    panic_window_share: PositiveShare = 0.1
     """Length of the panic window as a share of the stable one."""
-    panic_threshold: float = 2.0
+    panic_threshold: AboveOne = 2.0
     """Panic begins where the panic window asks for this many times the ready replicas."""
-    max_scale_up_rate: float = 1000.0
+    max_scale_up_rate: AboveOne = 1000.0
     """Most times the ready replicas."""
-    max_scale_down_rate: float = 2.0
+    max_scale_down_rate: AboveOne = 2.0
     """At least the ready replicas divided by this."""
-    scale_down_delay_s: float = 0.0
+    scale_down_delay_s: NotNegative = 0.0
     """Replicas go only when fewer were wanted for this long."""
     min_replicas: int = 1
     max_replicas: int = 8
     kinds: frozenset[NodeKind] = EVERY_KIND
 
-    def __post_init__(self) -> None:
-        refuse_broken(
-            "kpa",
-            (
-                ("metric", self.metric, self.metric in ("concurrency", "rps"), "concurrency or rps"),
-                ("target_utilisation", self.target_utilisation, 0 < self.target_utilisation <= 1, "above 0, at most 1"),
-                ("default_concurrency", self.default_concurrency, self.default_concurrency > 0, "above 0"),
-                ("default_rps", self.default_rps, self.default_rps > 0, "above 0"),
-                ("stable_window_s", self.stable_window_s, self.stable_window_s > 0, "above 0"),
-                ("panic_window_share", self.panic_window_share, 0 < self.panic_window_share <= 1, "above 0, at most 1"),
-                ("panic_threshold", self.panic_threshold, self.panic_threshold > 1, "above 1"),
-                ("max_scale_up_rate", self.max_scale_up_rate, self.max_scale_up_rate > 1, "above 1"),
-                ("max_scale_down_rate", self.max_scale_down_rate, self.max_scale_down_rate > 1, "above 1"),
-                ("scale_down_delay_s", self.scale_down_delay_s, self.scale_down_delay_s >= 0, "0 or more"),
-                ("min_replicas", self.min_replicas, 1 <= self.min_replicas <= self.max_replicas, "1 to max_replicas"),
-            ),
-        )
+    def rules(self) -> Iterable[Rule]:
+        return (("min_replicas", 1 <= self.min_replicas <= self.max_replicas, "1 to max_replicas"),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from autoscaler.checked import Checked, FromOne, FromZero, NotNegative, Positive
 
 Entry = tuple[float, int]
 """(Unix time, number of replicas)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class Pace(Checked):
     """Times and rates are the HPA's defaults, bounds of replicas the paper's."""
 
-    up_stabilisation_s: float = 0.0
-    down_stabilisation_s: float = 300.0
-    up_pods: int = 4
+    up_stabilisation_s: NotNegative = 0.0
+    down_stabilisation_s: NotNegative = 300.0
+    up_pods: FromZero = 4
     """Most replicas added in ``period_s``, or ``up_percent`` of the present ones, whichever is more."""
-    up_percent: float = 100.0
-    down_pods: int = 0
+    up_percent: NotNegative = 100.0
+    down_pods: FromZero = 0
     """Most replicas taken away in ``period_s``, or ``down_percent`` of the present ones, whichever is more."""
-    down_percent: float = 100.0
-    period_s: float = 15.0
-    min_replicas: int = 1
-    max_replicas: int = 8
+    down_percent: Annotated[float, Field(ge=0, le=100)] = 100.0
+    period_s: Positive = 15.0
+    min_replicas: FromZero = 1
+    max_replicas: FromOne = 8
 
 
 class History(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from autoscaler.contract import NodeKind, NodeObservation, Observation
-from autoscaler.errors import SettingsError
 
 EVERY_KIND: frozenset[NodeKind] = frozenset(("segment", "expert", "ingress"))
 
@@ -30,10 +29,3 @@ def total(values: Sequence[float | None]) -> float | None:
     """Sum, or None where one is not known: a part is no sum."""
     measured = [value for value in values if value is not None]
     return sum(measured) if len(measured) == len(values) else None
-
-
-def refuse_broken(policy: str, rules: Sequence[tuple[str, object, bool, str]]) -> None:
-    """Raises SettingsError for the first rule (key, value, holds, what is allowed) that does not hold."""
-    for key, value, holds, allowed in rules:
-        if not holds:
-            raise SettingsError(f"{policy}: {key} is {value!r}; allowed is {allowed}")

@@ -8,35 +8,36 @@ expert's load among all experts, hysteresis on both. It knows nothing of the SLO
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from autoscaler.checked import BelowOne, Checked, FromOne, Positive, PositiveShare, Rule
 from autoscaler.contract import Configuration, Memory, NodeKind, NodeObservation, Observation, Proposal
 from autoscaler.errors import ConfigurationError, SettingsError
 from autoscaler.policy.demand import ceiling
-from autoscaler.policy.rows import by_function, refuse_broken, total
+from autoscaler.policy.rows import by_function, total
 
 EXPERTS: frozenset[NodeKind] = frozenset(("expert",))
 
 
 @dataclass(frozen=True)
-class LoadClass:
+class LoadClass(Checked):
     """Vertical configuration of one tercile. None leaves the axis as it is."""
 
+    title = "elasticmoe"
     cpu_cores: float = 0.0
     gpu_share: float = 0.0
     memory_mb: int | None = None
     concurrency: int | None = None
-    tokens_per_s: float | None = None
+    tokens_per_s: Positive | None = None
     """What one replica of this class serves, from a profile. None: measured while it runs, and scaled by compute."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             Configuration(self.memory_mb or 1, self.cpu_cores, self.gpu_share, 1, self.concurrency or 1)
         except ConfigurationError as error:
             raise SettingsError(f"elasticmoe: a load class is not allowed: {error}") from error
-        rate = self.tokens_per_s
-        refuse_broken("elasticmoe", (("tokens_per_s", rate, rate is None or rate > 0, "above 0"),))
 
     def of(self, present: Configuration) -> Configuration:
         """``present`` with this class's vertical configuration."""
@@ -50,30 +51,25 @@ class LoadClass:
 
 
 @dataclass(frozen=True)
-class TokenLoadSettings:
+class TokenLoadSettings(Checked):
     """Our defaults: neither the paper nor the system it names gives any."""
 
+    title = "elasticmoe"
     classes: tuple[LoadClass, ...] = (LoadClass(1.0), LoadClass(2.0), LoadClass(4.0))
     """Vertical configuration of the experts with the least load, the middle ones, and those with the most."""
-    utilisation: float = 0.7
+    utilisation: PositiveShare = 0.7
     """Share of a replica's tokens/s that is planned for."""
-    hysteresis: float = 0.1
+    hysteresis: BelowOne = 0.1
     """Replicas go only where the load could grow by this share and still fit fewer."""
-    class_windows: int = 3
+    class_windows: FromOne = 3
     """Windows in a row that an expert must be in another tercile before its class changes."""
     min_replicas: int = 1
     max_replicas: int = 8
 
-    def __post_init__(self) -> None:
-        refuse_broken(
-            "elasticmoe",
-            (
-                ("classes", self.classes, len(self.classes) == 3, "three, for the terciles of the load"),
-                ("utilisation", self.utilisation, 0 < self.utilisation <= 1, "above 0, at most 1"),
-                ("hysteresis", self.hysteresis, 0 <= self.hysteresis < 1, "0 to below 1"),
-                ("class_windows", self.class_windows, self.class_windows >= 1, "1 or more"),
-                ("min_replicas", self.min_replicas, 1 <= self.min_replicas <= self.max_replicas, "1 to max_replicas"),
-            ),
+    def rules(self) -> Iterable[Rule]:
+        return (
+            ("classes", len(self.classes) == 3, "three, for the terciles of the load"),
+            ("min_replicas", 1 <= self.min_replicas <= self.max_replicas, "1 to max_replicas"),
         )
 
 

@@ -22,11 +22,12 @@ from dataclasses import dataclass, replace
 import click
 import numpy as np
 
+from autoscaler.prices import Meter
 from benchmarks.bound.descent import descend
 from benchmarks.harness.options import benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table, progress
 from evaluation.bound.bounds import deterministic, lower_bound
-from evaluation.bound.loads import Meter, WindowLoad, expected_tables, windows
+from evaluation.bound.loads import WindowLoad, expected_tables, windows
 from evaluation.bound.oracle import cheapest_feasible, simulate_numbers
 from evaluation.bound.physics import Physics
 from evaluation.bound.window import enclose

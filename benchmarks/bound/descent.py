@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autoscaler.prices import Meter
 from evaluation.bound.frontier import Frontier, frontier
-from evaluation.bound.loads import Meter, WindowLoad, expected_tables
+from evaluation.bound.loads import WindowLoad, expected_tables
 from evaluation.bound.oracle import Feasible, simulate_numbers
 from simulation.arrays import Floats, Ints
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from autoscaler.prices import Meter
 from evaluation.bound.certain import certain
-from evaluation.bound.loads import Meter, WindowLoad, expected_tables
+from evaluation.bound.loads import WindowLoad, expected_tables
 from evaluation.bound.physics import ROUNDING
 from evaluation.bound.tail import groups
 from evaluation.bound.window import Enclosure, enclose

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable, SpaceArrays
-from evaluation.bound.loads import Meter, WindowLoad
+from evaluation.bound.loads import WindowLoad
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.tail import Group, everyone, sum_of_lowest
 from simulation.arrays import Floats, Ints, Tokens

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from autoscaler.prices import Meter
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
-from evaluation.bound.loads import Meter
 from evaluation.bound.report import BoundRow, bound_rows, write_rows
 from traces.options import json_option
 

@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
+from autoscaler.checked import Checked, FromOne, NotNegative, PositiveShare
 from autoscaler.contract import Configuration, Memory, NodeObservation, Observation, Policy, Proposal
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
-from autoscaler.policy.rows import refuse_broken
+from autoscaler.prices import Meter
 from evaluation.bound.frontier import Frontier, frontier
-from evaluation.bound.loads import Meter, expert_table
+from evaluation.bound.loads import expert_table
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.queueing import serve
 from evaluation.bound.window import enclose_frontiers
@@ -33,47 +36,35 @@ MEAN_TOKENS, CV_TOKENS, MOST_TOKENS = 64, 0.6, 512
 
 
 @dataclass(frozen=True)
-class LastWindowSettings:
+class LastWindowSettings(Checked):
     """Defaults are ours; ``headroom`` is part of the tuning sweep."""
 
+    title = "last-window"
     meter: Meter = "provisioned"
     """Cost to keep low: ``provisioned`` or ``busy``."""
-    headroom: float = 0.4
+    headroom: PositiveShare = 0.4
     """Part of what λ leaves the experts that their mean seconds may take; the rest is for the tail."""
-    load_factor: float = 1.0
+    load_factor: Annotated[float, Field(gt=0, lt=1e3)] = 1.0
     """How many times the last window's calls are planned for."""
-
-    def __post_init__(self) -> None:
-        refuse_broken(
-            "last-window",
-            (
-                ("meter", self.meter, self.meter in ("busy", "provisioned"), "busy or provisioned"),
-                ("headroom", self.headroom, 0 < self.headroom <= 1, "above 0, at most 1"),
-                ("load_factor", self.load_factor, 0 < self.load_factor < 1e3, "above 0, below 1000"),
-            ),
-        )
 
 
 @dataclass(frozen=True)
-class MakingSettings:
-    """Settings of the policy's file besides its own: which latency model it plans with."""
+class MakingSettings(LastWindowSettings):
+    """The policy's file: its settings, and which latency model it plans with."""
 
     workload: str = ""
     """One of the paper's workloads; by default the pipeline's name, where it is one."""
     profile: str = ""
     """Or a measured profile of the pipeline (parquet)."""
-    cpu_scale: float = 0.0
+    cpu_scale: NotNegative = 0.0
     """Real cores per configured core where it plans with a profile; 0: where that was measured."""
     other_machine: bool = False
     """The profile's machine is meant: it is not refused where this one is another."""
     cluster: bool = False
     """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` predicts their seconds,
     and a replica's cores are its own."""
-    mean_tokens: int = MEAN_TOKENS
+    mean_tokens: FromOne = MEAN_TOKENS
     """Tokens of a mean request."""
-    meter: str = LastWindowSettings.meter
-    headroom: float = LastWindowSettings.headroom
-    load_factor: float = LastWindowSettings.load_factor
 
 
 class LastWindowPolicy:
@@ -174,11 +165,7 @@ def make(making: Making) -> Policy:
     if making_settings.profile and not making_settings.cluster:
         space = replace(space, gpu_shares=())
     workload = replace(workload, space=space, prices=making.prices, alpha=making.limits.alpha)
-    meter: Meter = "busy" if making_settings.meter == "busy" else "provisioned"
-    refuse_broken(
-        "last-window", (("meter", making_settings.meter, making_settings.meter == meter, "busy or provisioned"),)
-    )
-    return LastWindowPolicy(workload, LastWindowSettings(meter, making_settings.headroom, making_settings.load_factor))
+    return LastWindowPolicy(workload, making_settings)
 
 
 def _workload(making: Making, making_settings: MakingSettings) -> Workload:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
+from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.queueing import serve
 from simulation.arrays import Floats, Ints, Tokens
 from simulation.engine.requests import Requests
-
-Meter = Literal["busy", "provisioned"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoscaler.contract import SLO_QUANTILE, Configuration
+from autoscaler.prices import Meter
 from evaluation.bound.frontier import frontier
-from evaluation.bound.loads import Meter, WindowLoad, expected_tables
+from evaluation.bound.loads import WindowLoad, expected_tables
 from evaluation.bound.physics import Physics
 from evaluation.bound.window import enclose_frontiers
 from simulation.arrays import Ints

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from autoscaler.contract import Configuration
+from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic, lower_bound
-from evaluation.bound.loads import Meter, WindowLoad, windows
+from evaluation.bound.loads import WindowLoad, windows
 from evaluation.bound.oracle import alone, cheapest_feasible, configurations
 from evaluation.bound.physics import Physics
 from evaluation.bound.uniform import uniform_outcomes, uniform_slo_binds

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoscaler.contract import Configuration
-from evaluation.bound.loads import Meter, WindowLoad, peak_tokens
+from autoscaler.prices import Meter
+from evaluation.bound.loads import WindowLoad, peak_tokens
 from evaluation.bound.oracle import simulate
 from evaluation.uniform import for_all_experts, uniform_configurations
 from simulation.engine.requests import Requests

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from autoscaler.contract import SLO_QUANTILE, Configuration, Cost, NodeInfo, NodeObservation
+from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.errors import BoundError
-from evaluation.bound.loads import Meter, WindowLoad, windows
+from evaluation.bound.loads import WindowLoad, windows
 from evaluation.bound.oracle import cheapest_feasible, configurations
 from evaluation.bound.physics import Physics
 from evaluation.comparison.arrivals import Arrivals, arrivals

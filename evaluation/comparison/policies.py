@@ -11,7 +11,7 @@ from autoscaler.contract import Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.policies import Making, make_policy, read_table
 from autoscaler.policy.hpa import hpa_of_windows
-from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings, validate
+from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings
 from evaluation.comparison.grid import Grid, Group
 from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
@@ -47,7 +47,6 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
         alpha=workload.alpha,
         runtime_mb=workload.runtime_mb,
     )
-    validate(settings)
     parts = (settings, workload.topology, limits_of(workload), workload.prices)
     if pipeline is None or name not in PLANNING:
         return make_policy(Making(*parts))

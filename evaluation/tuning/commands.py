@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
+from autoscaler.prices import Meter
 from autoscaler.stored_deployment import Plan, save_plan
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
-from evaluation.bound.loads import Meter, WindowLoad
+from evaluation.bound.loads import WindowLoad
 from evaluation.bound.physics import Physics
 from evaluation.tuning.deployments import Deployments, Parameters
 from evaluation.tuning.outcomes import Replay, tail_s

@@ -16,8 +16,9 @@ from functools import cached_property
 import numpy as np
 
 from autoscaler.contract import Configuration, MemoryNeed, NodeInfo
+from autoscaler.prices import Meter
 from evaluation.bound.frontier import frontier
-from evaluation.bound.loads import Meter, WindowLoad, expected_tables, peak_tokens
+from evaluation.bound.loads import WindowLoad, expected_tables, peak_tokens
 from evaluation.bound.oracle import configurations
 from evaluation.bound.window import enclose_frontiers
 

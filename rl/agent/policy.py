@@ -7,7 +7,7 @@ desired configurations go to the decision limits like those of any policy, but f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from autoscaler.checked import Checked, FromZero, NotNegative, Rule
 from autoscaler.contract import (
     Configuration,
     ConfigurationSpace,
@@ -28,8 +29,7 @@ from autoscaler.contract import (
 )
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
-from autoscaler.policy.rows import refuse_broken
-from autoscaler.prices import METERS
+from autoscaler.prices import Meter
 from evaluation.comparison.learnt_files import published_actor
 from moe.manifest import load as load_manifest
 from rl.agent.contract import ActorNetwork, Batch
@@ -55,20 +55,21 @@ IDLE = 0.5
 
 
 @dataclass(frozen=True)
-class MakingSettings:
+class MakingSettings(Checked):
     """Keys of the settings file (TOML)."""
 
+    title = NAME
     actor: str = ""
     """File of the exported actor; by default a published one."""
-    meter: str = RewardSettings.meter
+    meter: Meter = RewardSettings.meter
     """Which published actor: the one that keeps ``provisioned`` or ``busy`` cost low."""
     profile: str = ""
     """Measured profile of the pipeline (parquet), for the seconds of a call; by default one of this tree that fits."""
     workload: str = ""
     """Or one of the paper's workloads; by default the pipeline's name, where it is one."""
-    mean_tokens: int = 0
+    mean_tokens: FromZero = 0
     """Tokens of a mean request; 0: the workload's own, 64 with a profile."""
-    cpu_scale: float = 0.0
+    cpu_scale: NotNegative = 0.0
     """Real cores per configured core, with a profile; 0: where that was measured."""
     other_machine: bool = False
     """The profile's machine is meant: where this one is another a named profile is not refused, and there is no warning
@@ -76,6 +77,12 @@ class MakingSettings:
     cluster: bool = False
     """With a profile: Φ's GPU shares are there too, as :mod:`simulation.profiles.model.cluster` shows their seconds,
     and a replica's cores are its own."""
+
+    def rules(self) -> Iterable[Rule]:
+        return (
+            ("workload", self.workload in ("", *PAPER_WORKLOADS), ", ".join(PAPER_WORKLOADS)),
+            ("profile", not (self.profile and self.workload), "left out where workload is given"),
+        )
 
 
 class ExplainingActor(ActorNetwork, Protocol):
@@ -161,21 +168,6 @@ def make(making: Making) -> Policy:
     """For ``--policy smoe``; settings in ``--policy-settings FILE``. Raises SettingsError."""
     settings = making.settings_as(MakingSettings)
     slo_s = making.settings.slo_s
-    refuse_broken(
-        NAME,
-        (
-            ("meter", settings.meter, settings.meter in METERS, " or ".join(METERS)),
-            ("mean_tokens", settings.mean_tokens, settings.mean_tokens >= 0, "0 or more"),
-            ("cpu_scale", settings.cpu_scale, settings.cpu_scale >= 0, "0 or more"),
-            ("workload", settings.workload, settings.workload in ("", *PAPER_WORKLOADS), ", ".join(PAPER_WORKLOADS)),
-            (
-                "profile",
-                settings.profile,
-                not (settings.profile and settings.workload),
-                "left out where workload is given",
-            ),
-        ),
-    )
     if slo_s is None:
         raise SettingsError(f"slo_s is None; {NAME} decides for a latency target (--slo-ms)")
     path = Path(settings.actor) if settings.actor else published_actor(making.topology.pipeline, settings.meter)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from autoscaler.checked import Checked
 from autoscaler.contract import Configuration, Memory, MemoryNeed, Observation, Policy, Proposal, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
@@ -26,9 +27,10 @@ WEIGHTS = Path(__file__).with_name("weights")
 
 
 @dataclass(frozen=True)
-class MakingSettings:
+class MakingSettings(Checked):
     """The settings file."""
 
+    title = "faasconf"
     weights: str = ""
     """File of a trained agent; by default the packaged one of the pipeline's name or family."""
 

@@ -61,9 +61,9 @@ def test_json_has_one_object_for_each_tick(state: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--interval", "soon"], "'soon' is not a number of seconds"),
-        (["--interval", "-3"], "'-3' is not a number of seconds"),
-        (["--interval", "nan"], "'nan' is not a number of seconds"),
+        (["--interval", "soon"], "'soon' is not a valid seconds"),
+        (["--interval", "-3"], "-3.0 is not in the range 0<x<86400"),
+        (["--interval", "nan"], "interval_s is nan; it should be a finite number"),
         (["--policy", "magic"], "'magic'"),
         (["--password-file", "/none"], "does not exist"),
         (["--pipeline", "other", "--manifest", "pipelines/tiny"], "say --pipeline tiny"),

@@ -270,9 +270,9 @@ def test_a_window_of_overload_among_others_is_not_planned_for() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"headroom": 0.0}, "janus: headroom is 0.0; allowed is above 0, at most 1"),
+        ({"headroom": 0.0}, "janus: headroom is 0.0; it should be greater than 0"),
         ({"sharing": 1.5}, "sharing is 1.5"),
-        ({"scaling": "both"}, "scaling is 'both'; allowed is stages, modules, model"),
+        ({"scaling": "both"}, "scaling is 'both'; it should be 'stages', 'modules' or 'model'"),
         ({"slots_step": 0}, "slots_step is 0"),
     ],
 )

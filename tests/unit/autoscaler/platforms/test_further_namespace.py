@@ -16,7 +16,7 @@ from autoscaler.cluster import ClusterSide
 from autoscaler.errors import SettingsError
 from autoscaler.monitor.prometheus import PrometheusSource
 from autoscaler.monitor.source import Monitor
-from autoscaler.settings import ControllerSettings, validate
+from autoscaler.settings import ControllerSettings
 from tests.doubles.kubernetes.fixtures import Platforms
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec
 from tests.doubles.kubernetes.running import Running
@@ -103,11 +103,11 @@ def test_home_may_have_another_name_in_the_cluster(double: Running, kubeconfig: 
 
 
 def test_a_further_namespace_has_no_other_name_in_the_cluster() -> None:
-    with pytest.raises(SettingsError, match="kubernetes_namespace is fns; allowed is none besides namespace team-a"):
-        validate(ControllerSettings("http://127.0.0.1:1", Path(), namespace=TEAM, kubernetes_namespace="fns"))
+    with pytest.raises(SettingsError, match="kubernetes_namespace is 'fns'; allowed is none next to namespace team-a"):
+        ControllerSettings("http://127.0.0.1:1", Path(), namespace=TEAM, kubernetes_namespace="fns")
 
 
 @pytest.mark.parametrize("name", ["", "Team", 'a"}', "a.b", "-a", "a" * 64])
 def test_what_is_no_name_of_a_namespace_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="a name of Kubernetes"):
-        validate(ControllerSettings("http://127.0.0.1:1", Path(), namespace=name))
+        ControllerSettings("http://127.0.0.1:1", Path(), namespace=name)

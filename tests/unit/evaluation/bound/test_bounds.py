@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import ConfigurationSpace
+from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.certain import _layers, _meeting, _spans
-from evaluation.bound.loads import Meter, WindowLoad, expected_tables, peak_tokens, windows
+from evaluation.bound.loads import WindowLoad, expected_tables, peak_tokens, windows
 from evaluation.bound.oracle import alone, cheapest_feasible, simulate_numbers
 from evaluation.bound.physics import Physics
 from simulation.engine.requests import Requests

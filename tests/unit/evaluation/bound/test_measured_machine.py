@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoscaler.contract import Configuration, ConfigurationSpace
+from autoscaler.prices import Meter
 from evaluation.bound.bounds import lower_bound
-from evaluation.bound.loads import Meter, WindowLoad
+from evaluation.bound.loads import WindowLoad
 from evaluation.bound.oracle import simulate_numbers
 from evaluation.bound.physics import Physics
 from evaluation.bound.report import bound_rows
