@@ -22,8 +22,8 @@ from benchmarks.harness.options import routing_option, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import activations_of
 from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, real, synthetic
+from benchmarks.replica_rules import RULES, ReplicaRule, activated_by_node
 from functions.dispatch.aebs import ActivatedExpertBalance, Places, ReplicaTable, replica_table
-from functions.dispatch.replica_rules import RULES, ReplicaRule, activated_by_node
 from placement.exact import least_fullest
 from placement.janus import Nodes, place
 

@@ -37,11 +37,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.harness import answers
+from benchmarks.harness.local_pipeline import LocalPipeline, OneMachine, WorkerProcess
 from benchmarks.harness.options import seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.pipeline import make_texts
 from benchmarks.prism_real.network import SWITCH, become_switch, connect
-from functions.local import LocalPipeline, OneMachine, WorkerProcess
 from functions.serving import metric_names as names
 from gateway.backends.process.kernel import enter_network
 from moe.reference import WholeModel

@@ -22,8 +22,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.report import print_result
-from functions.local import LocalPipeline
 from moe.preset import PRESETS, byte_tokenizer, minilm_folder, preset_adapter
 from moe.reference import NodeCall, WholeModel, drive, pack
 from moe.split import split

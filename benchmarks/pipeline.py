@@ -32,10 +32,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.harness import answers
+from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.harness.options import seed_option
 from benchmarks.harness.report import print_figures, print_result
 from functions.dispatch.client import ConnectionPool
-from functions.local import LocalPipeline
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request
 from moe.preset import PRESETS, preset_source, preset_tokenizer

@@ -118,10 +118,10 @@ class LayerPlans:
 def maker(rule: PlanRule) -> Callable[[ReplicaTable], Choose]:
     """The compiled rule, made ready by one call on a small table."""
     from functions.dispatch.aebs import ActivatedExpertBalance, replica_table
-    from functions.dispatch.replica_rules import ReplicaRule
+    from functions.dispatch.token_balanced import TokenBalanced
 
     def make(table: ReplicaTable) -> Choose:
-        return ActivatedExpertBalance(table).choose if rule == "aebs" else ReplicaRule(table, rule).choose
+        return (ActivatedExpertBalance(table) if rule == "aebs" else TokenBalanced(table)).choose
 
     small = make(replica_table(np.array([[0, 1], [0, 2]]), 3))
     small(np.array([[0, 1]], np.int64), np.empty((1, 2), np.int32))

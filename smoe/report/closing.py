@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-NAMES = {"up": "more replicas", "down": "fewer replicas", "limits": "other limits", "other": "others"}
+NAMES = {"up": "more replicas", "down": "fewer replicas", "limits": "other limits"}
 """Kinds of actions (:mod:`smoe.report.model`) as people say them."""
 
 

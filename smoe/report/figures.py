@@ -232,7 +232,7 @@ def actions(run: Run) -> bytes:
     place = {name: index for index, name in enumerate(rows)}
     for kind, marker, colour, label in (
         ("up", "^", GREEN, "more replicas"), ("down", "v", RED, "fewer replicas"),
-        ("limits", "D", ORANGE, "limits or concurrency"), ("other", "o", GREY, "other"),
+        ("limits", "D", ORANGE, "limits or concurrency"),
     ):  # fmt: skip
         for applied in (True, False):
             actions_of_kind = [

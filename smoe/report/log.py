@@ -1,4 +1,4 @@
-"""From the controller to a run's rows: out of tick reports in memory, or out of the function logger's parquet files.
+"""A run's rows out of the function logger's parquet files.
 
 The files are those of ``docs/metrics.md``; columns are the fields of ``autoscaler.contract``, a
 configuration's fields prefixed with ``present_`` or ``target_`` in decisions.
@@ -6,13 +6,12 @@ configuration's fields prefixed with ``present_`` or ``target_`` in decisions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from autoscaler.contract import Configuration, TickReport
+from autoscaler.contract import Configuration
 from autoscaler.logger import CONFIGURATION_FIELDS, read
 from smoe.errors import SmoeError
 from smoe.report.model import Action, ActionKind, NodeWindow, PipelineWindow
@@ -23,47 +22,6 @@ Rows = tuple[tuple[PipelineWindow, ...], tuple[NodeWindow, ...], tuple[Action, .
 
 class LogError(SmoeError):
     """A file of the log cannot be read or lacks a column."""
-
-
-def from_ticks(reports: Iterable[TickReport]) -> Rows:
-    """The rows of a run from its tick reports."""
-    windows: list[PipelineWindow] = []
-    nodes: list[NodeWindow] = []
-    actions: list[Action] = []
-    for report in reports:
-        observation = report.observation
-        windows.append(
-            PipelineWindow(
-                end_s=observation.end_s,
-                window_s=observation.window_s,
-                requests_per_s=observation.requests_per_s,
-                p95_s=observation.latency_p95_s,
-                provisioned_cost=report.cost.provisioned,
-                busy_cost=report.cost.busy,
-            )
-        )
-        for node in observation.nodes:
-            replicas = node.configuration.replicas if node.configuration is not None else node.ready_replicas
-            nodes.append(
-                NodeWindow(
-                    observation.end_s, node.node, node.kind, node.layer, node.expert, node.tokens_per_s, replicas
-                )
-            )
-        actions.extend(
-            make_action(
-                observation.end_s, d.function, d.present, d.target, d.reason,
-                applied=d.function in report.applied and not report.dry_run,
-            )
-            for d in report.decisions
-            if d.changes
-        )  # fmt: skip
-    return tuple(windows), tuple(nodes), tuple(actions)
-
-
-def make_action(
-    time_s: float, function: str, present: Configuration, target: Configuration, reason: str, *, applied: bool
-) -> Action:
-    return Action(time_s, function, kind_of(present, target), describe_change(present, target), reason, applied)
 
 
 def kind_of(present: Configuration, target: Configuration) -> ActionKind:
@@ -101,18 +59,16 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
         for row in _rows(log_dir, "windows", since_s)
     )
     actions = tuple(
-        make_action(
-            row["end_s"],
-            row["function"],
-            _configuration(row, "present"),
-            _configuration(row, "target"),
-            row["reason"],
-            applied=row["applied"] and not row["dry_run"],
-        )
+        _action(row, _configuration(row, "present"), _configuration(row, "target"))
         for row in _rows(log_dir, "decisions", since_s)
         if row["changes"]
     )
     return windows, nodes, actions
+
+
+def _action(row: dict[str, Any], present: Configuration, target: Configuration) -> Action:
+    change, applied = describe_change(present, target), row["applied"] and not row["dry_run"]
+    return Action(row["end_s"], row["function"], kind_of(present, target), change, row["reason"], applied)
 
 
 def _configuration(row: dict[str, Any], side: str) -> Configuration:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from traces.results import RequestRecord
 
-ActionKind = Literal["up", "down", "limits", "other"]
+ActionKind = Literal["up", "down", "limits"]
 Kind = Literal["ingress", "segment", "expert"]
 
 

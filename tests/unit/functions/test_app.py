@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness.local_pipeline import LocalPipeline
 from functions.app import FunctionApp, create_app
-from functions.local import LocalPipeline
 from functions.serving.settings import SettingsError
 from functions.wire import format as wire
 from moe.manifest import load

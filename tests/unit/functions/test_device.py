@@ -22,6 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.harness.local_pipeline import fork_worker
 from functions import worker
 from functions.device import tensors as devices
 from functions.device.tensors import (
@@ -33,7 +34,6 @@ from functions.device.tensors import (
     made_up_call,
     open_device,
 )
-from functions.local import fork_worker
 from functions.serving import node_host, nodes
 from functions.serving.device_loss import EXIT_DEVICE_LOST, leave
 from functions.serving.node_host import NodeHost

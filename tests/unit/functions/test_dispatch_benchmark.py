@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from benchmarks.dispatch import Counted, Row, cpu_s
-from functions.local import WorkerProcess
+from benchmarks.harness.local_pipeline import WorkerProcess
 
 
 def counted(passes: float, cpu: float) -> Counted:

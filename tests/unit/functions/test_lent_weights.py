@@ -23,12 +23,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.harness.local_pipeline import WorkerProcess, fork_worker
 from functions import worker
 from functions.device import leases, lent
 from functions.device.leases import LeaseError
 from functions.device.lent import Lender
 from functions.device.tensors import DeviceLostError, GpuDevice, open_device
-from functions.local import WorkerProcess, fork_worker
 from functions.memory import manager as managers
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.local_pipeline import LocalPipeline
 from functions.ingress.calls import PassContext
 from functions.ingress.exchange import exchange
 from functions.ingress.packing import GATHER_S, MAX_PACKED_TOKENS, PassQueue
-from functions.local import LocalPipeline
 from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Arrays

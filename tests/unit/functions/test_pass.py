@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from functions.local import LocalPipeline
+from benchmarks.harness.local_pipeline import LocalPipeline
 from moe.reference import WholeModel
 
 TEXTS = ["Only the chosen experts see a token.", "ok", "A sum does not mind its order."]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.placement.activations import activations_of
-from functions.local import LocalPipeline
 from moe.reference import WholeModel
 from tests.unit.functions.test_pass import TEXTS, ask, asking, assert_close
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import gpu_shares
-from functions.local import WorkerProcess, fork_worker
+from benchmarks.harness.local_pipeline import WorkerProcess, fork_worker
 from gateway.backends.process.gpu.shares import Found
 from moe.manifest import Manifest, load
 from moe.preset import PRESETS, preset_source

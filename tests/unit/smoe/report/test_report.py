@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from autoscaler.contract import Configuration, Cost, Decision, Observation, TickReport
 from autoscaler.logger import FunctionLogger
 from smoe.report import ReportError, build, closing
-from smoe.report.log import LogError, from_ticks, read_log
+from smoe.report.log import LogError, read_log
 from smoe.report.measures import client_windows, compute, expert_shares
-from smoe.report.model import NodeWindow, PipelineWindow, Run
+from smoe.report.model import Action, NodeWindow, PipelineWindow, Run
 from tests.unit.smoe.view.test_view import node
 from traces.results import CsvSink, RequestRecord
 
@@ -91,7 +91,21 @@ def requests_csv(tmp_path: Path) -> Path:
 
 
 def test_the_log_read_back_equals_the_ticks_it_was_written_from(log_dir: Path) -> None:
-    assert read_log(log_dir) == from_ticks(TICKS)
+    windows, nodes, actions = read_log(log_dir)
+    assert windows == tuple(
+        PipelineWindow(T0 + 5 * number, 5.0, 0.6, p95_s, 0.004, 0.001)
+        for number, p95_s in ((1, 0.1), (2, 0.5), (3, None))
+    )
+    assert nodes[:3] == (
+        NodeWindow(T0 + 5, "ingress", "ingress", None, None, None, 2),
+        NodeWindow(T0 + 5, "expert-0-0", "expert", 0, 0, 30.0, 1),
+        NodeWindow(T0 + 5, "expert-0-1", "expert", 0, 1, 10.0, 2),
+    )
+    assert len(nodes) == 9
+    assert actions == tuple(
+        Action(T0 + 5 * number, "m-expert-0-1", "up", "replicas 1 → 2", "busy <0.9>", number < 3)
+        for number in (1, 2, 3)
+    )
 
 
 def test_rows_before_the_run_are_left_out(log_dir: Path) -> None:
@@ -106,8 +120,8 @@ def test_a_damaged_log_is_told(log_dir: Path) -> None:
         read_log(log_dir)
 
 
-def test_numbers_are_those_counted_by_hand() -> None:
-    numbers = compute(Run(*from_ticks(TICKS), tuple(REQUESTS)), 0.15, {"planned": 6})
+def test_numbers_are_those_counted_by_hand(log_dir: Path) -> None:
+    numbers = compute(Run(*read_log(log_dir), tuple(REQUESTS)), 0.15, {"planned": 6})
     requests = numbers["requests"]
     assert (requests["ok"], requests["failed"], requests["planned"], requests["complete"]) == (4, 1, 6, False)
     assert requests["slo_attainment"] == pytest.approx(2 / 5)
@@ -203,8 +217,8 @@ def test_a_layers_shares_add_up_to_one(tokens: dict[tuple[int, int], float]) -> 
         assert set(shares) == {str(e) for la, e in tokens if str(la) == layer}
 
 
-def test_the_closing_lines_say_plainly_whether_the_slo_was_kept() -> None:
-    run = Run(*from_ticks(TICKS), tuple(REQUESTS))
+def test_the_closing_lines_say_plainly_whether_the_slo_was_kept(log_dir: Path) -> None:
+    run = Run(*read_log(log_dir), tuple(REQUESTS))
     assert closing(compute(run, 0.15, {}), 0.15) == [
         "requests    4 answered, 1 failed (1 rejected)",
         "P95         285 ms, 90% above the SLO of 150 ms: MISSED; 40.0% of all requests were answered within it "

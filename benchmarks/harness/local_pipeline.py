@@ -1,4 +1,4 @@
-"""A pipeline as forked worker processes without a gateway: for tests, benchmarks and notebooks.
+"""A pipeline as forked worker processes without a gateway: for tests and benchmarks.
 
     with LocalPipeline(directory) as pipeline:
         pipeline.url  # the ingress
@@ -29,7 +29,6 @@ from moe.grouping import group
 from moe.manifest import load
 
 _PR_SET_PDEATHSIG = 1
-START_TIMEOUT_S = 60.0
 LOOPBACK = "127.0.0.1"
 
 
