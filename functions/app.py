@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -25,12 +25,11 @@ import uvloop
 import waitress
 
 from functions import applications
-from functions.ingress.handler import Ingress
-from functions.serving.live_settings import follow
+from functions.serving import live_settings
 from functions.serving.server import FunctionServer, ServerSettings, set_deadline
-from functions.serving.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
+from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from functions.serving.starting import Starting, become_ready
-from functions.wire.messages import CALL_ID, REQUEST_ID, Application, Reply, Request, error_reply
+from functions.wire.messages import CALL_ID, REQUEST_ID, Reply, Request, error_reply
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.app")
@@ -43,30 +42,24 @@ ANSWER_TIMEOUT_S = 3600.0
 class FunctionApp(flask.Flask):
     """Flask's side of one function. ``close`` ends the loop behind it."""
 
-    def __init__(self, settings: FunctionSettings, *, later: bool = False) -> None:
-        """Start the loop and build the application. Raises SettingsError or MoeError.
-
-        ``later``: serve at once, unready, and become ready when files are there and proved; nothing is raised then.
-        """
+    def __init__(self, settings: FunctionSettings) -> None:
+        """Serve at once, unready; become ready when files are there and proved."""
         super().__init__("functions", static_folder=None)
         self.function_settings = settings
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="function-loop", daemon=True)
         self._thread.start()
-        try:
-            self.server: FunctionServer = asyncio.run_coroutine_threadsafe(self._build(later), self._loop).result()
-        except BaseException:
-            self._stop_loop()
-            raise
-        self._starting = (
-            asyncio.run_coroutine_threadsafe(become_ready(self.server, settings, self._application), self._loop)
-            if later
-            else None
+        self.server = FunctionServer(
+            Starting(lambda: self.server), ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s)
         )
-        self._following: Future[None] | None = None
-        if settings.live_settings is not None and settings.live_period_s:
-            following = follow(settings.live_settings, settings.live_period_s, self.reload)
-            self._following = asyncio.run_coroutine_threadsafe(following, self._loop)
+        self.server.ready = False
+        self._tasks = [
+            asyncio.run_coroutine_threadsafe(work, self._loop)
+            for work in (
+                become_ready(self.server, settings, lambda provided: applications.build(provided, self._loop)),
+                live_settings.follow(settings, self.server),
+            )
+        ]
         self.config["MAX_CONTENT_LENGTH"] = self.server.settings.max_body_bytes
         self.register_error_handler(413, self._too_large)
         for rule in ("/", "/<path:path>"):
@@ -74,48 +67,25 @@ class FunctionApp(flask.Flask):
 
     def close(self) -> None:
         """Close the application and its loop."""
-        for task in (self._following, self._starting):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
         if self._thread.is_alive():
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
-            self._stop_loop()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def reload(self) -> None:
         """Read the live settings again (SIGHUP)."""
-        path = self.function_settings.live_settings
-        if path is not None:
-            try:
-                self.server.settings.max_inflight = live_max_inflight(path, self.server.settings.max_inflight)
-            except SettingsError as error:
-                log.warning("live settings left as they are: %s", error)
+        live_settings.apply(self.function_settings, self.server)
 
     def drain(self) -> None:
         """Refuse nothing, answer ``/_/ready`` with 503, and return once nothing is in flight or time is up."""
         asyncio.run_coroutine_threadsafe(self.server.drain(), self._loop).result()
 
-    async def _build(self, later: bool) -> FunctionServer:
-        settings = self.function_settings
-        application = Starting(lambda: self.server) if later else self._application(settings)
-        server = FunctionServer(application, ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s))
-        server.ready = not later
-        return server
-
-    def _application(self, settings: FunctionSettings) -> Application:
-        """On the loop."""
-        application = applications.build(settings, self._loop)
-        if isinstance(application, Ingress):
-            application.follow(applications.resolver_for(settings, application.manifest))
-        return application
-
     async def _close(self) -> None:
         self.server.application.close()
         await asyncio.sleep(0)
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     def _answer(self, path: str = "") -> flask.Response:
         """Any request: to the application's loop, and wait for its one answer."""
@@ -158,13 +128,6 @@ class FunctionApp(flask.Flask):
         return self._response(error_reply(413, "too_large", message, platform=False), "")
 
 
-def create_app(environ: Mapping[str, str]) -> FunctionApp:
-    """The Flask application of the function that ``environ`` describes. Raises SettingsError or MoeError."""
-    torch.set_num_threads(1)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return FunctionApp(from_environment(environ))
-
-
 def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:
     """Serve until SIGTERM, drain, return. Call on the main thread.
 
@@ -193,7 +156,7 @@ def main() -> int:
     try:
         torch.set_num_threads(1)
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        app = FunctionApp(from_environment(os.environ, later=True), later=True)
+        app = FunctionApp(from_environment(os.environ, later=True))
         host = os.environ.get("smoe_host", "127.0.0.1")
         port, threads = (
             int(os.environ.get(key, default))

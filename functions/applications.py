@@ -6,9 +6,8 @@ import asyncio
 import logging
 
 from functions.dispatch.resolvers import FeedResolver, Resolver, TemplateResolver
-from functions.expert import handler as expert
 from functions.ingress.handler import Ingress
-from functions.segment import handler as segment
+from functions.serving.nodes import node_application
 from functions.serving.relay import Relay, relay_key
 from functions.serving.settings import FunctionSettings, SettingsError
 from functions.serving.weights import provide
@@ -27,15 +26,16 @@ def build(
     tokenizer: TextTokenizer | None = None,
 ) -> Application:
     """``manifest``, ``tokenizer``: the pipeline's, where they have been read already. Fetches a pipeline that is
-    elsewhere. Raises SettingsError or ManifestError."""
+    elsewhere; an ingress begins to follow its replicas. Call on the running loop. Raises SettingsError or
+    ManifestError."""
     if settings.pipeline_address is not None:
         settings = provide(settings, prove=False)
     manifest = manifest or load(settings.pipeline_dir, verify=False, trusted=True)
     if settings.is_ingress:
-        return Ingress(manifest, settings, loop, tokenizer)
-    only_experts = all(node_id.startswith("expert-") for node_id in settings.nodes)
-    make = expert.application if only_experts else segment.application
-    return relaying(make(manifest, settings, loop), settings, loop)
+        ingress = Ingress(manifest, settings, loop, tokenizer)
+        ingress.follow(resolver_for(settings, manifest))
+        return ingress
+    return relaying(node_application(manifest, settings, loop), settings, loop)
 
 
 def relaying(application: Application, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> Application:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from functions.device.file_state import FileState, file_state
 from functions.dispatch.client import request_head
+from functions.serving.file_state import FileState, file_state
 from functions.serving.nodes import node_application
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.serving.settings import FunctionSettings

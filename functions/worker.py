@@ -6,7 +6,6 @@ Importing this module loads torch and everything a worker needs, so a warm paren
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import logging
 import os
@@ -19,10 +18,9 @@ import torch
 import uvloop
 
 from functions import applications, rehearsal
-from functions.ingress.handler import Ingress
-from functions.serving.live_settings import follow
+from functions.serving import live_settings
 from functions.serving.server import FunctionServer, ServerSettings
-from functions.serving.settings import FunctionSettings, SettingsError, from_environment, live_max_inflight
+from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.worker")
@@ -75,42 +73,22 @@ async def _serve(
     loop = asyncio.get_running_loop()
     manifest, tokenizer = (preloaded.manifest, preloaded.tokenizer) if preloaded else (None, None)
     application = applications.build(settings, loop, manifest, tokenizer)
-    if isinstance(application, Ingress):
-        application.follow(applications.resolver_for(settings, application.manifest))
     server = FunctionServer(application, ServerSettings(settings.max_inflight, drain_s=settings.write_timeout_s))
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, settings, server)
-    _reload(settings, server)
-    following: asyncio.Task[None] | None = None
-    if settings.live_settings is not None and settings.live_period_s:
-        reload = functools.partial(_reload, settings, server)
-        following = loop.create_task(follow(settings.live_settings, settings.live_period_s, reload))
+    loop.add_signal_handler(signal.SIGHUP, live_settings.apply, settings, server)
+    live_settings.apply(settings, server)
+    following = loop.create_task(live_settings.follow(settings, server))
     await server.start(listener)
     gc.freeze()
     ready()
     await stop.wait()
     log.info("draining %d calls", server.in_flight)
-    if following is not None:
-        following.cancel()
+    following.cancel()
     await server.drain()
     application.close()
     await asyncio.sleep(0)  # closed connections get their turn
-
-
-def _reload(settings: FunctionSettings, server: FunctionServer) -> None:
-    """Apply the live settings; a bad file leaves the present ones."""
-    if settings.live_settings is None:
-        return
-    try:
-        limit = live_max_inflight(settings.live_settings, server.settings.max_inflight)
-    except SettingsError as error:
-        log.warning("live settings left as they are: %s", error)
-        return
-    if limit != server.settings.max_inflight:
-        log.info("max_inflight is now %d", limit)
-        server.settings.max_inflight = limit
 
 
 def _run_from_environment() -> int:

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from functions.device.file_state import FileState, file_state
 from functions.memory.regions import MemoryRoomError, Regions
+from functions.serving.file_state import FileState, file_state
 
 log = logging.getLogger(__name__)
 

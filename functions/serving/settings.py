@@ -1,8 +1,7 @@
-"""Settings of a function, read once from its environment (the OpenFaaS way), and the live ones from a file."""
+"""Settings of a function, read once from its environment (the OpenFaaS way)."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -163,20 +162,6 @@ def device_settings(environ: Mapping[str, str]) -> DeviceSettings:
     if deadline_s <= 0:
         raise SettingsError("smoe_device_timeout is 0; it takes the seconds after which a GPU counts as hung")
     return DeviceSettings("cuda", given, deadline_s)
-
-
-def live_max_inflight(path: Path, present: int) -> int:
-    """The limit that the live settings file asks for, or ``present`` where it sets none. Raises SettingsError."""
-    try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
-        return present
-    except (OSError, json.JSONDecodeError) as error:
-        raise SettingsError(f"{path} cannot be read as JSON: {error}") from error
-    value = document.get("max_inflight", present) if isinstance(document, dict) else None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise SettingsError(f"{path}: max_inflight is {value!r}; it takes a whole number, 0 for no limit")
-    return value
 
 
 def _choice(environ: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:

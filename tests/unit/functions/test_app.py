@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,17 +17,25 @@ import pytest
 import torch
 
 from benchmarks.harness.local_pipeline import LocalPipeline
-from functions.app import FunctionApp, create_app
-from functions.serving.settings import SettingsError
+from functions.app import FunctionApp
+from functions.serving.settings import from_environment
 from functions.wire import format as wire
 from moe.manifest import load
 from moe.reference import WholeModel
 from moe.runtime import load_node
 
 
+def ready_app(environ: dict[str, str]) -> FunctionApp:
+    app = FunctionApp(from_environment(environ))
+    end_s = time.monotonic() + 100
+    while not app.server.ready and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return app
+
+
 @pytest.fixture(scope="module")
 def expert(bert: Path) -> Iterator[FunctionApp]:
-    app = create_app({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "max_inflight": "4"})
+    app = ready_app({"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "max_inflight": "4"})
     yield app
     app.close()
 
@@ -65,7 +74,7 @@ def test_a_body_above_the_limit_gets_413(expert: FunctionApp) -> None:
 
 def test_the_live_limit_is_read_again(bert: Path, tmp_path: Path) -> None:
     live = tmp_path / "live.json"
-    app = create_app(
+    app = ready_app(
         {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "smoe_live_settings": str(live), "max_inflight": "1"}
     )
     live.write_text('{"max_inflight": 9}')
@@ -80,7 +89,7 @@ def test_the_live_limit_is_read_again(bert: Path, tmp_path: Path) -> None:
 def test_the_ingress_serves_the_model_through_flask(bert: Path) -> None:
     with LocalPipeline(bert) as pipeline:
         own = {"smoe_nodes": "ingress", "smoe_feed_url": pipeline.feed_url}
-        app = create_app({"smoe_pipeline": str(bert), **own})
+        app = ready_app({"smoe_pipeline": str(bert), **own})
         client = app.test_client()
         reply = client.post("/", json={"inputs": ["hello", "experts"]})
         expected = WholeModel(bert).embed(["hello", "experts"])
@@ -90,11 +99,16 @@ def test_the_ingress_serves_the_model_through_flask(bert: Path) -> None:
         app.close()
 
 
-def test_bad_settings_are_refused_with_a_sentence(bert: Path) -> None:
-    with pytest.raises(SettingsError, match="expert-9-9"):
-        create_app({"smoe_pipeline": str(bert), "smoe_nodes": "expert-9-9"})
-    with pytest.raises(SettingsError, match="smoe_feed_url or smoe_address_template"):
-        create_app({"smoe_pipeline": str(bert), "smoe_nodes": "ingress"})
+@pytest.mark.parametrize(
+    ("nodes", "words"), [("expert-9-9", "expert-9-9"), ("ingress", "smoe_feed_url or smoe_address_template")]
+)
+def test_bad_settings_keep_it_unready_with_a_sentence(bert: Path, nodes: str, words: str) -> None:
+    app = FunctionApp(from_environment({"smoe_pipeline": str(bert), "smoe_nodes": nodes}))
+    end_s = time.monotonic() + 100
+    while words not in (reply := app.test_client().get("/_/ready")).text and time.monotonic() < end_s:
+        time.sleep(0.01)
+    app.close()
+    assert (reply.status_code, words in reply.text) == (503, True)
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from functions.dispatch.dispatcher import CallRecord
 from functions.serving import metric_names as names
 from functions.serving.instruments import Distribution, IngressInstruments, PeakGauge
-from functions.serving.settings import SettingsError, duration_s, from_environment, live_max_inflight
+from functions.serving.live_settings import live_max_inflight
+from functions.serving.settings import SettingsError, duration_s, from_environment
 
 
 @pytest.fixture

@@ -173,7 +173,7 @@ def later(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     good = weights_file(store).read_bytes()
     (tmp_path / "good").write_bytes(good)
     weights_file(store).write_bytes(good[:-1] + b"?")
-    app = FunctionApp(settings(store, tmp_path / "cache"), later=True)
+    app = FunctionApp(settings(store, tmp_path / "cache"))
     yield app
     app.close()
 
@@ -215,7 +215,7 @@ async def test_a_volume_that_comes_later_is_waited_for(
     environment = {"smoe_pipeline": str(tmp_path / "p"), "smoe_nodes": NODE}
     with pytest.raises(SettingsError, match="does not exist"):
         from_environment(environment)
-    app = FunctionApp(from_environment(environment, later=True), later=True)
+    app = FunctionApp(from_environment(environment, later=True))
     await until(app, "cannot be read")
     shutil.copytree(bert, tmp_path / "p")
     await until(app, "OK")

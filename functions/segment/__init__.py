@@ -1,1 +1,0 @@
-"""A segment: the non-MoE part before a layer of experts, or the head."""
