@@ -1,6 +1,6 @@
 """Memory and CPU limits and usage by cgroup, version 1 or 2, one cgroup per slot, found and probed at the start.
 
-Where nothing is writable, :class:`NoCgroups` answers "not measured, not limited" and gives the reason in ``notes``.
+Where nothing is writable, :class:`Cgroups` answers "not measured, not limited" and gives the reason in ``notes``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from gateway.backends.process.workers.guardian import empty_cgroup, processes
+from gateway.backends.process.workers.guardian import empty_cgroup
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +23,7 @@ MIN_QUOTA_US = 1000
 """The kernel's smallest CFS quota and period."""
 MAX_PERIOD_US = 1_000_000
 UNLIMITED_V1 = -1
+_NOTHING: Mapping[str, Path] = {}
 
 
 @dataclass(frozen=True)
@@ -34,36 +34,54 @@ class Measured:
     memory_bytes: int | None
 
 
-class Cgroups(Protocol):
-    """One tree of cgroups, a folder per slot."""
+class Cgroups:
+    """One tree of cgroups, a folder per slot. This base, where nothing is writable, limits and measures nothing."""
 
-    notes: tuple[str, ...]
-    folders: tuple[Path, ...]
-    """What has to be emptied and removed at the end."""
-    ending: Path | None
-    """The file a process writes ``0`` to when it ends: all that end share one small part of the processors, because
-    taking a process's memory apart takes ten times the processor time of its last call. None where there is none."""
+    def __init__(self, notes: tuple[str, ...] = (), by_controller: Mapping[str, Path] = _NOTHING, period_s: float = 0):
+        """``notes``: why limits are not enforced; ``by_controller``: the folder of each one that may be used."""
+        self.notes = notes
+        self._by = dict(by_controller)
+        self._period_s = period_s
+        self.folders = tuple(dict.fromkeys(self._by.values()))
+        """What has to be emptied and removed at the end."""
+        self.ending: Path | None = None
+        """The file a process writes ``0`` to when it ends: all that end share one small part of the processors, because
+        taking a process's memory apart takes ten times the processor time of its last call. None: there is none."""
+        if "cpu" in self._by:
+            (self._by["cpu"] / ENDING).mkdir(exist_ok=True)
+            self.ending = self._by["cpu"] / ENDING / "cgroup.procs"
+            self.set_share(ENDING, ENDING_SHARE)
 
     def make(self, slot: str) -> list[Path]:
         """Create the slot; returns the files a process writes ``0`` to in order to join."""
+        for folder in self.folders:
+            (folder / slot).mkdir(exist_ok=True)
+        return [folder / slot / "cgroup.procs" for folder in self.folders]
 
     def set_cpu(self, slot: str, cores: float | None) -> bool:
         """Real cores; False where this machine cannot limit."""
+        return False
 
     def set_share(self, slot: str, share: float) -> None:
         """Its weight against other slots where processors are short; 1 is the usual weight."""
 
     def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
         """False when more than that is in use after reclaiming, and the old limit stays."""
+        return True
 
-    def measure(self, slot: str) -> Measured: ...
+    def measure(self, slot: str) -> Measured:
+        return Measured(None, None)
 
-    def oom_kills(self, slot: str) -> int: ...
+    def oom_kills(self, slot: str) -> int:
+        return 0
 
     def remove(self, slot: str) -> bool:
         """Kill what is left in the slot and remove it; False when something is left."""
+        return all([empty_cgroup(folder / slot) for folder in self.folders])  # noqa: C419 (each one is tried)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        for folder in self.folders:
+            empty_cgroup(folder)
 
 
 def quota(cores: float, period_s: float) -> tuple[int, int]:
@@ -74,57 +92,8 @@ def quota(cores: float, period_s: float) -> tuple[int, int]:
     return max(MIN_QUOTA_US, round(cores * period_us)), period_us
 
 
-class NoCgroups:
-    """No limits and no measuring."""
-
-    def __init__(self, *notes: str) -> None:
-        self.notes = notes
-        self.folders: tuple[Path, ...] = ()
-        self.ending: Path | None = None
-
-    def make(self, slot: str) -> list[Path]:
-        return []
-
-    def set_cpu(self, slot: str, cores: float | None) -> bool:
-        return False
-
-    def set_share(self, slot: str, share: float) -> None:
-        return
-
-    def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
-        return True
-
-    def measure(self, slot: str) -> Measured:
-        return Measured(None, None)
-
-    def oom_kills(self, slot: str) -> int:
-        return 0
-
-    def remove(self, slot: str) -> bool:
-        return True
-
-    def close(self) -> None:
-        return
-
-
-class CgroupsV1:
-    """A folder per controller; controllers that are not writable are missing from ``folders_by_controller``."""
-
-    def __init__(self, folders_by_controller: Mapping[str, Path], period_s: float, notes: tuple[str, ...]) -> None:
-        self._by = dict(folders_by_controller)
-        self._period_s = period_s
-        self.notes = notes
-        self.folders = tuple(dict.fromkeys(self._by.values()))
-        self.ending: Path | None = None
-        if "cpu" in self._by:
-            (self._by["cpu"] / ENDING).mkdir(exist_ok=True)
-            self.ending = self._by["cpu"] / ENDING / "cgroup.procs"
-            self.set_share(ENDING, ENDING_SHARE)
-
-    def make(self, slot: str) -> list[Path]:
-        for folder in self.folders:
-            (folder / slot).mkdir(exist_ok=True)
-        return [folder / slot / "cgroup.procs" for folder in self.folders]
+class CgroupsV1(Cgroups):
+    """A folder per controller; controllers that are not writable are missing."""
 
     def set_cpu(self, slot: str, cores: float | None) -> bool:
         if "cpu" not in self._by:
@@ -171,46 +140,30 @@ class CgroupsV1:
             _table(self._by["memory"] / slot / "memory.oom_control").get("oom_kill", 0) if "memory" in self._by else 0
         )
 
-    def remove(self, slot: str) -> bool:
-        return all([empty_cgroup(folder / slot) for folder in self.folders])  # noqa: C419 (each one is tried)
 
-    def close(self) -> None:
-        for folder in self.folders:
-            empty_cgroup(folder)
-
-
-class CgroupsV2:
+class CgroupsV2(Cgroups):
     """One folder per slot with the ``cpu`` and ``memory`` controllers, as far as they are delegated to us."""
 
-    def __init__(self, base: Path, controllers: frozenset[str], period_s: float, notes: tuple[str, ...]) -> None:
+    def __init__(
+        self, notes: tuple[str, ...], base: Path, controllers: Iterable[str], period_s: float
+    ) -> None:
         self._base = base
-        self._controllers = controllers
-        self._period_s = period_s
-        self.notes = notes
-        self.folders: tuple[Path, ...] = (base,)
-        self.ending: Path | None = None
-        if "cpu" in controllers:
-            (base / ENDING).mkdir(exist_ok=True)
-            self.ending = base / ENDING / "cgroup.procs"
-            self.set_share(ENDING, ENDING_SHARE)
-
-    def make(self, slot: str) -> list[Path]:
-        (self._base / slot).mkdir(exist_ok=True)
-        return [self._base / slot / "cgroup.procs"]
+        super().__init__(notes, dict.fromkeys(controllers, base), period_s)
+        self.folders = (base,)  # a slot needs its cgroup without any controller too: ending it ends what is in it
 
     def set_cpu(self, slot: str, cores: float | None) -> bool:
-        if "cpu" not in self._controllers:
+        if "cpu" not in self._by:
             return False
         text = "max" if cores is None else " ".join(map(str, quota(cores, self._period_s)))
         return _write(self._base / slot / "cpu.max", text)
 
     def set_share(self, slot: str, share: float) -> None:
-        if "cpu" in self._controllers:
+        if "cpu" in self._by:
             _write(self._base / slot / "cpu.weight", max(1, round(100 * share)))
 
     def set_memory(self, slot: str, limit_bytes: int | None) -> bool:
         """Version 2 kills when ``memory.max`` goes below usage, so reclaim first and look."""
-        if "memory" not in self._controllers:
+        if "memory" not in self._by:
             return True
         folder = self._base / slot
         if limit_bytes is not None:
@@ -228,18 +181,12 @@ class CgroupsV2:
         folder = self._base / slot
         usage_us = _table(folder / "cpu.stat").get("usage_usec")
         memory = None
-        if "memory" in self._controllers:
+        if "memory" in self._by:
             memory = _working_set(_number(folder / "memory.current"), folder, "inactive_file")
         return Measured(None if usage_us is None else usage_us / 1e6, memory)
 
     def oom_kills(self, slot: str) -> int:
         return _table(self._base / slot / "memory.events").get("oom_kill", 0)
-
-    def remove(self, slot: str) -> bool:
-        return empty_cgroup(self._base / slot)
-
-    def close(self) -> None:
-        empty_cgroup(self._base)
 
 
 def _working_set(usage: int | None, folder: Path, inactive_key: str) -> int | None:
@@ -285,6 +232,3 @@ def _table(path: Path) -> dict[str, int]:
         return {row[0]: int(row[1]) for row in rows if len(row) == 2}
     except (OSError, ValueError):
         return {}
-
-
-__all__ = ["PREFIX", "Cgroups", "CgroupsV1", "CgroupsV2", "Measured", "NoCgroups", "processes", "quota"]

@@ -12,8 +12,8 @@ import re
 import time
 from pathlib import Path
 
-from gateway.backends.process.cgroup.limits import PREFIX, Cgroups, CgroupsV1, CgroupsV2, NoCgroups, processes
-from gateway.backends.process.workers.guardian import empty_cgroup
+from gateway.backends.process.cgroup.limits import PREFIX, Cgroups, CgroupsV1, CgroupsV2
+from gateway.backends.process.workers.guardian import empty_cgroup, processes
 
 log = logging.getLogger(__name__)
 
@@ -23,14 +23,17 @@ _OURS = re.compile(rf"{PREFIX}(\d+)-(\d+)-\d+")
 
 
 def detect(root: Path, proc: Path, generation: int, period_s: float) -> Cgroups:
-    """The cgroups to use; without any :class:`NoCgroups` with the reason. Never raises; blocks while leftovers end."""
+    """The cgroups to use; where none are, those that limit nothing, with the reason. Never raises.
+
+    Blocks while leftovers end.
+    """
     name = f"{PREFIX}{os.getpid()}-{start_time(proc, os.getpid())}-{generation}"
     path_by_controller = _own_paths(proc)
     if (root / "cgroup.controllers").exists():
         return _detect_v2(root, proc, path_by_controller.get("", "/"), name, period_s)
     if any((root / controller).is_dir() for controller in _V1_CONTROLLERS):
         return _detect_v1(root, proc, path_by_controller, name, period_s)
-    return NoCgroups(f"No cgroups are mounted at {root}: memory and CPU limits are accepted but not enforced.")
+    return Cgroups((f"No cgroups are mounted at {root}: memory and CPU limits are accepted but not enforced.",))
 
 
 def _detect_v1(root: Path, proc: Path, path_by_controller: dict[str, str], name: str, period_s: float) -> Cgroups:
@@ -46,9 +49,7 @@ def _detect_v1(root: Path, proc: Path, path_by_controller: dict[str, str], name:
             continue
         folders[controller] = (base / name).resolve()
     notes = (f"cgroup v1 not writable here: {', '.join(missing)}; those limits are not enforced.",) if missing else ()
-    if not folders:
-        return NoCgroups(*notes)
-    return CgroupsV1(folders, period_s, notes)
+    return CgroupsV1(notes, folders, period_s) if folders else Cgroups(notes)
 
 
 def _detect_v2(root: Path, proc: Path, path: str, name: str, period_s: float) -> Cgroups:
@@ -57,7 +58,7 @@ def _detect_v2(root: Path, proc: Path, path: str, name: str, period_s: float) ->
     try:
         (base / name).mkdir(exist_ok=True)
     except OSError as error:
-        return NoCgroups(f"cgroup v2 at {base} is not writable ({error.strerror}): limits are not enforced.")
+        return Cgroups((f"cgroup v2 at {base} is not writable ({error.strerror}): limits are not enforced.",))
     available = (base / "cgroup.controllers").read_text().split()
     usable = set()
     for controller in ("cpu", "memory"):
@@ -70,7 +71,7 @@ def _detect_v2(root: Path, proc: Path, path: str, name: str, period_s: float) ->
             f"cgroup v2 does not give us {' and '.join(missing)} (not delegated, or other processes live in {base}): "
             "those limits are not enforced.",
         )
-    return CgroupsV2(base / name, frozenset(usable), period_s, notes)
+    return CgroupsV2(notes, base / name, usable, period_s)
 
 
 def _enable(folder: Path, controller: str) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gateway.backends.process import networks
 from gateway.backends.process.backoff import Backoff
-from gateway.backends.process.cgroup.limits import Cgroups, Measured, NoCgroups
+from gateway.backends.process.cgroup.limits import Cgroups, Measured
 from gateway.backends.process.cgroup.mounts import detect
 from gateway.backends.process.logs import LineReader
 from gateway.backends.process.machines import MACHINE_VARIABLE
@@ -101,7 +101,7 @@ class Launcher:
         self._refill_task: asyncio.Task[None] | None = None
         self._closing = False
         self._backoff = Backoff(settings.backoff)
-        self.cgroups: Cgroups = NoCgroups()
+        self.cgroups = Cgroups()
 
     async def start(self) -> None:
         """Start the warm parent. Raises BackendError."""
@@ -340,7 +340,7 @@ class Launcher:
     async def _start_parent(self) -> None:
         self._generation += 1
         settings = self._settings
-        self.cgroups = NoCgroups("cgroups are switched off: limits are accepted but not enforced.")
+        self.cgroups = Cgroups(("cgroups are switched off: limits are accepted but not enforced.",))
         if settings.use_cgroups:
             self.cgroups = await asyncio.to_thread(
                 detect, settings.cgroup_root, settings.proc_root, self._generation, settings.cpu_period_s

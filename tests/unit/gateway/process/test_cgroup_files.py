@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.process.cgroup.limits import CgroupsV1, CgroupsV2, NoCgroups, quota
+from gateway.backends.process.cgroup.limits import Cgroups, CgroupsV1, CgroupsV2, quota
 from gateway.backends.process.cgroup.mounts import detect, start_time
 from gateway.backends.process.workers.guardian import processes
 
@@ -36,7 +36,7 @@ def slot_of(tmp_path: Path, **files: str) -> tuple[CgroupsV2, Path]:
     """A slot whose kernel files are there."""
     base = tmp_path / "base"
     base.mkdir()
-    cgroups = CgroupsV2(base, frozenset({"cpu", "memory"}), 0.01, ())
+    cgroups = CgroupsV2((), base, {"cpu", "memory"}, 0.01)
     assert cgroups.make("s") == [base / "s" / "cgroup.procs"]
     defaults = {"cpu.max": "max 100000", "memory.max": "max", "memory.current": "0", "memory.swap.max": "max"}
     for name, text in {**defaults, **{key.replace("_", "."): value for key, value in files.items()}}.items():
@@ -71,7 +71,7 @@ def test_version_2_below_our_own_cgroup(root: Path, proc: Path) -> None:
 
 def test_nothing_mounted_is_noted(tmp_path: Path, proc: Path) -> None:
     found = detect(tmp_path / "none", proc, 1, 0.01)
-    assert isinstance(found, NoCgroups)
+    assert type(found) is Cgroups
     assert "not enforced" in found.notes[0]
 
 
