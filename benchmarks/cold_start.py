@@ -28,8 +28,8 @@ from benchmarks.harness.options import benchmark
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
 from functions.wire import format as wire
-from gateway.backends.process import ProcessSettings, create
 from gateway.backends.process.backend import ProcessBackend
+from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState
 from moe.manifest import Manifest, Node
 from moe.preset import PRESETS, preset_source
@@ -135,7 +135,7 @@ async def measure(folder: Path, manifest: Manifest, state_folder: Path) -> dict[
     nodes = [*manifest.segments, *(node for layer in range(manifest.layers) for node in manifest.experts(layer))]
     specs = [spec_of(manifest, node, folder) for node in nodes]
     settings = ProcessSettings(state=state_folder, images={IMAGE: "functions.worker:main"})
-    backend = create(settings)
+    backend = ProcessBackend(settings)
     began = time.perf_counter()
     await backend.start()
     parent_s = time.perf_counter() - began

@@ -21,7 +21,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.page import Page
 from gateway.scaling import ScaleFromZero
 from gateway.settings import Credentials, GatewaySettings
-from gateway.store import FunctionStore, NoStore
+from gateway.store import FunctionStore
 from gateway.system import SystemApi, gateway_error
 from gateway.views import Views
 
@@ -37,7 +37,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, backend: Backend, credentials: Credentials) -> None:
         self.settings = settings
         self.backend = backend
-        self.store = FunctionStore(settings.state / "functions") if settings.keeps_functions else NoStore()
+        self.store = FunctionStore(settings.state / "functions" if settings.keeps_functions else None)
         self.metrics = GatewayMetrics(backend, settings.cpu_scale)
         scaler = ScaleFromZero(backend, enabled=settings.scale_from_zero, wait_s=settings.start_wait_s)
         self.forwarder = Forwarder(backend, self.metrics, scaler, settings.upstream_timeout_s)

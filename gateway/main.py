@@ -19,11 +19,10 @@ from urllib.parse import urlsplit
 import click
 
 from gateway.app import Gateway
-from gateway.backends.kubernetes import KubernetesSettings
-from gateway.backends.kubernetes import create as create_kubernetes
 from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
-from gateway.backends.process import ProcessSettings, create
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.networks import parse_networks
+from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import Backend, BackendError, FunctionSpec
 from gateway.durations import parse_duration
 from gateway.options import listening_options
@@ -63,7 +62,7 @@ class _Duration(click.ParamType[float]):
     show_default=True,
     help="Where functions run: here, or in a cluster.",
 )
-@kubernetes_options
+@kubernetes_options()
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
@@ -231,8 +230,7 @@ async def serve(settings: GatewaySettings, cluster: KubernetesSettings | None = 
     credentials = ensure_credentials(settings)
     with _listen(settings.host, settings.port) as api, _listen(settings.host, settings.metrics_port) as metrics:
         url = f"http://{settings.host}:{api.getsockname()[1]}"
-        backend: Backend = create(_process_settings(settings, url)) if cluster is None else create_kubernetes(cluster)
-        gateway = Gateway(settings, backend, credentials)
+        gateway = Gateway(settings, _backend(settings, cluster, url), credentials)
         gateway.system.metrics_address = f"{settings.host}:{metrics.getsockname()[1]}"
         servers = [build_server(app, settings) for app in (gateway.api, gateway.metrics_app)]
         running: list[asyncio.Task[None]] = []
@@ -254,6 +252,17 @@ async def serve(settings: GatewaySettings, cluster: KubernetesSettings | None = 
                 await asyncio.wait(running, timeout=settings.drain_s + 5)
             await gateway.close()
             (settings.state / "gateway.json").unlink(missing_ok=True)
+
+
+def _backend(settings: GatewaySettings, cluster: KubernetesSettings | None, url: str) -> Backend:
+    """Imported here: one machine needs no Kubernetes client, and a cluster's image has no psutil."""
+    if cluster is None:
+        from gateway.backends.process.backend import ProcessBackend
+
+        return ProcessBackend(_process_settings(settings, url))
+    from gateway.backends.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(cluster)
 
 
 def _process_settings(settings: GatewaySettings, url: str) -> ProcessSettings:

@@ -15,47 +15,39 @@ log = logging.getLogger(__name__)
 
 
 class FunctionStore:
-    """One JSON file a function: its deployment and its number of replicas. Writes are atomic, from any thread."""
+    """One JSON file a function: its deployment and its number of replicas. Writes are atomic, from any thread.
 
-    def __init__(self, folder: Path) -> None:
+    Without a folder nothing is kept: the backend's functions outlive the gateway.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._parts = itertools.count()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def save(self, spec: FunctionSpec, replicas: int) -> None:
-        path = self._path(spec.name, spec.namespace)
+        if self._folder is None:
+            return
+        path = self._folder / _file(spec.name, spec.namespace)
         part = path.with_suffix(f".{next(self._parts)}.part")
         part.write_text(json.dumps({"deployment": deployment_of(spec), "replicas": replicas}))
         part.chmod(0o600)
         part.replace(path)
 
     def remove(self, name: str, namespace: str) -> None:
-        self._path(name, namespace).unlink(missing_ok=True)
+        if self._folder is not None:
+            (self._folder / _file(name, namespace)).unlink(missing_ok=True)
 
     def load(self) -> Iterator[tuple[FunctionSpec, int]]:
         """Every stored function; a broken file is set aside with a line in the log."""
-        for path in sorted(self._folder.glob("*.json")):
+        for path in sorted(self._folder.glob("*.json")) if self._folder is not None else ():
             try:
                 document = json.loads(path.read_text())
                 yield parse_deployment(document["deployment"]), int(document["replicas"])
             except (OSError, ValueError, KeyError, TypeError, InvalidSpecError) as error:
                 log.warning("%s is left out: %s", path, error)
 
-    def _path(self, name: str, namespace: str) -> Path:
-        return self._folder / f"{name}.{namespace}.json"
 
-
-class NoStore(FunctionStore):
-    """Keeps nothing: the backend's functions outlive the gateway."""
-
-    def __init__(self) -> None:
-        pass
-
-    def save(self, spec: FunctionSpec, replicas: int) -> None:
-        pass
-
-    def remove(self, name: str, namespace: str) -> None:
-        pass
-
-    def load(self) -> Iterator[tuple[FunctionSpec, int]]:
-        return iter(())
+def _file(name: str, namespace: str) -> str:
+    return f"{name}.{namespace}.json"

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import DEFAULT_NAMESPACE
 from gateway.specs import parse_deployment, scale_bounds
 from moe.manifest import Manifest

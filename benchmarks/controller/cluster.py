@@ -31,7 +31,8 @@ from autoscaler.monitor.prometheus import ONLY
 from autoscaler.platforms.kubernetes.deployments import live_of
 from autoscaler.platforms.quantities import float_quantity
 from autoscaler.state.readings import SHAPES, Series
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.process.kernel import die_with_parent
 from gateway.specs import parse_deployment
 from moe.manifest import load

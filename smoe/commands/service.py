@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gateway.backends.kubernetes.options import kubernetes_options, take_kubernetes_options
 from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayRefusedError
 from gateway.contract import DEFAULT_NAMESPACE
@@ -252,13 +253,7 @@ def logs(name: str, tail: int, follow: bool, state: Path, gateway_url: str | Non
     default=None,
     help="kubernetes: that of a gateway's home which has another name in the cluster. [default: that of --namespace]",
 )
-@click.option("--feed-url", default=None, help="kubernetes: a gateway's /system/replicas as functions reach it.")
-@click.option(
-    "--feed-secret", default=None, help="kubernetes: secret in the namespace of the functions with the key feed-token."
-)
-@click.option("--pipelines-claim", default=None, help="kubernetes: volume claim with the folder of pipelines.")
-@click.option("--weights-cache", default=None, metavar="PATH", help="kubernetes: folder of every node for weights.")
-@click.option("--run-as-user", type=click.IntRange(min=0), default=None, help="kubernetes: user id of all functions.")
+@kubernetes_options("feed_url", "feed_secret", "pipelines_claim", "weights_cache", "run_as_user")
 @deployment_options
 def stack(
     pipeline: str,
@@ -267,37 +262,22 @@ def stack(
     gateway_url: str,
     namespace: str,
     kubernetes_namespace: str | None,
-    feed_url: str | None,
-    feed_secret: str | None,
-    pipelines_claim: str | None,
-    weights_cache: str | None,
-    run_as_user: int | None,
     **options: Any,
 ) -> None:
     """Print PIPELINE (preset or folder) as a stack file for `faas-cli deploy -f`, or as manifests for `kubectl`."""
     _, manifest = ensure_pipeline(pipeline, state / "pipelines")
+    place = kubernetes_namespace or namespace
+    cluster = take_kubernetes_options(options, namespace=place)
     if target == "openfaas":
         click.echo(render_stack(manifest, DeploymentSettings(**options), gateway_url), nl=False)
         return
-    from gateway.backends.kubernetes import KubernetesSettings
     from smoe.cluster_stack import render_manifests
 
-    if (feed_url is None) != (feed_secret is None):
-        raise click.UsageError("--feed-url and --feed-secret go together: the feed takes a token")
-    place = kubernetes_namespace or namespace
     if place != namespace != DEFAULT_NAMESPACE:
         raise click.UsageError(
             f"--kubernetes-namespace {place} is of a gateway's home, which gateways call {DEFAULT_NAMESPACE}; "
             f"leave --namespace {namespace} out"
         )
-    cluster = KubernetesSettings(
-        namespace=place,
-        feed_url=feed_url,
-        feed_secret=feed_secret,
-        pipelines_claim=pipelines_claim,
-        weights_cache=weights_cache,
-        run_as_user=run_as_user,
-    )
     settings = DeploymentSettings(**options, address_template=f"http://{{function}}.{place}:8080")
     click.echo(render_manifests(manifest, settings, cluster, namespace), nl=False)
 

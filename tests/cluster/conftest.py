@@ -13,8 +13,8 @@ import pytest
 
 from autoscaler.contract import MIB
 from autoscaler.platforms.quantities import float_quantity
-from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from tests.cluster.namespaces import CLUSTER, WAIT_S, Asking, namespaces_of
 from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.cluster import Cluster

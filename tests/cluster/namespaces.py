@@ -18,7 +18,8 @@ from autoscaler.errors import FunctionGoneError, PlatformError
 from autoscaler.platforms.kubernetes import KubernetesClient
 from autoscaler.platforms.kubernetes import connect as connect_controller
 from autoscaler.platforms.kubernetes.client import STRATEGIC, Object
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import FunctionSpec
 
 KUBECONFIG = os.environ.get("SMOE_TEST_KUBECONFIG", "")

@@ -22,7 +22,7 @@ from autoscaler.settings import ControllerSettings
 from autoscaler.state.features import observe
 from autoscaler.state.readings import Series
 from autoscaler.topology import load_topology
-from gateway.backends.process import ProcessSettings
+from gateway.backends.process.settings import ProcessSettings
 from gateway.client.client import GatewayClient
 from gateway.client.state import read_gateway, read_password
 from smoe import lifecycle

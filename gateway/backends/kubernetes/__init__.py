@@ -4,21 +4,3 @@ It translates between OpenFaaS's functions and Kubernetes' objects, follows the 
 state of its own: several gateways may stand side by side, and one that goes leaves every function running. It must
 never import ``autoscaler``, ``rl`` or torch, decide how many replicas there should be, or hold the values of secrets.
 """
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from gateway.backends.kubernetes.settings import KubernetesSettings
-
-if TYPE_CHECKING:
-    from gateway.backends.kubernetes.backend import KubernetesBackend
-
-__all__ = ["KubernetesSettings", "create"]
-
-
-def create(settings: KubernetesSettings) -> KubernetesBackend:
-    """A backend that is not started yet. The import is inside: a gateway on one machine needs no Kubernetes client."""
-    from gateway.backends.kubernetes.backend import KubernetesBackend
-
-    return KubernetesBackend(settings)

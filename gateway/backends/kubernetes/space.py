@@ -21,9 +21,8 @@ from gateway.backends.kubernetes.pods import addresses, is_ready, moment, replic
 from gateway.backends.kubernetes.secrets import SELECTOR, Secrets
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.usage import PodUsage
-from gateway.contract import FunctionSpec, FunctionState, InvalidSpecError, LogLine, NotFoundError, Usage
+from gateway.contract import FunctionSpec, FunctionState, LogLine, NotFoundError, Usage
 from gateway.placement import parse_placement
-from gateway.specs import MAX_REPLICAS
 from platform_words.labels import FUNCTION_LABEL
 
 log = logging.getLogger(__name__)
@@ -103,7 +102,6 @@ class Space:
         return self._keeper.notes()
 
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
-        _check_count(replicas)
         objects.check(spec)
         if await self._functions.read(spec.name) is not None:
             raise already_there(spec)
@@ -144,7 +142,6 @@ class Space:
         self.deployments.drop(name)
 
     async def scale(self, name: str, replicas: int) -> None:
-        _check_count(replicas)
         await self.look(name)
         await self._functions.scale(name, replicas)
 
@@ -313,8 +310,3 @@ async def _within(timeout_s: float, event: asyncio.Event) -> None:
 
 def missing(name: str, namespace: str) -> NotFoundError:
     return NotFoundError(f"there is no function {name} in namespace {namespace}")
-
-
-def _check_count(replicas: int) -> None:
-    if not 0 <= replicas <= MAX_REPLICAS:
-        raise InvalidSpecError(f"replicas is {replicas}; it must be between 0 and {MAX_REPLICAS}")

@@ -30,7 +30,6 @@ from gateway.contract import (
     ConflictError,
     FunctionSpec,
     FunctionState,
-    InvalidSpecError,
     LogLine,
     Namespace,
     NotFoundError,
@@ -40,11 +39,9 @@ from gateway.specs import check_namespace
 
 log = logging.getLogger(__name__)
 
-_MAX_REPLICAS = 5000
-
 
 class ProcessBackend:
-    """Functions on this machine. Made by :func:`gateway.backends.process.create`, inside a running event loop."""
+    """Functions on this machine. To be made inside a running event loop; :meth:`start` starts it."""
 
     def __init__(self, settings: ProcessSettings, gpus: GpuShares | None = None) -> None:
         self._settings = settings
@@ -128,7 +125,6 @@ class ProcessBackend:
             raise ConflictError("the gateway is shutting down")
         if spec.key in self._functions:
             raise ConflictError(f"function {spec.key} exists already")
-        _check_count(replicas)
         prepared = self._prepare(spec)
         settings = self._settings
         folder = settings.state / "logs" / spec.key
@@ -154,7 +150,6 @@ class ProcessBackend:
         task.add_done_callback(self._leaving.discard)
 
     async def scale(self, name: str, namespace: str, replicas: int) -> None:
-        _check_count(replicas)
         self.function(name, namespace).scale(replicas)
 
     def get(self, name: str, namespace: str) -> FunctionState:
@@ -287,8 +282,3 @@ class ProcessBackend:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the process backend failed", exc_info=error)
-
-
-def _check_count(replicas: int) -> None:
-    if not 0 <= replicas <= _MAX_REPLICAS:
-        raise InvalidSpecError(f"replicas is {replicas}; it must be between 0 and {_MAX_REPLICAS}")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.connection import Connection
-from gateway.backends.process import ProcessSettings, create
+from gateway.backends.kubernetes.settings import KubernetesSettings
+from gateway.backends.process.backend import ProcessBackend
+from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import Backend
 from tests.cluster.namespaces import CLUSTER, Namespaces
 from tests.doubles.fake_backend import FakeBackend
@@ -50,7 +51,7 @@ async def fake(state: Path) -> AsyncIterator[Case]:
 @asynccontextmanager
 async def process(state: Path) -> AsyncIterator[Case]:
     images = {"test/echo": "tests.unit.gateway.process.entries:echo"}
-    backend = create(ProcessSettings(state=state, images=images, settle_s=0.05, blanks=1, write_timeout_s=10.0))
+    backend = ProcessBackend(ProcessSettings(state=state, images=images, settle_s=0.05, blanks=1, write_timeout_s=10.0))
     await backend.start()
     try:
         yield Case(backend, "test/echo:1")

@@ -11,9 +11,9 @@ from kubernetes import client
 
 from autoscaler.platforms.kubernetes import KubernetesClient, KubernetesPlatform
 from autoscaler.platforms.kubernetes.client import api_client
-from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.connection import Connection
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import DEFAULT_NAMESPACE, FunctionState
 from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.running import Running

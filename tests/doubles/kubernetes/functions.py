@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import FunctionSpec
 from tests.doubles.kubernetes.running import Running
 

@@ -13,7 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from moe.manifest import load
 from smoe.commands import service
 from smoe.deployment import DeploymentSettings, function_deployments

@@ -144,9 +144,7 @@ class CgroupsV1(Cgroups):
 class CgroupsV2(Cgroups):
     """One folder per slot with the ``cpu`` and ``memory`` controllers, as far as they are delegated to us."""
 
-    def __init__(
-        self, notes: tuple[str, ...], base: Path, controllers: Iterable[str], period_s: float
-    ) -> None:
+    def __init__(self, notes: tuple[str, ...], base: Path, controllers: Iterable[str], period_s: float) -> None:
         self._base = base
         super().__init__(notes, dict.fromkeys(controllers, base), period_s)
         self.folders = (base,)  # a slot needs its cgroup without any controller too: ending it ends what is in it

@@ -108,7 +108,8 @@ def test_a_watch_that_is_too_old_lists_again(double: Running, following: Kuberne
 
 
 def put_many(double: Running, count: int) -> None:
-    from gateway.backends.kubernetes import KubernetesSettings, objects
+    from gateway.backends.kubernetes import objects
+    from gateway.backends.kubernetes.settings import KubernetesSettings
 
     for i in range(count):
         document = objects.deployment(spec(f"m-more-{i}"), KubernetesSettings(), frozenset())

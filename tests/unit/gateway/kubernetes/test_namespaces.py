@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.backends.kubernetes import KubernetesSettings
 from gateway.backends.kubernetes.backend import KubernetesBackend
 from gateway.backends.kubernetes.connection import Connection
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import (
     DEFAULT_NAMESPACE,
     BackendError,

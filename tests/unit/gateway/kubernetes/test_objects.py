@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.api import Object
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import FunctionSpec, InvalidSpecError
 from tests.doubles.kubernetes.fixtures import environment
 from tests.doubles.kubernetes.functions import spec

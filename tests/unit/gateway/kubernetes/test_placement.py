@@ -8,8 +8,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.pods import replicas
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, InvalidSpecError
 from tests.doubles.kubernetes.fixtures import Backends, ready, until
 from tests.doubles.kubernetes.functions import spec

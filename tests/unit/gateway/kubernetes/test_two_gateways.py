@@ -11,8 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.backends.kubernetes import KubernetesSettings, objects
+from gateway.backends.kubernetes import objects
 from gateway.backends.kubernetes.backend import KubernetesBackend
+from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.space import Space
 from gateway.contract import DEFAULT_NAMESPACE, ConflictError, FunctionSpec, GatewayError, NotFoundError
 from tests.doubles.kubernetes.crossing import Order, crossed

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.process import ProcessSettings, create
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.cgroup.limits import Cgroups
 from gateway.backends.process.cgroup.mounts import detect
+from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import FunctionSpec, FunctionState
 
 ENTRIES = "tests.unit.gateway.process.entries"
@@ -29,7 +29,7 @@ Starter = Callable[..., AbstractAsyncContextManager[ProcessBackend]]
 @asynccontextmanager
 async def _running(state: Path, **changes: Any) -> AsyncIterator[ProcessBackend]:
     options: dict[str, Any] = {"images": IMAGES, "settle_s": 0.05, "blanks": 1, "write_timeout_s": 10.0, **changes}
-    backend = create(ProcessSettings(state=state, **options))
+    backend = ProcessBackend(ProcessSettings(state=state, **options))
     await backend.start()
     try:
         yield backend

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import psutil
 
-from gateway.backends.process import ProcessSettings, create
+from gateway.backends.process.backend import ProcessBackend
+from gateway.backends.process.settings import ProcessSettings
 from gateway.contract import FunctionSpec
 from tests.unit.gateway.process.conftest import IMAGES, NAMESPACE, ask, ready, until
 
 
 async def main(state: Path) -> None:
-    backend = create(ProcessSettings(state=state, images=IMAGES, blanks=2))
+    backend = ProcessBackend(ProcessSettings(state=state, images=IMAGES, blanks=2))
     await backend.start()
     await backend.create(FunctionSpec("echo", "test/echo"), 2)
     await backend.create(FunctionSpec("shell", "x/shell", env_process=f"{sys.executable} {state / 'deep.py'}"), 1)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.process import ProcessSettings
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.gpu.seats import Gpu
 from gateway.backends.process.gpu.shares import Found, GpuShares, find_gpus
+from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.parent import used_gpu
 from gateway.contract import BackendError, ConflictError, FunctionSpec, InvalidSpecError
 from tests.unit.gateway.process.conftest import IMAGES, NAMESPACE, ask_json, log_texts, ready, spec, until

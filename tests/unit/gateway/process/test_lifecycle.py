@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.process import BackoffSettings, ProcessSettings, create
 from gateway.backends.process.backend import ProcessBackend
+from gateway.backends.process.settings import BackoffSettings, ProcessSettings
 from gateway.contract import BackendError, ConflictError, InvalidSpecError, NotFoundError
 from tests.unit.gateway.process.conftest import (
     NAMESPACE,
@@ -240,13 +240,11 @@ async def test_wrong_requests_are_refused_with_their_kind_of_error(backend: Proc
         await backend.create(spec("g", env_vars={"max_inflight": "many"}), 1)
     with pytest.raises(InvalidSpecError, match="bytes"):
         await backend.create(spec("g", env_vars={"big": "x" * 200_000}), 1)
-    with pytest.raises(InvalidSpecError, match="replicas"):
-        await backend.scale("f", NAMESPACE, -1)
     assert [state.spec.name for state in backend.list()] == ["f"]
 
 
 async def test_a_module_that_cannot_be_imported_is_reported_at_the_start(tmp_path: Path) -> None:
-    backend = create(ProcessSettings(state=tmp_path, images={"x": "no_such_module_here:main"}))
+    backend = ProcessBackend(ProcessSettings(state=tmp_path, images={"x": "no_such_module_here:main"}))
     with pytest.raises(BackendError, match="cannot import no_such_module_here"):
         await backend.start()
     await backend.close()
