@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
@@ -66,6 +66,11 @@ class Checked:
         for key, holds, allowed in self.rules():
             if not holds:
                 raise self.error(f"{_start(type(self))}{key} is {values[key]!r}; allowed is {allowed}")
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON gives the settings back: lists for tuples, text for paths."""
+        stored: dict[str, Any] = json.loads(json.dumps(asdict(self), default=str))  # type: ignore[call-overload]
+        return stored
 
     def rules(self) -> Iterable[Rule]:
         """What no annotation can state, such as rules between settings."""

@@ -11,28 +11,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoscaler.prices import DEFAULT_METER, METERS, Meter
+from autoscaler.checked import Checked, Positive
+from autoscaler.prices import DEFAULT_METER, Meter
 from simulation.arrays import Floats
 
 
 @dataclass(frozen=True)
-class RewardSettings:
+class RewardSettings(Checked):
     """Weights; all above 0."""
 
+    title = "reward"
     meter: Meter = DEFAULT_METER
     """The cost that counts: what a cluster's owner pays, or replicas while they are busy (Eq. (7))."""
-    cost_weight: float = 1.0
-    slo_weight: float = 5.0
+    cost_weight: Positive = 1.0
+    slo_weight: Positive = 5.0
     """Weight of an excess of λ by itself (P95 = 2 λ)."""
-    most_excess: float = 3.0
+    most_excess: Positive = 3.0
     """Excess beyond which an overload costs no more, in λ."""
-
-    def __post_init__(self) -> None:
-        if self.meter not in METERS:
-            raise ValueError(f"meter is {self.meter!r}; allowed are {' and '.join(METERS)}")
-        for name in ("cost_weight", "slo_weight", "most_excess"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed are numbers above 0")
 
 
 def cost_rewards(cost: Floats, reference: float, settings: RewardSettings) -> Floats:

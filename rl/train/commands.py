@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from autoscaler.prices import Meter
-from rl.agent.settings import ARMS
+from autoscaler.options import options_of
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from simulation.workloads.custom_options import custom_options, custom_pipelines, refuse_other_machines, slos_option
@@ -33,40 +32,15 @@ DEFAULT = TrainingSettings()
     help="Folder of the public traces. [default: $SMOE_TRACES, else ../shared/traces if there]",
 )
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of clips, networks and exploration."
-)
-@click.option("--arm", type=click.Choice(ARMS), default="full", show_default=True, help="Networks (docs/agent.md).")
-@click.option(
-    "--meter",
-    type=click.Choice(get_args(Meter)),
-    default="provisioned",
-    show_default=True,
-    help="Cost that is rewarded.",
-)
-@click.option(
     "--minutes",
     type=click.FloatRange(0.1, 1e5),
     default=40.0,
     show_default=True,
     help="Minutes of processor time after which it stops.",
 )
+@options_of(TrainingSettings)
 @click.option(
-    "--windows",
-    type=click.IntRange(1),
-    default=DEFAULT.windows,
-    show_default=True,
-    help="Windows planned, for schedules.",
-)
-@click.option(
-    "--warm-start",
-    type=click.IntRange(0),
-    default=DEFAULT.warm_start,
-    show_default=True,
-    help="Windows that a teacher simulates first; 0: none.",
-)
-@click.option("--curriculum/--no-curriculum", default=True, show_default=True, help="Slow clips first.")
-@click.option(
-    "--set", "changes", multiple=True, metavar="KEY=JSON", help="Any other setting: updates=1, learner.gamma=0.9."
+    "--set", "changes", multiple=True, metavar="KEY=JSON", help="A setting without an option: learner.gamma=0.9."
 )
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/train"), show_default=True,

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoscaler.checked import Checked, FromOne, Positive
 from autoscaler.contract import SLO_QUANTILE, Configuration, NodeObservation, Observation
 from autoscaler.prices import Meter
 from evaluation.bound.frontier import ExpertTable, frontier
@@ -44,12 +45,14 @@ Kind = Literal["queueing", "hindsight"]
 
 
 @dataclass(frozen=True)
-class TeacherSettings:
+class TeacherSettings(Checked):
     """Which teacher, and how careful it is."""
 
-    keep: float = 0.82
+    title = "teacher"
+    error = TrainingError
+    keep: Positive = 0.82
     """P95 of recent requests that is planned for, over λ."""
-    look_back: int = 4
+    look_back: FromOne = 4
     """Windows whose largest load is planned for, and whose requests are looked at. After as many without any, the
     cheapest configurations are planned: the first window that has requests again is the price."""
     meter: Meter = "provisioned"
@@ -57,11 +60,6 @@ class TeacherSettings:
     """``queueing``: this one, for loads at which hardly a call waits; ``hindsight``: :mod:`rl.train.hindsight`."""
     boldness: tuple[float, float] = (1.0, 2.5)
     """Least and most of an episode's simulating teacher, see :meth:`Teacher.plan`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "boldness", tuple(self.boldness))  # a list, where it was stored
-        if self.kind not in get_args(Kind):
-            raise TrainingError(f"teacher: kind is {self.kind!r}; allowed: {', '.join(get_args(Kind))}")
 
 
 Load = tuple[float, float]

@@ -16,6 +16,7 @@ from stable_baselines3.common.save_util import load_from_zip_file, save_to_zip_f
 from stable_baselines3.common.utils import polyak_update, update_learning_rate
 from torch import Tensor, nn
 
+from autoscaler.checked import from_table
 from rl.agent.actor import spread, there
 from rl.agent.configuration_table import features_of
 from rl.agent.contract import CONFIGURATION_FEATURES
@@ -223,7 +224,7 @@ class PipelineDDPG(DDPG):
         try:
             data, params, _ = load_from_zip_file(content, device="cpu")
             assert data is not None
-            learner = LearnerSettings.from_json(data["learner"])
+            learner = from_table(LearnerSettings, data["learner"])
             agent = cls(NetworkSettings(**data["networks"]), learner, seed=int(data["seed"]))
             agent.set_parameters(params, exact_match=True, device="cpu")
             for name in STORED:
