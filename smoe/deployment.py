@@ -44,6 +44,8 @@ class DeploymentSettings:
     gpu_tenths: int = 0
     """Tenths of a GPU for each segment and expert, in place of CPU cores (a configuration has one or the other); 0:
     none."""
+    segment_cpu_cores: float | None = None
+    """Cores of each segment where they are not those of an expert, ``cpu_cores``."""
     ingress_cpu_cores: float = 1.0
     expert_concurrency: int = 8
     segment_concurrency: int = 10
@@ -133,7 +135,13 @@ def _gpu_profile(deployment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _base(
-    manifest: Manifest, name: str, nodes: str, concurrency: int, memory_mib: int, settings: DeploymentSettings
+    manifest: Manifest,
+    name: str,
+    nodes: str,
+    concurrency: int,
+    cores: float,
+    memory_mib: int,
+    settings: DeploymentSettings,
 ) -> dict[str, Any]:
     environment = {
         "smoe_pipeline": manifest.name if not settings.weights_from else f"{settings.weights_from}/{manifest.name}",
@@ -148,7 +156,6 @@ def _base(
     if settings.gpu_tenths and nodes != "ingress":
         resources[GPU] = str(settings.gpu_tenths)
     else:
-        cores = settings.ingress_cpu_cores if nodes == "ingress" else settings.cpu_cores
         resources["cpu"] = f"{round(cores * 1000)}m"
     return {
         "service": name,
@@ -166,7 +173,9 @@ def _base(
 
 
 def _ingress(manifest: Manifest, settings: DeploymentSettings) -> dict[str, Any]:
-    deployment = _base(manifest, manifest.name, "ingress", settings.ingress_concurrency, 256, settings)
+    deployment = _base(
+        manifest, manifest.name, "ingress", settings.ingress_concurrency, settings.ingress_cpu_cores, 256, settings
+    )
     deployment["envVars"]["smoe_address_template"] = settings.address_template
     if settings.ingress_passes:
         deployment["envVars"]["smoe_max_passes"] = str(settings.ingress_passes)
@@ -184,8 +193,9 @@ def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: Deployme
     weights_bytes = sum(node.parameter_bytes for node in nodes)
     bytes_per_token = max(node.bytes_in_per_token + node.bytes_out_per_token for node in nodes)
     memory_mib = memory_limit_mib(weights_bytes, bytes_per_token, settings)
+    cores = settings.cpu_cores if only_experts else settings.segment_cpu_cores or settings.cpu_cores
     ids = [node.id for node in nodes]
-    deployment = _base(manifest, name, ",".join(ids), concurrency, memory_mib, settings)
+    deployment = _base(manifest, name, ",".join(ids), concurrency, cores, memory_mib, settings)
     label = "_".join(ids)
     if len(label) > 63:  # Kubernetes' limit for label values
         deployment["annotations"][NODES_LABEL] = ",".join(ids)

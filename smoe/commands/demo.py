@@ -1,53 +1,49 @@
-"""``smoe run``: the main job. Default pipeline up, real prompts at the arrival times of a bursty trace, the controller
-scaling every function, a live view, a closing report."""
+"""``smoe run``: the main job. Default pipeline up, real prompts at the arrival times of a bursty trace, first as
+deployed, then with the controller scaling every function; a live view, and a report that opens with a verdict."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
 import platform
 import signal
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 from rich.console import Console
 
-from autoscaler.build import build_controller
-from autoscaler.contract import ConfigurationSpace, TickReport
-from autoscaler.loop import run as run_controller
-from autoscaler.policy.hpa import hpa_of_windows
-from autoscaler.settings import ControllerSettings, with_hpa
 from gateway.client.client import GatewayClient
-from gateway.client.state import read_password
 from moe.manifest import Manifest
+from platform_words.labels import PIPELINE_LABEL
 from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings
 from smoe.errors import SmoeError
 from smoe.parity import Parity, compare_with_whole_model
 from smoe.pipelines import ensure_pipeline
-from smoe.report import ReportPaths, build, closing
-from smoe.view.build import ViewBuilder
-from smoe.view.live import View
+from smoe.report import ReportPaths, build, closing, summary_of
+from smoe.scaled_replay import ScaledReplay
 from traces import catalog, loading, prompts, scale
 from traces.model import Trace
 from traces.options import data_option
-from traces.replay import Progress, ReplayResult, ReplaySettings, replay
-from traces.results import CsvSink, describe
+from traces.replay import ReplayResult
+from traces.results import describe
 
-SLO_FACTOR = 5.0
-"""On an idle machine of two cores this replay's P95 is 13.7 times a warm single prompt's median where nothing is scaled
-and 3.5 times where experts and segments are (2.8 simulated): 5 binds, and leaves something for a machine that is not
-idle."""
+SLO_FACTOR = 8.0
+SLO_STEPS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
+"""An SLO is the first of these that is at least ``SLO_FACTOR`` warm prompts long: a number that the noise of a few
+prompts does not move. On two idle cores a warm prompt takes 75 ms, which makes it one second; 63 to 125 ms do."""
 INGRESS_CONCURRENCY = 512
 """An hour in two minutes makes bursts of hundreds of requests; they wait rather than being refused."""
+SEGMENT_CORES = 6.0
+"""Segments have the cores for the busiest minute from the start: what load moves is left to the experts."""
+QUIET_S = 18 * 60
+"""The bursty hour's first minutes, with next to no requests, are left out: the rest moves between 11 and 547 a
+minute."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,8 @@ class RunSettings:
     pipeline: str
     state: Path
     out: Path
-    policy: Literal["smoe", "hpa", "static"]
+    policy: Literal["hpa", "smoe", "static"]
+    baseline: bool
     seconds: float
     mean_rps: float
     cpu_scale: float
@@ -83,10 +80,16 @@ class RunSettings:
 )
 @click.option(
     "--policy",
-    type=click.Choice(["smoe", "hpa", "static"]),
-    default="smoe",
+    type=click.Choice(["hpa", "smoe", "static"]),
+    default="hpa",
     show_default=True,
-    help="smoe: the learnt policy sizes experts, HPA segments.",
+    help="hpa: replicas of each function by CPU and calls in flight; smoe: the learnt policy sizes experts.",
+)
+@click.option(
+    "--baseline/--no-baseline",
+    default=True,
+    show_default=True,
+    help="Replay as deployed first, without scaling, and compare.",
 )
 @click.option(
     "--seconds",
@@ -98,14 +101,14 @@ class RunSettings:
 @click.option(
     "--mean-rps",
     type=click.FloatRange(0.1, 1000),
-    default=3.0,
+    default=5.0,
     show_default=True,
     help="Requests per second on average.",
 )
 @click.option(
     "--cpu-scale",
     type=click.FloatRange(0.001, 10),
-    default=0.03,
+    default=0.015,
     show_default=True,
     help="Real cores per configured core: how a cluster's configurations are emulated on this machine.",
 )
@@ -128,7 +131,7 @@ class RunSettings:
     type=click.FloatRange(min=1.0),
     default=SLO_FACTOR,
     show_default=True,
-    help="SLO over the median of warm single prompts.",
+    help="Least SLO over the median of warm single prompts; the SLO is the next round number.",
 )
 @click.option(
     "--max-replicas", type=click.IntRange(1, 64), default=8, show_default=True, help="Most replicas of a function."
@@ -140,7 +143,10 @@ class RunSettings:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 def run(**options: Any) -> None:
-    """Bring PIPELINE up, replay a bursty trace through it, scale it meanwhile, and write a report to OUT."""
+    """Bring PIPELINE up, replay a bursty trace as deployed, then scaled, and write a report to OUT.
+
+    Experts have one configured core each, which the busiest minutes overload: first the run shows what the prompts meet
+    without scaling, then the same prompts with the controller at work."""
     settings = RunSettings(**options)
     console = Console()
     trace, texts, source = _workload(settings)
@@ -158,14 +164,38 @@ def run(**options: Any) -> None:
         )
         parity = compare_with_whole_model(client, manifest.name, directory, texts[:8])
         console.print(_parity_line(parity))
-        slo_s = settings.slo_ms / 1000 if settings.slo_ms else settings.slo_factor * parity.unloaded_p50_s
+        slo_s = settings.slo_ms / 1000 if settings.slo_ms else round_slo_s(settings.slo_factor * parity.unloaded_p50_s)
         console.print(_plan_line(settings, trace, source, slo_s, parity))
+        # The learnt policy has to know what a configured core is here; others need nothing.
+        policy_settings = {"cpu_scale": settings.cpu_scale} if settings.policy == "smoe" else {}
+        scaled = ScaledReplay(
+            manifest.name, directory, settings.state, settings.out, trace, texts, slo_s, settings.policy,
+            policy_settings, settings.interval_s, settings.max_replicas, settings.seed,
+        )  # fmt: skip
+        baseline = _baseline(scaled, client, console) if settings.baseline and settings.policy != "static" else None
+        console.print(f"the same prompts, scaled by [bold]{settings.policy}[/]:")
         since_s = time.time()
-        result = _replay_with_view(client, directory, manifest, settings, trace, texts, slo_s, console)
+        result = scaled.run(client, console)
     finally:
         lifecycle.stop_process(process)
-    paths = _report(settings, manifest, trace, source, result, slo_s, since_s, parity)
-    _closing(console, paths, slo_s)
+    paths = _report(settings, manifest, trace, source, result, slo_s, since_s, parity, baseline)
+    for line in closing(paths.numbers, slo_s):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(f"report      {paths.html} (numbers: {paths.json})", soft_wrap=True, markup=False, highlight=False)
+
+
+def round_slo_s(least_s: float) -> float:
+    """The first of ``SLO_STEPS_S`` that is at least ``least_s`` seconds, else ``least_s`` itself."""
+    return next((step_s for step_s in SLO_STEPS_S if step_s >= least_s), least_s)
+
+
+def _baseline(scaled: ScaledReplay, client: GatewayClient, console: Console) -> dict[str, Any]:
+    """What the same prompts meet where nothing is scaled."""
+    console.print("first as deployed, nothing scaled:")
+    static = replace(scaled, policy="static", policy_settings={}, out=scaled.out / "baseline")
+    since_s = time.time()
+    static.run(client, console)
+    return summary_of(static.out / "log", static.out / "requests.csv", scaled.slo_s, since_s)
 
 
 def _interrupt(*_: object) -> None:
@@ -176,7 +206,8 @@ def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:
     """The trace in the length and rate of the run, a text for each request, and where the texts come from."""
     folder = catalog.data_folder(settings.data)
     if settings.trace is None:
-        trace = catalog.bursty_hour(folder, "uniform", settings.seed)
+        hour = catalog.bursty_hour(folder, "uniform", settings.seed)
+        trace = hour.clip(QUIET_S, hour.duration_s)
     else:
         trace = loading.load(catalog.resolve(settings.trace, folder), seed=settings.seed)
     trace = scale.fit(trace, settings.seconds, settings.mean_rps, settings.seed)
@@ -187,100 +218,25 @@ def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:
 
 
 def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, console: Console) -> None:
+    """The pipeline as deployed, whatever an earlier run of the same state folder scaled it to."""
     deployment = DeploymentSettings(
+        segment_cpu_cores=SEGMENT_CORES,
         ingress_cpu_cores=max(1, math.ceil(1 / settings.cpu_scale)),
         ingress_concurrency=INGRESS_CONCURRENCY,
         max_replicas=settings.max_replicas,
     )
     with console.status("deploying") as status:
         total = len(manifest.nodes) + 1
+        earlier = [f["name"] for f in client.functions() if f.get("labels", {}).get(PIPELINE_LABEL) == manifest.name]
+        lifecycle.remove_pipeline(client, earlier)
         lifecycle.deploy_pipeline(
             client, manifest, deployment, lambda ready: status.update(f"{ready} of {total} functions ready")
         )
 
 
-def _replay_with_view(
-    client: GatewayClient,
-    directory: Path,
-    manifest: Manifest,
-    settings: RunSettings,
-    trace: Trace,
-    texts: list[str],
-    slo_s: float,
-    console: Console,
-) -> ReplayResult:
-    """Replay in this thread, the controller in another; both feed the view. Ctrl-C ends the replay, not the report."""
-    controller, window_s = build_controller(
-        ControllerSettings(
-            gateway_url=client.url,
-            manifest_dir=directory,
-            password=read_password(settings.state),
-            policy=settings.policy,
-            policy_settings=with_hpa(settings.policy, policy_table(settings), hpa_of_windows(settings.interval_s)),
-            space=ConfigurationSpace(gpu_shares=()),
-            interval_s=settings.interval_s,
-            slo_s=slo_s,
-            log_dir=settings.out / "log",
-            view_dir=settings.state / "view",
-            max_replicas=settings.max_replicas,
-        )
-    )
-    builder = ViewBuilder(manifest.name, settings.policy, time.time(), slo_s, controller.prices.currency)
-    stop = threading.Event()
-    url = f"{client.url}/function/{manifest.name}"
-    replay_settings = ReplaySettings(url=url, slo_s=slo_s, timeout_s=30.0, seed=settings.seed)
-    with View(console) as view:
-
-        def on_tick(report: TickReport) -> None:
-            view.show(builder.tick(report))
-
-        work = threading.Thread(
-            target=run_controller,
-            args=(controller, settings.interval_s, stop.wait, on_tick),
-            kwargs={"window_s": window_s},
-            daemon=True,
-        )
-        work.start()
-        try:
-            with CsvSink(settings.out / "requests.csv") as sink:
-                return asyncio.run(
-                    _replay(
-                        trace,
-                        texts,
-                        replay_settings,
-                        sink,
-                        lambda progress: view.show(builder.progress(progress, time.time())),
-                    )
-                )
-        finally:
-            stop.set()
-            work.join(30)
-
-
 def policy_table(settings: RunSettings) -> dict[str, float]:
     """The learnt policy has to know what a configured core is here; others need nothing."""
     return {"cpu_scale": settings.cpu_scale} if settings.policy == "smoe" else {}
-
-
-async def _replay(
-    trace: Trace, texts: list[str], settings: ReplaySettings, sink: CsvSink, show: Callable[[Progress], None]
-) -> ReplayResult:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    started: list[Progress] = []
-
-    async def refresh() -> None:
-        while True:
-            await asyncio.sleep(0.5)
-            if started:
-                show(started[0])
-
-    refreshing = asyncio.create_task(refresh())
-    try:
-        return await replay(trace, texts, settings, on_record=sink.add, on_start=started.append, stop=stop)
-    finally:
-        refreshing.cancel()
 
 
 def _report(
@@ -292,6 +248,7 @@ def _report(
     slo_s: float,
     since_s: float,
     parity: Parity,
+    baseline: dict[str, Any] | None,
 ) -> ReportPaths:
     shown = {key: str(value) if isinstance(value, Path) else value for key, value in vars(settings).items()}
     meta = {
@@ -306,6 +263,7 @@ def _report(
         "version": __version__,
         "since_s": since_s,
         "parity": parity.to_json(),
+        "baseline": baseline,
     }
     (settings.out / "replay.json").write_text(json.dumps(result.summary, indent=1) + "\n")
     return build(settings.out, settings.out / "log", settings.out / "requests.csv", slo_s, meta)
@@ -328,9 +286,3 @@ def _plan_line(settings: RunSettings, trace: Trace, source: str, slo_s: float, p
         f"{of_prompt:.3g} times a warm prompt through the functions, {of_whole:.3g} times the whole model's; policy "
         f"{settings.policy}, a decision every {settings.interval_s:g} s"
     )
-
-
-def _closing(console: Console, paths: ReportPaths, slo_s: float) -> None:
-    for line in closing(paths.numbers, slo_s):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"report      {paths.html} (numbers: {paths.json})", soft_wrap=True, markup=False, highlight=False)

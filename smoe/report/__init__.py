@@ -5,7 +5,7 @@ request file.
 stays empty.
 """
 
-from smoe.report.build import ReportError, ReportPaths, build
+from smoe.report.build import ReportError, ReportPaths, build, summary_of
 from smoe.report.closing import closing
 
-__all__ = ["ReportError", "ReportPaths", "build", "closing"]
+__all__ = ["ReportError", "ReportPaths", "build", "closing", "summary_of"]

@@ -11,7 +11,41 @@ NAMES = {"up": "more replicas", "down": "fewer replicas", "limits": "other limit
 
 def closing(numbers: Mapping[str, Any], slo_s: float) -> list[str]:
     """Requests, latency against the SLO, cost, and what the controller did. ``numbers``: those of ``report.json``."""
-    return [_answers(numbers), _latency(numbers, slo_s), _windows(numbers), _controller(numbers)]
+    return [
+        _answers(numbers), _latency(numbers, slo_s), _windows(numbers), _controller(numbers),
+        f"verdict     {verdict(numbers, slo_s)}",
+    ]  # fmt: skip
+
+
+def verdict(numbers: Mapping[str, Any], slo_s: float) -> str:
+    """Whether the SLO was kept, at what cost, which experts were scaled for it, and what the same prompts met as
+    deployed (``meta["baseline"]``, :func:`smoe.report.build.summary_of`), in sentences."""
+    latency, baseline = numbers["requests"]["latency_s"], numbers["meta"].get("baseline")
+    policy = numbers["meta"].get("policy", "the policy")
+    if latency is None:
+        return "nothing was answered."
+    p95_s, replicas = latency["p95"], numbers["replicas"]
+    kept = p95_s <= slo_s
+    parts = [
+        f"{policy} {'kept' if kept else 'missed'} the SLO: P95 {_ms(p95_s)} of {_ms(slo_s)}{_at_cost(numbers)}.",
+        f"{replicas['experts_scaled']} experts were scaled, up to {replicas['different_at_once']} different numbers of "
+        "replicas at once.",
+    ]
+    if baseline is not None and baseline["p95_s"] is not None:
+        over = baseline["p95_s"] > slo_s
+        cost = baseline["provisioned_per_hour"]
+        paid = "" if cost is None else f", at ${cost:.2f} an hour"
+        parts.append(f"As deployed, without scaling, the same prompts had a P95 of {_ms(baseline['p95_s'])}{paid}: ")
+        parts[-1] += "missed." if over else "kept too, so nothing had to be scaled for it."
+    return " ".join(parts)
+
+
+def _at_cost(numbers: Mapping[str, Any]) -> str:
+    cost, steady = (numbers[name]["provisioned_per_hour"] for name in ("cost", "steady_cost"))
+    if cost is None:
+        return ""
+    after = "" if steady is None else f" (${steady:.2f} after the first minute)"
+    return f", at ${cost:.2f} an hour{after}"
 
 
 def _answers(numbers: Mapping[str, Any]) -> str:

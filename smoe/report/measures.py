@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from smoe.report.model import NodeWindow, Run
+from smoe.report.model import NodeWindow, PipelineWindow, Run
 from traces.results import RequestRecord, summarise
 
 DEFAULT_WINDOW_S = 5.0
+STEADY_FROM_S = 60.0
+"""Cost from here on is given by itself: before, it is that of the deployment a run begins with."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
                 for w in violated
             ],
         },
-        "cost": _cost(run),
+        "cost": _cost(run.windows, run.requests),
+        "steady_cost": _cost(*_from(run, STEADY_FROM_S)),
         "replicas": _replicas(run.nodes),
         "experts": expert_shares(run.nodes),
         "actions": _actions(run),
@@ -102,27 +105,44 @@ def _requests(records: Sequence[RequestRecord], planned: int, slo_s: float) -> d
     return summarise(records, planned, slo_s)
 
 
-def _cost(run: Run) -> dict[str, Any]:
+def _from(run: Run, since_s: float) -> tuple[list[PipelineWindow], list[RequestRecord]]:
+    """Windows that begin, and requests that were sent, at least ``since_s`` seconds after the run's start."""
+    begin_s = run.start_s + since_s
+    windows = [window for window in run.windows if window.end_s - window.window_s >= begin_s]
+    return windows, [r for r in run.requests if r.sent_unix_s is not None and r.sent_unix_s >= begin_s]
+
+
+def _cost(windows: Sequence[PipelineWindow], requests: Sequence[RequestRecord]) -> dict[str, Any]:
     """Totals, and the mean per hour over the windows in which the meter has a value."""
     costs: dict[str, Any] = {}
-    ok = sum(1 for record in run.requests if record.outcome == "ok")
+    ok = sum(1 for record in requests if record.outcome == "ok")
     for name in ("provisioned", "busy"):
-        spent = [
-            (getattr(w, f"{name}_cost"), w.window_s) for w in run.windows if getattr(w, f"{name}_cost") is not None
-        ]
+        spent = [(getattr(w, f"{name}_cost"), w.window_s) for w in windows if getattr(w, f"{name}_cost") is not None]
         total = sum(cost for cost, _ in spent) if spent else None
         seconds = sum(span for _, span in spent)
         costs[f"{name}_total"] = total
         costs[f"{name}_per_hour"] = total / seconds * 3600 if total is not None and seconds else None
         costs[f"{name}_per_1000_answers"] = 1000 * total / ok if total is not None and ok else None
-    costs["windows_without_cost"] = sum(1 for window in run.windows if window.provisioned_cost is None)
+    costs["windows_without_cost"] = sum(1 for window in windows if window.provisioned_cost is None)
     return costs
 
 
 def _replicas(nodes: Sequence[NodeWindow]) -> dict[str, Any]:
+    """``experts_scaled``: experts whose replicas changed; ``different_at_once``: most different numbers of
+    replicas that experts had in one window."""
     totals = replica_totals(nodes)
     sums = [sum(counts.values()) for _, counts in totals]
+    experts: dict[float, set[int]] = defaultdict(set)
+    for node in nodes:
+        if node.kind == "expert" and node.replicas is not None:
+            experts[node.end_s].add(node.replicas)
+    counts_of: dict[str, set[int]] = defaultdict(set)
+    for node in nodes:
+        if node.kind == "expert" and node.replicas is not None:
+            counts_of[node.node].add(node.replicas)
     return {
+        "experts_scaled": sum(len(counts) > 1 for counts in counts_of.values()),
+        "different_at_once": max((len(counts) for counts in experts.values()), default=0),
         "mean": float(np.mean(sums)) if sums else None,
         "least": min(sums, default=None),
         "most": max(sums, default=None),

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from smoe.report.closing import verdict
 from smoe.report.model import Action
 
 MOST_ACTIONS = 300
@@ -30,6 +31,7 @@ PAGE = """<!doctype html>
  pre { background: #fff; padding: 12px; border-radius: 8px; overflow: auto; font-size: .8rem } details {
  margin-top: 1rem } </style></head><body>
 <h1>{{ title }}</h1>
+<p><b>{{ verdict }}</b></p>
 <p>{{ subtitle }}</p>
 <div class="tiles">{% for tile in tiles %}
  <div class="tile {{ tile.mood }}"><small>{{ tile.name }}</small><b>{{ tile.value }}</b><small>{{ tile.note
@@ -76,6 +78,7 @@ def page(
     return environment.from_string(PAGE).render(
         title=f"sMoE run: {meta.get('pipeline', 'pipeline')} under policy {meta.get('policy', 'unknown')}",
         subtitle=str(trace.get("source", "")) if isinstance(trace, Mapping) else str(trace),
+        verdict=verdict(numbers, slo_s),
         tiles=_tiles(numbers, slo_s),
         figures=[
             {"title": title, "about": about, "data": base64.b64encode(pictures[name]).decode()}

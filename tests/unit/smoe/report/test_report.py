@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import Configuration, Cost, Decision, Observation, TickReport
 from autoscaler.logger import FunctionLogger
 from smoe.report import ReportError, build, closing
+from smoe.report.closing import verdict
 from smoe.report.log import LogError, read_log
 from smoe.report.measures import client_windows, compute, expert_shares
 from smoe.report.model import Action, NodeWindow, PipelineWindow, Run
@@ -134,7 +135,13 @@ def test_numbers_are_those_counted_by_hand(log_dir: Path) -> None:
     assert cost["provisioned_total"] == pytest.approx(0.012) and cost["provisioned_per_hour"] == pytest.approx(2.88)
     assert cost["busy_per_1000_answers"] == pytest.approx(0.75)
     assert numbers["experts"]["shares"]["0"] == {"0": pytest.approx(0.5), "1": pytest.approx(0.5)}
-    assert numbers["replicas"] == {"mean": 5.0, "least": 5, "most": 5}
+    assert numbers["replicas"] == {
+        "experts_scaled": 0,
+        "different_at_once": 2,
+        "mean": 5.0,
+        "least": 5,
+        "most": 5,
+    }
     assert numbers["actions"] == {
         "count": 3,
         "applied": 2,
@@ -226,12 +233,37 @@ def test_the_closing_lines_say_plainly_whether_the_slo_was_kept(log_dir: Path) -
         "windows     1 of 2 had a P95 above the SLO, the worst at 295 ms",
         "controller  3 changes (more replicas 3), 2 of them applied; 5 replicas; $2.88 an hour provisioned, "
         "$0.72 of it busy",
+        "verdict     the policy missed the SLO: P95 285 ms of 150 ms, at $2.88 an hour. 0 experts were scaled, up to 2 "
+        "different numbers of replicas at once.",
     ]
     assert "below the SLO of 400 ms: kept" in closing(compute(run, 0.4, {}), 0.4)[1]
+
+
+@pytest.mark.parametrize(("baseline_p95_s", "says"), [(3.0, "3000 ms, at $2.00 an hour: missed."), (0.1, "kept too")])
+def test_the_verdict_stands_beside_what_happens_without_scaling(
+    log_dir: Path, baseline_p95_s: float, says: str
+) -> None:
+    baseline = {"p95_s": baseline_p95_s, "provisioned_per_hour": 2.0}
+    numbers = compute(Run(*read_log(log_dir), tuple(REQUESTS)), 0.4, {"policy": "hpa", "baseline": baseline})
+    sentence = verdict(numbers, 0.4)
+    assert sentence.startswith("hpa kept the SLO: P95 285 ms of 400 ms, at $2.88 an hour.")
+    assert says in sentence
+
+
+def test_the_cost_after_the_first_minute_is_that_of_later_windows_alone() -> None:
+    windows = tuple(PipelineWindow(1000.0 + end_s, 30.0, provisioned_cost=cost) for end_s, cost in
+                    ((30.0, 5.0), (60.0, 3.0), (90.0, 1.0), (120.0, 1.0)))  # fmt: skip
+    numbers = compute(Run(windows, (), (), ()), 0.15, {})
+    assert numbers["cost"]["provisioned_per_hour"] == pytest.approx(10.0 / 120 * 3600)
+    assert numbers["steady_cost"]["provisioned_per_hour"] == pytest.approx(2.0 / 60 * 3600)
 
 
 def test_the_closing_lines_of_a_run_without_answers_invent_nothing() -> None:
     lines = closing(compute(Run((), (), (), ()), 0.15, {"planned": 7}), 0.15)
     assert lines[0] == "requests    0 of 7 planned answered, 0 failed"
     assert lines[1] == "P95         nothing was answered; the SLO was 150 ms"
-    assert lines[2:] == ["windows     0 of 0 had a P95 above the SLO", "controller  0 changes; cost not measured"]
+    assert lines[2:] == [
+        "windows     0 of 0 had a P95 above the SLO",
+        "controller  0 changes; cost not measured",
+        "verdict     nothing was answered.",
+    ]
