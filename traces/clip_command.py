@@ -13,6 +13,7 @@ from rich.table import Table
 from traces import catalog, plots
 from traces import clips as choosing
 from traces.clips import MAX_REQUESTS, MIN_REQUESTS, Clip
+from traces.dispersion import HEADING, as_text, dispersions
 from traces.formats.arrivals import write_arrivals
 from traces.hours import HourTable, hours
 from traces.model import PATTERNS, Trace
@@ -108,11 +109,12 @@ def _show(table: HourTable, chosen: list[tuple[Clip, Trace]], by: Any) -> None:
         inside = ", ".join(f"{number} {pattern}" for pattern, number in counts[split].items())
         console.print(f"{split}: {inside} hours", highlight=False)
     shown = Table(box=None, pad_edge=False, padding=(0, 1))
-    for column in ("row", "minutes", "split", "pattern", "requests", "req/s", "CV", "steady"):
+    for column in ("row", "minutes", "split", "pattern", "requests", "req/s", "CV", HEADING, "steady"):
         shown.add_column(column, no_wrap=True)
     for clip, hour in chosen:
         shown.add_row(
             clip.row[:12], f"{clip.minutes[0]}-{clip.minutes[1]}", clip.split or "-", clip.pattern or "-",
-            str(clip.requests), f"{clip.mean_rps:.3g}", f"{hour.iat_cv or 0:.2f}", f"{clip.stationarity:.2f}",
+            str(clip.requests), f"{clip.mean_rps:.3g}", f"{hour.iat_cv or 0:.2f}", as_text(dispersions(hour)),
+            f"{clip.stationarity:.2f}",
         )  # fmt: skip
     console.print(shown)

@@ -98,7 +98,8 @@ def describe_(
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for key, value in summary.items():
+    indices = {f"dispersion at {scale} s": value for scale, value in summary.pop("dispersion").items()}
+    for key, value in (summary | indices).items():
         if value is not None:
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
     Console().print(table)

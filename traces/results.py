@@ -11,6 +11,7 @@ from typing import IO, Any, Literal, get_args
 
 import numpy as np
 
+from traces.dispersion import dispersions
 from traces.errors import ReplayError, broken
 from traces.model import Trace
 
@@ -175,6 +176,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "mean_rps": trace.mean_rps,
         "busiest_second_requests": int(busiest),
         "iat_cv": trace.iat_cv,
+        "dispersion": dispersions(trace),
         "pattern": trace.pattern,
         "mean_context_tokens": None if trace.context_tokens is None else float(trace.context_tokens.mean()),
         "mean_generated_tokens": None if trace.generated_tokens is None else float(trace.generated_tokens.mean()),
