@@ -88,23 +88,23 @@ NODE_FEATURES: tuple[Feature, ...] = (
     Feature("latency_spread", "ELV, as standard deviation", PART, 1e-3, 100, True, "spread_unknown"),
     Feature("layer_flops", "SF, as work", SLOTS, 1e-3, 1000, True, "layer_unknown"),
     Feature("barrier_p95", "P95 from scatter to last gather", PART, 0.01, 100, True, "barrier_unknown"),
-    _flag("cpu_unknown", "CPU utilisation is not known, or the function has no cores"),
-    _flag("gpu_unknown", "GPU utilisation is not known, or the function has no GPU share"),
-    _flag("memory_unknown", "memory utilisation is not known"),
-    _flag("concurrency_unknown", "CU is not known"),
+    _flag("cpu_unknown", "not known, or no cores"),
+    _flag("gpu_unknown", "not known, or no GPU share"),
+    _flag("memory_unknown", "not known"),
+    _flag("concurrency_unknown", "not known"),
     _flag("latency_unknown", "no call ended, or no data"),
-    _flag("configuration_unknown", "the configuration in force is not known"),
-    _flag("call_time_unknown", "no call time is known: always for segments"),
-    _flag("ready_unknown", "the number of ready replicas is not known"),
-    _flag("load_unknown", "calls and tokens of the window are not known"),
+    _flag("configuration_unknown", "not known"),
+    _flag("call_time_unknown", "not known: always for segments"),
+    _flag("ready_unknown", "not known"),
+    _flag("load_unknown", "not known"),
     _flag("length_unknown", "no call, or no data"),
-    _flag("peak_unknown", "the peak of tokens in flight is not known"),
-    _flag("history_unknown", "no window so far had a known load"),
-    _flag("shares_unknown", "the layer had no work, or no data; always for segments"),
+    _flag("peak_unknown", "not known"),
+    _flag("history_unknown", "no window with a known load"),
+    _flag("shares_unknown", "no work, or no data; always for segments"),
     _flag("straggler_unknown", "no call ended, or no data; always for segments"),
-    _flag("spread_unknown", "no expert of the layer was called, or no data; always for segments"),
-    _flag("layer_unknown", "the layer's work is not known; always for segments"),
-    _flag("barrier_unknown", "no request passed the layer, or no data; always for segments"),
+    _flag("spread_unknown", "no expert called, or no data; always for segments"),
+    _flag("layer_unknown", "not known; always for segments"),
+    _flag("barrier_unknown", "no request passed, or no data; always for segments"),
 )  # fmt: skip
 """F numbers of a segment or expert; the names of section 4.2 stand in the meanings (RU, CU, EL, CC, TPS, RPS, TS, RS,
 TRE, ELV, SR, SF)."""
@@ -117,10 +117,8 @@ def _looks_back() -> tuple[Feature, ...]:
     rate = "requests in λ"
     features = []
     for span in SPANS:
-        what = "this window" if span == 1 else f"the last {span} windows"
-        features.append(
-            Feature(f"load_mean_{span}", f"requests, mean of {what}", rate, 0.01, 1e4, True, "history_unknown")
-        )
+        what = f"requests, mean of the last {span} windows"
+        features.append(Feature(f"load_mean_{span}", what, rate, 0.01, 1e4, True, "history_unknown"))
     for span in SPANS[1:]:
         what = f"requests, busiest of the last {span} windows"
         features.append(Feature(f"load_peak_{span}", what, rate, 0.01, 1e4, True, "history_unknown"))
@@ -154,16 +152,16 @@ PIPELINE_FEATURES: tuple[Feature, ...] = (
     Feature("spend", "replicas × U_φ of a mean expert", "largest U_φ of Φ", 1e-3, 64, True, "configurations_unknown"),
     *_looks_back(),
     Feature("remembered", "windows remembered over 30", "1", 0, 1),
-    _flag("latency_unknown", "no request was answered, or no data"),
-    _flag("load_unknown", "the requests of the window are not known"),
+    _flag("latency_unknown", "no request answered, or no data"),
+    _flag("load_unknown", "not known"),
     _flag("length_unknown", "no request, or no data"),
     _flag("failed_unknown", "no request, or no data"),
-    _flag("unfinished_unknown", "requests in flight, or their rate, are not known"),
-    _flag("segments_unknown", "a segment's mean is not known"),
-    _flag("barriers_unknown", "a layer's barrier is not known"),
-    _flag("configurations_unknown", "an expert's configuration is not known"),
-    _flag("history_unknown", "no window so far had a known load"),
-    _flag("past_latency_unknown", "no window of the last 5 had an answer"),
+    _flag("unfinished_unknown", "not known, or the rate is not"),
+    _flag("segments_unknown", "one is not known"),
+    _flag("barriers_unknown", "one is not known"),
+    _flag("configurations_unknown", "one is not known"),
+    _flag("history_unknown", "no window with a known load"),
+    _flag("past_latency_unknown", "no answer in the last 5 windows"),
 )  # fmt: skip
 """G numbers of the pipeline as a whole."""
 
