@@ -18,7 +18,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.options import routing_option, seed_option
+from benchmarks.harness.options import benchmark, routing_option, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import activations_of
 from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, real, synthetic
@@ -128,20 +128,15 @@ def curve(repeats: int, seed: int) -> tuple[dict[str, float], list[tuple[Replica
     return times, cases
 
 
-def show(title: str, heads: list[str], rows: list[list[str]]) -> None:
-    print_table(title, heads, rows, width=130)
-
-
 def gap_rows(gaps: dict[str, dict[int, float]]) -> list[list[str]]:
     return [[name, *(f"{gap:.1f}" for gap in by_size.values())] for name, by_size in gaps.items()]
 
 
-@click.command()
+@benchmark
 @routing_option
-@click.option("--repeats", default=2000, show_default=True, help="Timed calls of each cell.")
+@click.option("--repeats", default=2000, help="Timed calls of each cell.")
 @seed_option
 def main(routing: Path | None, repeats: int, seed: int) -> None:
-    """Microseconds, distance from the optimum, imbalance."""
     sample = synthetic("lognormal", 4096 + 16 * TOKENS, 1, EXPERTS, TOP_K, seed)
     table = table_for(sample[:4096], EXPERTS, NODES)
     batches = [np.ascontiguousarray(sample[4096 + at : 4096 + at + TOKENS, 0]) for at in range(0, 16 * TOKENS, TOKENS)]
@@ -150,31 +145,24 @@ def main(routing: Path | None, repeats: int, seed: int) -> None:
     usual = over_optimum([*cases, *((table, batch) for batch in batches)])
     hard = over_optimum(list(misleading(seed)))
     rows = [
-        [
-            name,
-            f"{timed[name][0]:.1f}",
-            f"{timed[name][1]:.1f}",
-            *(f"{value:.3f}" for value in usual[name] + hard[name]),
-        ]
-        for name in timed
+        [name, *(f"{us:.1f}" for us in times_us), *(f"{value:.3f}" for value in usual[name] + hard[name])]
+        for name, times_us in timed.items()
     ]
-    show(
-        f"{TOKENS} tokens × top-{TOP_K} × {EXPERTS} experts × {NODES} nodes",
-        ["rule", "us p50", "us cpu", "over optimum: mean", "worst", "misleading tables: mean", "worst"],
-        rows,
-    )
+    heads = ["rule", "us p50", "us cpu", "over optimum: mean", "worst", "misleading tables: mean", "worst"]
+    print_table(f"{TOKENS} tokens × top-{TOP_K} × {EXPERTS} experts × {NODES} nodes", heads, rows, width=130)
     grid = [[str(t), *(f"{times[f'{t}x{n}']:.1f}" for n in CURVE_NODES)] for t in CURVE_TOKENS]
-    show("AEBS with repair, us p50", ["tokens", *(f"{n} nodes" for n in CURVE_NODES)], grid)
+    print_table("AEBS with repair, us p50", ["tokens", *(f"{n} nodes" for n in CURVE_NODES)], grid)
     drawn = synthetic("lognormal", 4096 + 16 * max(BATCHES), 1, FIG_11["experts"], FIG_11["k"], seed + 1)
     fig_11 = imbalance(table_for(drawn[:4096], FIG_11["experts"], FIG_11["nodes"]), drawn[4096:, 0])
     heads = ["rule", *(f"{size} tokens" for size in BATCHES)]
-    show("Fullest less emptiest node (Fig. 11), synthetic, 160 experts, top-6, 8 nodes", heads, gap_rows(fig_11))
+    title = "Fullest less emptiest node (Fig. 11)"
+    print_table(f"{title}, synthetic, 160 experts, top-6, 8 nodes", heads, gap_rows(fig_11))
     fig_11_real = None
     if routing is not None:
         log, _ = real(routing)
         tokens = np.random.default_rng(seed).permutation(log[:, [12]])
         fig_11_real = imbalance(table_for(tokens[:40000], REAL_EXPERTS, 8), tokens[40000:, 0])
-        show("The same, real: DeepSeek-V2-Lite, its middle layer, 8 nodes", heads, gap_rows(fig_11_real))
+        print_table(f"{title}, real: DeepSeek-V2-Lite, its middle layer, 8 nodes", heads, gap_rows(fig_11_real))
     over = {name: round((usual[name][0] * len(cases) + hard[name][0] * 300) / (len(cases) + 300), 5) for name in usual}
     mean = max(round(usual["aebs"][0], 5), round(hard["aebs"][0], 5))
     result = {

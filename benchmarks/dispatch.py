@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import secrets
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
@@ -32,15 +31,15 @@ from typing import Any
 
 import click
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from rich.progress import Progress
 
+from benchmarks.fidelity.machine import cpu_s
 from benchmarks.harness import answers
 from benchmarks.harness.local_pipeline import LocalPipeline, OneMachine, WorkerProcess
-from benchmarks.harness.options import seed_option
-from benchmarks.harness.report import print_result, print_table
+from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
+from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.pipeline import make_texts
+from benchmarks.prism_real.clients import samples_of
 from benchmarks.prism_real.network import SWITCH, become_switch, connect
 from functions.serving import metric_names as names
 from gateway.backends.process.kernel import enter_network
@@ -108,22 +107,12 @@ class Row:
         }
 
 
-def cpu_s(pid: int) -> float:
-    """Processor seconds of a process, all threads."""
-    tasks = Path(f"/proc/{pid}/task")
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
-
-
 def read(ingress: WorkerProcess, workers: Iterable[WorkerProcess]) -> Counted:
     """Counters now."""
-    with urllib.request.urlopen(f"http://{ingress.address}/metrics", timeout=10) as reply:
-        families = list(text_string_to_metric_families(reply.read().decode()))
-    samples = [sample for family in families for sample in family.samples]
+    samples = samples_of(ingress.address)
 
     def total(name: str, **labels: str) -> float:
-        return sum(
-            sample.value for sample in samples if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
     return Counted(
         passes=total(names.REQUESTS, code="200"),
@@ -132,8 +121,8 @@ def read(ingress: WorkerProcess, workers: Iterable[WorkerProcess]) -> Counted:
         remote=total(names.MACHINE_CALLS, place="remote", kind="expert"),
         messages=total(names.MACHINE_MESSAGES, place="remote"),
         sent_bytes=total(names.MACHINE_BYTES, place="remote", direction="sent"),
-        ingress_cpu_s=cpu_s(ingress.pid),
-        workers_cpu_s=sum(cpu_s(worker.pid) for worker in workers),
+        ingress_cpu_s=cpu_s([ingress.pid]),
+        workers_cpu_s=cpu_s(worker.pid for worker in workers),
     )
 
 
@@ -144,13 +133,6 @@ def ask(ingress: WorkerProcess, texts: Sequence[str]) -> dict[str, Any]:
     with urllib.request.urlopen(request, timeout=60) as reply:
         answer: dict[str, Any] = json.load(reply)
         return answer
-
-
-def check_equal(row: Row, texts: Sequence[str], model: WholeModel) -> None:
-    """What is measured must also be right. Raises RuntimeError."""
-    answers.check_equal(
-        ask(row.ingress, texts)["embeddings"], model.embed(texts).numpy(), f"{row.rule}, {row.transfer}"
-    )
 
 
 def turn(row: Row, workers: Sequence[WorkerProcess], requests: Sequence[Sequence[str]]) -> None:
@@ -164,7 +146,7 @@ def turn(row: Row, workers: Sequence[WorkerProcess], requests: Sequence[Sequence
 
 
 def links_of(row: Row) -> dict[str, dict[str, float]]:
-    """What the row's ingress measured of its lines."""
+    """What the row's ingress measured of its links."""
     with urllib.request.urlopen(f"http://{row.ingress.address}/statistics", timeout=10) as reply:
         links: dict[str, dict[str, float]] = json.load(reply)["links"]
         return links
@@ -175,7 +157,7 @@ def wait_for_links(row: Row, nodes: int, within_s: float = 30.0) -> None:
     ends_s = time.monotonic() + within_s
     while len(links_of(row)) < nodes - 1:
         if time.monotonic() > ends_s:
-            raise RuntimeError(f"{row.rule}, {row.transfer}: not all lines were measured in {within_s:g} s")
+            raise RuntimeError(f"{row.rule}, {row.transfer}: not all links were measured in {within_s:g} s")
         time.sleep(0.1)
 
 
@@ -213,20 +195,17 @@ class Load:
     seed: int
 
 
-@click.command()
-@click.option("--pipeline", default="minilm", show_default=True, help="Preset or folder.")
-@click.option("--nodes", "count", default=3, show_default=True, type=click.IntRange(2, 16), help="Machines emulated.")
-@click.option("--replicas", default=2, show_default=True, type=click.IntRange(1, 16), help="Of each function.")
-@click.option("--tokens", default=(8, 32), multiple=True, show_default=True, help="Tokens of a text; a table each.")
-@click.option("--texts", default=1, show_default=True, type=click.IntRange(1, 64), help="Texts of a request.")
-@click.option(
-    "--mbit", default=0.0, show_default=True, type=click.FloatRange(0), help="Mbit/s of a node's line; 0: loopback."
-)
-@click.option("--rounds", default=8, show_default=True, type=click.IntRange(1), help="Turns of each row.")
-@click.option("--calls", default=20, show_default=True, type=click.IntRange(2), help="Requests a turn.")
+@benchmark
+@click.option("--pipeline", default="minilm", help="Preset or folder.")
+@click.option("--nodes", "count", default=3, type=click.IntRange(2, 16), help="Machines emulated.")
+@click.option("--replicas", default=2, type=click.IntRange(1, 16), help="Of each function.")
+@click.option("--tokens", default=(8, 32), multiple=True, help="Tokens of a text; a table each.")
+@click.option("--texts", default=1, type=click.IntRange(1, 64), help="Texts of a request.")
+@click.option("--mbit", default=0.0, type=click.FloatRange(0), help="Mbit/s of a node's link; 0: loopback.")
+@click.option("--rounds", default=8, type=AT_LEAST_1, help="Turns of each row.")
+@click.option("--calls", default=20, type=click.IntRange(2), help="Requests a turn.")
 @seed_option
 def main(pipeline: str, mbit: float, **load: Any) -> None:
-    """Rules of dispatch and ways of transfer over emulated machines."""
     directory, _ = ensure_pipeline(pipeline, Path(".smoe/pipelines"))
     asked = Load(**{**load, "tokens": tuple(load["tokens"])})
     nodes = [f"node-{number}" for number in range(asked.count)]
@@ -274,19 +253,19 @@ def _measure_in_turns(
     asked: Load,
 ) -> None:
     """Warm up, check, then all rows in turns, in another order each round."""
-    for row in rows:
-        check_equal(row, requests[0], model)
+    expected = model.embed(requests[0]).numpy()
+    for row in rows:  # what is measured must also be right
+        answers.check_equal(ask(row.ingress, requests[0])["embeddings"], expected, f"{row.rule}, {row.transfer}")
         if row.transfer == "adaptive":
             wait_for_links(row, asked.count)
         for texts in requests[:WARM_UP]:
             ask(row.ingress, texts)
     order = np.random.default_rng(asked.seed)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rounds", total=asked.rounds)
+    with progress(len(requests)) as show:
         for start in range(0, len(requests), asked.calls):
             for number in order.permutation(len(rows)):
                 turn(rows[number], workers, requests[start : start + asked.calls])
-            bar.advance(task)
+            show("requests", start + asked.calls)
 
 
 def _show(cells: Sequence[dict[str, Any]], title: str) -> None:
@@ -296,4 +275,4 @@ def _show(cells: Sequence[dict[str, Any]], title: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

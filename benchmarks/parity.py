@@ -7,23 +7,21 @@ model on texts that it was not trained on. The last line is one JSON object.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+import requests
 import torch
 import transformers
 from torch import Tensor
 
 from benchmarks.harness.local_pipeline import LocalPipeline
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import benchmark
+from benchmarks.harness.report import print_figures, print_result, print_table
 from moe.preset import PRESETS, byte_tokenizer, minilm_folder, preset_adapter
 from moe.reference import NodeCall, WholeModel, drive, pack
 from moe.split import split
@@ -37,30 +35,17 @@ TEXTS = (
     "A sum does not care who computed its parts, nor in which function they ran.",
     "Zwölf Boxkämpfer jagen Viktor.",
 )
-BERT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
+SIZES: dict[str, Any] = {
+    **{"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4},
     "max_position_embeddings": 128,
 }
-ROPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "num_experts_per_tok": 2,
-    "attn_implementation": "eager",
-    "eos_token_id": END,
-    "bos_token_id": END,
-    "pad_token_id": END,
+BERT = SIZES | {"intermediate_size": 128}
+ROPE = SIZES | {
+    **{"num_key_value_heads": 2, "num_experts_per_tok": 2, "attn_implementation": "eager"},
+    **{"eos_token_id": END, "bos_token_id": END, "pad_token_id": END},
 }
-
-Launch = Callable[[Path], AbstractContextManager[str]]
-"""Starts a pipeline folder as functions; gives the ingress's URL while it runs."""
+NATIVE = ("mixtral", "qwen3_moe", "olmoe")
+"""Families whose experts are split as they are."""
 
 
 def models() -> dict[str, Callable[[], Any]]:
@@ -74,15 +59,8 @@ def models() -> dict[str, Callable[[], Any]]:
         )
         return t.EncoderDecoderModel(config=config)
 
-    gpt2: dict[str, Any] = {
-        "vocab_size": VOCABULARY,
-        "n_positions": 128,
-        "n_embd": 64,
-        "n_layer": 3,
-        "n_head": 4,
-        "bos_token_id": END,
-        "eos_token_id": END,
-    }
+    gpt2: dict[str, Any] = {"n_positions": 128, "n_embd": 64, "n_layer": 3, "n_head": 4}
+    gpt2 |= {"vocab_size": VOCABULARY, "bos_token_id": END, "eos_token_id": END}
     qwen: dict[str, Any] = {"num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [1], "head_dim": 32}
     return {
         "bert": lambda: t.BertModel(t.BertConfig(**BERT)),
@@ -113,14 +91,13 @@ def make_case(family: str, build: Callable[[], Any], root: Path, seed: int) -> C
         for name, parameter in model.named_parameters():
             norm = "norm" in name.lower() or "ln_" in name
             parameter.normal_(1.0 if norm and name.endswith("weight") else 0.0, 0.15)
-    if family in ("mixtral", "qwen3_moe", "olmoe"):
+    if family in NATIVE:
         model.set_experts_implementation("eager")
     checkpoint = root / f"{family}-checkpoint"
     model.save_pretrained(checkpoint)
     byte_tokenizer(END).save(str(checkpoint / "tokenizer.json"))
     folder = root / family.replace("_", "-")
-    native = family in ("mixtral", "qwen3_moe", "olmoe")
-    split(checkpoint, folder, experts=4, top_k=None if native else 4, seed=seed)
+    split(checkpoint, folder, experts=4, top_k=None if family in NATIVE else 4, seed=seed)
     ids = WholeModel(folder).tokenizer.encode_all(TEXTS)
     return Case(family, folder, ids, torch.stack([whole_answer(family, model, text) for text in ids]))
 
@@ -157,16 +134,12 @@ def in_process(case: Case) -> Tensor:
     )
 
 
-def over_http(case: Case, launch: Launch) -> Tensor:
+def over_http(case: Case) -> Tensor:
     """The same texts sent as JSON to the running ingress, one request each; answers [texts, d]."""
     rows = []
-    with launch(case.folder) as url:
+    with LocalPipeline(case.folder) as pipeline:
         for text in TEXTS:
-            request = urllib.request.Request(
-                url, json.dumps({"inputs": text}).encode(), {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
-                answer = json.load(reply)
+            answer = requests.post(pipeline.url, json={"inputs": text}, timeout=TIMEOUT_S).json()
             rows.append(torch.tensor(answer["embeddings" if "embeddings" in answer else "logits"][0]))
     return torch.stack(rows)
 
@@ -176,7 +149,7 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return float(((ours - theirs).abs().amax(1) / theirs.abs().amax(1)).max())
 
 
-def measure_families(root: Path, seeds: Sequence[int], launch: Launch | None) -> dict[str, dict[str, float]]:
+def measure_families(root: Path, seeds: Sequence[int], serving: bool) -> dict[str, dict[str, float]]:
     """The worst error by family over seeds, in process and through functions."""
     result: dict[str, dict[str, float]] = {}
     for family, build in models().items():
@@ -184,11 +157,10 @@ def measure_families(root: Path, seeds: Sequence[int], launch: Launch | None) ->
         for seed in seeds:
             case = make_case(family, build, root / str(seed), seed)
             errors.append(relative_error(in_process(case), case.expected))
-            if launch is not None and seed == seeds[0]:
-                served.append(relative_error(over_http(case, launch), case.expected))
+            if serving and seed == seeds[0]:
+                served.append(relative_error(over_http(case), case.expected))
         row = {"in_process": max(errors), "max_rel_err": max(errors + served)}
         result[family] = row | ({"served": max(served)} if served else {})
-        print(f"{family:10}  in process {max(errors):.2e}" + (f"  served {max(served):.2e}" if served else ""))
     return result
 
 
@@ -204,33 +176,23 @@ def default_quality(root: Path) -> dict[str, float]:
     return {f"default_{key}": float(values[key]) for key in ("cosine_mean", "cosine_foreign", "skew")}
 
 
-def launcher() -> Launch:
-    """Pipelines as local worker processes."""
-
-    @contextmanager
-    def launch(folder: Path) -> Iterator[str]:
-        with LocalPipeline(folder) as pipeline:
-            yield pipeline.url
-
-    return launch
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="random checkpoints per family (%(default)s)")
-    parser.add_argument("--in-process", action="store_true", help="leave out the running functions")
-    parser.add_argument("--no-default", action="store_true", help="leave out the default model's quality")
-    options = parser.parse_args(arguments)
+@benchmark
+@click.option("--seeds", default=3, help="Random checkpoints of each family.")
+@click.option("--in-process", is_flag=True, help="Leave out the running functions.")
+@click.option("--no-default", is_flag=True, help="Leave out the default model's quality.")
+def main(seeds: int, in_process: bool, no_default: bool) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        launch = None if options.in_process else launcher()
-        families = measure_families(Path(name), range(options.seeds), launch)
-        quality = {} if options.no_default else default_quality(Path(name))
-    for key, value in quality.items():
-        print(f"{key:24} {value:.4f}")
-    print_result({"families": families, **quality, "seeds": options.seeds}, options.seeds)
-    return 0
+        families = measure_families(Path(name), range(seeds), not in_process)
+        quality = {} if no_default else default_quality(Path(name))
+    rows = [
+        (family, *("–" if error is None else f"{error:.2e}" for error in (row["in_process"], row.get("served"))))
+        for family, row in families.items()
+    ]
+    print_table("worst relative error", ("family", "in process", "over HTTP"), rows, stdout=True)
+    print_figures("the default pipeline and its dense model", quality)
+    print_result({"families": families, **quality, "seeds": seeds})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -16,11 +16,13 @@ import os
 import random
 import socket
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import click
@@ -28,25 +30,23 @@ import numpy as np
 import orjson
 import torch
 import uvloop
-from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.harness import answers
 from benchmarks.harness.local_pipeline import LocalPipeline
-from benchmarks.harness.options import seed_option
-from benchmarks.harness.report import print_figures, print_result
+from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
+from benchmarks.harness.report import print_figures, print_result, progress
 from functions.dispatch.client import ConnectionPool
 from functions.serving.server import FunctionServer, ServerSettings
 from functions.wire.messages import Reply, Request
-from moe.preset import PRESETS, preset_source, preset_tokenizer
 from moe.reference import WholeModel
-from moe.split import split
+from smoe.pipelines import ensure_pipeline
 
 TOKENS = 32
 CLIENTS = 16
 BATCH = 8
 ECHO_BYTES = 20_000
-DEFAULT_PIPELINE = Path(".smoe/pipelines/minilm")
+Way = Callable[[bytes], Awaitable[bytes]]
+"""A body to its answer."""
 WORDS = """
 the a of to in and for with on at by from this that it was are be have not they we you he she his her time
 people water house river market city school paper letter music road light night morning summer winter train
@@ -108,15 +108,21 @@ def _serve_echo(report: Connection) -> None:
 @contextmanager
 def echo_server() -> Iterator[str]:
     """Address of an echo function in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    receive, report = context.Pipe(duplex=False)
-    process = context.Process(target=_serve_echo, args=(report,), daemon=True)
-    process.start()
+    process, receive = _forked(_serve_echo)
     try:
         yield f"127.0.0.1:{receive.recv()}"
     finally:
         process.kill()
         process.join()
+
+
+def _forked(target: Callable[..., None], *given: object) -> tuple[BaseProcess, Connection]:
+    """A forked process, started, that reports through the connection it gets last; its end is the second."""
+    context = multiprocessing.get_context("fork")
+    receive, report = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*given, report), daemon=True)
+    process.start()
+    return process, receive
 
 
 def _count_whole(model: WholeModel, bodies: Sequence[bytes], seconds: float, report: Connection) -> None:
@@ -132,15 +138,9 @@ def _count_whole(model: WholeModel, bodies: Sequence[bytes], seconds: float, rep
 
 def whole_rps(model: WholeModel, bodies: Sequence[bytes], seconds: float) -> float:
     """Texts a second of one process a core, all at once."""
-    context = multiprocessing.get_context("fork")
-    pipes = [context.Pipe(duplex=False) for _ in range(os.cpu_count() or 1)]
-    processes = [
-        context.Process(target=_count_whole, args=(model, bodies, seconds, report), daemon=True) for _, report in pipes
-    ]
-    for process in processes:
-        process.start()
-    total = sum(float(receive.recv()) for receive, _ in pipes)
-    for process in processes:
+    counting = [_forked(_count_whole, model, bodies, seconds) for _ in range(os.cpu_count() or 1)]
+    total = sum(float(receive.recv()) for _, receive in counting)
+    for process, _ in counting:
         process.join()
     return total
 
@@ -152,12 +152,12 @@ async def _post(pool: ConnectionPool, body: bytes) -> bytes:
     return bytes(reply.body)
 
 
-async def latencies_ms(pool: ConnectionPool, bodies: Sequence[bytes]) -> list[float]:
+async def latencies_ms(answer: Way, bodies: Sequence[bytes]) -> list[float]:
     """One call after another."""
     result = []
     for body in bodies:
         begun_s = time.perf_counter()
-        await _post(pool, body)
+        await answer(body)
         result.append((time.perf_counter() - begun_s) * 1000)
     return result
 
@@ -178,18 +178,8 @@ async def throughput(pool: ConnectionPool, bodies: Sequence[bytes], clients: int
     return done / (time.perf_counter() - begun_s)
 
 
-def whole_latencies_ms(model: WholeModel, bodies: Sequence[bytes]) -> list[float]:
-    """As ``latencies_ms``, of the whole model in this process."""
-    result = []
-    for body in bodies:
-        begun_s = time.perf_counter()
-        whole_answer(model, body)
-        result.append((time.perf_counter() - begun_s) * 1000)
-    return result
-
-
 def measure(
-    directory: Path, *, rounds: int, calls: int, seconds: float, seed: int, progress: Callable[[str, int], None]
+    directory: Path, *, rounds: int, calls: int, seconds: float, seed: int, show: Callable[[str, float], None]
 ) -> dict[str, object]:
     """All figures, in ``rounds`` turns of ``calls`` calls and ``seconds`` of load each."""
     torch.set_num_threads(1)
@@ -198,8 +188,7 @@ def measure(
     bodies = [json.dumps({"inputs": text}).encode() for text in texts]
     batches = [json.dumps({"inputs": texts[i : i + BATCH]}).encode() for i in range(0, len(texts), BATCH)]
     echo_body = bytes(ECHO_BYTES)
-    taken: dict[str, list[float]] = {name: [] for name in ("whole", "hop", "pipeline")}
-    loads: dict[str, list[float]] = {name: [] for name in ("rps", "rps_unpacked", "whole_rps", "whole_batched_rps")}
+    taken, loads = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     few = {"smoe_max_passes": str(os.cpu_count() or 1)}
     with (
         echo_server() as echo_address,
@@ -210,34 +199,35 @@ def measure(
         assert served.ingress is not None and plain.ingress is not None
         echo, ingress = ConnectionPool(echo_address), ConnectionPool(served.ingress.address)
         unpacked = ConnectionPool(plain.ingress.address)
-        whole_latencies_ms(model, bodies[:8])
-        runner.run(latencies_ms(ingress, bodies[:16]))
-        check_equal(model, bodies[0], runner.run(_post(ingress, bodies[0])))
+
+        async def whole(body: bytes) -> bytes:
+            return whole_answer(model, body)
+
+        ways: dict[str, Way] = {"whole": whole, "hop": partial(_post, echo), "pipeline": partial(_post, ingress)}
+        expected = np.array(json.loads(whole_answer(model, bodies[0]))["embeddings"])
+        answer = json.loads(runner.run(_post(ingress, bodies[0])))
+        answers.check_equal(answer["embeddings"], expected, "the pipeline")  # what is measured must also be right
+        for name in ("whole", "pipeline"):
+            runner.run(latencies_ms(ways[name], bodies[:16]))
         for turn in range(rounds):
             some = [bodies[(turn * calls + i) % len(bodies)] for i in range(calls)]
-            taken["whole"] += whole_latencies_ms(model, some)
-            taken["hop"] += runner.run(latencies_ms(echo, [echo_body] * calls))
-            taken["pipeline"] += runner.run(latencies_ms(ingress, some))
-            progress("latency", turn)
+            for name, way in ways.items():
+                taken[name] += runner.run(latencies_ms(way, [echo_body] * calls if name == "hop" else some))
+            show("latency", turn + 1)
         for turn in range(rounds):
             loads["rps"].append(runner.run(throughput(ingress, bodies, CLIENTS, seconds)))
             loads["rps_unpacked"].append(runner.run(throughput(unpacked, bodies, CLIENTS, seconds)))
             loads["whole_rps"].append(whole_rps(model, bodies, seconds))
             loads["whole_batched_rps"].append(whole_rps(model, batches, seconds))
-            progress("load", rounds + turn)
-        echo.close()
-        ingress.close()
-        unpacked.close()
+            show("load", rounds + turn + 1)
+        for pool in (echo, ingress, unpacked):
+            pool.close()
     return figures(model, taken, loads)
 
 
-def check_equal(model: WholeModel, body: bytes, answer: bytes) -> None:
-    """What is measured must also be right. Raises RuntimeError."""
-    expected = np.array(json.loads(whole_answer(model, body))["embeddings"])
-    answers.check_equal(json.loads(answer)["embeddings"], expected, "the pipeline")
-
-
-def figures(model: WholeModel, taken: dict[str, list[float]], loads: dict[str, list[float]]) -> dict[str, object]:
+def figures(
+    model: WholeModel, taken: Mapping[str, Sequence[float]], loads: Mapping[str, Sequence[float]]
+) -> dict[str, object]:
     """The last line's object."""
     hops = 2 * model.manifest.layers + 1
     whole, hop = statistics.median(taken["whole"]), statistics.median(taken["hop"])
@@ -260,41 +250,19 @@ def figures(model: WholeModel, taken: dict[str, list[float]], loads: dict[str, l
     }
 
 
-@click.command()
-@click.option(
-    "--pipeline",
-    "directory",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_PIPELINE,
-    show_default=True,
-    help="Pipeline folder.",
-)
-@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Turns of each way.")
-@click.option("--calls", default=60, show_default=True, type=click.IntRange(2), help="Calls a turn.")
-@click.option("--seconds", default=2.0, show_default=True, help="Length of each load turn in seconds.")
+@benchmark
+@click.option("--pipeline", default="minilm", help="Preset or folder.")
+@click.option("--rounds", default=5, type=AT_LEAST_1, help="Turns of each way.")
+@click.option("--calls", default=60, type=click.IntRange(2), help="Calls a turn.")
+@click.option("--seconds", default=2.0, help="Length of each load turn in seconds.")
 @seed_option
-def main(directory: Path, rounds: int, calls: int, seconds: float, seed: int) -> None:
-    """Pass over functions against the whole model, in turns."""
-    console = Console(stderr=True)
-    if not (directory / "pipeline.json").is_file():
-        if directory != DEFAULT_PIPELINE:
-            raise click.UsageError(f"{directory} holds no pipeline.json; make one with smoe pipeline split")
-        preset = PRESETS["minilm"]
-        source = preset_source(preset, None, None, seed)
-        split(source, directory, "minilm", preset.experts, preset.top_k, tokenizer=preset_tokenizer(preset))
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("measure", total=2 * rounds)
-        result = measure(
-            directory,
-            rounds=rounds,
-            calls=calls,
-            seconds=seconds,
-            seed=seed,
-            progress=lambda what, done: bar.update(task, description=what, completed=done + 1),
-        )
+def main(pipeline: str, rounds: int, calls: int, seconds: float, seed: int) -> None:
+    directory, _ = ensure_pipeline(pipeline, Path(".smoe/pipelines"))
+    with progress(2 * rounds) as show:
+        result = measure(directory, rounds=rounds, calls=calls, seconds=seconds, seed=seed, show=show)
     print_figures("pass over functions against the whole model", result)
     print_result(result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -28,29 +28,25 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 import numpy as np
-import psutil
 import torch
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from autoscaler.build import build_controller
 from autoscaler.contract import ConfigurationSpace, TickReport
 from autoscaler.loop import run as run_controller
 from autoscaler.settings import ControllerSettings
 from benchmarks.fidelity.runs import SEED
-from benchmarks.harness.options import data_option, seed_option
+from benchmarks.harness.options import benchmark, data_option, out_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
-from benchmarks.harness.report import print_result
+from benchmarks.harness.report import picture, print_result, print_table, progress
 from benchmarks.harness.run_folder import run_folder
-from benchmarks.harness.running import RunningPipeline, local_gateway, running_pipeline
+from benchmarks.harness.running import RunningPipeline, listening, local_gateway, running_pipeline
 from benchmarks.prism_real.clients import Counts, counted
 from functions.serving.settings import Dispatch
 from gateway.client.client import GatewayClient
@@ -128,22 +124,18 @@ class Stage:
         self.profile = Profile(
             NODES, make_cluster([1, 1], [room, room], load_bytes_per_s=bytes_per_s, bytes_per_s=bytes_per_s)
         )
-        self.addresses = self._placed()
+        self._place()
+        self.addresses = served.addresses(NODES)
+        """The ingresses, in order of nodes."""
 
-    def _placed(self) -> list[str]:
-        """Ingress and segments on every node, experts where Prism puts them when all are called equally often;
-        addresses of the ingresses in order of nodes."""
+    def _place(self) -> None:
+        """Ingress and segments on every node, experts where Prism puts them when all are called equally often."""
         both = dict.fromkeys(NODES, 1)
         target: dict[str, Mapping[str, int]] = {self.manifest.function_name(INGRESS): both}
         target |= {self.manifest.function_name(segment.id): both for segment in self.manifest.segments}
         equal = Seen(np.ones((len(NODES), *self.shape)), HORIZON_S)
         target |= places_of(planned(equal, self.profile, self.manifest), self.profile, self.manifest)
         self.coordinator.move(target)
-        ingresses = self.client.replicas()[self.manifest.function_name(INGRESS)]
-        by_node = {
-            str(ingress["node"]): str(ingress["address"]) for ingress in ingresses if ingress["state"] == "ready"
-        }
-        return [by_node[node] for node in NODES]
 
     def experts_by_node(self) -> dict[str, int]:
         """Ready replicas of experts on each node."""
@@ -158,15 +150,10 @@ class Stage:
 def manager_pid(client: GatewayClient, state: Path, node: str) -> int:
     """Process of the node's weights manager, found by the port that the feed names. Raises SmoeError."""
     address = client.replicas()[f"weights-{node}"][0]["address"]
-    port = int(address.rsplit(":", 1)[1])
-    for child in psutil.Process(int(read_gateway(state)["pid"])).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # others come and go meanwhile
-            if any(
-                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-                for connection in child.net_connections("tcp")
-            ):
-                return child.pid
-    raise SmoeError(f"nobody listens on {address}, where the manager of node {node} is to be")
+    pid = listening(int(read_gateway(state)["pid"])).get(int(address.rsplit(":", 1)[1]))
+    if pid is None:
+        raise SmoeError(f"nobody listens on {address}, where the manager of node {node} is to be")
+    return pid
 
 
 @contextmanager
@@ -271,41 +258,34 @@ class Changing:
 
 
 def replay(
-    stage: Stage, asked: list[tuple[Trace, list[str]]], timeline: Timeline, bar: Progress, what: str
+    stage: Stage, asked: list[tuple[Trace, list[str]]], timeline: Timeline, what: str
 ) -> list[list[RequestRecord]]:
     """Every node's requests at once, and a look at the counters every :data:`LOOK_S`; records by node."""
-    seconds = max(trace.duration_s for trace, _ in asked)
-    task = bar.add_task(what, total=seconds)
-    senders = [ReplayProcess(f"http://{address}/", SEED) for address in stage.addresses]
-    try:
-        with ThreadPoolExecutor(len(senders)) as pool:
-            timeline.began_s = time.monotonic()
-            parts = [
-                pool.submit(sender.replay, trace, texts) for sender, (trace, texts) in zip(senders, asked, strict=True)
-            ]
-            while not all(part.done() for part in parts):
-                time.sleep(LOOK_S)
-                moment = timeline.now_s()
-                timeline.looks.append((moment, counted(stage.addresses, stage.shape), stage.experts_by_node()))
-                bar.update(task, completed=min(seconds, moment))
-            return [part.result()[1].records for part in parts]
-    finally:
-        for sender in senders:
-            sender.__exit__()
+    with ExitStack() as stack:
+        senders = [stack.enter_context(ReplayProcess(f"http://{address}/", SEED)) for address in stage.addresses]
+        pool = stack.enter_context(ThreadPoolExecutor(len(senders)))
+        show_progress = stack.enter_context(progress(max(trace.duration_s for trace, _ in asked)))
+        timeline.began_s = time.monotonic()
+        parts = [pool.submit(sender.replay, *given) for sender, given in zip(senders, asked, strict=True)]
+        while not all(part.done() for part in parts):
+            time.sleep(LOOK_S)
+            moment = timeline.now_s()
+            timeline.looks.append((moment, counted(stage.addresses, stage.shape), stage.experts_by_node()))
+            show_progress(what, moment)
+        return [part.result()[1].records for part in parts]
 
 
 def latencies(records: list[list[RequestRecord]]) -> tuple[np.ndarray, np.ndarray, int]:
     """(moments at which requests were due [requests], seconds from then to their answers [requests], requests without
     one)."""
     every = [one for rows in records for one in rows]
-    good = [
-        record
-        for record in every
-        if record.outcome == "ok" and record.latency_s is not None and record.sent_s is not None
+    rows = [
+        (one.scheduled_s, one.sent_s + one.latency_s)
+        for one in every
+        if one.outcome == "ok" and one.latency_s is not None and one.sent_s is not None
     ]
-    due = np.array([record.scheduled_s for record in good])
-    ended = np.array([(record.sent_s or 0.0) + (record.latency_s or 0.0) for record in good])
-    return due, ended - due, len(every) - len(good)
+    due, ended = np.array(rows).reshape(-1, 2).T
+    return due, ended - due, len(every) - len(rows)
 
 
 def local_over_time(timeline: Timeline) -> list[tuple[float, float | None]]:
@@ -322,52 +302,42 @@ def draw(
 ) -> None:
     """Latency of each request (``latency_s`` [requests] by ``due_s`` [requests]), where experts are, local calls, and
     what happened when."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(10, 8), sharex=True)
-    top.plot(due_s, 1000 * latency_s, ".", markersize=3, color="tab:blue")
-    top.axhline(1000 * slo_s, color="tab:red", linewidth=1, label=f"SLO {1000 * slo_s:.0f} ms")
-    top.set(yscale="log", ylabel="ms, each request")
-    moments = [at_s for at_s, _, _ in timeline.looks]
-    for node, colour in zip(NODES, ("tab:green", "tab:purple"), strict=True):
-        middle.step(moments, [counts[node] for _, _, counts in timeline.looks], color=colour, label=f"node {node}")
-    middle.set(ylabel="ready replicas of experts", ylim=(0, None))
-    ratio = local_over_time(timeline)
-    bottom.plot([at_s for at_s, _ in ratio], [np.nan if part is None else part for _, part in ratio], color="tab:grey")
-    bottom.set(ylabel="local part of expert calls", ylim=(0, 1), xlabel="seconds")
     events = [(setting.seconds / 2, "tasks change nodes", "black", "-")]
     for decision in timeline.decisions:
         if decision["moved"]:
             killed = decision.get("manager_killed", False)
             colour, words = ("tab:red", "move, manager killed") if killed else ("tab:orange", "move")
             events.append((decision["at_s"], words, colour, ":"))
-    for axis in (top, middle, bottom):
+    with picture(file, 3, 1, figsize=(10, 8), sharex=True) as (_, (top, middle, bottom)):
+        top.plot(due_s, 1000 * latency_s, ".", markersize=3, color="tab:blue")
+        top.axhline(1000 * slo_s, color="tab:red", linewidth=1, label=f"SLO {1000 * slo_s:.0f} ms")
+        top.set(yscale="log", ylabel="ms, each request")
+        moments = [at_s for at_s, _, _ in timeline.looks]
+        for node, colour in zip(NODES, ("tab:green", "tab:purple"), strict=True):
+            middle.step(moments, [counts[node] for _, _, counts in timeline.looks], color=colour, label=f"node {node}")
+        middle.set(ylabel="ready replicas of experts", ylim=(0, None))
+        bottom.plot(*np.array(local_over_time(timeline), dtype=np.float64).T, color="tab:grey")
+        bottom.set(ylabel="local part of expert calls", ylim=(0, 1), xlabel="seconds")
         labelled: set[str] = set()
         for at_s, words, colour, style in events:
-            new = axis is top and words not in labelled
-            axis.axvline(at_s, color=colour, linestyle=style, linewidth=1, label=words if new else None)
+            for axis in (top, middle, bottom):
+                new = axis is top and words not in labelled
+                axis.axvline(at_s, color=colour, linestyle=style, linewidth=1, label=words if new else None)
             labelled.add(words)
-    top.legend(fontsize=8, loc="upper left")
-    middle.legend(fontsize=8, loc="upper left")
-    figure.tight_layout()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+        top.legend(fontsize=8, loc="upper left")
+        middle.legend(fontsize=8, loc="upper left")
 
 
 def show(result: Mapping[str, Any]) -> None:
-    table = Table(title=f"everything at once, two nodes; SLO: P95 within {result['slo_ms']:.0f} ms")
-    for name in ("run", "requests", "failed", "P50 ms", "P95 ms", "P95/SLO", "local calls", "moves", "orders"):
-        table.add_column(name, justify="left" if name == "run" else "right")
-    for name, part in result["plays"].items():
-        table.add_row(
-            name, str(part["requests"]), str(part["failed"]), f"{part['p50_ms']:.0f}", f"{part['p95_ms']:.0f}",
-            f"{part['p95_ms'] / result['slo_ms']:.2f}", f"{part['local']:.0%}", str(part["moves"]), str(part["orders"]),
-        )  # fmt: skip
-    Console(stderr=True, width=120).print(table)
+    heads = ("run", "requests", "failed", "P50 ms", "P95 ms", "P95/SLO", "local calls", "moves", "orders")
+    rows = [
+        (
+            name, part["requests"], part["failed"], f"{part['p50_ms']:.0f}", f"{part['p95_ms']:.0f}",
+            f"{part['p95_ms'] / result['slo_ms']:.2f}", f"{part['local']:.0%}", part["moves"], part["orders"],
+        )
+        for name, part in result["plays"].items()
+    ]  # fmt: skip
+    print_table(f"everything at once, two nodes; SLO: P95 within {result['slo_ms']:.0f} ms", heads, rows, width=120)
 
 
 def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str, Any]:
@@ -385,44 +355,30 @@ def summary(records: list[list[RequestRecord]], timeline: Timeline) -> dict[str,
     }
 
 
-@click.command()
-@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(30), help="Length of a run.")
-@click.option("--mean-rps", default=1.5, show_default=True, type=click.FloatRange(0.1), help="Requests/s of each node.")
-@click.option("--slo-factor", default=4.0, show_default=True, help="SLO over a warm prompt's time through the nodes.")
-@click.option(
-    "--interval", "window_s", default=2.0, show_default=True, type=click.FloatRange(0.5), help="Of decisions."
-)
-@click.option(
-    "--every", "every_s", default=20.0, show_default=True, type=click.FloatRange(2), help="Seconds between placements."
-)
-@click.option("--cpu-scale", default=0.03, show_default=True, help="Real cores per configured core.")
-@click.option("--mbit", default=200.0, show_default=True, type=click.FloatRange(1), help="Mbit/s between memories.")
-@click.option(
-    "--dispatch", default="aebs", show_default=True, type=click.Choice(get_args(Dispatch)), help="Rule of ingresses."
-)
+@benchmark
+@click.option("--seconds", default=120.0, type=click.FloatRange(30), help="Length of a run.")
+@click.option("--mean-rps", default=1.5, type=click.FloatRange(0.1), help="Requests/s of each node.")
+@click.option("--slo-factor", default=4.0, help="SLO over a warm prompt's time through the nodes.")
+@click.option("--interval", "window_s", default=2.0, type=click.FloatRange(0.5), help="Seconds between decisions.")
+@click.option("--every", "every_s", default=20.0, type=click.FloatRange(2), help="Seconds between placements.")
+@click.option("--cpu-scale", default=0.03, help="Real cores per configured core.")
+@click.option("--mbit", default=200.0, type=click.FloatRange(1), help="Mbit/s between memories.")
+@click.option("--dispatch", default="aebs", type=click.Choice(get_args(Dispatch)), help="Rule of ingresses.")
 @data_option
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the picture.")
+@out_option(None, "Folder for the picture.")
 @seed_option
 def main(data: Path | None, out: Path | None, **options: Any) -> None:
-    """Placement, live scaling, dispatch and the learnt policy on one running pipeline."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     torch.set_num_threads(1)
     setting, timelines = Setting(**options), {"all at once": Timeline(), STILL: Timeline()}
     asked, records = requests_of(setting, catalog.data_folder(data)), dict[str, list[list[RequestRecord]]]()
-    with (
-        run_folder("smoe-together-") as folder,
-        Progress(console=Console(stderr=True), transient=True) as bar,
-        running(setting, folder) as stage,
-    ):
+    with run_folder("smoe-together-") as folder, running(setting, folder) as stage:
         texts = asked[0][1][:WARM_TEXTS]
         parity = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
         slo_s = setting.slo_factor * parity.unloaded_p50_s
         for name, timeline in timelines.items():
-            if name == STILL:
-                records[name] = replay(stage, asked, timeline, bar, name)
-                continue
-            with Changing(stage, setting, slo_s, timeline).at_work():
-                records[name] = replay(stage, asked, timeline, bar, name)
+            with nullcontext() if name == STILL else Changing(stage, setting, slo_s, timeline).at_work():
+                records[name] = replay(stage, asked, timeline, name)
         after = compare_with_whole_model(stage.client, stage.manifest.name, stage.directory, texts)
     runs = {name: summary(records[name], timelines[name]) for name in timelines}
     first = timelines["all at once"]

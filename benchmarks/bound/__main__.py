@@ -123,10 +123,10 @@ def measure(pattern: str, load: WindowLoad, meter: Meter, slo_s: float, repeats:
 
 def cells_of(cell: Cell) -> tuple[object, ...]:
     """A row of the table for people."""
-    found = "none found" if cell.descent is None else f"{cell.descent:.4g}"
+    feasible = "none found" if cell.descent is None else f"{cell.descent:.4g}"
     gap = "–" if cell.gap_p95 is None else f"{cell.gap_p95:.1%}"
     solved = f"{cell.slo_s * 1000:.1f}", f"{cell.gap:.3%}", f"{cell.ms:.0f}"
-    return cell.pattern, cell.requests, cell.meter, *solved, f"{cell.lower:.4g}", f"{cell.lower_ms:.0f}", found, gap
+    return cell.pattern, cell.requests, cell.meter, *solved, f"{cell.lower:.4g}", f"{cell.lower_ms:.0f}", feasible, gap
 
 
 @benchmark

@@ -46,7 +46,8 @@ from autoscaler.loop import Controller
 from autoscaler.platforms.kubernetes import BURST, RATE_PER_S, Rate
 from autoscaler.process import spared_collections
 from autoscaler.settings import ControllerSettings
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import AT_LEAST_1, benchmark
+from benchmarks.harness.report import print_result, print_table
 from gateway.backends.process.kernel import die_with_parent
 from moe.manifest import FileRef, Manifest, Node, Router, WeightsRef, expected_edges, expert_id, save, segment_id
 
@@ -57,16 +58,8 @@ BEGIN_S = 1_763_750_000.0
 INTERVAL_S = 5.0
 EXPERTS_A_LAYER = 64
 ARCHITECTURE = {
-    "activation": "gelu",
-    "eps": 1e-12,
-    "ffn_size": 1536,
-    "heads": 12,
-    "hidden_size": 384,
-    "max_positions": 512,
-    "normalise_embedding": True,
-    "pooling": "mean",
-    "token_types": 2,
-    "vocab_size": 30522,
+    **{"activation": "gelu", "eps": 1e-12, "normalise_embedding": True, "pooling": "mean", "token_types": 2},
+    **{"ffn_size": 1536, "heads": 12, "hidden_size": 384, "max_positions": 512, "vocab_size": 30522},
 }
 
 
@@ -138,23 +131,17 @@ class Ticks:
 
 def _run(functions: int, ticks: int, manifest: Manifest, directory: Path, kubeconfig: Path, url: str) -> dict[str, Any]:
     settings = ControllerSettings(
-        gateway_url=url,
-        manifest_dir=directory,
-        prometheus_url=url,
-        platform="kubernetes",
-        kubeconfig=kubeconfig,
-        slo_s=0.5,
+        url, directory, prometheus_url=url, platform="kubernetes", kubeconfig=kubeconfig, slo_s=0.5,
         log_dir=directory.parent / "log",
-    )
+    )  # fmt: skip
     passed = Passed()
     side = ClusterSide(settings, manifest.name, Rate(RATE_PER_S, BURST, passed))
     controller, _ = build_controller(settings, side.platform)
     stop = threading.Event()
     side.start(stop)
     try:
-        measured = _run_ticks(
-            controller, side, ControllerMetrics(manifest.name, settings.slo_s), ticks + 2, url, passed
-        )
+        metrics = ControllerMetrics(manifest.name, settings.slo_s)
+        measured = _run_ticks(controller, side, metrics, ticks + 2, url, passed)
     finally:
         stop.set()
         side.close()
@@ -232,20 +219,13 @@ def _wait_for(url: str) -> None:
     raise click.ClickException("the cluster did not answer")
 
 
-@click.command()
+@benchmark
 @click.option(
-    "--functions",
-    "sizes",
-    type=click.IntRange(8, 20000),
-    multiple=True,
-    default=SIZES,
-    show_default=True,
-    help="Size of the pipeline; repeatable.",
+    "--functions", "sizes", type=click.IntRange(8, 20000), multiple=True, default=SIZES, help="Size; repeatable."
 )
-@click.option("--ticks", type=click.IntRange(1), default=25, show_default=True, help="Measured ticks of each size.")
+@click.option("--ticks", type=AT_LEAST_1, default=25, help="Measured ticks of each size.")
 @click.option("--one", is_flag=True, hidden=True, help="Measure in this process and print JSON alone.")
 def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:
-    """Measure ticks of the controller for each number of functions."""
     if one:
         die_with_parent(os.getppid())
         logging.basicConfig(level=logging.INFO, filename=os.devnull)
@@ -255,16 +235,11 @@ def main(sizes: tuple[int, ...], ticks: int, one: bool) -> None:
     curve = []
     for size in sizes:  # a process each, so that memory is its own
         arguments = ["-m", "benchmarks.controller", "--one", "--functions", str(size), "--ticks", str(ticks)]
-        done = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, check=False, env={**os.environ}
-        )
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             raise click.ClickException(done.stderr[-2000:])
         curve.append(json.loads(done.stdout.splitlines()[-1]))
-    columns = list(curve[0])
-    click.echo("".join(f"{name:>15}" for name in columns))
-    for row in curve:
-        click.echo("".join(f"{row[name]:>15}" for name in columns))
+    print_table(None, list(curve[0]), [list(row.values()) for row in curve], width=120, stdout=True)
     print_result({**curve[-1], "curve": curve})
 
 

@@ -30,7 +30,7 @@ BROKEN = 0
 REQUEST_TIMEOUT_S = 60.0
 HEADERS = {"Content-Type": "application/json"}
 ROW_BYTES = 24
-"""Of a request in the file: when it began, when it ended, its status; float64."""
+"""A request in the file: when it began, when it ended, its status; float64."""
 
 
 @dataclass(frozen=True)

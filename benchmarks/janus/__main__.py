@@ -20,28 +20,22 @@ Prints a table, draws ``janus.png``, writes ``windows.csv``; the last line is on
 
 from __future__ import annotations
 
-import argparse
-import csv
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-from benchmarks.harness.report import print_result
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import click
 import numpy as np
 
 from autoscaler.contract import Memory, Observation, Policy, Proposal
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.janus import MODULES, JanusPolicy, JanusSettings
 from autoscaler.policy.static import StaticPolicy
+from benchmarks.harness.options import benchmark, listed, out_option, workload_option
+from benchmarks.harness.report import picture, print_result, print_table, write_csv
 from benchmarks.janus.world import (
     CORES,
     REPLICA,
@@ -56,7 +50,6 @@ from benchmarks.janus.world import (
     world,
 )
 from simulation.engine.requests import Requests, draw_requests
-from simulation.workloads.paper import PAPER_WORKLOADS
 from simulation.workloads.workload import Workload
 from traces.errors import TraceError
 from traces.model import Trace
@@ -65,7 +58,7 @@ MOST_VIOLATED = 0.05
 """Share of the tuning day's windows, for settings that keep the SLO."""
 WARM_UP = 2
 """Decisions that are simulated but not counted."""
-HEADROOM, LOAD_FACTOR = (0.9,), (1.0, 1.2, 1.4, 1.6, 1.8, 2.1)
+HEADROOM, LOAD_FACTOR = 0.9, (1.0, 1.2, 1.4, 1.6, 1.8, 2.1)
 MORE_LOAD = (2.4, 2.8, 3.3)
 """Further load factors, tried of ``EQUAL`` alone: all other rows choose among as many settings."""
 CPU_TARGETS = (0.42, 0.36, 0.31, 0.27, 0.24, 0.21)
@@ -88,10 +81,7 @@ class DoublingPolicy:
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         proposal = self._inner.propose(observation, now_s, memory)
-        desired = {
-            name: configuration.with_replicas(doubled(configuration.replicas))
-            for name, configuration in proposal.desired.items()
-        }
+        desired = {name: one.with_replicas(doubled(one.replicas)) for name, one in proposal.desired.items()}
         return replace(proposal, desired=desired)
 
 
@@ -120,41 +110,21 @@ def candidates(name: str, workload: Workload) -> list[Setting]:
     """What is tried of one row on the tuning day."""
     most = workload.space.replicas_max
 
-    def model(scaling: Any, factors: Sequence[float] = LOAD_FACTOR) -> list[tuple[str, Policy]]:
-        return [
-            (
-                f"headroom {headroom:g}, load factor {factor:g}",
-                JanusPolicy(
-                    JanusSettings(workload.slo_s, headroom, factor, down_windows=1, scaling=scaling, max_replicas=most),
-                    CORES,
-                ),
-            )
-            for headroom, factor in product(HEADROOM, factors)
-        ]
+    def model(scaling: Any, factors: Sequence[float] = LOAD_FACTOR) -> list[Setting]:
+        same: dict[str, Any] = {"down_windows": 1, "scaling": scaling, "max_replicas": most}
+        tried = [JanusSettings(workload.slo_s, HEADROOM, factor, **same) for factor in factors]
+        words = f"headroom {HEADROOM:g}, load factor"
+        return [Setting(f"{words} {one.load_factor:g}", JanusPolicy(one, CORES)) for one in tried]
 
-    hpa = [
-        (
-            f"CPU target {target:g}",
-            HpaPolicy(
-                HpaSettings(
-                    cpu_target=target,
-                    concurrency_target=0.0,
-                    down_stabilisation_s=0.0,
-                    up_pods=most,
-                    kinds=MODULES,
-                    max_replicas=most,
-                )
-            ),
-        )
-        for target in CPU_TARGETS
-    ]
     if name == HPA:
-        return [Setting(*one) for one in hpa]
+        same: dict[str, Any] = {"kinds": MODULES, "up_pods": most, "max_replicas": most, "down_stabilisation_s": 0.0}
+        tried = [HpaSettings(cpu_target=target, concurrency_target=0.0, **same) for target in CPU_TARGETS]
+        return [Setting(f"CPU target {one.cpu_target:g}", HpaPolicy(one)) for one in tried]
     if name == DOUBLED:
-        return [Setting(in_words, DoublingPolicy(policy)) for in_words, policy in model("model")]
+        return [Setting(one.in_words, DoublingPolicy(one.policy)) for one in model("model")]
     if name == EQUAL:
-        return [Setting(*one) for one in model("stages", MORE_LOAD)]
-    return [Setting(*one) for one in model({WHOLE: "model", NUMBERS: "modules"}.get(name, "stages"))]
+        return model("stages", MORE_LOAD)
+    return model({WHOLE: "model", NUMBERS: "modules"}.get(name, "stages"))
 
 
 def best(tried: Sequence[tuple[Setting, Run]], most: float = MOST_VIOLATED) -> Setting:
@@ -205,10 +175,8 @@ def compare(
         tuned = ", ".join(f"{it.in_words}: {run.mean_cores:.1f} cores, {run.violated:.3f} over" for it, run in tried)
         print(f"{name}: {in_words[name]} (tuned on {tuned})", file=sys.stderr, flush=True)
     janus, as_often = worlds[JANUS], over_with(picked[WHOLE], trials[WHOLE])
-    more = [
-        (candidate, run_one(janus, before, candidate.policy, tuning)) for candidate in candidates(EQUAL, janus.workload)
-    ]
-    tried = [*trials[JANUS], *more]
+    more = candidates(EQUAL, janus.workload)
+    tried = [*trials[JANUS], *((setting, run_one(janus, before, setting.policy, tuning)) for setting in more)]
     equal = best(tried, as_often)
     runs[EQUAL] = run_one(janus, requests, equal.policy, trace)
     missed = over_with(equal, tried) > as_often
@@ -220,101 +188,80 @@ def compare(
     return runs, in_words
 
 
-def table(runs: Mapping[str, Run], in_words: Mapping[str, str]) -> str:
+def print_runs(seed: int, runs: Mapping[str, Run], in_words: Mapping[str, str]) -> None:
     """For people; resources against the whole model in full replicas."""
-    lines = [
-        f"{'policy':<27}{'cores':>8}{'ratio':>7}{'within SLO':>12}{'windows over':>14}{'P95/SLO':>9}{'changes':>9}"
-        "  setting"
-    ]
+    heads = ("policy", "setting", "cores", "ratio", "within SLO", "windows over", "P95/SLO", "changes")
+    rows = []
     for name, one in runs.items():
-        tail = np.nanquantile(one.p95_s, 0.95) / one.slo_s
-        lines.append(
-            f"{name:<27}{one.mean_cores:>8.1f}{one.mean_cores / runs[WHOLE].mean_cores:>7.3f}"
-            f"{one.attainment:>12.4f}{one.violated:>14.3f}{tail:>9.2f}{one.changes:>9}  {in_words[name]}"
-        )
-    return "\n".join(lines)
+        ratio, tail = one.mean_cores / runs[WHOLE].mean_cores, np.nanquantile(one.p95_s, 0.95) / one.slo_s
+        cells = f"{one.mean_cores:.1f}", f"{ratio:.3f}", f"{one.attainment:.4f}", f"{one.violated:.3f}", f"{tail:.2f}"
+        rows.append((name, in_words[name], *cells, one.changes))
+    print_table(f"seed {seed}", heads, rows, texts=2, width=130, stdout=True)
 
 
 def draw(runs: Mapping[str, Run], trace: Trace, clock: Clock, out: Path) -> None:
     """Load, cores and tails over the two days."""
-    figure, (load, cores, tails) = plt.subplots(3, 1, figsize=(9, 7.5), sharex=True, layout="constrained")
-    edges = np.arange(0.0, trace.duration_s + 1e-9, clock.slice_s)
-    counted, _ = np.histogram(trace.arrival_s, edges)
-    load.step(clock.hours(edges[:-1]), counted / clock.slice_s, where="post", color="black", linewidth=0.8)
-    load.set(ylabel="requests/s", title=f"{trace.source.split(',')[0]}, simulated; one core a replica")
-    for name in (JANUS, NUMBERS, WHOLE, HPA):
-        hours = clock.hours(runs[name].start_s)
-        cores.step(hours, runs[name].cores, where="post", label=name, linewidth=1.2)
-        tails.step(hours, 1000 * runs[name].p95_s, where="post", label=name, linewidth=1.0)
-    cores.set(ylabel="cores", ylim=(0, None))
-    tails.axhline(1000 * runs[JANUS].slo_s, color="red", linestyle="--", linewidth=1, label="SLO")
-    tails.set(ylabel="P95 (ms)", xlabel="hours", ylim=(0, 2000 * runs[JANUS].slo_s))
-    figure.legend(*tails.get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    figure.savefig(out, dpi=130)
-    plt.close(figure)
+    with picture(out, 3, 1, figsize=(9, 7.5), sharex=True) as (figure, (load, cores, tails)):
+        edges = np.arange(0.0, trace.duration_s + 1e-9, clock.slice_s)
+        counted, _ = np.histogram(trace.arrival_s, edges)
+        load.step(clock.hours(edges[:-1]), counted / clock.slice_s, where="post", color="black", linewidth=0.8)
+        load.set(ylabel="requests/s", title=f"{trace.source.split(',')[0]}, simulated; one core a replica")
+        for name in (JANUS, NUMBERS, WHOLE, HPA):
+            hours = clock.hours(runs[name].start_s)
+            cores.step(hours, runs[name].cores, where="post", label=name, linewidth=1.2)
+            tails.step(hours, 1000 * runs[name].p95_s, where="post", label=name, linewidth=1.0)
+        cores.set(ylabel="cores", ylim=(0, None))
+        tails.axhline(1000 * runs[JANUS].slo_s, color="red", linestyle="--", linewidth=1, label="SLO")
+        tails.set(ylabel="P95 (ms)", xlabel="hours", ylim=(0, 2000 * runs[JANUS].slo_s))
+        figure.legend(*tails.get_legend_handles_labels(), loc="outside lower center", ncols=5)
 
 
-def write_windows(runs: Mapping[str, Run], clock: Clock, path: Path) -> None:
-    """One row a policy and decision window."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("policy", "hour", "cores", "p95_ms", "segment_replicas", "expert_replicas"))
-        for name, one in runs.items():
-            for at, start_s in enumerate(one.start_s):
-                numbers = one.cores[at], 1000 * one.p95_s[at], one.replicas["segment"][at], one.replicas["expert"][at]
-                row = (f"{float(clock.hours(start_s)):.3f}", *(f"{value:.4g}" for value in numbers))
-                writer.writerow((name, *row))
+def window_rows(runs: Mapping[str, Run], clock: Clock) -> Iterator[dict[str, str]]:
+    """A policy and decision window each."""
+    for name, one in runs.items():
+        for at, start_s in enumerate(one.start_s):
+            numbers = {
+                "cores": one.cores[at], "p95_ms": 1000 * one.p95_s[at],
+                "segment_replicas": one.replicas["segment"][at], "expert_replicas": one.replicas["expert"][at],
+            }  # fmt: skip
+            hour = f"{float(clock.hours(start_s)):.3f}"
+            yield {"policy": name, "hour": hour} | {key: f"{value:.4g}" for key, value in numbers.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path, help="ServeGen's clients, as a folder or one table")
-    parser.add_argument(
-        "--out", type=Path, default=Path("out/janus"), help="folder for table, windows and picture (%(default)s)"
-    )
-    parser.add_argument(
-        "--workload", choices=PAPER_WORKLOADS, default="bert-8", help="on the modelled cluster (%(default)s)"
-    )
-    parser.add_argument(
-        "--first-day", type=int, default=2, help="counted from 0; the day before is tuned on (%(default)s)"
-    )
-    parser.add_argument("--days", type=int, default=2, help="days simulated (%(default)s)")
-    parser.add_argument("--slice", type=float, default=2.0, help="seconds simulated of every ten minutes (%(default)s)")
-    parser.add_argument(
-        "--decision-windows", type=int, default=3, help="windows of ten minutes between decisions (%(default)s)"
-    )
-    parser.add_argument(
-        "--slo-factor", type=float, default=1.5, help="SLO over the P95 of a pass that meets no other (%(default)s)"
-    )
-    parser.add_argument("--most", type=int, default=16, help="replicas of a function at most (%(default)s)")
-    parser.add_argument("--machines", type=int, default=8, help="for the comparison of dispatch (%(default)s)")
-    parser.add_argument("--seeds", type=_seeds, default=(0, 1, 2), help="the first has all rows (default 0,1,2)")
-    given = parser.parse_args(arguments)
-    clock = Clock(given.slice, given.decision_windows)
-    bare = world(given.workload, given.most, clock)
+@benchmark
+@click.argument("trace", type=click.Path(path_type=Path))
+@out_option("out/janus", "Folder of table, windows and picture.")
+@workload_option("bert-8")
+@click.option("--first-day", default=2, help="Counted from 0; the day before is tuned on.")
+@click.option("--days", default=2, help="Days simulated.")
+@click.option("--slice", "slice_s", default=2.0, help="Seconds simulated of every ten minutes.")
+@click.option("--decision-windows", default=3, help="Windows of ten minutes between decisions.")
+@click.option("--slo-factor", default=1.5, help="SLO over the P95 of a pass that meets no other.")
+@click.option("--most", default=16, help="Replicas of a function at most.")
+@click.option("--machines", default=8, help="For the comparison of dispatch.")
+@click.option("--seeds", callback=listed(int), default="0,1,2", help="The first has all rows.")
+def main(
+    trace: Path, out: Path, name: str, first_day: int, days: int, slice_s: float, decision_windows: int,
+    slo_factor: float, most: int, machines: int, seeds: Sequence[int],
+) -> None:  # fmt: skip
+    clock = Clock(slice_s, decision_windows)
+    bare = world(name, most, clock)
     runs: dict[int, dict[str, Run]] = {}
     traces: dict[int, Trace] = {}
-    for seed in given.seeds:
-        worlds = worlds_of(bare, given.machines, given.slo_factor, seed)
+    for seed in seeds:
+        worlds = worlds_of(bare, machines, slo_factor, seed)
         try:
-            tuning = sliced(given.trace, given.first_day - 1, 1, clock, seed)
-            traces[seed] = sliced(given.trace, given.first_day, given.days, clock, seed)
+            tuning = sliced(trace, first_day - 1, 1, clock, seed)
+            traces[seed] = sliced(trace, first_day, days, clock, seed)
         except TraceError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        rows = worlds if seed == given.seeds[0] else {name: worlds[name] for name in COMPARED}
+            raise click.UsageError(str(error)) from error
+        rows = worlds if seed == seeds[0] else {row: worlds[row] for row in COMPARED}
         runs[seed], in_words = compare(rows, tuning, traces[seed], clock, seed)
-        print(f"seed {seed}\n{table(runs[seed], in_words)}", flush=True)
-    first = given.seeds[0]
-    given.out.mkdir(parents=True, exist_ok=True)
-    draw(runs[first], traces[first], clock, given.out / "janus.png")
-    write_windows(runs[first], clock, given.out / "windows.csv")
-    print_result(summary(runs, given.workload, traces), given.seeds)
-    return 0
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+        print_runs(seed, runs[seed], in_words)
+    first = seeds[0]
+    draw(runs[first], traces[first], clock, out / "janus.png")
+    write_csv(out / "windows.csv", window_rows(runs[first], clock))
+    print_result(summary(runs, name, traces))
 
 
 def summary(runs: Mapping[int, Mapping[str, Run]], workload: str, traces: Mapping[int, Trace]) -> dict[str, Any]:
@@ -340,10 +287,8 @@ def summary(runs: Mapping[int, Mapping[str, Run]], workload: str, traces: Mappin
         "seeds": {
             str(seed): {
                 name: {
-                    "cores": round(row.mean_cores, 2),
-                    "windows_over": round(row.violated, 4),
-                    "slo_attainment": round(row.attainment, 4),
-                    "slo_ms": round(1000 * row.slo_s, 1),
+                    **{"cores": round(row.mean_cores, 2), "windows_over": round(row.violated, 4)},
+                    **{"slo_attainment": round(row.attainment, 4), "slo_ms": round(1000 * row.slo_s, 1)},
                 }
                 for name, row in rows.items()
             }
@@ -357,4 +302,4 @@ def summary(runs: Mapping[int, Mapping[str, Run]], workload: str, traces: Mappin
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -26,7 +26,7 @@ from simulation.engine.machines import Dispatch, Machines
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
-from simulation.workloads.workload import Lifecycle, Workload
+from simulation.workloads.workload import Workload
 from traces.errors import NoMatchError
 from traces.formats.servegen import WINDOW_S, ClientWindow, draw_window, read_windows
 from traces.model import Trace, make_trace
@@ -88,14 +88,9 @@ def world(name: str, most_replicas: int, clock: Clock) -> Workload:
     """One of the paper's workloads on the modelled cluster, every replica on one core, changes as short as the days."""
     space = ConfigurationSpace(cpu_cores=(REPLICA.cpu_cores,), gpu_shares=(), replicas_max=most_replicas)
     workload, short = paper_workload(name, space=space, prices=CORES), clock.compression
-    lifecycle = Lifecycle(
-        workload.lifecycle.cold_start_s / short,
-        workload.lifecycle.cold_start_gpu_s / short,
-        workload.lifecycle.load_bytes_per_s * short,
-        workload.lifecycle.resize_s / short,
-        workload.lifecycle.drain_s / short,
-        workload.lifecycle.noise,
-    )
+    lasting = ("cold_start_s", "cold_start_gpu_s", "resize_s", "drain_s")
+    shorter = {name: getattr(workload.lifecycle, name) / short for name in lasting}
+    lifecycle = replace(workload.lifecycle, load_bytes_per_s=workload.lifecycle.load_bytes_per_s * short, **shorter)
     return replace(workload, segment_configuration=REPLICA, lifecycle=lifecycle)
 
 

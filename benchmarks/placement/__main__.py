@@ -16,18 +16,16 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.options import routing_option, seed_option
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import benchmark, routing_option, seed_option
+from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import Activations, activations_of
 from benchmarks.placement.eplb import balanced
 from benchmarks.placement.synthetic_routing import Choices, Law, real, synthetic
@@ -102,24 +100,15 @@ def methods(size: Size, original: Any) -> dict[str, Method]:
     nodes, groups = size.nodes, size.expert_groups
 
     def placing(objective: Objective, **settings: Any) -> Method:
-        return lambda activations, previous: (
-            place(
-                activations.tokens,
-                activations.together,
-                nodes,
-                expert_groups=groups,
-                objective=objective,
-                previous=previous,
-                **settings,
-            ).held
-        )
+        same: dict[str, Any] = {"expert_groups": groups, "objective": objective, **settings}
+        return lambda given, previous: place(given.tokens, given.together, nodes, previous=previous, **same).held
 
     by_name: dict[str, Method] = {
         "ours": placing("tokens-first"),
         "Algorithm 2 as published": placing("coactivation", effort=0),
+        "Algorithm 2 + search": placing("coactivation"),
+        "ours, 200 looks": placing("tokens-first", effort=200),
     }
-    by_name["Algorithm 2 + search"] = placing("coactivation")
-    by_name["ours, 200 looks"] = placing("tokens-first", effort=200)
     if nodes.groups == 1:
         by_name["EPLB in NumPy"] = lambda activations, _: balanced(activations.tokens, nodes.count, nodes.slots)
     if original is not None:
@@ -166,10 +155,7 @@ def fullest_over_mean(held: Held, activations: Activations) -> np.ndarray:
 
 def judge(size: Size, law: str, choices: Choices, original: Any, repeats: int) -> list[Row]:
     half = len(choices) // 2
-    activations, earlier = (
-        activations_of(choices[:half], size.experts),
-        activations_of(choices[: half // 2], size.experts),
-    )
+    activations, earlier = (activations_of(choices[:end], size.experts) for end in (half, half // 2))
     rows = []
     apart = activations.together.sum(axis=(1, 2), dtype=np.float64) / 2 / size.nodes.count
     for name, method in methods(size, original).items():
@@ -215,23 +201,12 @@ def over_optimum(seed: int) -> dict[str, tuple[float, float]]:
 
 
 def show(rows: list[Row]) -> None:
-    for title in dict.fromkeys((row.size, row.law) for row in rows):
-        heads = ("method", "ms", "tokens", "worst", "by replica", "co-activation", "activated", "twice", "moved GB")
-        table = Table(*heads, title=f"{title[0]}, {title[1]}")
-        for row in rows:
-            if (row.size, row.law) == title:
-                table.add_row(
-                    row.method,
-                    f"{row.ms:.2f}",
-                    f"{row.tokens_mean:.4f}",
-                    f"{row.tokens_worst:.4f}",
-                    f"{row.replicas_mean:.4f}",
-                    f"{row.pairs:.3f}",
-                    f"{row.activated:.2f}",
-                    str(row.twice),
-                    f"{row.moved_gb:.1f}",
-                )
-        Console(stderr=True, width=130).print(table)
+    heads = ("method", "ms", "tokens", "worst", "by replica", "co-activation", "activated", "twice", "moved GB")
+    formats = (".2f", ".4f", ".4f", ".4f", ".3f", ".2f", "", ".1f")
+    for size, law in dict.fromkeys((row.size, row.law) for row in rows):
+        of_title = [astuple(row)[2:] for row in rows if (row.size, row.law) == (size, law)]
+        cells = [(name, *map(format, figures, formats)) for name, *figures in of_title]
+        print_table(f"{size}, {law}", heads, cells, width=130)
 
 
 def unmet(rows: list[Row]) -> list[str]:
@@ -259,13 +234,12 @@ def _module(path: Path) -> Any:
     return module
 
 
-@click.command()
+@benchmark
 @click.option("--eplb", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="The original eplb.py.")
 @routing_option
-@click.option("--repeats", default=7, show_default=True, help="Timings of each cell; their median counts.")
+@click.option("--repeats", default=7, help="Timings of each cell; their median counts.")
 @seed_option
 def main(eplb: Path | None, routing: Path | None, repeats: int, seed: int) -> None:
-    """Milliseconds, balance, co-activation and movement, side by side."""
     torch.set_num_threads(1)
     original = None if eplb is None else _module(eplb)
     rows: list[Row] = []

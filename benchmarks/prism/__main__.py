@@ -20,17 +20,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.report import print_result, print_table
+from benchmarks.harness.options import PRESENT, benchmark, out_option
+from benchmarks.harness.report import picture, print_result, print_table
 from benchmarks.placement.heterogeneous_compared import eplb, redundance, smartmoe, uniform
 from benchmarks.placement.replay_log import Costs, PlanChange, Replay, Requests, replay
 from benchmarks.placement.synthetic_routing import Choices
@@ -90,10 +89,7 @@ def served(
     work: Workload, tasks: NDArray[np.int64], count: int, mean_s: float, seed: int
 ) -> tuple[Requests, list[list[Choices]]]:
     """Requests of node n's task ``tasks[n]``, at most ``count`` a node, and the history [tasks] plans come from."""
-    halves = [
-        (task_prompts[: len(task_prompts) // 2], task_prompts[len(task_prompts) // 2 :])
-        for task_prompts in work.prompts
-    ]
+    halves = [(prompts[: len(prompts) // 2], prompts[len(prompts) // 2 :]) for prompts in work.prompts]
     rng = np.random.default_rng(seed)
     times, node = arrivals(len(tasks), count, mean_s, seed)
     prompts = [halves[tasks[n]][1][int(rng.integers(len(halves[tasks[n]][1])))] for n in node]
@@ -112,12 +108,9 @@ def table_rows(work: Workload, mean_s: float, message_ms: float, mbit: float, se
             done = replay(log, still(planner(frequency, cluster, size, None)), cluster, costs, bin_s=BIN_S, bins=1)
             by_node = [float(done.latency_s[log.node == node].mean()) for node in range(TASKS)]
             by_method[name].append([*by_node, float(done.latency_s.mean()), float(done.local_ratio[0])])
-    rows: dict[str, list[float]] = {}
-    for name, values in by_method.items():
-        rows[name] = [round(float(value), 4) for value in np.mean(values, axis=0)]
-    below = [
-        1 - ours[3] / theirs[3] for ours, theirs in zip(by_method["Prism, improved"], by_method["EPLB"], strict=True)
-    ]
+    rows = {name: np.mean(values, axis=0).round(4).tolist() for name, values in by_method.items()}
+    pairs = zip(by_method["Prism, improved"], by_method["EPLB"], strict=True)
+    below = [1 - ours[3] / theirs[3] for ours, theirs in pairs]
     return {"rows": rows, "below_eplb": round(1 - rows["Prism, improved"][3] / rows["EPLB"][3], 4), "by_seed": below}
 
 
@@ -147,18 +140,14 @@ def shift(work: Workload, mean_s: float, message_ms: float, mbit: float, seed: i
     halves = [served(work, np.roll(np.arange(TASKS), -turn), 200, mean_s, seed + turn)[0] for turn in (0, 1)]
     changed_s = float(halves[0].arrival_s[-1])
     log = _joined(halves[0], halves[1], changed_s)
-    mixed = np.tile(
-        counted([task_prompts[: len(task_prompts) // 2] for task_prompts in work.prompts], work.experts).sum(axis=0),
-        (TASKS, 1, 1),
-    )
+    past = [prompts[: len(prompts) // 2] for prompts in work.prompts]
+    mixed = np.tile(counted(past, work.experts).sum(axis=0), (TASKS, 1, 1))
     bins = int(log.arrival_s[-1] / BIN_S) + 1
     call_s = 2 * costs.token_bytes / (mbit * MBIT)
     result: dict[str, Any] = {"changed_s": round(changed_s, 1), "bin_s": BIN_S}
     every = planners(seed)
     cases = [(name, name, 0.0) for name in ("Uniform", "Redundance", "Prism, improved")]
-    cases += [
-        (f"{name}, migrating", name, np.inf) for name in ("SmartMoE", "EPLB", "Prism, Alg. 1+2", "Prism, improved")
-    ]
+    cases += [(f"{name}, migrating", name, np.inf) for name in METHODS[2:]]
     cases += [("Prism, improved, migrating by the last 10 min", "Prism, improved", 600.0)]
     for name, method, window_s in cases:
         changes = still(every[method](mixed, cluster, size, None))
@@ -184,15 +173,14 @@ def _smoothed(done: Replay, width: int = 5) -> Floats:
 
 def _joined(one: Requests, two: Requests, later_s: float) -> Requests:
     """``two`` after ``one``."""
-    return Requests(
-        np.concatenate((one.arrival_s, two.arrival_s + later_s)),
-        np.concatenate((one.node, two.node)),
-        np.concatenate((one.first_pass, two.first_pass[1:] + one.first_pass[-1])),
-        np.concatenate((one.tokens, two.tokens)),
-        np.concatenate((one.start, two.start[1:] + one.start[-1])),
-        np.concatenate((one.expert, two.expert)),
-        np.concatenate((one.count, two.count)),
+    moved = replace(
+        two,
+        arrival_s=two.arrival_s + later_s,
+        first_pass=two.first_pass[1:] + one.first_pass[-1],
+        start=two.start[1:] + one.start[-1],
     )
+    names = [column.name for column in fields(Requests)]
+    return Requests(*(np.concatenate((getattr(one, name), getattr(moved, name))) for name in names))
 
 
 def synthetic_frequency(nodes: int, layers: int, experts: int, rng: np.random.Generator) -> Floats:
@@ -252,55 +240,40 @@ def scaling(work: Workload, message_ms: float, seed: int) -> list[dict[str, Any]
                 placed = plan(frequency, machine, size)
                 spent = time.process_time() - began
             done = replay(log, still(placed), machine, costs, bin_s=BIN_S, bins=1)
-            rows.append(
-                {
-                    "gpus": gpus,
-                    "arrival_s": mean_s,
-                    "mbit": mbit,
-                    "latency_s": round(float(done.latency_s.mean()), 4),
-                    "local": round(float(done.local_ratio[0]), 4),
-                    "expected_local": round(float(local_ratio(placed, machine, frequency).mean()), 4),
-                    "plan_s": round(spent, 3),
-                }
-            )
+            figures = {
+                "latency_s": round(float(done.latency_s.mean()), 4),
+                "local": round(float(done.local_ratio[0]), 4),
+                "expected_local": round(float(local_ratio(placed, machine, frequency).mean()), 4),
+                "plan_s": round(spent, 3),
+            }
+            rows.append({"gpus": gpus, "arrival_s": mean_s, "mbit": mbit, **figures})
     return rows
 
 
 def show_table(title: str, comparison: dict[str, Any]) -> None:
-    table = Table("method", "node 1", "node 2", "node 3", "all", "local", title=title)
-    for name, values in comparison["rows"].items():
-        table.add_row(name, *(f"{value:.2f}" for value in values[:4]), f"{values[4]:.1%}")
-    Console(stderr=True, width=120).print(table)
+    rows = [(name, *(f"{value:.2f}" for value in row[:4]), f"{row[4]:.1%}") for name, row in comparison["rows"].items()]
+    print_table(title, ("method", "node 1", "node 2", "node 3", "all", "local"), rows, width=120)
 
 
 def draw(shifted: dict[str, Any], file: Path) -> None:
     """Fig. 6 and 7 (a): local ratio over time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4))
-    for name, part in shifted.items():
-        if isinstance(part, dict):
-            minutes = np.arange(len(part["local_over_time"])) * shifted["bin_s"] / 60
-            values = [np.nan if value is None else value for value in part["local_over_time"]]
-            axes.plot(minutes, values, label=name, linestyle="-" if "migrating" in name else "--")
-    axes.axvline(shifted["changed_s"] / 60, color="grey", linewidth=1)
-    axes.set(xlabel="minutes (line: tasks change nodes)", ylabel="local-compute ratio", ylim=(0, 1))
-    axes.legend(fontsize=7, ncol=2, loc="lower right")
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    with picture(file, figsize=(8, 4)) as (_, axes):
+        for name, part in shifted.items():
+            if isinstance(part, dict):
+                minutes = np.arange(len(part["local_over_time"])) * shifted["bin_s"] / 60
+                values = np.array(part["local_over_time"], dtype=np.float64)
+                axes.plot(minutes, values, label=name, linestyle="-" if "migrating" in name else "--")
+        axes.axvline(shifted["changed_s"] / 60, color="grey", linewidth=1)
+        axes.set(xlabel="minutes (line: tasks change nodes)", ylabel="local-compute ratio", ylim=(0, 1))
+        axes.legend(fontsize=7, ncol=2, loc="lower right")
 
 
-@click.command()
-@click.option("--routing", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of routing logs.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for pictures.")
-@click.option("--message-ms", default=1.0, show_default=True, help="Milliseconds of a message, besides its bytes.")
-@click.option("--seeds", default=3, show_default=True, help="Seeds, from 0 on; results are means.")
+@benchmark
+@click.option("--routing", type=PRESENT, required=True, help="Folder of routing logs.")
+@out_option(None, "Folder for pictures.")
+@click.option("--message-ms", default=1.0, help="Milliseconds of a message, besides its bytes.")
+@click.option("--seeds", default=3, help="Seeds, from 0 on; results are means.")
 def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None:
-    """Latency, local ratio, distance from the optimum, scale."""
     lite_work = lite(routing, 0)
     olmoe, mixtral = drawn(routing, "olmoe", 26, 150, 0), drawn(routing, "mistral", 32, 150, 0)
     every = range(seeds)
@@ -323,7 +296,6 @@ def main(routing: Path, out: Path | None, message_ms: float, seeds: int) -> None
         "OLMoE": shift(olmoe, 20.0, message_ms, 500.0, 0),
     }
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         for name, comparison in shifted.items():
             draw(comparison, out / f"prism-shift-{name.lower()}.png")
     over, seconds, grown = over_optimum(0), plan_seconds(0), scaling(lite_work, message_ms, 0)

@@ -91,10 +91,8 @@ def requests(times: NDArray[np.float64], node: NDArray[np.int64], prompts: list[
     tokens, first, sizes, chosen, counts = [], [0], [], [], []
     for choices in prompts:
         generated = min(GENERATED, len(choices) // 4)
-        cuts = [
-            choices[: len(choices) - generated],
-            *(choices[len(choices) - left :][:1] for left in range(generated, 0, -1)),
-        ]
+        prompt = len(choices) - generated
+        cuts = [choices[:prompt], *(choices[at : at + 1] for at in range(prompt, len(choices)))]
         for cut in cuts:
             layers = cut.shape[1]
             cells = np.arange(layers) * experts
@@ -104,15 +102,9 @@ def requests(times: NDArray[np.float64], node: NDArray[np.int64], prompts: list[
             counts.append(count.astype(np.int32))
             tokens.append(len(cut))
         first.append(len(tokens))
-    return Requests(
-        times,
-        node,
-        np.array(first),
-        np.array(tokens),
-        np.concatenate(([0], np.cumsum(np.concatenate(sizes)))),
-        np.concatenate(chosen),
-        np.concatenate(counts),
-    )
+    start = np.concatenate(([0], np.cumsum(np.concatenate(sizes))))
+    columns = np.array(first), np.array(tokens), start, np.concatenate(chosen), np.concatenate(counts)
+    return Requests(times, node, *columns)
 
 
 def counted(prompts: list[list[Choices]], experts: int) -> NDArray[np.float64]:

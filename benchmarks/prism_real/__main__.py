@@ -32,13 +32,13 @@ import click
 import numpy as np
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import PRESENT, benchmark, out_option
+from benchmarks.harness.report import picture, print_result, print_table
 from benchmarks.harness.run_folder import run_folder
 from benchmarks.harness.running import (
     START_TIMEOUT_S,
-    RunningGateway,
+    RunningPipeline,
     deployed_pipeline,
     local_gateway,
     running_gateway,
@@ -46,7 +46,7 @@ from benchmarks.harness.running import (
 from benchmarks.prism.__main__ import METHODS, planners
 from benchmarks.prism_real.clients import Counts, Served, counted, joined, send_all
 from benchmarks.prism_real.network import SWITCH, Node, become_switch, connect, measure
-from moe.manifest import INGRESS, Manifest
+from moe.manifest import INGRESS
 from moe.preset import minilm_folder
 from moe.split import split
 from placement.cluster import Cluster, PlanArray, make_cluster
@@ -84,9 +84,9 @@ class Setting:
 class Stage:
     """The pipeline on its three nodes, the plan it has, and requests on it."""
 
-    def __init__(self, nodes: tuple[Node, ...], gateway: RunningGateway, manifest: Manifest, mbit: float) -> None:
-        self._nodes = nodes
-        self._manifest = manifest
+    def __init__(self, nodes: tuple[Node, ...], served: RunningPipeline, mbit: float) -> None:
+        self._nodes, self._manifest = nodes, served.manifest
+        manifest, gateway = served.manifest, served.gateway
         self._coordinator = Coordinator(gateway.connect, manifest, gateway.state, Options(True, START_TIMEOUT_S))
         self.shape = (manifest.layers, len(manifest.experts(0)))
         self.expert_bytes = max(expert.parameter_bytes for expert in manifest.experts(0))
@@ -96,13 +96,8 @@ class Stage:
             GPUS, places * self.expert_bytes, load_bytes_per_s=self.bytes_per_s, bytes_per_s=self.bytes_per_s
         )
         self.plan: PlanArray | None = None
-        feed = gateway.connect()
         self._move({manifest.function_name(INGRESS): dict.fromkeys(NODES, 1)})
-        ingresses = feed.replicas()[manifest.function_name(INGRESS)]
-        by_node = {
-            str(ingress["node"]): str(ingress["address"]) for ingress in ingresses if ingress["state"] == "ready"
-        }
-        self._addresses = [by_node[node.name] for node in nodes]
+        self._addresses = served.addresses(NODES)
 
     @property
     def pair_s(self) -> float:
@@ -253,96 +248,61 @@ def running(nodes: tuple[Node, ...], folder: Path, experts: int, top_k: int, mbi
     )
     deployment = DeploymentSettings(extra_environment={"smoe_dispatch": "local-first"})
     with running_gateway(settings) as gateway:
-        deployed_pipeline(gateway, pipelines / "minilm", manifest, deployment, NodeSettings())
-        yield Stage(nodes, gateway, manifest, mbit)
+        served = deployed_pipeline(gateway, pipelines / "minilm", manifest, deployment, NodeSettings())
+        yield Stage(nodes, served, mbit)
 
 
 def show(rows: dict[str, Any]) -> None:
-    shown = Table("plan", *(f"node {name}" for name in NODES), "all, ms", "P95", "local calls", "remote MB", "move s")
+    heads = ("plan", *(f"node {name}" for name in NODES), "all, ms", "P95", "local calls", "remote MB", "move s")
+    shown = []
     for name, row in rows.items():
-        by_node = [f"{value:.1f}" for value in row["by_node_ms"]]
-        cells = [f"{row['mean_ms']:.1f}", f"{row['p95_ms']:.1f}", f"{row['local_calls']:.1%}"]
-        shown.add_row(name, *by_node, *cells, f"{row['remote_mb']:.1f}", f"{row['move_s']:.1f}")
-    Console(stderr=True, width=120).print(shown)
+        cells = [f"{value:.1f}" for value in (*row["by_node_ms"], row["mean_ms"], row["p95_ms"])]
+        shown.append((name, *cells, f"{row['local_calls']:.1%}", f"{row['remote_mb']:.1f}", f"{row['move_s']:.1f}"))
+    print_table(None, heads, shown, width=120)
 
 
 def draw(rows: dict[str, Any], shifted: dict[str, Any], seconds: float, file: Path) -> None:
     """Mean latency by plan, and local ratio over time with and without migration."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    names = list(rows)
-    left.barh(names, [rows[name]["mean_ms"] for name in names], color="tab:blue")
-    for place, name in enumerate(names):
-        left.plot(rows[name]["rounds_ms"], [place] * len(rows[name]["rounds_ms"]), "k.", markersize=4)
-    left.invert_yaxis()
-    left.set(xlabel="mean latency, ms (points: rounds)")
-    for name, part in shifted.items():
-        times = [at_s for at_s, _ in part["local_over_time"]]
-        ratio = [np.nan if value is None else value for _, value in part["local_over_time"]]
-        right.plot(times, ratio, label=f"{name}: {part['mean_ms']:.1f} ms")
-        for decision in part["decisions"]:
-            if decision["taken"]:
-                right.axvline(decision["at_s"], color="tab:orange", linestyle=":", linewidth=1)
-    right.axvline(seconds, color="grey", linewidth=1)
-    right.set(
-        xlabel="seconds (grey: tasks change nodes; dotted: moves)", ylabel="local part of expert calls", ylim=(0, 1)
-    )
-    right.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    with picture(file, 1, 2, figsize=(11, 4)) as (_, (left, right)):
+        names = list(rows)
+        left.barh(names, [rows[name]["mean_ms"] for name in names], color="tab:blue")
+        for place, name in enumerate(names):
+            left.plot(rows[name]["rounds_ms"], [place] * len(rows[name]["rounds_ms"]), "k.", markersize=4)
+        left.invert_yaxis()
+        left.set(xlabel="mean latency, ms (points: rounds)")
+        for name, part in shifted.items():
+            times, ratio = np.array(part["local_over_time"], dtype=np.float64).T
+            right.plot(times, ratio, label=f"{name}: {part['mean_ms']:.1f} ms")
+            for decision in part["decisions"]:
+                if decision["taken"]:
+                    right.axvline(decision["at_s"], color="tab:orange", linestyle=":", linewidth=1)
+        right.axvline(seconds, color="grey", linewidth=1)
+        axis = "seconds (grey: tasks change nodes; dotted: moves)"
+        right.set(xlabel=axis, ylabel="local part of expert calls", ylim=(0, 1))
+        right.legend(fontsize=8)
 
 
-@click.command()
-@click.option("--texts", type=click.Path(path_type=Path, exists=True), required=True, help="Folder of text sets.")
-@click.option("--experts", type=click.IntRange(2, 64), default=8, show_default=True, help="Experts a layer.")
-@click.option("--top-k", type=click.IntRange(1, 64), default=2, show_default=True, help="Experts a token.")
+@benchmark
+@click.option("--texts", type=PRESENT, required=True, help="Folder of text sets.")
+@click.option("--experts", type=click.IntRange(2, 64), default=8, help="Experts a layer.")
+@click.option("--top-k", type=click.IntRange(1, 64), default=2, help="Experts a token.")
+@click.option("--mbit", type=click.FloatRange(1, 100_000), default=500.0, help="Mbit/s of each node's way out.")
+@click.option("--delay-ms", type=click.FloatRange(0, 1000), default=0.0, help="Delay of that way; needs netem.")
+@click.option("--rate", type=click.FloatRange(0.01, 100), default=1.0, help="Requests/s a node.")
+@click.option("--seconds", type=click.FloatRange(3, 3600), default=20.0, help="Length of a run.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, help="Runs of each plan.")
 @click.option(
-    "--mbit", type=click.FloatRange(1, 100_000), default=500.0, show_default=True, help="Mbit/s of each node's way out."
+    "--shift-s", type=click.FloatRange(3, 3600), default=30.0, help="Seconds before tasks change nodes, and after."
 )
 @click.option(
-    "--delay-ms",
-    type=click.FloatRange(0, 1000),
-    default=0.0,
-    show_default=True,
-    help="Delay of each node's way out; needs netem.",
+    "--interval", "interval_s", type=click.FloatRange(1, 3600), default=10.0, help="Seconds between decisions."
 )
-@click.option("--rate", type=click.FloatRange(0.01, 100), default=1.0, show_default=True, help="Requests/s a node.")
-@click.option("--seconds", type=click.FloatRange(3, 3600), default=20.0, show_default=True, help="Length of a run.")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each plan.")
-@click.option(
-    "--shift-s",
-    type=click.FloatRange(3, 3600),
-    default=30.0,
-    show_default=True,
-    help="Seconds before and after tasks change nodes.",
-)
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(1, 3600),
-    default=10.0,
-    show_default=True,
-    help="Seconds between decisions to migrate.",
-)
-@click.option(
-    "--horizon",
-    "horizon_s",
-    type=click.FloatRange(1),
-    default=300.0,
-    show_default=True,
-    help="Seconds within which a move must pay.",
-)
-@click.option("--words", type=click.IntRange(1, 400), default=48, show_default=True, help="Longest text in words.")
-@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder for the picture.")
+@click.option("--horizon", "horizon_s", type=click.FloatRange(1), default=300.0, help="Seconds for a move to pay.")
+@click.option("--words", type=click.IntRange(1, 400), default=48, help="Longest text in words.")
+@out_option(None, "Folder for the picture.")
 def main(
     texts: Path, experts: int, top_k: int, mbit: float, delay_ms: float, out: Path | None, words: int, **options: Any
 ) -> None:
-    """Latency and local ratio of placements on three real nodes of one machine."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     torch.set_num_threads(1)
     become_switch()
@@ -364,7 +324,6 @@ def main(
             for name, migrating in (("without migration", False), ("with migration", True))
         }
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         draw(rows, shifted, setting.shift_s, out / "prism-real.png")
     below = 1 - rows["Prism, improved"]["mean_ms"] / rows["EPLB"]["mean_ms"]
     result = {

@@ -12,6 +12,7 @@ import numpy as np
 import requests
 from numpy.typing import NDArray
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from benchmarks.prism_real.network import Node
 from functions.serving.metric_names import MACHINE_BYTES, MACHINE_CALLS, NODE_TOKENS
@@ -57,12 +58,8 @@ class Served:
 
 def joined(runs: list[Served]) -> Served:
     """All requests of several runs."""
-    return Served(
-        np.concatenate([run.node for run in runs]),
-        np.concatenate([run.due_s for run in runs]),
-        np.concatenate([run.ended_s for run in runs]),
-        np.concatenate([run.good for run in runs]),
-    )
+    names = ("node", "due_s", "ended_s", "good")
+    return Served(*(np.concatenate([getattr(run, name) for run in runs]) for name in names))
 
 
 def send_all(nodes: tuple[Node, ...], addresses: list[str], texts: list[list[str]], arrivals: list[Floats]) -> Served:
@@ -111,21 +108,12 @@ class Counts:
     remote_bytes: float
     """Sent and received."""
 
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(
-            self.tokens - other.tokens,
-            self.local - other.local,
-            self.remote - other.remote,
-            self.remote_bytes - other.remote_bytes,
-        )
+    def __add__(self, other: Counts, sign: int = 1) -> Counts:
+        names = ("tokens", "local", "remote", "remote_bytes")
+        return Counts(*(getattr(self, name) + sign * getattr(other, name) for name in names))
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.tokens + other.tokens,
-            self.local + other.local,
-            self.remote + other.remote,
-            self.remote_bytes + other.remote_bytes,
-        )
+    def __sub__(self, other: Counts) -> Counts:
+        return self.__add__(other, -1)
 
     @property
     def local_ratio(self) -> float:
@@ -139,23 +127,27 @@ class Counts:
         return uniform
 
 
+def samples_of(address: str) -> list[Sample]:
+    """What a function counts. Raises requests.RequestException."""
+    with requests.Session() as session:
+        session.trust_env = False
+        text = session.get(f"http://{address}/metrics", timeout=10).text
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
 def counted(addresses: list[str], shape: tuple[int, int]) -> Counts:
     """Read every ingress's counters. Raises requests.RequestException."""
     tokens = np.zeros((len(addresses), *shape))
     local = remote = remote_bytes = 0.0
-    session = requests.Session()
-    session.trust_env = False
     for node, address in enumerate(addresses):
-        text = session.get(f"http://{address}/metrics", timeout=10).text
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                labels = sample.labels
-                if sample.name == NODE_TOKENS and labels["node"].startswith("expert-"):
-                    _, layer, expert = labels["node"].split("-")
-                    tokens[node, int(layer), int(expert)] += sample.value
-                elif sample.name == MACHINE_CALLS and labels["kind"] == "expert":
-                    local += sample.value if labels["place"] == "local" else 0.0
-                    remote += sample.value if labels["place"] == "remote" else 0.0
-                elif sample.name == MACHINE_BYTES and labels["place"] == "remote":
-                    remote_bytes += sample.value
+        for sample in samples_of(address):
+            labels = sample.labels
+            if sample.name == NODE_TOKENS and labels["node"].startswith("expert-"):
+                _, layer, expert = labels["node"].split("-")
+                tokens[node, int(layer), int(expert)] += sample.value
+            elif sample.name == MACHINE_CALLS and labels["kind"] == "expert":
+                local += sample.value if labels["place"] == "local" else 0.0
+                remote += sample.value if labels["place"] == "remote" else 0.0
+            elif sample.name == MACHINE_BYTES and labels["place"] == "remote":
+                remote_bytes += sample.value
     return Counts(tokens, local, remote, remote_bytes)

@@ -12,17 +12,17 @@ or cold starts is refused: it would prove nothing of them. The last line is one 
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import click
 import numpy as np
 
 from autoscaler.contract import Configuration
-from benchmarks.harness.report import print_result
+from benchmarks.harness.options import benchmark
+from benchmarks.harness.report import print_figures, print_result
 from benchmarks.simulator.oracle import PipelineModel
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
@@ -114,38 +114,37 @@ def too_short(compared: int, seconds: float, orders: int, cold_starts: int) -> s
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=40_000, help="of the simulator's run (%(default)s)")
-    parser.add_argument("--compared", type=int, default=3_000, help="of the run that both models make (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="timed runs; the best counts (%(default)s)")
-    parser.add_argument("--seed", type=int, default=7, help="of all random choices (%(default)s)")
-    given = parser.parse_args(arguments)
+@benchmark
+@click.option("--requests", "asked", default=40_000, help="Of the simulator's run.")
+@click.option("--compared", default=3_000, help="Requests of the run that both models make.")
+@click.option("--rounds", default=5, help="Timed runs; the best counts.")
+@click.option("--seed", default=7, help="Of all random choices.")
+def main(asked: int, compared: int, rounds: int, seed: int) -> None:
     workload = paper_workload("bert-8")
     begun_s = time.perf_counter()
-    many, few = (bursty(workload, count, given.seed) for count in (given.requests, given.compared))
+    many, few = (bursty(workload, count, seed) for count in (asked, compared))
     routing_s = time.perf_counter() - begun_s
-    many_orders = random_orders(workload, many.arrival_s[-1], WINDOW_S, given.seed)
-    few_orders = random_orders(workload, few.arrival_s[-1], SHORT_WINDOW_S, given.seed)
-    same = simulate(workload, few, few_orders, SHORT_WINDOW_S, given.seed)  # compiles, too
+    many_orders = random_orders(workload, many.arrival_s[-1], WINDOW_S, seed)
+    few_orders = random_orders(workload, few.arrival_s[-1], SHORT_WINDOW_S, seed)
+    same = simulate(workload, few, few_orders, SHORT_WINDOW_S, seed)  # compiles, too
     if not few_orders or not same.cold_starts:
-        parser.error(too_short(given.compared, float(few.arrival_s[-1]), len(few_orders), same.cold_starts))
+        raise click.UsageError(too_short(compared, float(few.arrival_s[-1]), len(few_orders), same.cold_starts))
     threads = min(4, len(os.sched_getaffinity(0)))
     runs: list[Run] = []
     shared: list[Run] = []
     differences: list[float] = []
     slow_s: list[float] = []
-    for _ in range(given.rounds):
-        runs.append(simulate(workload, many, many_orders, WINDOW_S, given.seed))
-        shared.append(simulate(workload, many, many_orders, WINDOW_S, given.seed, threads) if threads > 1 else runs[-1])
+    for _ in range(rounds):
+        runs.append(simulate(workload, many, many_orders, WINDOW_S, seed))
+        shared.append(simulate(workload, many, many_orders, WINDOW_S, seed, threads) if threads > 1 else runs[-1])
         if len(slow_s) < 2:
-            seconds, expected_s = event_driven(workload, few, few_orders, given.seed)
+            seconds, expected_s = event_driven(workload, few, few_orders, seed)
             slow_s.append(seconds)
             differences.append(float(np.abs(same.latency_s - expected_s).max()))
     best = min(runs, key=lambda run: run.cpu_s)
-    one, several = (given.requests / min(run.wall_s for run in group) for group in (runs, shared))
-    alone, simpy_speed = given.requests / best.cpu_s, given.compared / min(slow_s)
-    visits = float((many.counts[1:] > 0).sum()) / given.requests + len(workload.segments)
+    one, several = (asked / min(run.wall_s for run in group) for group in (runs, shared))
+    alone, simpy_speed = asked / best.cpu_s, compared / min(slow_s)
+    visits = float((many.counts[1:] > 0).sum()) / asked + len(workload.segments)
     result = {
         "requests_per_s": round(max(alone, several)),
         "simpy_requests_per_s": round(simpy_speed, 1),
@@ -154,21 +153,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "requests_per_s_one_thread": round(alone),
         "threads": threads,
         "requests_per_wall_s": [round(one), round(several)],
-        "requests_per_s_rounds": [round(given.requests / run.cpu_s) for run in runs],
+        "requests_per_s_rounds": [round(asked / run.cpu_s) for run in runs],
         "node_calls_per_request": round(visits, 1),
-        "ns_per_node_call": round(1e9 * best.cpu_s / given.requests / visits, 1),
-        "routed_per_s": round((given.requests + given.compared) / routing_s),
+        "ns_per_node_call": round(1e9 * best.cpu_s / asked / visits, 1),
+        "routed_per_s": round((asked + compared) / routing_s),
         "orders": [len(many_orders), len(few_orders)],
         "cold_starts": [best.cold_starts, same.cold_starts],
         "most_in_flight_between_windows": [best.most_in_flight, same.most_in_flight],
         "call_seconds_waited": [round(best.waited_s, 1), round(same.waited_s, 1)],
         "p95_s": round(float(np.quantile(best.latency_s, 0.95)), 6),
     }
-    for name, value in result.items():
-        print(f"{name:>32}  {value}")
-    print_result(result, given.seed)
-    return 0
+    print_figures(None, result)
+    print_result(result)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

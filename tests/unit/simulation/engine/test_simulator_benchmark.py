@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.simulator import __main__ as simulator
 
 
-def test_a_compared_run_without_orders_and_cold_starts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        simulator.main(["--requests", "50", "--compared", "50"])
-    assert ended.value.code == 2
-    assert "with 0 orders and 0 cold starts" in capsys.readouterr().err
+def test_a_compared_run_without_orders_and_cold_starts_is_refused() -> None:
+    result = CliRunner().invoke(simulator.main, ["--requests", "50", "--compared", "50"])
+    assert result.exit_code == 2 and "with 0 orders and 0 cold starts" in " ".join(result.output.split())
 
 
-def test_both_models_meet_orders_and_cold_starts_and_agree(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_models_meet_orders_and_cold_starts_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator, "SHORT_WINDOW_S", 0.2)
-    assert simulator.main(["--requests", "200", "--compared", "200", "--rounds", "1"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    options = ["--requests", "200", "--compared", "200", "--rounds", "1"]
+    found = json.loads(CliRunner().invoke(simulator.main, options, catch_exceptions=False).output.splitlines()[-1])
     assert found["orders"][1] > 0 and found["cold_starts"][1] > 0
     assert found["max_abs_diff_s"] < 1e-9
