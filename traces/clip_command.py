@@ -109,12 +109,13 @@ def _show(table: HourTable, chosen: list[tuple[Clip, Trace]], by: Any) -> None:
         inside = ", ".join(f"{number} {pattern}" for pattern, number in counts[split].items())
         console.print(f"{split}: {inside} hours", highlight=False)
     shown = Table(box=None, pad_edge=False, padding=(0, 1))
-    for column in ("row", "minutes", "split", "pattern", "requests", "req/s", "CV", HEADING, "steady"):
+    for column in ("row", "minutes", "split", "pattern", "requests", "req/s", "CV", "steady"):
         shown.add_column(column, no_wrap=True)
     for clip, hour in chosen:
         shown.add_row(
             clip.row[:12], f"{clip.minutes[0]}-{clip.minutes[1]}", clip.split or "-", clip.pattern or "-",
-            str(clip.requests), f"{clip.mean_rps:.3g}", f"{hour.iat_cv or 0:.2f}", as_text(dispersions(hour)),
-            f"{clip.stationarity:.2f}",
+            str(clip.requests), f"{clip.mean_rps:.3g}", f"{hour.iat_cv or 0:.2f}", f"{clip.stationarity:.2f}",
         )  # fmt: skip
     console.print(shown)
+    for clip, hour in chosen:
+        console.print(f"{clip.row[:12]}  {HEADING}: {as_text(dispersions(hour))}", highlight=False)

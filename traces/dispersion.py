@@ -1,8 +1,8 @@
 """Index of dispersion of counts: variance over mean of the requests in equal bins, at several scales.
 
-The CV of inter-arrival times cannot tell an hour that breathes from one that bursts: it weighs every gap alike,
-whatever lies next to it. The index says how uneven the load is at a time scale: 1 at every scale for a Poisson process,
-towards CV^2 at long scales for a renewal process, and without bound where rates change.
+The CV of inter-arrival times weighs every gap the same, whatever lies next to it, so it does not separate an hour whose
+rate drifts from one that bursts. The index is the unevenness of the load at a time scale: 1 at every scale for a Poisson
+process, towards CV^2 at long scales for a renewal process, and without bound where rates change.
 
 Two rules say what a change of rate does to it. Independent thinning to the share p: ``1 + p (I - 1)``. A doubly
 stochastic Poisson process whose rate is multiplied by f: ``1 + f * Var(L) / E(L)``, L the integral of the rate over a
@@ -19,7 +19,7 @@ SCALES_S = (0.1, 1.0, 10.0, 60.0)
 MINUTE_S = 60.0
 HEADING = "dispersion " + "/".join(f"{scale_s:g}" for scale_s in SCALES_S) + " s"
 FEWEST_BINS = 20
-"""Below, a variance says nothing."""
+"""Below, there is no index: a variance of fewer values is noise."""
 
 
 def counts(arrival_s: FloatArray, duration_s: float, scale_s: float) -> FloatArray:
@@ -56,8 +56,8 @@ def expected(source: Trace, factor: float, speed: float = 1.0) -> dict[str, floa
     for scale_s in SCALES_S:
         inside = scale_s * speed
         if factor <= 1:
-            own = dispersion(source, inside)
-            result[f"{scale_s:g}"] = None if own is None else 1 + factor * (own - 1)
+            unthinned = dispersion(source, inside)
+            result[f"{scale_s:g}"] = None if unthinned is None else 1 + factor * (unthinned - 1)
         else:
             path = dispersion(source, max(inside, MINUTE_S))
             result[f"{scale_s:g}"] = None if path is None else 1 + factor * path * min(inside / MINUTE_S, 1.0)

@@ -23,11 +23,11 @@ def test_the_index_is_variance_over_mean_of_counts_by_hand(times: list[float], s
     counted = Counter(int(time // scale_s) for time in times)
     values = [counted[index] for index in range(int(300 // scale_s))]
     mean = sum(values) / len(values)
-    found = dispersion(trace, scale_s)
+    measured = dispersion(trace, scale_s)
     if not times:
-        assert found is None
+        assert measured is None
     else:
-        assert found == pytest.approx(sum((value - mean) ** 2 for value in values) / len(values) / mean)
+        assert measured == pytest.approx(sum((value - mean) ** 2 for value in values) / len(values) / mean)
 
 
 def test_a_poisson_process_has_index_one_at_every_scale() -> None:
