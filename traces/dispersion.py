@@ -1,8 +1,8 @@
 """Index of dispersion of counts: variance over mean of the requests in equal bins, at several scales.
 
 The CV of inter-arrival times weighs every gap the same, whatever lies next to it, so it does not separate an hour whose
-rate drifts from one that bursts. The index is the unevenness of the load at a time scale: 1 at every scale for a Poisson
-process, towards CV^2 at long scales for a renewal process, and without bound where rates change.
+rate drifts from one that bursts. The index is the unevenness of the load at a time scale: 1 at every scale for a
+Poisson process, towards CV^2 at long scales for a renewal process, and without bound where rates change.
 
 Two rules say what a change of rate does to it. Independent thinning to the share p: ``1 + p (I - 1)``. A doubly
 stochastic Poisson process whose rate is multiplied by f: ``1 + f * Var(L) / E(L)``, L the integral of the rate over a

@@ -1,4 +1,4 @@
-"""Making a trace shorter or thinner, and what that does to its CV.
+"""Other rates: what each way does to a trace's CV and index of dispersion (:mod:`traces.dispersion`).
 
 *Compressing* divides every time by a factor. All gaps shrink by the same factor, so the CV of inter-arrival times, and
 with it the pattern, stays exactly; the rate grows by the factor. It is the way to replay an hour in minutes and to
@@ -9,18 +9,26 @@ independent gaps CV'^2 = 1 + p (CV^2 - 1), so a bursty trace becomes calmer and 
 pattern must stay, pick an hour with fewer requests (`patterns.pick`) rather than thin a busy one; :func:`fit` does
 what is left.
 
-*Multiplying* adds requests between those there are, evenly along the cumulative count: duration and CV stay, the rate
-grows.
+*Superposing* puts independent traces on top of each other: what several sources send to one place. The sum of many
+tends to a Poisson process (CV 1), so no sum of independent sources is slow or bursty for long.
+
+*Many users* of one profile: the requests of each minute are the rate of a Poisson process, and that rate is multiplied
+(a doubly stochastic Poisson process). Minutes stay as uneven as they were; inside a minute users act independently. The
+excess of the index of dispersion over 1 grows with the factor. Of it, the share 1 / (index of the minutes' counts) is
+the counting noise of the minutes, multiplied as well: 1 for a source that is itself Poisson.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from traces.errors import TraceError
-from traces.model import Trace, make_trace
+from traces.model import MAX_REQUESTS, IntArray, Trace, make_trace
+
+MINUTE_S = 60.0
 
 
 def compress(trace: Trace, speed: float) -> Trace:
@@ -57,39 +65,63 @@ def thin(trace: Trace, keep: float, seed: int) -> Trace:
     return trace.select(chosen, f"thinned to {keep:g}, seed {seed}")
 
 
+def superpose(parts: Sequence[Trace], source: str) -> Trace:
+    """All requests of ``parts`` on one clock, over the longest span; tokens where every part has them. Raises
+    TraceError."""
+    if not parts:
+        raise TraceError(f"{source}: a sum of no traces has no requests")
+    times = np.concatenate([part.arrival_s for part in parts])
+    order = np.argsort(times, kind="stable")
+
+    def joined(name: str) -> IntArray | None:
+        tokens = [getattr(part, name) for part in parts]
+        return None if any(values is None for values in tokens) else np.concatenate(tokens)[order]
+
+    return make_trace(
+        times[order],
+        duration_s=max(part.duration_s for part in parts),
+        source=source,
+        context_tokens=joined("context_tokens"),
+        generated_tokens=joined("generated_tokens"),
+    )
+
+
+def many_users(trace: Trace, factor: float, seed: int) -> Trace:
+    """A Poisson process whose rate in every minute is ``factor`` times the requests that ``trace`` has there.
+
+    A request has the tokens of one of the trace's in the same minute, drawn at random. Raises TraceError.
+    """
+    if not (math.isfinite(factor) and factor > 0):
+        raise TraceError(f"the factor on the rate must be a positive number, got {factor:g}")
+    if trace.requests * factor > MAX_REQUESTS:
+        raise TraceError(f"{trace.source}: {factor:g} times its requests are above {MAX_REQUESTS}")
+    rng = np.random.default_rng(seed)
+    minutes = math.ceil(trace.duration_s / MINUTE_S)
+    minute = np.minimum((trace.arrival_s / MINUTE_S).astype(np.int64), minutes - 1)
+    requests = np.bincount(minute, minlength=minutes)
+    drawn = rng.poisson(requests * factor)
+    starts = np.repeat(np.arange(minutes) * MINUTE_S, drawn)
+    lengths = np.minimum(MINUTE_S, trace.duration_s - starts)
+    first = np.cumsum(requests) - requests
+    stand_for = np.repeat(first, drawn) + (rng.random(starts.size) * np.repeat(requests, drawn)).astype(np.int64)
+    return make_trace(
+        np.sort(starts + rng.random(starts.size) * lengths),
+        duration_s=trace.duration_s,
+        source=f"{trace.source}, a Poisson process at {factor:.3g} times its requests per minute, seed {seed}",
+        context_tokens=None if trace.context_tokens is None else trace.context_tokens[stand_for],
+        generated_tokens=None if trace.generated_tokens is None else trace.generated_tokens[stand_for],
+    )
+
+
 def at_rate(trace: Trace, mean_rps: float, seed: int) -> Trace:
-    """Thinned to ``mean_rps``, or with more requests (:func:`multiply`), so that times of day stay; 0 leaves it as it
-    is, and so does a trace without requests. Raises TraceError."""
+    """Thinned to ``mean_rps``, or as many users as it takes (:func:`many_users`), so that times of day stay; 0 leaves
+    it as it is, and so does a trace without requests. Raises TraceError."""
     if mean_rps == 0 or not trace.requests:
         return trace
     if not (math.isfinite(mean_rps) and mean_rps > 0):
         raise TraceError(f"the mean rate must be a positive number, or 0 for the trace's own, got {mean_rps:g}")
     factor = mean_rps / trace.mean_rps
-    return thin(trace, factor, seed) if factor <= 1 else multiply(trace, factor, seed)
-
-
-def multiply(trace: Trace, factor: float, seed: int) -> Trace:
-    """``factor`` (1 or more) times as many requests in the same span, evenly along the trace's cumulative count.
-
-    Where one request followed another after a second, ten follow each other after a tenth of it. That keeps the CV;
-    drawn at random along the count, CV'^2 would be 1 + 2 CV^2, and no trace would be slow. A request that is added has
-    the tokens of the one whose unit of the count it lies in. Raises TraceError.
-    """
-    if not (math.isfinite(factor) and factor >= 1):
-        raise TraceError(f"a trace is multiplied by 1 or more, got {factor:g}")
-    if not trace.requests:
-        return trace
-    count = round(trace.requests * factor)
-    corners = np.concatenate(([0.0], trace.arrival_s))  # the k-th request ends the k-th unit of the count
-    places = (np.arange(count) + np.random.default_rng(seed).uniform()) * trace.requests / count
-    unit = np.minimum(places.astype(np.int64), trace.requests - 1)
-    return make_trace(
-        np.interp(places, np.arange(trace.requests + 1), corners),
-        duration_s=trace.duration_s,
-        source=f"{trace.source}, {factor:.3g} times as many requests along its cumulative count, seed {seed}",
-        context_tokens=None if trace.context_tokens is None else trace.context_tokens[unit],
-        generated_tokens=None if trace.generated_tokens is None else trace.generated_tokens[unit],
-    )
+    return thin(trace, factor, seed) if factor <= 1 else many_users(trace, factor, seed)
 
 
 def fit(trace: Trace, duration_s: float, max_mean_rps: float, seed: int) -> Trace:

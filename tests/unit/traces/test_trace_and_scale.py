@@ -1,4 +1,4 @@
-"""Traces as such: made arrivals, scaling, patterns, clips in time, the catalogue."""
+"""Traces as such: synthetic arrivals, speed and thinning, patterns, clips in time, the catalogue."""
 
 from __future__ import annotations
 
@@ -123,37 +123,6 @@ def test_the_committed_samples_are_what_their_recipe_makes(tmp_path: Path) -> No
     assert made == sorted(path.name for path in SAMPLES.iterdir() if path.name != "README.md")
     for name in made:
         assert list(read_lines(tmp_path / name)) == list(read_lines(SAMPLES / name)), name
-
-
-@given(st.floats(0.05, 30), st.integers(0, 5))
-def test_any_rate_is_reached_and_times_stay_in_the_episode(mean_rps: float, seed: int) -> None:
-    trace = synthetic(200, 100.0, 3.0, 7)
-    played = scale.at_rate(trace, mean_rps, seed)
-    wanted = 100.0 * mean_rps
-    assert abs(played.requests - wanted) <= 1 if mean_rps >= trace.mean_rps else played.requests <= 200
-    assert played.requests == 0 or 0 <= played.arrival_s[0] <= played.arrival_s[-1] <= played.duration_s
-
-
-def test_more_requests_follow_the_clips_own_cumulative_count() -> None:
-    trace = synthetic(500, 100.0, 4.0, 3)
-    played = scale.at_rate(trace, 200.0, 1)
-    at = np.linspace(0, 100, 41)[1:]
-    before = np.searchsorted(trace.arrival_s, at) / trace.requests
-    after = np.searchsorted(played.arrival_s, at) / played.requests
-    assert np.abs(before - after).max() < 0.02
-
-
-@pytest.mark.parametrize("cv", [0.3, 0.7, 0.95, 1.5, 2.5, 4.0, 8.0])
-def test_more_requests_leave_the_cv_as_it_was(cv: float) -> None:
-    trace = synthetic(300, 600.0, cv, 5)
-    played = scale.at_rate(trace, 20.0, 1)
-    assert trace.iat_cv is not None and played.iat_cv == pytest.approx(trace.iat_cv, rel=0.06)
-
-
-def test_a_request_that_is_added_has_the_tokens_of_the_one_it_stands_for() -> None:
-    trace = make_trace([1.0, 2.0], duration_s=3.0, source="two", context_tokens=[5, 7])
-    played = scale.multiply(trace, 3.0, 0)
-    assert played.context_tokens is not None and played.context_tokens.tolist() == [5, 5, 5, 7, 7, 7]
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf")])
