@@ -1,7 +1,8 @@
 """Arrival times of a group: an hour of its pattern and set, or the file that was given, at the wanted rate.
 
-Times of day stay: a rate is reached by thinning, or by many users of the clip's profile (:mod:`traces.scale`). Of an hour that is longer than the episode the part is replayed
-whose CV is nearest to the hour's. The CV of what is really replayed stands in every result.
+Times of day stay: a rate is reached by thinning, or by many users of the clip's profile (:mod:`traces.scale`). Of an
+hour that is longer than the episode the part is replayed whose CV is nearest to the hour's. The CV of what is really
+replayed stands in every result.
 """
 
 from __future__ import annotations
