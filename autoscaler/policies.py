@@ -17,10 +17,12 @@ from autoscaler.checked import Checked, from_table
 from autoscaler.contract import NodeKind, Policy, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
+from autoscaler.policy.apa import ApaPolicy, ApaSettings
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.keda import KedaPolicy, KedaSettings
 from autoscaler.policy.kpa import KpaPolicy, KpaSettings
 from autoscaler.policy.scaled_together import ScaledTogetherPolicy
+from autoscaler.policy.slo_aware import SloAwarePolicy, SloAwareSettings
 from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import TokenLoadPolicy, TokenLoadSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy, draw
@@ -178,6 +180,17 @@ def _keda(making: Making) -> Policy:
     return KedaPolicy(making.settings_as(KedaSettings, kinds=making.kinds, **making.bounds))
 
 
+def _apa(making: Making) -> Policy:
+    return ApaPolicy(making.settings_as(ApaSettings, kinds=making.kinds, **making.bounds))
+
+
+def _slo_aware(making: Making) -> Policy:
+    if making.settings.slo_s is None:
+        raise SettingsError("slo_s is None; the policy slo-aware needs an SLO (--slo-ms)")
+    given = {"slo_s": making.settings.slo_s, "kinds": making.kinds, **making.bounds}
+    return SloAwarePolicy(making.settings_as(SloAwareSettings, **given))
+
+
 def _elastic_moe(making: Making) -> Policy:
     return TokenLoadPolicy(making.settings_as(TokenLoadSettings, **making.bounds))
 
@@ -189,8 +202,10 @@ MAKERS: Mapping[str, Maker] = {
     "openfaas": _openfaas,
     "kpa": _kpa,
     "keda": _keda,
+    "apa": _apa,
+    "slo-aware": _slo_aware,
     "elasticmoe": _elastic_moe,
     "serverlessmoe": _serverless_moe,
 }
-WITH_FILE = (*HPA_NAMES, "kpa", "keda", "elasticmoe")
+WITH_FILE = (*HPA_NAMES, "kpa", "keda", "apa", "slo-aware", "elasticmoe")
 assert tuple(MAKERS) == POLICY_NAMES

@@ -14,7 +14,9 @@ from pydantic import Field
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule
 from autoscaler.contract import NAMESPACE, ConfigurationSpace
 
-POLICY_NAMES = ("static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "elasticmoe", "serverlessmoe")
+POLICY_NAMES = (
+    "static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
+)  # fmt: skip
 """Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER``."""
 ELSEWHERE = {
     "smoe": "rl.agent.policy:make",
@@ -45,8 +47,8 @@ class ControllerSettings(Checked):
     manifest_dir: Annotated[Path, Flag("--manifest")]
     """The pipeline's folder; only ``pipeline.json`` is read. [default: the state folder's]"""
     policy: Annotated[str, Flag(metavar="NAME")] = "hpa"
-    """static, hpa, tuned-hpa, openfaas, kpa, keda, elasticmoe, serverlessmoe, smoe, last-window, faasconf, janus, or
-    MODULE:MAKER (docs/policies.md)."""
+    """static, hpa, tuned-hpa, openfaas, kpa, keda, apa, slo-aware, elasticmoe, serverlessmoe, smoe, last-window,
+    faasconf, janus, or MODULE:MAKER (docs/policies.md)."""
     policy_settings: Annotated[Path | Mapping[str, Any] | None, Flag(file=True)] = None
     """TOML file with the policy's own settings (or the table that it would hold), and HPA's in [hpa] where it scales
     what another policy leaves alone or takes over from it; static and serverlessmoe have none."""

@@ -55,7 +55,7 @@ from traces.provenance import path_sha256
 
 POLICIES = (
     *("serverlessmoe", "elasticmoe", "faasconf", "openfaas"),
-    *("hpa", "tuned-hpa", "kpa", "keda", "last-window"),
+    *("hpa", "tuned-hpa", "kpa", "keda", "apa", "slo-aware", "last-window"),
 )
 
 

@@ -20,6 +20,8 @@ POLICIES: Mapping[str, tuple[str, str]] = {
     "tuned-hpa": ("HPA, tuned plan", "#7f6aa0"),
     "kpa": ("KPA", "#8c8c8c"),
     "keda": ("KEDA", "#bdbdbd"),
+    "apa": ("AIBrix APA", "#9c755f"),
+    "slo-aware": ("llm-d SLO-aware", "#76b7b2"),
     "last-window": ("last window's optimum", "#17a2b8"),
 }
 """Name → label and colour, in the order in which they are drawn; the paper's five first."""

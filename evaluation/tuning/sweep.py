@@ -45,6 +45,12 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
         for threshold in (2.8, 1.0, 0.3, 0.1, 0.03, 0.01)
         for down_s in (300.0, 60.0)
     ],
+    "apa": _grid(target=_USED, down_cooldown_s=(300.0, 60.0)),
+    "slo-aware": [
+        {"up_threshold": up, "down_threshold": 0.73 * up, "down_stabilisation_s": down_s}
+        for up in (0.55, 0.9, 0.8, 0.7, 0.4, 0.3)
+        for down_s in (180.0, 60.0)
+    ],
     "elasticmoe": [
         {"utilisation": utilisation, "class_windows": windows, "classes": [{kind: size} for size in sizes]}
         for utilisation, windows in ((0.7, 3), (0.2, 3), (0.7, 1))

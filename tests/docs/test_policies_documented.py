@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from autoscaler.policy.apa import ApaSettings
 from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.janus import JanusSettings
 from autoscaler.policy.keda import KedaSettings
 from autoscaler.policy.kpa import KpaSettings
+from autoscaler.policy.slo_aware import SloAwareSettings
 from autoscaler.policy.token_load import TokenLoadSettings
 from autoscaler.settings import POLICY_NAMES
 
@@ -34,6 +36,8 @@ def test_every_policy_is_in_the_table_and_has_a_section(name: str) -> None:
         ("hpa, openfaas, tuned-hpa", HpaSettings),
         ("kpa", KpaSettings),
         ("keda", KedaSettings),
+        ("apa", ApaSettings),
+        ("slo-aware", SloAwareSettings),
         ("elasticmoe", TokenLoadSettings),
         ("janus", JanusSettings),
     ],

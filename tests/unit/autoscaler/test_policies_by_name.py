@@ -50,7 +50,7 @@ def with_file(folder: Path, policy: str, text: str) -> Policy:
 
 
 def test_every_name_makes_a_policy_of_that_name(folder: Path, plan: Path) -> None:
-    assert [made(folder, name, plan=plan).name for name in POLICY_NAMES] == list(POLICY_NAMES)
+    assert [made(folder, name, plan=plan, slo_s=0.1).name for name in POLICY_NAMES] == list(POLICY_NAMES)
 
 
 def test_the_controller_s_bounds_and_kinds_reach_every_policy(folder: Path) -> None:

@@ -15,7 +15,20 @@ from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
 from tests.unit.simulation.engine.builders import configuration, poisson
 
-POLICIES = ("static", "hpa", "openfaas", "kpa", "keda", "elasticmoe", "janus", "last-window", "faasconf", "smoe")
+POLICIES = (
+    "static",
+    "hpa",
+    "openfaas",
+    "kpa",
+    "keda",
+    "apa",
+    "slo-aware",
+    "elasticmoe",
+    "janus",
+    "last-window",
+    "faasconf",
+    "smoe",
+)
 GROUP = Group("bert-4", "bursty", 0, 1)
 
 
