@@ -4,8 +4,8 @@
 
 Breaks one line at a time in a copy of the tree (a comparison turned round, a number changed, a call dropped, a
 condition negated), spread over all rooms, and runs the tests that could notice: first those that import the broken
-module, then those of its room. A mutant is *caught* when a test fails or the run does not end in time. The last line is
-one JSON object with ``mutants`` and ``caught``.
+module, then those of its room, then the slow ones of both. A mutant is *caught* when a test fails or the run does not
+end in time. The last line is one JSON object with ``mutants`` and ``caught``.
 """
 
 from __future__ import annotations
@@ -108,48 +108,60 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 
 
 def tests_for(mutant: Mutant) -> list[list[str]]:
-    """Runs of pytest, one after the other until one fails: tests that import the module, then its room's."""
+    """Arguments of pytest's runs that could notice, in turn: tests that import the module, its room's, slow ones."""
     module = re.escape(mutant.path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
     parent, _, name = module.rpartition(r"\.")
-    imported = re.compile(rf"\b(?:{module}\b|from {parent} import [^\n]*\b{name}\b)")
+    imported = re.compile(rf"\b(?:{module}\b|from {parent} import (?:\([^)]*|[^\n]*)\b{name}\b)")
     tests = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
     direct = [path.relative_to(ROOT).as_posix() for path in tests if imported.search(path.read_text())]
     room = mutant.path.split("/")[0]
     folders = [folder for folder in (f"tests/unit/{room}", f"tests/contract/{room}") if (ROOT / folder).is_dir()]
-    return [run for run in (direct, folders) if run]
+    others = [*folders, *(f"--deselect={path}" for path in direct)]
+    fast, slow = ["-m", "not slow and not prometheus"], ["-m", "slow and not prometheus"]
+    return [*([[*direct, *fast]] if direct else []), [*others, *fast], [*direct, *folders, *slow]]
 
 
 def caught(mutant: Mutant, copy: Path) -> bool:
-    """Whether tests of ``copy`` that pass on the code as it is fail on the mutant, which is taken back afterwards."""
+    """Whether a test of ``copy`` that passes on the code as it is fails on the mutant."""
     path = copy / mutant.path
     source = path.read_bytes()
     for run in tests_for(mutant):
-        path.write_bytes(source[: mutant.begin] + mutant.text.encode() + source[mutant.end :])
-        try:
-            noticed = fails(run, copy)
-        finally:
-            path.write_bytes(source)
-        if noticed and not fails(run, copy):  # what fails anyway notices nothing
-            return True
+        while True:
+            path.write_bytes(source[: mutant.begin] + mutant.text.encode() + source[mutant.end :])
+            try:
+                failed = first_failed(run, copy)
+            finally:
+                path.write_bytes(source)
+            if failed is None:
+                break
+            if first_failed([failed] if failed else run, copy) is None:
+                return True
+            if not failed:  # the run hangs or breaks off without the mutant, too
+                break
+            run = [*run, f"--deselect={failed}"]  # what fails anyway notices nothing
     return False
 
 
-def fails(tests: list[str], copy: Path) -> bool:
-    """Whether a run of pytest in ``copy`` fails or takes too long."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not prometheus", "-p", "no:cacheprovider", *tests]
+def first_failed(tests: list[str], copy: Path) -> str | None:
+    """The first test function that fails in a run of pytest in ``copy``; "" where it takes too long or breaks off."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, cwd=copy, env=environment, stdout=output, stderr=output, start_new_session=True
         )
         try:
-            return process.wait(LONGEST_TESTS_S) not in (0, 5)
+            if process.wait(LONGEST_TESTS_S) in (0, 5):  # passed, or none was chosen
+                return None
         except subprocess.TimeoutExpired:
-            return True
+            return ""
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, 9)
                 process.wait()
+        output.seek(0)
+        found = re.search(rb"^(?:FAILED|ERROR) ([^\s\[]+)", output.read(), re.MULTILINE)
+        return found[1].decode() if found else ""
 
 
 @click.command()
