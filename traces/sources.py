@@ -105,7 +105,7 @@ def natural(path: Path | str) -> list[tuple[int, int, str]]:
 
 
 def _of_file(path: Path, file: io.BufferedReader, wanted: Callable[[str], bool] | None) -> Iterator[Source]:
-    head = file.peek(8)[:8]
+    head = file.peek()
     if head.startswith(b"PK\x03\x04"):
         with zipfile.ZipFile(file) as archive:
             for info in archive.infolist()[:MAX_MEMBERS]:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -177,6 +178,14 @@ def test_cuda_is_asked_in_the_right_order_and_only_then(monkeypatch: pytest.Monk
     monkeypatch.setattr(devices, "GpuDevice", lambda driver, place, deadline_s: driver.finish())
     open_device(DeviceSettings("cuda", {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}))
     assert asked == ["init with 30", "stream on cuda:0", "synchronize"]
+
+
+def test_the_log_names_the_gpu_and_its_memory_in_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(name="GPU 1", multi_processor_count=12)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: found)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 29, 2 << 30))
+    assert Cuda().words() == "GPU 1, 12 multiprocessors, 1536 of 2048 MiB free"
 
 
 def test_a_torch_without_cuda_says_so() -> None:
