@@ -29,6 +29,10 @@ EVALUATE = frozenset(
     ("--workloads", "--pipeline", "--policies", "--patterns", "--trace", "--mean-rps", "--seeds", "--slo-ms", "--out",
      "--workers", "--json")
 )  # fmt: skip
+TRAIN = frozenset(
+    ("--workload", "--pipeline", "--slo-ms", "--profile", "--traces", "--minutes", "--seed", "--windows",
+     "--out")
+)  # fmt: skip
 LAB = {
     "profile": LazyCommand(
         "smoe.commands.profiling", "profile", "measure a pipeline's functions and fit the latency model"
@@ -43,7 +47,9 @@ LAB = {
     "tune": LazyCommand(
         "evaluation.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"
     ),
-    "train": LazyCommand("rl.train.commands", "train", "learn a scaling policy from traces, in the simulator"),
+    "train": LazyCommand(
+        "rl.train.commands", "train", "learn a scaling policy from traces, in the simulator", essential=TRAIN
+    ),
     "fine-tune": LazyCommand(
         "rl.train.fine_tuning", "fine_tune", "let a trained agent learn from what a controller logged"
     ),

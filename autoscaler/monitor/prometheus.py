@@ -114,7 +114,7 @@ class PrometheusSource:
     @property
     def _client(self) -> PrometheusConnect:
         """This thread's own: sessions are not made for several."""
-        if not hasattr(self._clients, "own"):
+        if not hasattr(self._clients, "client"):
             session = requests.Session()
             session.trust_env = False
             # packing 8 MB costs both sides more than sending them within a cluster

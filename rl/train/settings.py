@@ -51,7 +51,7 @@ class TrainingSettings(Checked):
     error = TrainingError
     workloads: Annotated[tuple[str, ...], Flag(hidden=True)] = PAPER_WORKLOADS
     seed: FromZero = 0
-    """Of clips, networks and exploration."""
+    """Seed of clips, networks and exploration."""
     arm: Arm = "full"
     """Networks (docs/agent.md)."""
     meter: Meter = "provisioned"

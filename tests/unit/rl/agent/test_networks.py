@@ -222,8 +222,8 @@ def test_the_pointer_weighs_the_experts_that_there_are() -> None:
     [
         ({"arm": "none"}, "arm is 'none'"),
         ({"width": 10}, "multiple of heads"),
-        ({"rank": 0}, "rank of the networks is 0"),
-        ({"arm": "ddpg-only", "layers": 0}, "layers of the networks is 0"),
+        ({"rank": 0}, "rank is 0"),
+        ({"arm": "ddpg-only", "layers": 0}, "layers is 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(sizes: dict[str, object], said: str) -> None:
