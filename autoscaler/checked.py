@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
@@ -60,7 +60,7 @@ class Checked:
     def __post_init__(self) -> None:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
         try:
-            _model(type(self)).model_validate(values)
+            _model(type(self)).model_validate(values)  # type: ignore[arg-type]
         except ValidationError as error:
             raise self.error(_sentence(type(self), error)) from None
         for key, holds, allowed in self.rules():
@@ -86,10 +86,14 @@ def from_table(kind: type[Kind], table: Mapping[str, Any], given: Mapping[str, A
     if taken := table.keys() & given.keys():
         raise kind.error(f"{_start(kind)}{min(taken)} is a setting of the controller, not of this file")
     try:
-        model = _model(kind).model_validate_json(json.dumps(table, default=str))
+        model = _model(kind).model_validate_json(json.dumps(table, default=str))  # type: ignore[arg-type]
     except ValidationError as error:
         raise kind.error(_sentence(kind, error, without=given.keys())) from None
-    return kind(**{name: getattr(model, name) for name in model.model_fields_set}, **given)
+    values = {**{name: getattr(model, name) for name in model.model_fields_set}, **given}
+    for entry in fields(kind):  # type: ignore[arg-type]
+        if entry.name not in values and entry.default is MISSING and entry.default_factory is MISSING:
+            raise kind.error(f"{_start(kind)}{entry.name} is missing")
+    return kind(**values)
 
 
 @cache

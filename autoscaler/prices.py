@@ -9,14 +9,18 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from autoscaler.checked import Checked, from_table
 from autoscaler.contract import Configuration, Cost, NodeObservation, Observation
 from autoscaler.errors import SettingsError
 
 DEFAULT_SHEET = Path(__file__).with_name("prices.toml")
+Price = Annotated[float, Field(ge=0, lt=1e6)]
 Meter = Literal["busy", "provisioned"]
 METERS: tuple[Meter, ...] = ("busy", "provisioned")
 DEFAULT_METER: Meter = "provisioned"
@@ -24,15 +28,15 @@ DEFAULT_METER: Meter = "provisioned"
 
 
 @dataclass(frozen=True)
-class PriceSheet:
+class PriceSheet(Checked):
     """Prices in ``currency`` per second."""
 
     name: str
     source: str
     currency: str
-    cpu_core_s: float
-    memory_gib_s: float
-    gpu_s: float
+    cpu_core_s: Price
+    memory_gib_s: Price
+    gpu_s: Price
     """A whole GPU."""
 
     def unit_per_s(self, configuration: Configuration) -> float:
@@ -50,15 +54,10 @@ def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
         document = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"price sheet {path} cannot be read: {error}") from error
-    names = [entry.name for entry in fields(PriceSheet)]
-    wrong = sorted(set(document) ^ set(names))
-    if wrong:
-        raise SettingsError(f"price sheet {path}: key {wrong[0]!r} is missing or not known; the keys are {names}")
-    for key in ("cpu_core_s", "memory_gib_s", "gpu_s"):
-        price = document[key]
-        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < 1e6:
-            raise SettingsError(f"price sheet {path}: {key} is {price!r}; it takes a price of 0 or more")
-    return PriceSheet(**document)
+    try:
+        return from_table(PriceSheet, document)
+    except SettingsError as error:
+        raise SettingsError(f"price sheet {path}: {error}") from error
 
 
 def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: PriceSheet) -> Cost:

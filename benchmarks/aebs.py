@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from benchmarks.harness.options import benchmark, routing_option, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import activations_of
+from benchmarks.placement.oracles import least_fullest
 from benchmarks.placement.synthetic_routing import REAL_EXPERTS, Choices, real, synthetic
 from benchmarks.replica_rules import RULES, ReplicaRule, activated_by_node
 from functions.dispatch.aebs import ActivatedExpertBalance, Places, ReplicaTable, replica_table
-from placement.exact import least_fullest
 from placement.janus import Nodes, place
 
 Chooser = Callable[[Choices, Places], object]

@@ -30,7 +30,7 @@ from rl.train.parallel_episodes import Actions, Decide
 from rl.train.run import BEST, Run
 from rl.train.settings import TrainingSettings
 from rl.train.teacher import TeacherSettings
-from rl.train.validation import Validator, holding
+from rl.train.validation import Validator
 from rl.train.warm_start import teacher_of, to_indices
 
 Plan = Callable[[Observation], Mapping[str, Configuration]]
@@ -99,7 +99,7 @@ def compared(run: Run) -> dict[str, dict[str, Any]]:
     settings, validator = run.settings, Validator(run.settings, run.out / "cache", run.data)
     policies: dict[str, Decide] = {
         "learnt": acting(run.out / BEST),
-        "start, never changed": holding,
+        "start, never changed": lambda episodes, states: [state.present for state in states],
         "teacher": teaching(settings.teacher),
         "last window's optimum": last_window(settings),
     }

@@ -107,20 +107,6 @@ def check_fits(cluster: Cluster, layers: int, experts: int, expert_bytes: int) -
         )
 
 
-def check_plan(plan: PlanArray, cluster: Cluster, expert_bytes: int) -> None:
-    """Raises PlacementError: a GPU over its memory, or an expert without a place; names which."""
-    over = np.flatnonzero(plan.sum(axis=(1, 2)) > cluster.slots(expert_bytes))
-    if over.size:
-        gpu = int(over[0])
-        raise PlacementError(
-            f"GPU {gpu} of node {cluster.node[gpu]} holds {int(plan[gpu].sum())} experts, "
-            f"{int(cluster.slots(expert_bytes)[gpu])} fit in its memory"
-        )
-    missing = np.argwhere(~plan.any(axis=0))
-    if missing.size:
-        raise PlacementError(f"layer {missing[0][0]}: expert {missing[0][1]} is on no GPU")
-
-
 def remote_calls(plan: PlanArray, cluster: Cluster, frequency: Floats) -> Floats:
     """[nodes]: Eq. (2) by node, ``frequency`` [nodes, layers, experts] of experts that the node does not hold."""
     calls: Floats = np.where(cluster.by_node(plan), 0.0, frequency).sum(axis=(1, 2))

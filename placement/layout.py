@@ -52,24 +52,6 @@ def once(held: Held) -> Held:
     return slots
 
 
-def token_load(held: Held, tokens: Floats) -> Floats:
-    """[layers, nodes]: tokens by node; ``tokens`` [layers, experts] of an expert split evenly over its replicas."""
-    counts = copies(held, tokens.shape[1])
-    share = tokens / np.maximum(counts.sum(axis=1), 1)
-    load: Floats = np.einsum("lne,le->ln", counts, share)
-    return load
-
-
-def coactivation_load(held: Held, together: Singles) -> Floats:
-    """[layers, nodes]: Janus, Eq. (1): co-activations [layers, experts, experts] summed over pairs on a node.
-
-    An expert that stands twice on a node counts once.
-    """
-    here = (copies(held, together.shape[1]) > 0).astype(np.float32)
-    pairs: Floats = ((here @ together) * here).sum(axis=2, dtype=np.float64) / 2
-    return pairs
-
-
 def arrivals(previous: Held, held: Held) -> int:
     """Replicas that a node holds in ``held`` and did not hold in ``previous``: what has to be copied."""
     experts = int(max(previous.max(), held.max())) + 1

@@ -19,10 +19,12 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linprog
+from scipy.sparse import coo_array, csr_array
 
 from placement.cluster import Cluster, PlanArray, Whole, check_fits, entropy
-from placement.errors import PlacementError
-from placement.exact import fewest_remote
+from placement.errors import InfeasibleError, PlacementError
 from placement.exchange import MOST_CYCLES, improve, to_gpus
 from placement.layout import Floats
 
@@ -116,6 +118,34 @@ def _cover(held: PlanArray, frequency: Floats) -> None:
                 held[node, given_up], held[node, taken] = False, True
                 holders[given_up] -= 1
                 holders[taken] += 1
+
+
+def fewest_remote(frequency: Floats, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Prism, Eq. (2): experts on each node [nodes, experts] bool with the fewest expected remote calls.
+
+    ``frequency`` [nodes, experts] (all layers' experts in a row), ``slots`` [nodes] experts that fit. The constraint
+    matrix is that of a transportation problem, so a basic optimal solution is whole. Raises InfeasibleError.
+    """
+    nodes, experts = frequency.shape
+    if np.minimum(slots, experts).sum() < experts:
+        raise InfeasibleError(
+            f"expert coverage: {experts} experts need a place each, all nodes together have "
+            f"{int(np.minimum(slots, experts).sum())}"
+        )
+    cell = np.arange(nodes * experts)
+    one = np.ones(nodes * experts)
+    by_node = coo_array((one, (cell // experts, cell)), shape=(nodes, cell.size))
+    by_expert = coo_array((-one, (cell % experts, cell)), shape=(experts, cell.size))
+    limits = np.concatenate((slots.astype(np.float64), -np.ones(experts)))
+    rows = np.concatenate((by_node.row, by_expert.row + nodes))
+    columns = np.concatenate((by_node.col, by_expert.col))
+    matrix = csr_array((np.concatenate((one, -one)), (rows, columns)))
+    scale = max(float(frequency.max()), 1e-300)
+    solution = linprog(-frequency.ravel() / scale, A_ub=matrix, b_ub=limits, bounds=(0, 1), method="highs-ds")
+    if solution.status != 0:
+        raise PlacementError(f"the linear program of Eq. (2) was not solved: {solution.message}")
+    held: NDArray[np.bool_] = solution.x.reshape(nodes, experts) > 0.5
+    return held
 
 
 def _checked(frequency: Floats, cluster: Cluster) -> Floats:

@@ -28,11 +28,11 @@ from benchmarks.harness.options import benchmark, routing_option, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import Activations, activations_of
 from benchmarks.placement.eplb import balanced
+from benchmarks.placement.oracles import coactivation_load, least_pairs, token_load
 from benchmarks.placement.synthetic_routing import Choices, Law, real, synthetic
 from functions.dispatch.aebs import ActivatedExpertBalance, replica_table
-from placement.exact import least_pairs
 from placement.janus import Nodes, Objective, place
-from placement.layout import Held, arrivals, coactivation_load, copies, once, token_load
+from placement.layout import Held, arrivals, copies, once
 
 Method = Callable[[Activations, Held | None], Held]
 TOKENS = 4096

@@ -103,11 +103,3 @@ class ActorNetwork(Protocol):
     def relaxed(self, batch: Batch, executed: Tensor) -> Tensor:
         """[B, n, K, C] float32: features of the arg max with the gradient of the expected features (straight-through);
         layer i is decided in view of ``executed`` [B, n, K, 4] in the layers before it."""
-
-
-class CriticNetwork(Protocol):
-    """Q_ω of every layer step of a window at once."""
-
-    def __call__(self, batch: Batch, features: Tensor, executed: Tensor) -> Tensor:
-        """[B, n] float32: Q(s_i, a_i) with a_i from ``features`` [B, n, K, C] and the layers before i as ``executed``
-        [B, n, K, 4]."""

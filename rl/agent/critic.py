@@ -45,7 +45,8 @@ class KnownCost(nn.Module):
 
 
 class Critic(nn.Module):
-    """See ``CriticNetwork``."""
+    """[B, n] float32: Q(s_i, a_i) with a_i from ``features`` [B, n, K, C] and the layers before i as ``executed``
+    [B, n, K, 4]."""
 
     def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()

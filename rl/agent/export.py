@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from autoscaler.checked import from_table
 from rl.agent.actor import SisoActor
 from rl.agent.contract import AXES, CONFIGURATION_FEATURES
 from rl.agent.errors import NetworkError
@@ -60,7 +61,10 @@ def load(path: Path) -> SisoActor:
         stored = header["features"].get(kind)
         if stored != names:
             raise NetworkError(f"{path}: {_difference(kind, stored if isinstance(stored, list) else [], names)}")
-    actor = new_actor(_settings(path, header["settings"]))
+    try:
+        actor = new_actor(from_table(NetworkSettings, header["settings"]))
+    except NetworkError as error:
+        raise NetworkError(f"{path}: {error}") from error
     wanted = actor.state_dict()
     wrong = sorted(set(wanted) ^ set(tensors))
     if wrong:
@@ -120,17 +124,3 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if missing:
         raise NetworkError(f"{path}: its header has no {missing[0]}")
     return header, tensors
-
-
-def _settings(path: Path, stored: Mapping[str, Any]) -> NetworkSettings:
-    kinds = {"str": str, "int": int, "bool": bool}
-    casts = {entry.name: kinds[str(entry.type)] for entry in fields(NetworkSettings)}
-    for name, value in stored.items():
-        if name not in casts or type(value) is not casts[name]:
-            raise NetworkError(
-                f"{path}: setting {name} of the networks is {value!r}, which is not known or of no such kind"
-            )
-    try:
-        return NetworkSettings(**stored)
-    except (NetworkError, TypeError) as error:
-        raise NetworkError(f"{path}: {error}") from error

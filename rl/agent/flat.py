@@ -83,7 +83,8 @@ class FlatActor(SisoActor):
 
 
 class FlatCritic(nn.Module):
-    """See ``CriticNetwork``: flat state, flat actions of the layers before and of the one that is judged."""
+    """As :meth:`rl.agent.critic.Critic.forward`: flat state, flat actions of the layers before and of the judged
+    one."""
 
     def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()

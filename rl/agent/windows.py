@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from autoscaler.contract import Configuration, ConfigurationSpace
+from autoscaler.checked import from_table
+from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import read_contexts, read_decisions
 from autoscaler.policies import Making
@@ -118,18 +119,9 @@ def state_at(encoder: Encoder, stored: list[Tick], last: Tick) -> State:
 
 def making_of(context: Mapping[str, Any]) -> Making:
     """What the policy of a log was made of: its settings are in the log. Raises SettingsError."""
-    stored = dict(context["settings"])
-    names = {entry.name for entry in fields(ControllerSettings)}
-    paths = ("manifest_dir", "policy_settings", "plan", "prices", "log_dir", "kubeconfig")
-    given: dict[str, Any] = {name: value for name, value in stored.items() if name in names}
-    given |= {name: Path(given[name]) for name in paths if isinstance(given.get(name), str)}
-    space = given.get("space", {})
-    given["space"] = ConfigurationSpace(**{name: _tuple(value) for name, value in space.items()})
-    settings = ControllerSettings(**given)
+    names = {entry.name for entry in fields(ControllerSettings)}  # older logs hold settings that are gone
+    stored = {name: value for name, value in context["settings"].items() if name in names}
+    settings = from_table(ControllerSettings, stored)
     limits = LimitSettings(space=settings.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
     topology = load_topology(settings.manifest_dir, settings.max_functions)
     return Making(settings, topology, limits, PriceSheet(**context["prices"]))
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from autoscaler.contract import SLO_QUANTILE
 from evaluation.bound.bounds import lower_bound
 from evaluation.bound.loads import windows
 from evaluation.bound.physics import Physics
-from rl.agent.contract import State
 from rl.episodes import WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
@@ -178,12 +177,6 @@ class Validator:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(cost))
         return cost
-
-
-def holding(episodes: Sequence[Episode], states: Sequence[State]) -> list[np.ndarray]:
-    """The policy that never changes anything: what a clip starts with, found by profiling its first windows. Actions
-    [n, K, 4] of each."""
-    return [state.present for state in states]
 
 
 def by_name(validation: Validation) -> Iterator[tuple[str, float]]:

@@ -101,31 +101,9 @@ def spread(seconds: Sequence[float]) -> Spread:
     return Spread(len(values), float(values.mean()), p50, p95, p99, deviation, shape)
 
 
-SCHEMA = pa.schema(
-    [
-        *((name, pa.string()) for name in ("node", "family", "loop")),
-        ("tokens", pa.int32()),
-        ("texts", pa.int32()),
-        *((name, pa.float64()) for name in ("cpu_cores", "share", "period_s")),
-        ("memory_mib", pa.int32()),
-        ("concurrency", pa.int32()),
-        ("rate_rps", pa.float64()),
-        ("seed", pa.int64()),
-        ("repeat", pa.int32()),
-        ("feasible", pa.bool_()),
-        ("note", pa.string()),
-        ("n", pa.int32()),
-        ("errors", pa.int32()),
-        *((name, pa.float64()) for name in ("seconds", "mean_s", "p50_s", "p95_s", "p99_s", "sd_s")),
-        ("quantiles_s", pa.list_(pa.float32())),
-        ("throughput_rps", pa.float64()),
-        *((name, pa.float64()) for name in ("cpu_s_per_call", "throttled_part", "waiting_s_per_call", "others_cores")),
-        ("batch_calls", pa.float64()),
-        ("node_calls", pa.float64()),
-        ("memory_bytes", pa.int64()),
-        *((name, pa.float64()) for name in ("load1", "gpu_share", "beside_share", "pause_s")),
-    ]
-)
+_TYPES = {"str": pa.string(), "int": pa.int32(), "float": pa.float64(), "bool": pa.bool_()}
+_WIDE = {"seed": pa.int64(), "memory_bytes": pa.int64(), "quantiles_s": pa.list_(pa.float32())}
+SCHEMA = pa.schema([(x.name, _WIDE.get(x.name) or _TYPES[str(x.type).removesuffix(" | None")]) for x in fields(Row)])
 """Arrow types of the columns, in the order of :class:`Row`."""
 
 COLUMNS = tuple(entry.name for entry in fields(Row))

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from autoscaler.checked import Checked, FromOne, Positive
 from moe.manifest import Manifest, Node
 from simulation.profiles.model.errors import ProfileError
 
 Family = Literal["alone", "busy", "concurrency", "surface", "memory"]
+Sizes = Annotated[tuple[FromOne, ...], Field(min_length=1)]
+Shares = Annotated[tuple[Positive, ...], Field(min_length=1)]
 Loop = Literal["paced", "closed", "open"]
 
 RESTART_S = 0.4
@@ -28,31 +33,32 @@ COUPLED_MIB_PER_CORE = 1769
 
 
 @dataclass(frozen=True)
-class ProfileSettings:
+class ProfileSettings(Checked):
     """Axes and effort of a profile. Shares are real cores: configured cores × ``cpu_scale``."""
 
-    tokens: tuple[int, ...] = (1, 8, 32, 128, 512)
-    shares: tuple[float, ...] = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
-    busy_tokens: tuple[int, ...] = (8, 32, 128)
-    busy_shares: tuple[float, ...] = (0.06, 0.25, 1.0)
-    concurrencies: tuple[int, ...] = (2, 4, 8)
-    surface_shares: tuple[float, ...] = (0.06, 0.12, 0.25, 0.5, 1.0)
+    error = ProfileError
+    tokens: Sizes = (1, 8, 32, 128, 512)
+    shares: Shares = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0)
+    busy_tokens: Sizes = (8, 32, 128)
+    busy_shares: Shares = (0.06, 0.25, 1.0)
+    concurrencies: Sizes = (2, 4, 8)
+    surface_shares: Shares = (0.06, 0.12, 0.25, 0.5, 1.0)
     surface_concurrencies: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 10)
     surface_tokens: int = 32
     surface_load: float = 0.75
     """Offered load of the surface: this part of what one core quarter serves one call at a time."""
-    memory_mib: tuple[int, ...] = (8, 12, 16, 24, 32, 48, 64, 128)
+    memory_mib: Sizes = (8, 12, 16, 24, 32, 48, 64, 128)
     memory_tokens: int = 128
     memory_concurrencies: tuple[int, ...] = (1, 8)
     ample_mib: int = 1024
     """Memory limit of every point that does not ask about memory."""
-    repeats: int = 3
-    seconds_per_point: float = 0.8
+    repeats: FromOne = 3
+    seconds_per_point: Positive = 0.8
     surface_seconds: float = 2.0
-    calls_per_point: int = 300
-    longest_call_s: float = 2.0
+    calls_per_point: FromOne = 300
+    longest_call_s: Positive = 2.0
     """Points whose calls are expected to take longer are left out, and counted."""
-    transitions: int = 10
+    transitions: FromOne = 10
     """Repeats of each cold start, drain and resize."""
     volley_rounds: int = 10
     """Rounds of concurrent requests in each repeat: lone ones vary by a tenth from round to round, and what concurrency
@@ -65,11 +71,8 @@ class ProfileSettings:
     """... at most so often; the least_disturbed is kept."""
     most_minutes: float = 0.0
     """Repeats beyond the first stop when so much time has passed; 0 is no limit."""
-    cpu_scale: float = 1.0
+    cpu_scale: Positive = 1.0
     seed: int = 0
-
-    def to_json(self) -> dict[str, object]:
-        return asdict(self)
 
 
 QUICK = ProfileSettings(
@@ -135,17 +138,6 @@ class Plan:
     @property
     def total_s(self) -> float:
         return sum(self.seconds(point) for point in (*self.live, *self.memory))
-
-
-def check(settings: ProfileSettings) -> None:
-    """Raises ProfileError for settings that cannot be measured."""
-    for name in ("tokens", "shares", "busy_tokens", "busy_shares", "concurrencies", "surface_shares", "memory_mib"):
-        values = getattr(settings, name)
-        if not values or any(value <= 0 for value in values):
-            raise ProfileError(f"{name} is {values!r}; it takes one or more numbers above 0")
-    for name in ("repeats", "seconds_per_point", "calls_per_point", "longest_call_s", "cpu_scale", "transitions"):
-        if getattr(settings, name) <= 0:
-            raise ProfileError(f"{name} is {getattr(settings, name)}; it must be above 0")
 
 
 def node_classes(manifest: Manifest) -> tuple[NodeClass, ...]:

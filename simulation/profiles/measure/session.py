@@ -21,7 +21,7 @@ from simulation.profiles.measure.concurrent import FAMILY as OVERLAP
 from simulation.profiles.measure.gpu import GpuSettings, measure_gpu
 from simulation.profiles.measure.idle_gap import FAMILY as IDLE
 from simulation.profiles.measure.machine import this_machine, versions
-from simulation.profiles.measure.measurement_plan import Plan, Point, ProfileSettings, check, node_classes
+from simulation.profiles.measure.measurement_plan import Plan, Point, ProfileSettings, node_classes
 from simulation.profiles.measure.passes import measure_passes, requests_s
 from simulation.profiles.measure.run import Bench, plan_of, run_live, run_memory
 from simulation.profiles.measure.target import Gateway
@@ -62,7 +62,6 @@ def measure_profile(
     ``deployments``: by node id (and ``ingress``), what to deploy; ``notes``: what the platform states it cannot do;
     ``gpu``: GPU shares to measure too. Raises ProfileError.
     """
-    check(settings)
     begun, load = _now(), os.getloadavg()
     at_the_end_s = PASSES_S + settings.repeats * requests_s(settings)
     ends_s = time.monotonic() + 60 * settings.most_minutes - at_the_end_s if settings.most_minutes else None
@@ -88,7 +87,7 @@ def measure_profile(
         machine=this_machine(),
         cpu_scale=settings.cpu_scale,
         versions=versions(),
-        settings=settings.to_json(),
+        settings=settings.as_json(),
         begun=begun,
         ended=_now(),
         load_average=load,
@@ -110,7 +109,6 @@ def measure_requests(
     measured again: they are compared with others of the same minute, so the rest may be older. Raises ProfileError
     where they could not be measured.
     """
-    check(settings)
     begun = _now()
     progress.plan("concurrent requests, and after idle gaps", settings.repeats * requests_s(settings))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

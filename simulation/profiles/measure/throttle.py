@@ -145,16 +145,6 @@ def burst_s(limit: Limit) -> float:
     return max(limit.quota_s * (1 - limit.share), work_s - limit.share * mean_idle_s(work_s, limit))
 
 
-def bucket_s(work_s: ArrayLike, burst: ArrayLike, refill: ArrayLike) -> Floats:
-    """Seconds of ``work_s`` CPU seconds on a full token bucket: at full speed while ``burst`` lasts (it refills at
-    ``refill`` meanwhile), at ``refill`` of full speed after that. Never falls with work, never rises with refill.
-    Arrays [phases] or broadcast [...].
-    """
-    work, size, rate = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (work_s, burst, refill)))
-    rate = np.clip(rate, 1e-9, 1.0)
-    return np.asarray(np.maximum(work, (work - size) / rate))
-
-
 class IdleTable:
     """Mean seconds of a call to an idle replica over CPU seconds of work × share, monotone in both.
 

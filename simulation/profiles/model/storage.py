@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from autoscaler.checked import Checked, from_table
 from simulation.profiles.fit.rows import COLUMNS, LATER, SCHEMA, Row
 from simulation.profiles.measure.machine import Machine
 from simulation.profiles.model.errors import ProfileError, ProfileMismatchError
 
-VERSION = 1
+VERSION: Literal[1] = 1
 _KEY = b"smoe.profile"
 MEMORY_TOLERANCE = 0.1
 """Machines whose memory differs by less than this part count as the same."""
 
 
 @dataclass(frozen=True)
-class Metadata:
+class Metadata(Checked):
     """What a profile was measured on, with and when."""
 
+    error = ProfileError
     pipeline: str
     manifest_sha256: str
     classes: Mapping[str, tuple[str, ...]]
@@ -46,7 +48,7 @@ class Metadata:
     """What the data show, in sentences."""
     notes: tuple[str, ...] = ()
     """What the platform could not do here."""
-    version: int = VERSION
+    version: Literal[1] = VERSION
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ def load(path: Path) -> Profile:
     if document is None:
         raise ProfileError(f"{path} is a parquet file without the metadata of a profile ({_KEY.decode()})")
     try:
-        metadata = _metadata(json.loads(document), path)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        metadata = from_table(Metadata, json.loads(document))
+    except (ValueError, AttributeError, ProfileError) as error:
         raise ProfileError(f"{path}: the profile's metadata cannot be read: {error}") from error
     missing = sorted(set(COLUMNS) - LATER - set(table.column_names))
     if missing:
@@ -105,19 +107,6 @@ def load(path: Path) -> Profile:
     for row in rows:
         row["quantiles_s"] = None if row["quantiles_s"] is None else tuple(row["quantiles_s"])
     return Profile(metadata, tuple(Row(**row) for row in rows))
-
-
-def _metadata(document: dict[str, Any], path: Path) -> Metadata:
-    if document.get("version") != VERSION:
-        raise ProfileError(f"{path} is a profile of version {document.get('version')}; this tree reads {VERSION}")
-    unknown = sorted(set(document) ^ {entry.name for entry in fields(Metadata)})
-    if unknown:
-        raise ProfileError(f"{path}: metadata key {unknown[0]!r} is missing or not known")
-    document["machine"] = Machine(**document["machine"])
-    document["classes"] = {node: tuple(members) for node, members in document["classes"].items()}
-    for key in ("load_average", "findings", "notes"):
-        document[key] = tuple(document[key])
-    return Metadata(**document)
 
 
 def check_pipeline(metadata: Metadata, pipeline: str, manifest_sha256: str) -> None:

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from benchmarks.placement.oracles import least_fullest
 from benchmarks.replica_rules import RULES, ReplicaRule, activated_by_node
 from functions.dispatch.aebs import ActivatedExpertBalance, ReplicaTable, assign, replica_table
-from placement.exact import least_fullest
 
 HOSTS = st.integers(2, 6).flatmap(
     lambda nodes: st.tuples(

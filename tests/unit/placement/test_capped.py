@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from benchmarks.placement.activations import Activations
 from benchmarks.placement.eplb import balanced
+from benchmarks.placement.oracles import coactivation_load, token_load
 from placement.janus import Nodes, place
-from placement.layout import Held, check, coactivation_load, copies, once, token_load
+from placement.layout import Held, check, copies, once
 from tests.unit.placement.conftest import Known
 
 SHAPES = st.tuples(st.integers(2, 6), st.integers(2, 5), st.integers(0, 8), st.integers(0, 10_000))

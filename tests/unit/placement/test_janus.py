@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from benchmarks.placement.activations import Activations, activations_of
 from benchmarks.placement.eplb import balanced
+from benchmarks.placement.oracles import coactivation_load, least_pairs, token_load
 from placement.errors import InfeasibleError, PlacementError
-from placement.exact import least_pairs
 from placement.janus import OBJECTIVES, Nodes, Placement, place
-from placement.layout import arrivals, check, coactivation_load, copies, keep_in_place, once, token_load
+from placement.layout import arrivals, check, copies, keep_in_place, once
 from tests.unit.placement.conftest import Known
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(1, 9), st.integers(0, 1000))

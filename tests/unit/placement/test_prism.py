@@ -11,18 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.placement.heterogeneous_compared import eplb, redundance, smartmoe, uniform
+from benchmarks.placement.oracles import check_plan
 from placement.cluster import (
     Cluster,
-    check_plan,
     entropy,
     local_ratio,
     make_cluster,
     remote_calls,
 )
 from placement.errors import InfeasibleError, PlacementError
-from placement.exact import fewest_remote
 from placement.migration import Scale, decide, migration_s
-from placement.prism import METHODS, assign, layer_counts, plan
+from placement.prism import METHODS, assign, fewest_remote, layer_counts, plan
 
 PEERS: dict[str, Callable[[np.ndarray, Cluster, int], np.ndarray]] = {
     "uniform": lambda f, c, b: uniform(c, f.shape[1], f.shape[2], b, 0),

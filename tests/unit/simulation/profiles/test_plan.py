@@ -14,7 +14,6 @@ from simulation.profiles.measure.measurement_plan import (
     Plan,
     ProfileSettings,
     axis_tokens,
-    check,
     make_plan,
     node_classes,
 )
@@ -96,7 +95,7 @@ def test_the_time_of_a_plan_is_the_sum_of_its_points() -> None:
 )
 def test_settings_that_cannot_be_measured_are_refused(change: dict[str, object], named: str) -> None:
     with pytest.raises(ProfileError, match=named):
-        check(replace(ProfileSettings(), **change))  # type: ignore[arg-type]
+        replace(ProfileSettings(), **change)  # type: ignore[arg-type]
 
 
 def test_nodes_with_the_same_program_and_sizes_are_one_class(minilm: Manifest) -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from simulation.profiles.measure.throttle import (
     Limit,
-    bucket_s,
     burst_s,
     busy_call_s,
     idle_call_s,
@@ -111,10 +110,5 @@ def test_the_table_is_near_to_what_it_tabulates(share: float) -> None:
 @pytest.mark.parametrize("share", [0.06, 0.25, 0.6])
 def test_long_calls_take_as_long_on_the_bucket_as_under_the_limit(share: float) -> None:
     limit = limit_of(share, TICK_S)
-    on_bucket = float(bucket_s(0.2, burst_s(limit), limit.share))
+    on_bucket = max(0.2, (0.2 - burst_s(limit)) / limit.share)
     assert on_bucket == pytest.approx(float(idle_call_s(0.2, limit).mean()), rel=0.05)
-
-
-def test_a_bucket_by_hand() -> None:
-    assert float(bucket_s(0.001, 0.002, 0.1)) == 0.001
-    assert float(bucket_s(0.012, 0.002, 0.1)) == pytest.approx(0.1)

@@ -1,8 +1,7 @@
-"""Exact optima: what the fast algorithms are measured against, and for Prism's Eq. (2) a choice of its own.
+"""What placements are judged by: loads of nodes, and exact optima that the fast algorithms are measured against.
 
 * :func:`least_fullest`: AEBS's problem, by binary search over a maximum flow.
 * :func:`least_pairs`: Janus's Eq. (2), NP-hard, by branch and bound; for small instances.
-* :func:`fewest_remote`: Prism's Eq. (2), a transportation problem, by linear programming.
 """
 
 from __future__ import annotations
@@ -11,14 +10,32 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
+from placement.cluster import Cluster, PlanArray
 from placement.errors import InfeasibleError, PlacementError
-from placement.layout import Floats
+from placement.layout import Floats, Held, Singles, copies
 
 MAX_BRANCHES = 5_000_000
+
+
+def token_load(held: Held, tokens: Floats) -> Floats:
+    """[layers, nodes]: tokens by node; ``tokens`` [layers, experts] of an expert split evenly over its replicas."""
+    counts = copies(held, tokens.shape[1])
+    share = tokens / np.maximum(counts.sum(axis=1), 1)
+    load: Floats = np.einsum("lne,le->ln", counts, share)
+    return load
+
+
+def coactivation_load(held: Held, together: Singles) -> Floats:
+    """[layers, nodes]: Janus, Eq. (1): co-activations [layers, experts, experts] summed over pairs on a node.
+
+    An expert that stands twice on a node counts once.
+    """
+    here = (copies(held, together.shape[1]) > 0).astype(np.float32)
+    pairs: Floats = ((here @ together) * here).sum(axis=2, dtype=np.float64) / 2
+    return pairs
 
 
 def least_fullest(hosts: Sequence[Sequence[int]], nodes: int) -> int:
@@ -86,29 +103,15 @@ def least_pairs(counts: NDArray[np.integer], together: NDArray[np.floating], nod
     return best
 
 
-def fewest_remote(frequency: Floats, slots: NDArray[np.integer]) -> NDArray[np.bool_]:
-    """Prism, Eq. (2): experts on each node [nodes, experts] bool with the fewest expected remote calls.
-
-    ``frequency`` [nodes, experts] (all layers' experts in a row), ``slots`` [nodes] experts that fit. The constraint
-    matrix is that of a transportation problem, so a basic optimal solution is whole. Raises InfeasibleError.
-    """
-    nodes, experts = frequency.shape
-    if np.minimum(slots, experts).sum() < experts:
-        raise InfeasibleError(
-            f"expert coverage: {experts} experts need a place each, all nodes together have "
-            f"{int(np.minimum(slots, experts).sum())}"
+def check_plan(plan: PlanArray, cluster: Cluster, expert_bytes: int) -> None:
+    """Raises PlacementError: a GPU over its memory, or an expert without a place; names which."""
+    over = np.flatnonzero(plan.sum(axis=(1, 2)) > cluster.slots(expert_bytes))
+    if over.size:
+        gpu = int(over[0])
+        raise PlacementError(
+            f"GPU {gpu} of node {cluster.node[gpu]} holds {int(plan[gpu].sum())} experts, "
+            f"{int(cluster.slots(expert_bytes)[gpu])} fit in its memory"
         )
-    cell = np.arange(nodes * experts)
-    one = np.ones(nodes * experts)
-    by_node = coo_array((one, (cell // experts, cell)), shape=(nodes, cell.size))
-    by_expert = coo_array((-one, (cell % experts, cell)), shape=(experts, cell.size))
-    limits = np.concatenate((slots.astype(np.float64), -np.ones(experts)))
-    rows = np.concatenate((by_node.row, by_expert.row + nodes))
-    columns = np.concatenate((by_node.col, by_expert.col))
-    matrix = csr_array((np.concatenate((one, -one)), (rows, columns)))
-    scale = max(float(frequency.max()), 1e-300)
-    solution = linprog(-frequency.ravel() / scale, A_ub=matrix, b_ub=limits, bounds=(0, 1), method="highs-ds")
-    if solution.status != 0:
-        raise PlacementError(f"the linear program of Eq. (2) was not solved: {solution.message}")
-    held: NDArray[np.bool_] = solution.x.reshape(nodes, experts) > 0.5
-    return held
+    missing = np.argwhere(~plan.any(axis=0))
+    if missing.size:
+        raise PlacementError(f"layer {missing[0][0]}: expert {missing[0][1]} is on no GPU")
