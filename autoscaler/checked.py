@@ -25,6 +25,7 @@ AboveOne = Annotated[float, Field(gt=1)]
 FromZero = Annotated[int, Field(ge=0)]
 FromOne = Annotated[int, Field(ge=1)]
 
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Rule = tuple[str, bool, str]
 """(setting, whether its value may be so, what is allowed)."""
 Kind = TypeVar("Kind", bound="Checked")
@@ -52,7 +53,7 @@ class Checked:
     is not allowed, with its name, its value and what is allowed.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid")
+    __pydantic_config__ = STRICT
     title: ClassVar[str] = ""
     """What the settings are of, for the sentence of the error."""
     error: ClassVar[type[Exception]] = SettingsError
@@ -100,16 +101,19 @@ def from_table(kind: type[Kind], table: Mapping[str, Any], given: Mapping[str, A
 def _model(kind: Any) -> type[BaseModel]:
     """The annotations of ``kind`` as pydantic's; nothing is required, so a table may leave settings out."""
     hints = get_type_hints(kind, include_extras=True)
-    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    config = ConfigDict(**STRICT, arbitrary_types_allowed=True)
     names = [entry.name for entry in fields(kind)]
     return create_model(kind.__name__, __config__=config, **{name: (hints[name], None) for name in names})  # type: ignore[call-overload, no-any-return]
 
 
 def _sentence(kind: type[Checked], error: ValidationError, without: Iterable[str] = ()) -> str:
     first = error.errors()[0]
-    if first["type"] == "value_error":  # from the settings inside these, which named theirs
-        return str(first["ctx"]["error"])
-    key = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part.isidentifier())
+    # pydantic puts the members of a union among the names, with their types in brackets
+    key = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+    if first["type"] == "value_error":  # from a class inside these settings
+        return f"{_start(kind)}{key}: {first['ctx']['error']}"
+    if first["type"] == "missing":
+        return f"{_start(kind)}{key} is missing"
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         allowed = sorted({entry.name for entry in fields(kind)} - set(without))  # type: ignore[arg-type]
         return f"{_start(kind)}{key!r} is not known; the keys are {', '.join(allowed)}"

@@ -19,7 +19,7 @@ MIB = 1024 * 1024
 class Configuration:
     """φ of one function: memory, CPU cores or GPU share (exactly one of them, Eq. (4)), replicas, concurrency."""
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 (read by pydantic, for files that hold configurations)
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012 (for files that hold configurations)
     memory_mb: int
     """Memory limit of a replica in MiB."""
     cpu_cores: float

@@ -141,10 +141,10 @@ def test_a_plan_survives_its_file(plan: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"version": 2}, "version is 2; allowed is 1"),
-        ({"extra": 1}, "one JSON object with the keys"),
-        ({"configurations": []}, "are JSON objects"),
-        ({"configurations": {"f": {"memory_mb": 1}}}, "f takes the keys concurrency, cpu_cores"),
+        ({"version": 2}, "version is 2; it should be 1"),
+        ({"extra": 1}, "'extra' is not known"),
+        ({"configurations": []}, "configurations is []; it should be an object"),
+        ({"configurations": {"f": {"memory_mb": 1}}}, "configurations.f.cpu_cores is missing"),
         ({"pipeline": "other"}, "is of the pipeline 'other', not of 'm'"),
         ({"pipeline": "m"}, "the pipeline 'm' has no function 'tiny-expert-0-0'"),
     ],

@@ -91,8 +91,8 @@ def test_a_sheet_of_one_s_own_is_read(tmp_path: Path) -> None:
         (SHEET.replace("gpu_s = 4", "gpu_s = 'much'"), "gpu_s is 'much'"),
         (SHEET.replace("gpu_s = 4", "gpu_s = nan"), "gpu_s is nan"),
         (SHEET.replace("gpu_s = 4", "gpu_s = true"), "gpu_s is True"),
-        (SHEET.replace("gpu_s = 4", ""), "'gpu_s' is missing or not known"),
-        (SHEET + "tax = 1", "'tax' is missing or not known"),
+        (SHEET.replace("gpu_s = 4", ""), "gpu_s is missing"),
+        (SHEET + "tax = 1", "'tax' is not known; the keys are cpu_core_s"),
         (SHEET + "]", "cannot be read"),
     ],
 )

@@ -77,7 +77,7 @@ def test_features_of_another_version_are_named(stored: Path) -> None:
         ({"settings": {"node_features": SIZES[0], "pipeline_features": SIZES[1], "width": 64}}, "by its settings"),
         ({"settings": {"node_features": SIZES[0], "pipeline_features": SIZES[1], "arm": "no-dagnn"}}, "unknown tensor"),
         ({"settings": {"node_features": SIZES[0], "pipeline_features": SIZES[1], "arm": "other"}}, "arm is 'other'"),
-        ({"settings": {"depth": 3}}, "setting depth"),
+        ({"settings": {"depth": 3}}, "'depth' is not known"),
         ({"made": None}, "its header has no made"),
     ],
     ids=["version", "incomplete", "sizes", "arm", "no such arm", "no such setting", "made"],

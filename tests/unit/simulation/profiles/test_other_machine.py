@@ -149,5 +149,5 @@ def test_a_policy_on_the_machine_of_its_profile_says_nothing(
 def test_whether_the_other_machine_is_meant_is_true_or_false(minilm_pipeline: Path, tmp_path: Path) -> None:
     settings = tmp_path / "policy.toml"
     settings.write_text('other_machine = "yes"\n')
-    with pytest.raises(Exception, match="other_machine is 'yes'; allowed is true or false"):
+    with pytest.raises(Exception, match="other_machine is 'yes'; it should be a valid boolean"):
         make_policy(making(minilm_pipeline, "smoe", settings))

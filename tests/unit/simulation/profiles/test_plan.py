@@ -88,7 +88,7 @@ def test_the_time_of_a_plan_is_the_sum_of_its_points() -> None:
     ("change", "named"),
     [
         ({"tokens": ()}, "tokens is \\(\\)"),
-        ({"shares": (0.5, 0.0)}, "shares is"),
+        ({"shares": (0.5, 0.0)}, "shares.1 is 0.0"),
         ({"repeats": 0}, "repeats is 0"),
         ({"seconds_per_point": -1.0}, "seconds_per_point is -1.0"),
     ],

@@ -55,14 +55,17 @@ def test_a_parquet_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_another_version_is_refused(profile: Profile, tmp_path: Path) -> None:
-    save(replace(profile, metadata=replace(profile.metadata, version=99)), tmp_path / "a.parquet")
-    with pytest.raises(ProfileError, match="version 99"):
-        load(tmp_path / "a.parquet")
+    path = tmp_path / "a.parquet"
+    save(profile, path)
+    document = json.dumps({**profile.metadata.as_json(), "version": 99}).encode()
+    pq.write_table(pq.read_table(path).replace_schema_metadata({b"smoe.profile": document}), path)
+    with pytest.raises(ProfileError, match="version is 99; it should be 1"):
+        load(path)
 
 
 @pytest.mark.parametrize(
     ("document", "named"),
-    [(b"{", "cannot be read"), (b"[1]", "cannot be read"), (b'{"version": 1, "machine": 3}', "metadata key")],
+    [(b"{", "cannot be read"), (b"[1]", "cannot be read"), (b'{"version": 1, "machine": 3}', "machine is 3")],
     ids=["no JSON", "no object", "keys missing"],
 )
 def test_metadata_that_are_damaged_are_refused_with_the_file(
