@@ -17,6 +17,7 @@ from traces.options import clip_options, data_option, json_option, placement_opt
 from traces.published import PUBLISHED
 from traces.replay_command import replay
 from traces.results import describe
+from traces.traffic_command import hours
 
 
 @click.group()
@@ -30,6 +31,7 @@ def traces() -> None:
 
 traces.add_command(clips)
 traces.add_command(fetch)
+traces.add_command(hours)
 
 
 @traces.command("list")
