@@ -25,7 +25,7 @@ from benchmarks.harness.options import AT_LEAST_1, benchmark, seed_option
 from benchmarks.harness.report import print_result, print_table
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
-from rl.agent.settings import NetworkSettings
+from rl.agent.settings import Arm, NetworkSettings
 from rl.agent.variants import ARMS, actor
 from rl.agent.windows import START
 from rl.episodes import Clip, Episode, episode_of, work_of
@@ -84,7 +84,7 @@ def decide(network: SisoActor, encoder: Encoder, observation: Observation, memor
     times.deciding.append((ended - encoded) * 1000)
 
 
-def measure(episode: Episode, variants: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
+def measure(episode: Episode, variants: Sequence[Arm], repeats: int) -> dict[str, dict[str, float]]:
     """Arm → its times, all on the same observation, in turns."""
     layers, experts = episode.encoder.configuration_index.mask.shape
     networks = {}

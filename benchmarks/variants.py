@@ -37,7 +37,7 @@ from evaluation.comparison.grid import Grid
 from evaluation.comparison.run import evaluate
 from evaluation.comparison.store import load_run, path_of, save_run
 from evaluation.comparison.tables import COLUMNS, HEAD, cells, markdown, rows, runs_of
-from rl.agent.settings import ARMS
+from rl.agent.settings import ARMS, Arm
 from rl.train.commands import changed
 from rl.train.run import BEST
 from rl.train.settings import TrainingSettings
@@ -134,7 +134,7 @@ def publish(to: Path, actors: Sequence[Trained], summaries: Sequence[Summary], g
 @out_option("out/arms", "Actors and runs; what is there is not trained again.")
 @publish_option
 def main(
-    variants: tuple[str, ...], minutes: float, seeds: Sequence[int], workloads: tuple[str, ...],
+    variants: tuple[Arm, ...], minutes: float, seeds: Sequence[int], workloads: tuple[str, ...],
     patterns: tuple[str, ...], changes: tuple[str, ...], test_seeds: int, seconds: float, mean_rps: float, workers: int,
     out: Path, to: Path | None,
 ) -> None:  # fmt: skip

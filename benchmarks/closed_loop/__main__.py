@@ -22,9 +22,6 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from autoscaler.build import build_controller
 from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport
@@ -34,9 +31,9 @@ from autoscaler.policies import Making, make_policy
 from autoscaler.settings import ControllerSettings, with_hpa
 from benchmarks.fidelity.runs import SEED, routing_of, settle
 from benchmarks.harness.controlling import controlling
-from benchmarks.harness.options import data_option, seed_option
+from benchmarks.harness.options import AT_LEAST_1, PRESENT, benchmark, data_option, listed, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
-from benchmarks.harness.report import print_result, table_of
+from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.running import local_gateway, running_pipeline
 from gateway.client.client import GatewayClient
 from moe.reference import WholeModel
@@ -202,7 +199,7 @@ def outcome(
 
 
 def run_all(
-    policies: Sequence[str], repeats: int, setting: Setting, progress: Callable[[str, int], object]
+    policies: Sequence[str], repeats: int, setting: Setting, show: Callable[[str, float], object]
 ) -> tuple[list[dict[str, Any]], float]:
     """(cells, SLO in seconds). Policies take turns within each repeat, in an order that :func:`turns` gives."""
     cells: list[dict[str, Any]] = []
@@ -222,19 +219,12 @@ def run_all(
             refuse_slack(simulated(run, static, workload, sent_s, counts, CHEAPEST), run)
             for repeat in range(repeats):
                 for number, policy in enumerate(turns(policies, repeat)):
-                    progress(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
+                    show(f"{policy}, repeat {repeat + 1}", repeat * len(policies) + number)
                     settings = replace(settings_of(policy, run, directory), password=password)
                     real = measured(run, settings, client)
-                    model = simulated(run, settings, workload, sent_s, counts) if repeat == 0 else None
-                    cells.append(
-                        {
-                            "policy": policy,
-                            "repeat": repeat,
-                            "measured": asdict(real),
-                            "simulated": None if model is None else asdict(model),
-                        }
-                    )
-    progress("done", repeats * len(policies))
+                    model = asdict(simulated(run, settings, workload, sent_s, counts)) if repeat == 0 else None
+                    cell = {"policy": policy, "repeat": repeat, "measured": asdict(real), "simulated": model}
+                    cells.append(cell)
     return cells, run.slo_s
 
 
@@ -302,7 +292,7 @@ def first_on_cost(cells: Sequence[Mapping[str, Any]]) -> bool:
     return LEARNT in costs and costs[LEARNT] == min(costs.values())
 
 
-def policy_table(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
+def print_policies(cells: Sequence[Mapping[str, Any]], slo_s: float) -> None:
     """A row for each run, measured and simulated."""
     heads = ("policy", "repeat", "P50 ms", "P95/SLO", "windows over", "cost/h", "busy/h", "failed", "simulated")
     rows = []
@@ -318,61 +308,27 @@ def policy_table(cells: Sequence[Mapping[str, Any]], slo_s: float) -> Table:
                 prediction,
             )
         )  # fmt: skip
-    return table_of(f"policies on the running pipeline; SLO: P95 within {1000 * slo_s:.0f} ms", heads, rows)
+    print_table(f"policies on the running pipeline; SLO: P95 within {1000 * slo_s:.0f} ms", heads, rows)
 
 
-@click.command()
-@click.option("--policies", default=",".join(POLICIES), show_default=True, help="Comma list (docs/policies.md).")
-@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Runs of each policy.")
-@click.option(
-    "--seconds", default=120.0, show_default=True, type=click.FloatRange(20), help="Length of a run in seconds."
-)
-@click.option(
-    "--mean-rps", default=3.0, show_default=True, type=click.FloatRange(0.1), help="Requests per second on average."
-)
-@click.option(
-    "--cpu-scale",
-    default=0.015,
-    show_default=True,
-    type=click.FloatRange(0.001, 10),
-    help="Real cores per configured core.",
-)
-@click.option(
-    "--interval",
-    "window_s",
-    default=2.0,
-    show_default=True,
-    type=click.FloatRange(0.5),
-    help="Seconds between decisions.",
-)
-@click.option("--slo-factor", default=3.0, show_default=True, help="SLO over a prompt's time through idle functions.")
-@click.option(
-    "--profile",
-    type=click.Path(path_type=Path, exists=True),
-    default=None,
-    help="Measured profile. [default: this machine's in simulation/profiles/data]",
-)
+@benchmark
+@click.option("--policies", callback=listed(), default=",".join(POLICIES), help="Comma list (docs/policies.md).")
+@click.option("--repeats", default=3, type=AT_LEAST_1, help="Runs of each policy.")
+@click.option("--seconds", default=120.0, type=click.FloatRange(20), help="Length of a run in seconds.")
+@click.option("--mean-rps", default=3.0, type=click.FloatRange(0.1), help="Requests per second on average.")
+@click.option("--cpu-scale", default=0.015, type=click.FloatRange(0.001, 10), help="Real cores per configured core.")
+@click.option("--interval", "window_s", default=2.0, type=click.FloatRange(0.5), help="Seconds between decisions.")
+@click.option("--slo-factor", default=3.0, help="SLO over a prompt's time through idle functions.")
+@click.option("--profile", type=PRESENT, help="Measured profile. [default: this machine's in simulation/profiles/data]")
 @data_option
 @seed_option
-def main(policies: str, repeats: int, **options: Any) -> None:
-    """Replay the same clip under each policy on the running pipeline, and simulate it too."""
-    names = tuple(policies.split(","))
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("runs", total=repeats * len(names))
-        cells, slo_s = run_all(
-            names, repeats, Setting(**options), lambda what, done: bar.update(task, description=what, completed=done)
-        )
-    Console(stderr=True).print(policy_table(cells, slo_s))
+def main(policies: tuple[str, ...], repeats: int, **options: Any) -> None:
+    with progress(repeats * len(policies)) as show:
+        cells, slo_s = run_all(policies, repeats, Setting(**options), show)
+    print_policies(cells, slo_s)
     failed = sum(cell["measured"]["failed"] for cell in cells)
-    print_result(
-        {
-            "learnt_first": first_on_cost(cells),
-            "failed": failed,
-            "slo_ms": 1000 * slo_s,
-            "cores": os.cpu_count(),
-            "cells": cells,
-        }
-    )
+    result = {"learnt_first": first_on_cost(cells), "failed": failed, "slo_ms": 1000 * slo_s, "cores": os.cpu_count()}
+    print_result({**result, "cells": cells})
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.progress import Progress
 
 from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
@@ -46,8 +44,9 @@ from benchmarks.fidelity.runs import (
     send_singles,
     steps,
 )
+from benchmarks.harness.options import PRESENT, benchmark
 from benchmarks.harness.replay_process import ReplayProcess
-from benchmarks.harness.report import print_result, table_of
+from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.running import local_gateway, running_pipeline
 from moe.reference import WholeModel
 from simulation.engine.controlled import simulate_policy
@@ -121,7 +120,7 @@ def workload_of(directory: Path, profile: Profile, record: Record, sets: Sequenc
 
 
 def run_cells(
-    cells: Sequence[Cell], runs: int, seconds: float, progress: Callable[[str, int], object], kept: Path | None
+    cells: Sequence[Cell], runs: int, seconds: float, show: Callable[[str, float], object], kept: Path | None
 ) -> list[Record]:
     """Every cell, measured ``runs`` times in turns; ``kept``: a file that gets every record as soon as it is there."""
     with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
@@ -135,7 +134,7 @@ def run_cells(
             bench = Bench(served.client, sender, topology, served.gateway.state, seconds)
             for number in range(len(cells) * runs):
                 cell = cells[number % len(cells)]
-                progress(cell.name, number)
+                show(cell.name, number)
                 texts = list(chosen.choose(arrivals(cell, seconds).requests, SEED))
                 counts = routing_of(model, texts)
                 records.append(least_disturbed(bench, cell, texts, counts, (alone, tokens)))
@@ -144,7 +143,6 @@ def run_cells(
             records[-1] = replace(records[-1], after=send_singles(bench, alone, tokens))
             if kept is not None:
                 save(records, kept)
-    progress("done", len(records))
     return records
 
 
@@ -199,7 +197,7 @@ def compare_all(records: Sequence[Record], profile_path: Path | None) -> list[di
     return rows
 
 
-def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
+def print_cells(rows: Sequence[dict[str, Any]]) -> None:
     """For people."""
     columns = ("cell", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "profiled", "failed")
     lines = []
@@ -214,33 +212,24 @@ def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
         )
         profiled = "–" if row["measured_part"] is None else f"{row['measured_part']:.0%}"
         lines.append((cell.name, *figures, *state, profiled, row["failed"]))
-    console.print(table_of("the running pipeline and its simulation", columns, lines))
+    print_table("the running pipeline and its simulation", columns, lines)
 
 
-@click.command()
-@click.option("--profile", type=click.Path(path_type=Path, exists=True), default=None, help="[default: the one here]")
-@click.option("--seconds", default=60.0, show_default=True, type=click.FloatRange(30), help="Of a cell.")
-@click.option("--cells", "count", default=len(CELLS), show_default=True, type=click.IntRange(1, len(CELLS)))
-@click.option("--runs", default=2, show_default=True, type=click.IntRange(1, 10), help="Of each cell.")
-@click.option("--record", type=click.Path(path_type=Path), default=None, help="Keep what was measured in this file.")
-@click.option("--replay", type=click.Path(path_type=Path, exists=True), default=None, help="Compare with such a file.")
+@benchmark
+@click.option("--profile", type=PRESENT, help="[default: the one here]")
+@click.option("--seconds", default=60.0, type=click.FloatRange(30), help="Of a cell.")
+@click.option("--cells", "count", default=len(CELLS), type=click.IntRange(1, len(CELLS)))
+@click.option("--runs", default=2, type=click.IntRange(1, 10), help="Of each cell.")
+@click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this file.")
+@click.option("--replay", type=PRESENT, help="Compare with such a file.")
 def main(profile: Path | None, seconds: float, count: int, runs: int, record: Path | None, replay: Path | None) -> None:
-    """Replay against the gateway and simulate the same, cell by cell."""
-    console = Console(stderr=True)
     if replay is not None:
         records = load_records(replay)
     else:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("cells", total=count * runs)
-            records = run_cells(
-                CELLS[:count],
-                runs,
-                seconds,
-                lambda what, done: bar.update(task, description=what, completed=done),
-                record,
-            )
+        with progress(count * runs) as show:
+            records = run_cells(CELLS[:count], runs, seconds, show, record)
     rows = compare_all(records, profile)
-    print_table(rows, console)
+    print_cells(rows)
     names = [f"{name}_{kind}" for kind in ("err", "repeat") for name in METRICS.values()]
     worst = {name: max(row[name] for row in rows) for name in names}
     failed = sum(row["failed"] for row in rows)
