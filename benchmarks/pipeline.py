@@ -196,7 +196,6 @@ def measure(
         LocalPipeline(directory, max_inflight=CLIENTS) as plain,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        assert served.ingress is not None and plain.ingress is not None
         echo, ingress = ConnectionPool(echo_address), ConnectionPool(served.ingress.address)
         unpacked = ConnectionPool(plain.ingress.address)
 

@@ -8,7 +8,6 @@ Workers die with this process, whatever ends it.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -21,15 +20,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from functions import worker
+from gateway.backends.process.kernel import die_with_parent
 from moe.grouping import group
 from moe.manifest import load
 
-_PR_SET_PDEATHSIG = 1
 LOOPBACK = "127.0.0.1"
+FEED_S = 5.0
+"""Seconds between two lines of the feed."""
+STOP_S = 8.0
 
 
 @dataclass
@@ -86,9 +87,7 @@ def fork_worker(function: str, environ: Mapping[str, str], host: str = LOOPBACK)
         status = 1
         try:
             os.close(read_end)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent_pid:
-                os._exit(1)
+            die_with_parent(parent_pid)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             worker.main(environ, listener, lambda: _report_ready(write_end))
             status = 0
@@ -113,11 +112,13 @@ def _report_ready(write_end: int) -> None:
 
 
 class LocalPipeline:
-    """Every function of a pipeline folder as ``replicas`` forked workers each, and one ingress.
+    """Every function of a pipeline folder as ``replicas`` forked workers each, and one ingress, in a ``with`` block.
 
     With ``nodes``, replica r of function f is reported to be on node ``(f + r) mod len(nodes)``, the ingress on the
     first. The ingress follows a small feed of this object, as it would follow a gateway's.
     """
+
+    ingress: WorkerProcess
 
     def __init__(
         self,
@@ -130,108 +131,82 @@ class LocalPipeline:
         environ: Mapping[str, str] | None = None,
         ground: Ground | None = None,
     ) -> None:
-        self._directory = directory.resolve()
-        self._replicas = replicas
-        self._max_inflight = max_inflight
-        self._max_functions = max_functions
-        self._nodes = tuple(nodes) or ("",)
-        self._environ = dict(environ or {})
-        self._ground = ground or OneMachine()
-        self._feed = _Feed(self._ground.feed_host)
-        self.manifest = load(self._directory, verify=False)
+        self._replicas, self._max_inflight, self._max_functions = replicas, max_inflight, max_functions
+        self._nodes, self._ground = tuple(nodes) or ("",), ground or OneMachine()
+        self._environ = {
+            "smoe_pipeline": str(directory.resolve()),
+            "max_inflight": str(max_inflight),
+            "smoe_max_functions": str(max_functions),
+            "write_timeout": "5s",
+            **(environ or {}),
+        }
+        self.manifest = load(directory.resolve(), verify=False)
         self.workers: list[WorkerProcess] = []
-        self.ingress: WorkerProcess | None = None
-        self._added: list[WorkerProcess] = []
+        self._ingresses: list[WorkerProcess] = []
+        self._ended = threading.Event()
+        self._feed: ThreadingHTTPServer | None = None
 
     @property
     def url(self) -> str:
-        assert self.ingress is not None, "start it first"
         return f"http://{self.ingress.address}"
 
     @property
     def feed_url(self) -> str:
-        """Where the replica table is published, as a gateway would."""
-        return self._feed.url
+        """Where the replicas are published, as a gateway would."""
+        assert self._feed is not None, "start it first"
+        return f"http://{self._ground.feed_host}:{self._feed.server_address[1]}/system/replicas"
 
     def __enter__(self) -> LocalPipeline:
         try:
-            self.start()
+            for number, function in enumerate(group(self.manifest, self._max_functions).functions[1:]):
+                for replica in range(self._replicas):
+                    node = self._nodes[(number + replica) % len(self._nodes)]
+                    environment = {"smoe_nodes": ",".join(function.nodes)}
+                    self.workers.append(self._fork(function.name, node, environment))
+            self._feed = _feed_server(self._ground.feed_host, self._snapshot(), self._ended)
+            self.ingress = self.add_ingress({})
         except BaseException:
-            self.stop()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        for number, function in enumerate(group(self.manifest, self._max_functions).functions[1:]):
-            for replica in range(self._replicas):
-                node = self._nodes[(number + replica) % len(self._nodes)]
-                environment = {"smoe_nodes": ",".join(function.nodes)}
-                self.workers.append(self._fork(function.name, node, environment))
-        self.publish()
-        self._feed.start()
-        self.ingress = self._fork_ingress({})
-
     def add_ingress(self, environ: Mapping[str, str]) -> WorkerProcess:
         """One more ingress over the same workers, with settings of its own; it ends with the others."""
-        self._added.append(self._fork_ingress(environ))
-        return self._added[-1]
-
-    def _fork_ingress(self, environ: Mapping[str, str]) -> WorkerProcess:
-        feed = {
-            "smoe_nodes": "ingress",
-            "max_inflight": "0",
-            "smoe_feed_url": self._feed.url,
-        }
-        return self._fork(self.manifest.name, self._nodes[0], {**feed, **environ})
+        own = {"smoe_nodes": "ingress", "max_inflight": "0", "smoe_feed_url": self.feed_url, **environ}
+        self._ingresses.append(self._fork(self.manifest.name, self._nodes[0], own))
+        return self._ingresses[-1]
 
     def _fork(self, function: str, node: str, extra_environ: Mapping[str, str]) -> WorkerProcess:
-        environ = {
-            "smoe_pipeline": str(self._directory),
-            "max_inflight": str(self._max_inflight),
-            "smoe_max_functions": str(self._max_functions),
-            "write_timeout": "5s",
-            "smoe_machine": node,
-            **self._environ,
-            **extra_environ,
-        }
+        environ = {"smoe_machine": node, **self._environ, **extra_environ}
         host = self._ground.host(node)
         return replace(self._ground.fork(node, lambda: fork_worker(function, environ, host)), node=node)
 
-    def publish(self) -> None:
-        """Send the ingress the workers that are ready now."""
-        functions: dict[str, dict[str, object]] = {}
-        for process in self.workers:
-            entry = functions.setdefault(
-                f"{process.function}.openfaas-fn", {"max_inflight": self._max_inflight, "replicas": []}
-            )
-            replicas = entry["replicas"]
-            assert isinstance(replicas, list)
-            replicas.append(
-                {"id": str(process.pid), "address": process.address, "state": "ready", "node": process.node}
-            )
-        self._feed.publish(functions)
+    def _snapshot(self) -> bytes:
+        """All workers, as a line of the feed."""
+        replicas_of: dict[str, list[dict[str, str]]] = {}
+        for one in self.workers:
+            entry = {"id": str(one.pid), "address": one.address, "state": "ready", "node": one.node}
+            replicas_of.setdefault(f"{one.function}.openfaas-fn", []).append(entry)
+        functions = {
+            name: {"max_inflight": self._max_inflight, "replicas": replicas} for name, replicas in replicas_of.items()
+        }
+        return json.dumps({"version": 1, "functions": functions}).encode() + b"\n"
 
-    def stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """SIGTERM to all, wait, SIGKILL to those that stay."""
-        processes = [*self.workers, *([self.ingress] if self.ingress else []), *self._added]
+        processes = [*self.workers, *self._ingresses]
         for process in processes:
             _signal(process.pid, signal.SIGTERM)
-        self._feed.stop()
+        self._ended.set()
+        if self._feed is not None:
+            self._feed.shutdown()
+            self._feed.server_close()
         for process in processes:
-            timer = threading.Timer(8, _signal, (process.pid, signal.SIGKILL))
+            timer = threading.Timer(STOP_S, _signal, (process.pid, signal.SIGKILL))
             timer.start()
-            try:
+            with suppress(ChildProcessError):
                 os.waitpid(process.pid, 0)
-            except ChildProcessError:
-                pass
-            finally:
-                timer.cancel()
-        self.workers, self.ingress, self._added = [], None, []
+            timer.cancel()
 
 
 def _signal(pid: int, number: int) -> None:
@@ -239,64 +214,23 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-class _Feed:
-    """The gateway's replica feed in small: NDJSON snapshots over HTTP."""
+def _feed_server(host: str, line: bytes, ended: threading.Event) -> ThreadingHTTPServer:
+    """The gateway's replica feed in small: the same NDJSON line again and again, until ``ended``."""
 
-    def __init__(self, host: str) -> None:
-        self._host = host
-        self._changed = threading.Condition()
-        self._version = 0
-        self._functions: Mapping[str, object] = {}
-        self._server: ThreadingHTTPServer | None = None
-
-    def start(self) -> None:
-        handler = _feed_handler(self._snapshot)
-        self._server = ThreadingHTTPServer((self._host, 0), handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        assert self._server is not None, "start it first"
-        return f"http://{self._host}:{self._server.server_address[1]}/system/replicas"
-
-    def publish(self, functions: Mapping[str, object]) -> None:
-        with self._changed:
-            self._functions = functions
-            self._version += 1
-            self._changed.notify_all()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._version = -1
-            self._changed.notify_all()
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
-
-    def _snapshot(self, last_version: int) -> tuple[int, bytes]:
-        """The next version after ``last_version`` (or the present one after 5 s); version -1 ends the feed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._version != last_version, 5.0)
-            document = {"version": self._version, "functions": self._functions}
-            return self._version, json.dumps(document).encode() + b"\n"
-
-
-def _feed_handler(snapshot: Callable[[int], tuple[int, bytes]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            version = 0
-            try:
-                while version >= 0:
-                    version, line = snapshot(version)
+            with suppress(OSError):
+                while not ended.is_set():
                     self.wfile.write(line)
                     self.wfile.flush()
-            except OSError:
-                return
+                    ended.wait(FEED_S)
 
         def log_message(self, format: str, *args: object) -> None:
             """Silent: this is a test and benchmark aid."""
 
-    return Handler
+    server = ThreadingHTTPServer((host, 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server

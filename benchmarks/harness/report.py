@@ -73,16 +73,6 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, object]], columns: Sequenc
         writer.writerows(rows)
 
 
-def table_of(title: str | None, heads: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> Table:
-    """A table for people; the first ``texts`` columns hold words, the others numbers."""
-    table = Table(title=title)
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="left" if place < texts else "right")
-    for row in rows:
-        table.add_row(*map(str, row))
-    return table
-
-
 def print_table(
     title: str | None,
     heads: Sequence[str],
@@ -92,8 +82,14 @@ def print_table(
     width: int | None = None,
     stdout: bool = False,
 ) -> None:
-    """See :func:`table_of`; on stderr, so that stdout can be piped, or on ``stdout``."""
-    Console(stderr=not stdout, width=width).print(table_of(title, heads, rows, texts=texts))
+    """A table for people; the first ``texts`` columns hold words, the others numbers. On stderr, so that stdout can be
+    piped, or on ``stdout``."""
+    table = Table(title=title)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < texts else "right")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console(stderr=not stdout, width=width).print(table)
 
 
 def print_figures(title: str | None, result: Mapping[str, object]) -> None:

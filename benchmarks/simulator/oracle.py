@@ -90,15 +90,20 @@ class Node:
             ]
             if not open_to:
                 return
-            replica = min(open_to, key=lambda candidate: len(candidate.calls))
             call = self.queue.popleft()
+            replica = self.chosen(open_to, call)
             alone_s = self.pipeline.seconds(self.info, replica.configuration, call.tokens)
             noise = self.pipeline.noise(self.info, replica.configuration)
             self.catch_up(replica)
             draw = kernel.draw(self.pipeline.seed, kernel.SERVICE, self.number, call.request)
-            call.left_s = alone_s * (noise[int(draw * len(noise))] * self.pipeline.pass_factor(call.request))
+            factor = self.pipeline.factor(self.number, call.request)
+            call.left_s = alone_s * (noise[int(draw * len(noise))] * factor)
             replica.calls.append(call)
             self.schedule(replica)
+
+    def chosen(self, open_to: list[Replica], call: Call) -> Replica:
+        """Which of the replicas with a free slot gets the call."""
+        return min(open_to, key=lambda candidate: len(candidate.calls))
 
     def catch_up(self, replica: Replica) -> None:
         """Work off what was done since the replica was last looked at; nothing but time has changed meanwhile."""
@@ -278,8 +283,8 @@ class PipelineModel:
             yield self.clock.timeout(moment_s - self.clock.now)
             by_function[function].order(target)
 
-    def pass_factor(self, request: int) -> float:
-        """How many times their seconds all calls of a request take."""
+    def factor(self, node: int, request: int) -> float:
+        """How many times its seconds a request's call takes at a node."""
         return 1.0
 
     def seconds(self, info: NodeInfo, configuration: Configuration, tokens: int) -> float:

@@ -76,7 +76,7 @@ class HostModel(PipelineModel):
         self.until = 0.0
         self.version = 0
 
-    def pass_factor(self, request: int) -> float:
+    def factor(self, node: int, request: int) -> float:
         atoms = atoms_of(self.host.noise)
         return self.host.pace * self.cold[request] * float(atoms[int(draw(self.seed, PASS, 0, request) * len(atoms))])
 

@@ -14,7 +14,6 @@ import simpy
 
 from autoscaler.contract import Configuration, NodeInfo
 from benchmarks.simulator.oracle import Call, Node, PipelineModel, Replica
-from simulation.engine import kernel
 from simulation.engine.machines import Machines
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
@@ -45,23 +44,11 @@ class MachineNode(Node):
         super().order(target)
         self.seat()
 
-    def dispatch(self) -> None:
-        now_s = self.pipeline.clock.now
-        while self.queue:
-            free = [r for r in self.replicas if r.ready_s <= now_s < r.until_s and len(r.calls) < self.limit]
-            if not free:
-                return
-            call = self.queue.popleft()
-            wanted = self.pipeline.wanted(self.number, call.request)
-            there = [replica for replica in free if self.site[id(replica)] == wanted]
-            replica = min(there or free, key=lambda found: len(found.calls))
-            alone_s = self.pipeline.seconds(self.info, replica.configuration, call.tokens)
-            noise = self.pipeline.noise(self.info, replica.configuration)
-            self.catch_up(replica)
-            draw = kernel.draw(self.pipeline.seed, kernel.SERVICE, self.number, call.request)
-            call.left_s = alone_s * noise[int(draw * len(noise))] * self.pipeline.slowed(self.number, call.request)
-            replica.calls.append(call)
-            self.schedule(replica)
+    def chosen(self, open_to: list[Replica], call: Call) -> Replica:
+        """On the machine that aebs or random chose, or anywhere where none is free there."""
+        wanted = self.pipeline.wanted(self.number, call.request)
+        there = [replica for replica in open_to if self.site[id(replica)] == wanted]
+        return super().chosen(there or open_to, call)
 
     def answered(self, replica: Replica, call: Call) -> None:
         self.pipeline.clock.process(self.reply(call, self.site[id(replica)]))
@@ -102,5 +89,5 @@ class MachineModel(PipelineModel):
             return request % self.machines.ingresses
         return int(self.desired[node, request]) if self.desired.size else -1
 
-    def slowed(self, node: int, request: int) -> float:
+    def factor(self, node: int, request: int) -> float:
         return 1 + self.machines.meeting * (int(self.met[node, request]) - 1) if self.met.size else 1.0
