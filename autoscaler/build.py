@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 
+from autoscaler.capacity import load_capacity
 from autoscaler.contract import MetricsSource, Platform, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.logger import FunctionLogger
@@ -95,6 +96,7 @@ def _limits(settings: ControllerSettings) -> LimitSettings:
         max_step_factor=settings.max_step_factor,
         cooldown_s=settings.cooldown_s,
         budget_per_hour=settings.budget_per_hour,
+        capacity=None if settings.capacity is None else load_capacity(settings.capacity),
     )
 
 

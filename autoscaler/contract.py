@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
+from autoscaler.capacity import Capacity, Machine, Resources
 from autoscaler.configuration import MIB, Bound, Configuration, ConfigurationSpace, MemoryNeed
 
 __all__ = [
@@ -19,11 +20,13 @@ __all__ = [
     "SLO_QUANTILE",
     "Bound",
     "BoundedPlatform",
+    "Capacity",
     "Configuration",
     "ConfigurationSpace",
     "Cost",
     "Decision",
     "LayerObservation",
+    "Machine",
     "Memory",
     "MemoryNeed",
     "MetricsSource",
@@ -35,6 +38,7 @@ __all__ = [
     "Platform",
     "Policy",
     "Proposal",
+    "Resources",
     "TickReport",
     "Topology",
 ]

@@ -128,6 +128,9 @@ class ControllerSettings(Checked):
     """Least seconds between two changes of a function."""
     budget_per_hour: Annotated[Positive | None, Flag("--budget")] = None
     """Most that all functions may cost an hour, provisioned, in the price sheet's currency."""
+    capacity: Annotated[Path | None, Flag(file=True)] = None
+    """TOML file with what all functions may take together: cores, memory_mb and gpu_tenths, or [[machines]]
+    (docs/controller.md)."""
     stale_s: Positive | None = None
     """Oldest data, in seconds, that is decided on. [default: 3 intervals, at least 15; with --prometheus 60]"""
     stalled_s: Positive | None = None

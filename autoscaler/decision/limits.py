@@ -1,5 +1,5 @@
 """From what a policy desires to decisions: hold on missing data, cool-down, space, rate of change, what the platform
-cannot give, memory of Eq. (2), budget."""
+cannot give, memory of Eq. (2), budget, capacity."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from autoscaler.contract import (
     MIB,
     Bound,
+    Capacity,
     Configuration,
     ConfigurationSpace,
     Decision,
@@ -21,6 +22,7 @@ from autoscaler.contract import (
     Topology,
 )
 from autoscaler.decision.budget import no_worse, within_budget
+from autoscaler.decision.capacity import within_capacity
 from autoscaler.decision.rate import limits_in_step, replicas_in_step
 from autoscaler.prices import PriceSheet
 
@@ -42,6 +44,8 @@ class LimitSettings:
     """Least time between two changes of one function."""
     budget_per_hour: float | None = None
     """Most that all functions may cost provisioned, in the price sheet's currency."""
+    capacity: Capacity | None = None
+    """What all functions may take together."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ def decide(
         decisions.append(Decision(function, name, now, desired, target, reason, tuple(hits)))
     if settings.budget_per_hour is not None:
         decisions = within_budget(decisions, present, needs, settings.budget_per_hour, prices)
+    if settings.capacity is not None:
+        decisions = within_capacity(decisions, present, needs, settings.capacity)
     return tuple(decisions)
 
 
