@@ -39,9 +39,9 @@ import torch
 
 from autoscaler.build import build_controller
 from autoscaler.contract import ConfigurationSpace, TickReport
-from autoscaler.loop import run as run_controller
 from autoscaler.settings import ControllerSettings
 from benchmarks.fidelity.runs import SEED
+from benchmarks.harness.controlling import controlling
 from benchmarks.harness.options import benchmark, data_option, out_option, seed_option
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import picture, print_result, print_table, progress
@@ -204,21 +204,14 @@ class Changing:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        stop = threading.Event()
-        tick = self._timeline.reports.append
-        with ThreadPoolExecutor(2) as pool:
-            parts = [
-                pool.submit(
-                    run_controller, self._controller, self._setting.window_s, stop.wait, tick, window_s=self._window_s
-                ),
-                pool.submit(self._place, stop),
-            ]
+        stop, ticks = threading.Event(), controlling(self._controller, self._setting.window_s, self._window_s)
+        with ticks as self._timeline.reports, ThreadPoolExecutor(1) as pool:
+            placing = pool.submit(self._place, stop)
             try:
                 yield
             finally:
                 stop.set()
-                for part in parts:
-                    part.result(STOP_TIMEOUT_S)
+                placing.result(STOP_TIMEOUT_S)
 
     def _place(self, stop: threading.Event) -> None:
         """A decision every interval; at three quarters a move whose receiving manager is killed."""
@@ -388,9 +381,7 @@ def main(data: Path | None, out: Path | None, **options: Any) -> None:
     one = runs["all at once"]
     result = {
         "failed": sum(part["failed"] for part in runs.values()),
-        "moves": one["moves"],
-        "orders": one["orders"],
-        "p95_ms": one["p95_ms"],
+        **{name: one[name] for name in ("moves", "orders", "p95_ms")},
         "p95_over_slo": round(one["p95_ms"] / 1000 / slo_s, 4),
         "still_p95_ms": runs[STILL]["p95_ms"],
         "max_rel_err": after.max_rel_err,

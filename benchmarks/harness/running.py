@@ -104,19 +104,10 @@ def running_pipeline(
     """A gateway with a preset (or folder) deployed. ``memory``: of the weights manager on every emulated machine."""
     directory, manifest = ensure_pipeline(pipeline, settings.pipelines)
     with running_gateway(settings) as gateway:
-        yield deployed_pipeline(gateway, directory, manifest, deployment, memory)
-
-
-def deployed_pipeline(
-    gateway: RunningGateway,
-    directory: Path,
-    manifest: Manifest,
-    deployment: DeploymentSettings | None = None,
-    memory: NodeSettings | None = None,
-) -> RunningPipeline:
-    """Weights managers where ``memory`` is given, then the pipeline, ready."""
-    client = gateway.connect()
-    if memory is not None:
-        start_nodes(client, gateway.state, manifest, dict.fromkeys(gateway.settings.nodes, memory))
-    entries = lifecycle.deploy_pipeline(client, manifest, deployment or DeploymentSettings(), timeout_s=START_TIMEOUT_S)
-    return RunningPipeline(gateway, client, directory, manifest, tuple(str(entry["service"]) for entry in entries))
+        client = gateway.connect()
+        if memory is not None:
+            start_nodes(client, gateway.state, manifest, dict.fromkeys(settings.nodes, memory))
+        deployment = deployment or DeploymentSettings()
+        entries = lifecycle.deploy_pipeline(client, manifest, deployment, timeout_s=START_TIMEOUT_S)
+        names = tuple(str(entry["service"]) for entry in entries)
+        yield RunningPipeline(gateway, client, directory, manifest, names)

@@ -1,7 +1,7 @@
 """Replica counts and placement on like nodes: ``python -m benchmarks.placement [--eplb FILE] [--routing FOLDER]``.
 
 Rows: DeepSeek-V3 (58×256), V2-Lite (26×64) and Mixtral (32×8) at the sizes of the usual peer, flat and hierarchical.
-Next to ours stand EPLB's flat mode in NumPy (``benchmarks.placement.eplb``), Janus's Algorithm 2 as published, and,
+Next to ours stand EPLB's flat mode in NumPy (``benchmarks.placement.peers``), Janus's Algorithm 2 as published, and,
 with ``--eplb``, the original ``eplb.py``. A row's statistics come from its first half of tokens; layouts are judged on
 those for tokens and co-activation, and by dispatching batches of the second half for activated experts. Where a layout
 has two replicas of an expert on one node, as EPLB's may, they count as one; ``by replica`` counts them as two. Choices
@@ -27,8 +27,8 @@ import torch
 from benchmarks.harness.options import benchmark, routing_option, seed_option
 from benchmarks.harness.report import print_result, print_table
 from benchmarks.placement.activations import Activations, activations_of
-from benchmarks.placement.eplb import balanced
 from benchmarks.placement.oracles import coactivation_load, least_pairs, token_load
+from benchmarks.placement.peers import balanced
 from benchmarks.placement.synthetic_routing import Choices, Law, real, synthetic
 from functions.dispatch.aebs import ActivatedExpertBalance, replica_table
 from placement.janus import Nodes, Objective, place

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness.options import PRESENT, benchmark, out_option
 from benchmarks.harness.report import picture, print_result, print_table
-from benchmarks.placement.heterogeneous_compared import eplb, redundance, smartmoe, uniform
+from benchmarks.placement.peers import eplb, redundance, smartmoe, uniform
 from benchmarks.placement.replay_log import Costs, PlanChange, Replay, Requests, replay
 from benchmarks.placement.synthetic_routing import Choices
 from benchmarks.prism.workloads import TASKS, Workload, arrivals, counted, drawn, lite, requests

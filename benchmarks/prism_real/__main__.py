@@ -36,23 +36,17 @@ from rich.console import Console
 from benchmarks.harness.options import PRESENT, benchmark, out_option
 from benchmarks.harness.report import picture, print_result, print_table
 from benchmarks.harness.run_folder import run_folder
-from benchmarks.harness.running import (
-    START_TIMEOUT_S,
-    RunningPipeline,
-    deployed_pipeline,
-    local_gateway,
-    running_gateway,
-)
+from benchmarks.harness.running import START_TIMEOUT_S, RunningPipeline, local_gateway, running_pipeline
 from benchmarks.prism.__main__ import METHODS, planners
 from benchmarks.prism_real.clients import Counts, Served, counted, joined, send_all
 from benchmarks.prism_real.network import SWITCH, Node, become_switch, connect, measure
 from moe.manifest import INGRESS
 from moe.preset import minilm_folder
 from moe.split import split
-from placement.cluster import Cluster, PlanArray, make_cluster
+from placement.cluster import PlanArray, make_cluster
+from placement.heterogeneous import BYTES_OF_MBIT, Profile, expert_bytes, places_of
 from placement.layout import Floats
 from placement.migration import Scale, decide
-from placement.moves.cluster import Places
 from placement.moves.coordinator import Coordinator, Options
 from placement.moves.managers import NodeSettings
 from smoe.deployment import DeploymentSettings
@@ -62,7 +56,6 @@ NODES = ("a", "b", "c")
 GPUS = [1, 1, 2]
 TASKS = ("gsm8k", "humaneval", "wikitext")
 PLACES_PER_EXPERT = 1.3
-FLOAT_BYTES = 4
 BIN_S, WARM_S = 3.0, 2.0
 
 
@@ -89,20 +82,19 @@ class Stage:
         manifest, gateway = served.manifest, served.gateway
         self._coordinator = Coordinator(gateway.connect, manifest, gateway.state, Options(True, START_TIMEOUT_S))
         self.shape = (manifest.layers, len(manifest.experts(0)))
-        self.expert_bytes = max(expert.parameter_bytes for expert in manifest.experts(0))
-        places = int(PLACES_PER_EXPERT * self.shape[0] * self.shape[1] / sum(GPUS))
-        self.bytes_per_s = mbit * 1e6 / 8
-        self.cluster: Cluster = make_cluster(
-            GPUS, places * self.expert_bytes, load_bytes_per_s=self.bytes_per_s, bytes_per_s=self.bytes_per_s
-        )
+        self.expert_bytes = expert_bytes(manifest)
+        room = int(PLACES_PER_EXPERT * self.shape[0] * self.shape[1] / sum(GPUS)) * self.expert_bytes
+        rate = mbit * BYTES_OF_MBIT
+        self.cluster = make_cluster(GPUS, room, load_bytes_per_s=rate, bytes_per_s=rate)
+        self.profile = Profile(NODES, self.cluster)
         self.plan: PlanArray | None = None
-        self._move({manifest.function_name(INGRESS): dict.fromkeys(NODES, 1)})
+        self._coordinator.move({manifest.function_name(INGRESS): dict.fromkeys(NODES, 1)})
         self._addresses = served.addresses(NODES)
 
     @property
     def pair_s(self) -> float:
-        """Seconds on the line of one token's way to an expert on another node and back."""
-        return 2 * FLOAT_BYTES * int(self._manifest.architecture["hidden_size"]) / self.bytes_per_s
+        """Seconds on the link of one token's way to an expert on another node and back."""
+        return self.profile.pair_s(self._manifest)
 
     def counts(self) -> Counts:
         """What the ingresses have counted since they were started."""
@@ -110,20 +102,10 @@ class Stage:
 
     def take(self, plan: PlanArray) -> float:
         """Move to a plan while requests are served; seconds until it had come about."""
-        held = self.cluster.by_node(plan)
-        target: dict[str, dict[str, int]] = {}
-        for layer in range(self.shape[0]):
-            for expert in self._manifest.experts(layer):
-                at = np.flatnonzero(held[:, layer, expert.expert])
-                target[self._manifest.function_name(expert.id)] = {NODES[node]: 1 for node in at}
-        for segment in self._manifest.segments:
-            target[self._manifest.function_name(segment.id)] = dict.fromkeys(NODES, 1)
-        took_s = self._move(target)
-        self.plan = plan
-        return took_s
-
-    def _move(self, target: Places) -> float:
-        return self._coordinator.move(target).settled_s
+        everywhere = {self._manifest.function_name(one.id): dict.fromkeys(NODES, 1) for one in self._manifest.segments}
+        experts = places_of(self.cluster.by_node(plan), self.profile, self._manifest)
+        self.plan, moved = plan, self._coordinator.move({**everywhere, **experts})
+        return moved.settled_s
 
     def serve(self, texts: list[list[str]], arrivals: list[Floats]) -> Served:
         """Node n's requests ``texts[n]`` at ``arrivals[n]`` seconds from now, from inside the node."""
@@ -239,7 +221,7 @@ def running(nodes: tuple[Node, ...], folder: Path, experts: int, top_k: int, mbi
     """A gateway on the switch, a weights manager on every node, the pipeline deployed. Ends with the block."""
     pipelines = folder / "pipelines"
     with Console(stderr=True).status("splitting MiniLM"):
-        manifest = split(minilm_folder(), pipelines / "minilm", "minilm", experts, top_k)
+        split(minilm_folder(), pipelines / "minilm", "minilm", experts, top_k)
     settings = replace(
         local_gateway(folder / "state", machines=NODES),
         host=SWITCH,
@@ -247,8 +229,7 @@ def running(nodes: tuple[Node, ...], folder: Path, experts: int, top_k: int, mbi
         pipelines_dir=pipelines,
     )
     deployment = DeploymentSettings(extra_environment={"smoe_dispatch": "local-first"})
-    with running_gateway(settings) as gateway:
-        served = deployed_pipeline(gateway, pipelines / "minilm", manifest, deployment, NodeSettings())
+    with running_pipeline(settings, deployment, str(pipelines / "minilm"), NodeSettings()) as served:
         yield Stage(nodes, served, mbit)
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.placement.activations import Activations
-from benchmarks.placement.eplb import balanced
 from benchmarks.placement.oracles import coactivation_load, token_load
+from benchmarks.placement.peers import balanced
 from placement.janus import Nodes, place
 from placement.layout import Held, check, copies, once
 from tests.unit.placement.conftest import Known

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.placement.activations import Activations, activations_of
-from benchmarks.placement.eplb import balanced
 from benchmarks.placement.oracles import coactivation_load, least_pairs, token_load
+from benchmarks.placement.peers import balanced
 from placement.errors import InfeasibleError, PlacementError
 from placement.janus import OBJECTIVES, Nodes, Placement, place
 from placement.layout import arrivals, check, copies, keep_in_place, once

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.placement.heterogeneous_compared import eplb, redundance, smartmoe, uniform
 from benchmarks.placement.oracles import check_plan
+from benchmarks.placement.peers import eplb, redundance, smartmoe, uniform
 from placement.cluster import (
     Cluster,
     entropy,
