@@ -5,7 +5,7 @@ controller calls and nothing else: paged lists, watches, and patches of Deployme
 which are stored and sent to the watches. It refuses nothing; replicas start and end at once. Prometheus' answers are
 those of a pipeline under load in which a share of the nodes is busy, another share in each tick.
 
-    python -m benchmarks.controller.cluster PIPELINE_DIR PORT
+    python -m benchmarks.controller.cluster PIPELINE_DIR  # its first line is its port
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import gc
 import itertools
 import os
 import random
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -340,12 +341,13 @@ _LOAD = (Series.NODE_BUSY_SECONDS, Series.NODE_TOKENS, Series.NODE_CALLS)
 
 def main() -> None:
     die_with_parent(os.getppid())
-    directory, port = Path(sys.argv[1]), int(sys.argv[2])
+    directory, listener = Path(sys.argv[1]), socket.create_server(("127.0.0.1", 0))
+    print(listener.getsockname()[1], flush=True)
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     app = app_of(Cluster(directory))
     gc.collect()
     gc.freeze()  # a pass over thousands of documents would let a tick wait for a third of a second
-    web.run_app(app, host="127.0.0.1", port=port, print=None, handle_signals=True)
+    web.run_app(app, sock=listener, print=None, handle_signals=True)
 
 
 if __name__ == "__main__":

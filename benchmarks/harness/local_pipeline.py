@@ -172,8 +172,8 @@ class LocalPipeline:
 
     def add_ingress(self, environ: Mapping[str, str]) -> WorkerProcess:
         """One more ingress over the same workers, with settings of its own; it ends with the others."""
-        own = {"smoe_nodes": "ingress", "max_inflight": "0", "smoe_feed_url": self.feed_url, **environ}
-        self._ingresses.append(self._fork(self.manifest.name, self._nodes[0], own))
+        settings = {"smoe_nodes": "ingress", "max_inflight": "0", "smoe_feed_url": self.feed_url, **environ}
+        self._ingresses.append(self._fork(self.manifest.name, self._nodes[0], settings))
         return self._ingresses[-1]
 
     def _fork(self, function: str, node: str, extra_environ: Mapping[str, str]) -> WorkerProcess:

@@ -72,21 +72,6 @@ def at_load(setting: Setting, rounds: int) -> Measured:
     return measured
 
 
-def no_shared_allocation(setting: Setting, rounds: int) -> Measured:
-    """Workers copy weights into memory of their own."""
-    return _rounds(setting, "no-shared-allocation", PRIVATE, _functions(setting), rounds, peers=True)
-
-
-def no_peer_copy(setting: Setting, rounds: int) -> Measured:
-    """And the other node reads all weights from disk."""
-    return _rounds(setting, "no-peer-copy", PRIVATE, _functions(setting), rounds, peers=False)
-
-
-def no_standbys(setting: Setting, rounds: int) -> Measured:
-    """And workers are forked from the warm parent when they are wanted (not a row of the paper's)."""
-    return _rounds(setting, "no-standbys", FORKED, 0, rounds, peers=False)
-
-
 def no_pre_initialisation(setting: Setting, rounds: int) -> Measured:
     """And each worker is a Python of its own that imports everything."""
     measured = Measured()
@@ -101,30 +86,39 @@ def cold_restart(setting: Setting, rounds: int) -> Measured:
 
     The last row of the ablation and the baseline of this name are one thing: nothing is left of live scaling.
     """
-    return _restart(setting, "cold-restart", FRESH, 2)
+    measured = Measured()
+    with stage(setting, "cold-restart", FRESH, 0, peers=False, measured=measured) as here:
+        here.start_fresh_from_now_on()
+        here.look_around(lambda: here.time_and_weigh(lambda: here.cold_restart(FRESH, 2), measured), measured)
+    return measured
 
 
-def replica(setting: Setting, rounds: int) -> Measured:
-    """Baseline (horizontal): a second whole pipeline on new hardware, nothing prepared."""
-    return _second(setting, "replica", 1)
+Way = Callable[[Setting, int], Measured]
 
 
-def colocated(setting: Setting, rounds: int) -> Measured:
-    """Baseline: the larger configuration started whole next to the old one, which goes when it is ready."""
-    return _second(setting, "colocated", 2)
+def _lacking(name: str, image: str, *, peers: bool = False, standbys: bool = True) -> Way:
+    def measure(setting: Setting, rounds: int) -> Measured:
+        return _rounds(setting, name, image, _functions(setting) if standbys else 0, rounds, peers=peers)
+
+    return measure
 
 
-ROWS: dict[str, Callable[[Setting, int], Measured]] = {
+ROWS: dict[str, Way] = {
     "full": full,
     "at-load": at_load,
-    "no-shared-allocation": no_shared_allocation,
-    "no-peer-copy": no_peer_copy,
-    "no-standbys": no_standbys,
+    # workers copy weights into memory of their own
+    "no-shared-allocation": _lacking("no-shared-allocation", PRIVATE, peers=True),
+    # and the other node reads all weights from disk
+    "no-peer-copy": _lacking("no-peer-copy", PRIVATE),
+    # and workers are forked from the warm parent when they are wanted (not a row of the paper's)
+    "no-standbys": _lacking("no-standbys", FORKED, standbys=False),
     "no-pre-initialisation": no_pre_initialisation,
     "no-zero-copy": cold_restart,
     "cold-restart": cold_restart,
-    "replica": replica,
-    "colocated": colocated,
+    # baseline (horizontal): a second whole pipeline on new hardware, nothing prepared
+    "replica": lambda setting, _: _second(setting, "replica", 1),
+    # baseline: the larger configuration started whole next to the old one, which goes when it is ready
+    "colocated": lambda setting, _: _second(setting, "colocated", 2),
 }
 
 
@@ -150,14 +144,6 @@ def _rounds(
         if setting.window_s:
             here.home_again()
             here.look_around(here.onto_other_node, measured, setting.window_s)
-    return measured
-
-
-def _restart(setting: Setting, name: str, image: str, replicas: int) -> Measured:
-    measured = Measured()
-    with stage(setting, name, image, 0, peers=False, measured=measured) as here:
-        here.start_fresh_from_now_on()
-        here.look_around(lambda: here.time_and_weigh(lambda: here.cold_restart(image, replicas), measured), measured)
     return measured
 
 
@@ -209,7 +195,7 @@ def main(names: tuple[str, ...], rounds: int, rate: float, **options: Any) -> No
         texts, expected = expected_answers(directory)
         setting = Setting(folder, directory, manifest, texts, expected.numpy(), rate=rate, **options)
         rows: dict[str, dict[str, Any]] = {}
-        row_of: dict[Callable[[Setting, int], Measured], dict[str, Any]] = {}
+        row_of: dict[Way, dict[str, Any]] = {}
         with progress(len(names)) as show_progress:
             for number, one in enumerate(sorted(names, key=lambda name: ROWS[name] is not cold_restart)):
                 show_progress(one, number)
