@@ -2,8 +2,9 @@
 measurement.
 
 Slow and normal patterns are renewal processes with Gamma gaps (CV = 1/sqrt(shape)). A Gamma with a CV of 5 has its
-mass in a few enormous gaps and a finite draw misses its CV, so bursty arrivals are made as bursts are: a two-phase
-hyper-exponential (mostly short gaps inside bursts, sometimes a long silence), whose CV is exact in the limit.
+mass in a few enormous gaps and a finite draw misses its CV, so bursty arrivals are an interrupted Poisson process (a
+doubly stochastic one that is on or off): gaps are hyper-exponential, mostly short ones inside bursts and sometimes a
+long silence, and their CV is exact in the limit. A day is a Poisson process whose rate follows a sine.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import math
 import numpy as np
 
 from traces.errors import TraceError
-from traces.model import FloatArray, Trace, make_trace
+from traces.model import MAX_REQUESTS, FloatArray, Trace, make_trace
 
 BURST_SHARE = 0.9
 """Share of the whole time that the long gaps of the hyper-exponential take."""
+DAY_SWING = 0.8
+"""Largest relative distance of a synthetic day's rate from its mean."""
 
 
 def synthetic(requests: int, duration_s: float, cv: float, seed: int) -> Trace:
@@ -34,6 +37,24 @@ def synthetic(requests: int, duration_s: float, cv: float, seed: int) -> Trace:
         np.minimum(arrivals, duration_s),
         duration_s=duration_s,
         source=f"synthetic: {requests} requests in {duration_s:g} s, CV asked {cv:g}, seed {seed}",
+    )
+
+
+def synthetic_day(mean_rps: float, duration_s: float, seed: int) -> Trace:
+    """A day in ``duration_s``: a Poisson process whose rate swings by DAY_SWING around ``mean_rps``. Raises
+    TraceError."""
+    if not 0 < mean_rps * duration_s * (1 + DAY_SWING) <= MAX_REQUESTS:
+        raise TraceError(
+            f"a synthetic day needs a rate and a duration, got {mean_rps:g} requests/s for {duration_s:g} s"
+        )
+    rng = np.random.default_rng(seed)
+    peak_rps = mean_rps * (1 + DAY_SWING)
+    arrivals = np.sort(rng.uniform(0, duration_s, rng.poisson(peak_rps * duration_s)))
+    rate_rps = mean_rps * (1 - DAY_SWING * np.cos(2 * np.pi * arrivals / duration_s))
+    return make_trace(
+        arrivals[rng.random(arrivals.size) * peak_rps < rate_rps],
+        duration_s=duration_s,
+        source=f"synthetic: a day of {mean_rps:g} requests/s in {duration_s:g} s, seed {seed}",
     )
 
 

@@ -51,6 +51,9 @@ LEAST_KEPT = 1 / 8
 LEAST_REQUESTS = 100
 LEAST_INDEX = 2.0
 """Index of dispersion of a profile's minutes: at 2 half of it is counting noise, which is multiplied as well."""
+HOURS_PER_ORDER = 16
+MOST_SLOW_RPS: dict[Split, float] = {"train": 20.0, "validation": 8.0, "test": 3.0}
+"""Up to these rates the public traces hold several slow hours of each set."""
 MOST_OWN_RPS = 250.0
 """Where a stream is replayed at its own rate (0 wanted)."""
 MOST_THINNED_DAY_RPS = 4.0
@@ -149,6 +152,27 @@ def choose_hours(
             f"{why_few(pattern)}"
         )
     return chosen
+
+
+def hour_of_seed(
+    pattern: str, mean_rps: float, split: Split, seed: int, *, seconds: float = HOUR_S, data: Path | None = None
+) -> Hour:
+    """The hour that an episode of ``seed`` replays: seeds 0 to 15 have distinct ones, as far as the cell holds so many;
+    16 to 31 have the cell in another order and drawn again, and so on. Raises NoMatchError, TraceError."""
+    order, index = divmod(seed, HOURS_PER_ORDER)
+    drawn, more = _in_order(pattern, mean_rps, split, order, seconds, catalog.data_folder(data))
+    drawn.extend(islice(more, max(0, index + 1 - len(drawn))))
+    if not drawn:
+        choose_hours(pattern, mean_rps, split, 1, order, seconds=seconds, data=data)  # raises with the reason
+    return drawn[index % len(drawn)]
+
+
+@lru_cache(maxsize=32)
+def _in_order(
+    pattern: str, mean_rps: float, split: Split, order: int, seconds: float, folder: Path | None
+) -> tuple[list[Hour], Iterator[Hour]]:
+    """The hours of a cell that were drawn so far, which the caller extends, and those to come."""
+    return [], hours_of(pattern, mean_rps, split, order, seconds=seconds, data=folder)
 
 
 def why_few(pattern: str) -> str:

@@ -150,6 +150,7 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
         "requests_sha256": work.requests.sha256,
         "source": work.arrivals.source,
         "cv": work.arrivals.cv,
+        "dispersion": work.arrivals.dispersion,
         "trace_measured": work.arrivals.measured,
         "currency": workload.prices.currency,
         "prices": workload.prices.name,

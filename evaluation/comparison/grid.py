@@ -19,8 +19,8 @@ from evaluation.provenance import code_sha256
 from simulation.workloads.custom import MOST_TOKENS, CustomPipeline
 from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
-from traces.model import PATTERNS
 from traces.splits import Split
+from traces.traffic import REPLAYED_PATTERNS
 
 VERSION = 1
 """Version of stored results; older ones are computed again."""
@@ -92,7 +92,7 @@ class Grid:
     def __post_init__(self) -> None:
         for name, values, allowed in (
             ("workloads", self.workloads, (*PAPER_WORKLOADS, *([self.custom.pipeline] if self.custom else []))),
-            ("patterns", self.patterns, (FROM_FILE,) if self.trace else PATTERNS),
+            ("patterns", self.patterns, (FROM_FILE,) if self.trace else REPLAYED_PATTERNS),
         ):
             unknown = [value for value in values if value not in allowed]
             if unknown or not values or len(set(values)) < len(values):

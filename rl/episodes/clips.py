@@ -1,8 +1,8 @@
 """Which episodes are trained on: clips of the train set (model choice: validation), never of the test set.
 
 Seeds of training and validation are far from those that evaluations use, since a seed also chooses routing and lengths.
-Arrivals are made by :mod:`evaluation.comparison.arrivals`: hours of the public traces where they are there, else made
-ones.
+Arrivals are those of :mod:`evaluation.comparison.arrivals`: hours of the public traces where they are there, else
+synthetic ones.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
 from traces.model import PATTERNS
 from traces.splits import Split
+from traces.traffic import MOST_SLOW_RPS
 
 SEEDS: Mapping[Split, int] = {"train": 10_000, "validation": 20_000}
 """What is added to a clip's seed."""
@@ -78,13 +79,16 @@ def training_clips(
     speed: float = 1.0,
 ) -> Iterator[Clip]:
     """Clips without end: workloads in turn (in a new order each round), pattern, size and rate (logarithmic between
-    ``mean_rps``) drawn by ``seed``."""
+    ``mean_rps``) drawn by ``seed``. Slow clips are at most as busy as slow hours are (:mod:`traces.traffic`)."""
     rng = np.random.default_rng(seed)
     number = 0
     while True:
         for name in rng.permutation(list(workloads)):
-            rate = float(np.exp(rng.uniform(*np.log(mean_rps))))
+            share = rng.uniform()
             size, pattern = int(rng.choice(list(tokens))), str(rng.choice(list(patterns)))
+            most = MOST_SLOW_RPS[split] * speed if pattern == "slow" else np.inf
+            low, high = np.log(np.minimum(mean_rps, most))
+            rate = float(np.exp(low + share * (high - low)))
             draw_seed = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:6], 16)
             yield Clip(str(name), pattern, draw_seed, split, round(rate, 3), size, seconds, window_s, speed)
             number += 1

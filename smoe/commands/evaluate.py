@@ -28,8 +28,8 @@ from simulation.workloads.custom_options import custom_options, custom_pipelines
 from simulation.workloads.paper import PAPER_WORKLOADS
 from smoe.errors import SmoeError
 from traces.errors import TraceError
-from traces.model import PATTERNS
 from traces.options import clip_options, data_option
+from traces.traffic import REPLAYED_PATTERNS
 
 DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
 DEFAULT_WORKLOADS = ("bert-4",)
@@ -58,7 +58,11 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 )
 @custom_options(slo_option)
 @click.option(
-    "--patterns", default="bursty", show_default=True, callback=_names, help=f"Comma list of {','.join(PATTERNS)}."
+    "--patterns",
+    default="bursty",
+    show_default=True,
+    callback=_names,
+    help=f"Comma list of {','.join(REPLAYED_PATTERNS)}.",
 )
 @click.option(
     "--input-sizes",
