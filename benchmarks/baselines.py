@@ -40,7 +40,6 @@ from benchmarks.harness.options import (
     workloads_option,
 )
 from benchmarks.harness.report import command, print_result, print_table, write_csv
-from evaluation.comparison.arrivals import DATASETS
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.report import ReportPaths, heading, write_report
 from evaluation.comparison.run import evaluate
@@ -52,6 +51,7 @@ from evaluation.tuning.searches import PLANNED, make_plans
 from evaluation.tuning.sweep import CANDIDATES, sweep
 from traces import catalog
 from traces.provenance import path_sha256
+from traces.traffic import DATA_SETS
 
 POLICIES = (
     *("serverlessmoe", "elasticmoe", "faasconf", "openfaas"),
@@ -133,9 +133,8 @@ def pack_plans(path: Path, plans: Path) -> None:
 
 def trace_hashes(grid: Grid) -> dict[str, str]:
     """File → sha256 of the traces that hours are taken from."""
-    paths = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(grid.data))}
-    used = next((paths[name] for name in DATASETS if name in paths), None)
-    return {} if used is None else {used.name: path_sha256(used)}
+    data_sets = catalog.datasets(catalog.data_folder(grid.data))
+    return {dataset.path.name: path_sha256(dataset.path) for dataset in data_sets if dataset.name in DATA_SETS}
 
 
 def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping[str, Any]], page: str) -> None:

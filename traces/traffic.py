@@ -43,6 +43,7 @@ REPLAYED_PATTERNS = (*PATTERNS, DIURNAL)
 RATES_RPS = (5.0, 20.0, 50.0, 100.0, 250.0)
 STREAMS = ("servegen-large", "servegen-mid", "servegen-small", "servegen-reason", "servegen-image")
 PROFILES = ("functions-day", "functions-8h")
+DATA_SETS = (*STREAMS, *PROFILES)
 HOUR_S, DAY_S = 3600, 86_400
 MARGIN = 0.02
 """Share of a border's CV within which a pattern is not certain."""
@@ -224,7 +225,7 @@ def _certain(cv: float | None) -> Pattern | None:
 @lru_cache(maxsize=4)
 def _tables(folder: Path | None) -> tuple[RateTable, ...]:
     there = {} if folder is None else {dataset.name: dataset.path for dataset in catalog.datasets(folder)}
-    return tuple(rate_table(name, there[name]) for name in (*STREAMS, *PROFILES) if name in there)
+    return tuple(rate_table(name, there[name]) for name in DATA_SETS if name in there)
 
 
 Candidate = tuple[Kind, RateTable, tuple[int, ...], int]

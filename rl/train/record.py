@@ -7,19 +7,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from evaluation.comparison.arrivals import DATASETS
 from evaluation.provenance import code_sha256
 from rl.train.settings import TrainingSettings
 from traces import catalog
 from traces.provenance import path_sha256
+from traces.traffic import DATA_SETS
 
 PACKAGES = ("smoe", "torch", "stable-baselines3", "gymnasium", "numpy", "numba")
 
 
 def traces_sha256(data: Path | None) -> dict[str, str]:
-    """Dataset → hash of the file that clips are taken from; empty where hours are made."""
-    data_sets = {dataset.name: dataset.path for dataset in catalog.datasets(catalog.data_folder(data))}
-    return next(({name: path_sha256(data_sets[name])} for name in DATASETS if name in data_sets), {})
+    """Data set → hash of its file, for all that clips are taken from; empty where arrivals are synthetic."""
+    data_sets = catalog.datasets(catalog.data_folder(data))
+    return {dataset.name: path_sha256(dataset.path) for dataset in data_sets if dataset.name in DATA_SETS}
 
 
 def record(settings: TrainingSettings, data: Path | None) -> dict[str, Any]:
