@@ -47,6 +47,11 @@ class PriceSheet(Checked):
             + configuration.gpu_share * self.gpu_s
         )
 
+    def standby_per_s(self, configuration: Configuration) -> float:
+        """U_φ of one standby: started, with its memory, and with neither cores nor a GPU share until it is
+        activated."""
+        return configuration.memory_mb / 1024 * self.memory_gib_s
+
 
 def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
     """Read a price sheet. Raises SettingsError."""

@@ -16,7 +16,9 @@ import numpy as np
 import simpy
 
 from autoscaler.contract import Configuration, NodeInfo
+from functions.dispatch.activation import Burst
 from simulation.engine import kernel
+from simulation.engine.bursts import BurstSettings
 from simulation.engine.requests import Requests
 from simulation.engine.tables import atoms_of
 from simulation.latency.contract import LimitedLatencyModel, Noise
@@ -52,6 +54,7 @@ class Replica:
     calls: list[Call] = field(default_factory=list)
     seen_s: float = 0.0
     version: int = 0
+    standby: bool = False
     level_s: float = math.inf
     """CPU seconds that its limit lets it do at full speed; what is more than its burst counts for nothing."""
 
@@ -66,6 +69,10 @@ class Node:
         self.wanted = configuration
         self.limit = configuration.concurrency
         self.generation = 0
+        self.effective = configuration
+        """What replicas that are neither starting nor of an older generation have now."""
+        self.activated: dict[int, Replica] = {}
+        self.wanted_until_s: dict[int, float] = {}
         self.replicas = [Replica(configuration, 0, 0.0) for _ in range(configuration.replicas)]
         self.queue: deque[Call] = deque()
         self.started = 0
@@ -172,7 +179,7 @@ class Node:
         self.pending += 1
         replaced = target.gpu_share != self.wanted.gpu_share
         self.wanted = target
-        staying = [replica for replica in self.replicas if replica.until_s == math.inf]
+        staying = [replica for replica in self.replicas if replica.until_s == math.inf and not replica.standby]
         victims = [r for r in reversed(staying) if r.ready_s > now_s] + [
             r for r in reversed(staying) if r.ready_s <= now_s
         ]
@@ -181,6 +188,9 @@ class Node:
             replica.until_s = now_s if replica.ready_s > now_s else now_s + lifecycle.drain_s
         if replaced:
             self.generation += 1
+            self.effective = target
+            for number in list(self.activated):
+                self.activated.pop(number).until_s = now_s
             new = [self.new_replica() for _ in range(target.replicas)]
             for replica, moment_s in zip(victims[surplus:], sorted(r.ready_s for r in new), strict=False):
                 replica.until_s = moment_s
@@ -190,6 +200,23 @@ class Node:
         for replica in new:
             self.pipeline.clock.process(self.ready(replica))
         self.pipeline.clock.process(self.change(target, self.generation, self.pending))
+
+    def arrived(self, burst: Burst, wanted: int, activation_s: float) -> None:
+        """A request has arrived at the pipeline, and ``wanted`` replicas in all are to be there."""
+        now_s = self.pipeline.clock.now
+        for number in range(min(burst.standbys, wanted - self.wanted.replicas)):
+            if number not in self.activated:
+                replica = Replica(self.effective, self.generation, now_s + activation_s, standby=True)
+                self.activated[number] = replica
+                self.replicas.append(replica)
+                self.pipeline.clock.process(self.ready(replica))
+            self.wanted_until_s[number] = now_s + burst.hold_s
+            self.pipeline.clock.process(self.release(number, burst.hold_s))
+
+    def release(self, number: int, hold_s: float) -> Generator[simpy.Event, Any, None]:
+        yield self.pipeline.clock.timeout(hold_s)
+        if number in self.activated and self.wanted_until_s[number] <= self.pipeline.clock.now:
+            self.activated.pop(number).until_s = self.pipeline.clock.now
 
     def new_replica(self) -> Replica:
         lifecycle, weights = self.pipeline.workload.lifecycle, self.pipeline.workload.costs[self.info.id].weights_bytes
@@ -212,6 +239,7 @@ class Node:
         if order != self.pending:
             return
         self.limit = target.concurrency
+        self.effective = target
         for replica in self.replicas:
             if replica.generation == generation and replica.configuration != target:
                 self.catch_up(replica)
@@ -236,7 +264,9 @@ class PipelineModel:
         configurations: Mapping[str, Configuration],
         orders: Iterable[tuple[float, str, Configuration]] = (),
         seed: int = 0,
+        bursts: BurstSettings | None = None,
     ) -> None:
+        self.bursts = bursts
         self.clock = simpy.Environment()
         self.workload = workload
         model = workload.latency
@@ -261,7 +291,10 @@ class PipelineModel:
 
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         """One pass: segment, its layer's experts in parallel, next segment, …"""
-        yield self.clock.timeout(self.requests.arrival_s[request] + self.workload.request_s)
+        yield self.clock.timeout(self.requests.arrival_s[request])
+        if self.bursts is not None:
+            self.activate(request, self.bursts)
+        yield self.clock.timeout(self.workload.request_s)
         segments, row = len(self.workload.segments), 1
         for layer in range(segments):
             yield self.nodes[layer].call(request, int(self.requests.counts[0, request]))
@@ -276,6 +309,20 @@ class PipelineModel:
                 yield self.clock.all_of(calls)
                 yield self.clock.timeout(self.workload.hop_s)
         self.answered_s[request] = self.clock.now
+
+    def activate(self, request: int, bursts: BurstSettings) -> None:
+        """How many replicas the arrivals ask for, counted again at every request, to each node with standbys."""
+        assert bursts.seconds_per_token is not None, "the oracle does not measure"
+        arrival_s, tokens = self.requests.arrival_s, self.requests.tokens
+        for node in self.nodes:
+            burst = bursts.functions.get(node.info.function)
+            if burst is None:
+                continue
+            lately = [k for k in range(request + 1) if arrival_s[k] > arrival_s[request] - burst.look_back_s]
+            rate = sum(int(tokens[k]) for k in lately) / burst.look_back_s
+            work = rate * bursts.seconds_per_token[node.info.function]
+            wanted = math.ceil(burst.headroom * work + burst.spare * math.sqrt(work) - 1e-9)
+            node.arrived(burst, wanted, bursts.activation_s)
 
     def give_orders(self, orders: list[tuple[float, str, Configuration]]) -> Generator[simpy.Event, Any, None]:
         by_function = {node.info.function: node for node in self.nodes}

@@ -30,6 +30,7 @@ from simulation.engine.replicas import (
     ROW,
     SINCE,
     SITE,
+    STANDBY,
     VIRTUAL,
     Replicas,
 )
@@ -59,7 +60,7 @@ class Fleet:
         self.most_calls = most_calls
         self.configurations: list[Configuration | None] = [None] * count
         self.clock = np.zeros((count, 7, 8))
-        self.slot = np.zeros((count, 5, 8), dtype=np.int64)
+        self.slot = np.zeros((count, 6, 8), dtype=np.int64)
         self.end = np.zeros((count, 8, slots))
         self.call = np.zeros((count, 8, slots), dtype=np.uint32)
         self.orders = np.zeros((count, 5), dtype=np.int64)
@@ -72,6 +73,8 @@ class Fleet:
         self._row_now = [-1] * count
         self._row_next = [-1] * count
         self._started = [0] * count
+        self._activated_from_s: dict[tuple[int, int], float] = {}
+        self._activated: list[tuple[int, float, float]] = []
         self._cold_noise = atoms_of(workload.lifecycle.noise)
 
     @property
@@ -124,9 +127,35 @@ class Fleet:
                 ring[node, : kept.size] = ring[node, kept]
             self.orders[node, COUNT] = kept.size
 
+    def activate(self, node: int, standby: int, now_s: float, activation_s: float) -> None:
+        """Let a standby take calls ``activation_s`` after ``now_s``, with what the node's replicas have by then."""
+        if self.orders_s[node, CHANGE_AT] >= FAR:
+            self._row_now[node] = self._row_next[node]
+        self._add(node, now_s + activation_s, standby + 1)
+        self._activated_from_s[node, standby] = now_s
+
+    def release(self, node: int, standby: int, now_s: float) -> None:
+        """Let an activated standby take no new calls from ``now_s`` on; its calls end."""
+        count = self.orders[node, COUNT]
+        open_standbys = (self.slot[node, STANDBY, :count] == standby + 1) & (self.clock[node, DRAIN, :count] >= FAR)
+        self.clock[node, DRAIN, np.flatnonzero(open_standbys)] = now_s
+        self._activated.append((node, self._activated_from_s.pop((node, standby)), now_s))
+
+    def activated_s(self, start_s: float, end_s: float) -> Floats:
+        """[nodes] seconds between ``start_s`` and ``end_s`` in which standbys were activated, those to come left out.
+
+        Activations that ended before ``start_s`` are forgotten.
+        """
+        seconds = np.zeros(len(self.nodes))
+        self._activated = [span for span in self._activated if span[2] > start_s]
+        under_way = [(node, from_s, end_s) for (node, _), from_s in self._activated_from_s.items()]
+        for node, from_s, until_s in [*self._activated, *under_way]:
+            seconds[node] += max(0.0, min(until_s, end_s) - max(from_s, start_s))
+        return seconds
+
     def states(self, now_s: float) -> Mapping[str, Ints]:
-        """Replicas of each node by state: ``starting``, ``ready``, ``draining``; [nodes] each."""
-        there = np.arange(self.clock.shape[2]) < self.orders[:, COUNT, None]
+        """Replicas of each node by state, standbys left out: ``starting``, ``ready``, ``draining``; [nodes] each."""
+        there = (np.arange(self.clock.shape[2]) < self.orders[:, COUNT, None]) & (self.slot[:, STANDBY] == 0)
         draining = there & (self.clock[:, DRAIN] <= now_s)
         ready = there & ~draining & (self.clock[:, READY] <= now_s)
         busy = draining & (self.slot[:, ACTIVE] > 0)
@@ -161,7 +190,11 @@ class Fleet:
 
     def _alive(self, node: int, now_s: float) -> list[int]:
         """Replicas not ordered to go, in the order in which they would be: starting before ready, then the youngest."""
-        alive = [r for r in range(self.orders[node, COUNT]) if self.clock[node, DRAIN, r] >= FAR]
+        alive = [
+            r
+            for r in range(self.orders[node, COUNT])
+            if self.clock[node, DRAIN, r] >= FAR and not self.slot[node, STANDBY, r]
+        ]
         return sorted(alive, key=lambda r: (self.clock[node, READY, r] <= now_s, -r))
 
     def _scale(self, node: int, replicas: int, now_s: float) -> None:
@@ -202,7 +235,7 @@ class Fleet:
         self._started[node] += 1
         return now_s + mean_s * float(self._cold_noise[int(draw * kernel.ATOMS)])
 
-    def _add(self, node: int, ready_s: float) -> None:
+    def _add(self, node: int, ready_s: float, standby: int = 0) -> None:
         r = int(self.orders[node, COUNT])
         if r == self.clock.shape[2]:
             self._grow()
@@ -210,8 +243,8 @@ class Fleet:
         clock = (ready_s, FAR, 0.0, ready_s, FAR, 0.0, full)
         self.clock[node, [READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL], r] = clock
         site = 0 if self._sites is None else self._site(node, self._sites[node])
-        slot = (self._row_now[node], self.orders[node, NOW_GENERATION], 0, 0, site)
-        self.slot[node, [ROW, GENERATION, ACTIVE, HEAD, SITE], r] = slot
+        slot = (self._row_now[node], self.orders[node, NOW_GENERATION], 0, 0, site, standby)
+        self.slot[node, [ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY], r] = slot
         self.orders[node, COUNT] = r + 1
 
     def _site(self, node: int, sites: Sequence[int]) -> int:

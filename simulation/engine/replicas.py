@@ -28,8 +28,9 @@ RANK = (1 << RANK_BITS) - 1
 READY, DRAIN, VIRTUAL, LAST, NEXT, SINCE, LEVEL = range(7)
 """Rows of ``clock``: ready from, no new calls from, virtual time, when that was, next completion (on a shared machine:
 CPU seconds left until it is ready), busy since, CPU seconds in the bucket at ``LAST``."""
-ROW, GENERATION, ACTIVE, HEAD, SITE = range(5)
-"""Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine."""
+ROW, GENERATION, ACTIVE, HEAD, SITE, STANDBY = range(6)
+"""Rows of ``slot``: row of the resource tables, generation, calls in service, first of the ring, machine, number of the
+activated standby from 1 (0: a replica that always runs)."""
 CHANGE_AT = 0
 """Column of ``order_s``: when the change that is under way holds."""
 LIMIT, NEXT_LIMIT, NEXT_ROW, NOW_GENERATION, COUNT = range(5)
@@ -54,7 +55,7 @@ class Rows(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """All replicas of all nodes: ``clock [nodes, 7, replicas]``, ``slot [nodes, 5, replicas]``, ``end`` and ``call
+    """All replicas of all nodes: ``clock [nodes, 7, replicas]``, ``slot [nodes, 6, replicas]``, ``end`` and ``call
     [nodes, replicas, calls]``, ``order [nodes, 5]``, ``order_s [nodes, 1]``, ``room [nodes, replicas]`` (calls at once
     they take, see :func:`open_up`)."""
 

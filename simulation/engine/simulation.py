@@ -13,6 +13,7 @@ from autoscaler.contract import Configuration, NodeInfo
 from functions.serving.metric_names import BUCKETS_S
 from simulation.arrays import Calls, Floats, Ints
 from simulation.engine import kernel
+from simulation.engine.bursts import Bursts, BurstSettings
 from simulation.engine.errors import SimulationError
 from simulation.engine.fleet import Fleet
 from simulation.engine.host import SharedMachine
@@ -65,7 +66,9 @@ class Window:
     replicas: Mapping[str, Ints]
     """State → [nodes] replicas at the end."""
     ready_s: Floats
-    """[nodes] replica-seconds in which a replica took new calls."""
+    """[nodes] replica-seconds in which a replica took new calls, activated standbys included."""
+    activated_s: Floats
+    """[nodes] seconds in which standbys were activated, their activation included."""
 
     def quantile_s(self, q: float) -> float | None:
         """The exact ``q`` quantile (0 to 1, linear) of the answered requests' seconds; None where none was answered."""
@@ -77,9 +80,9 @@ class Simulation:
 
     ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
     else; on a shared machine there is only one. ``machines``: where replicas are, and which rule chooses among them;
-    None: nowhere in particular. ``seed`` scatters service and cold starts; requests bring their own
-    draws. Two simulations with equal arguments that are advanced over the same windows are equal bit for bit, on any
-    machine. Raises SimulationError.
+    None: nowhere in particular. ``bursts``: standbys, which follow the arrivals by themselves. ``seed`` scatters
+    service and cold starts; requests bring their own draws. Two simulations with equal arguments that are advanced over
+    the same windows are equal bit for bit, on any machine. Raises SimulationError.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Simulation:
         most_calls: int | None = None,
         threads: int = 1,
         machines: Machines | None = None,
+        bursts: BurstSettings | None = None,
     ) -> None:
         experts = workload.experts
         if requests.counts.shape[0] != 1 + len(experts):
@@ -128,6 +132,9 @@ class Simulation:
         if workload.host is not None:
             nodes = [stage.nodes for stage in self._stages]
             self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
+        if workload.host is not None and bursts is not None:
+            raise SimulationError(f"{workload.name} runs on one machine, where standbys are not simulated")
+        self._bursts = None if bursts is None else Bursts(bursts, requests, self.index)
         self._left = self._gather[0] if self._host is None else self._host.left_s
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._marks = np.zeros(size, dtype=np.uint8)
@@ -164,6 +171,8 @@ class Simulation:
         node = self.index[function]
         if self._stage < len(self._stages) and self._stage_of(node) < self._stage:
             raise SimulationError(f"{function} was simulated up to {self._until_s:g} s already; order before its stage")
+        if self._bursts is not None and target.gpu_share != self.configuration(function).gpu_share:
+            self._bursts.replace(node, self.fleet, self.now_s)
         self.fleet.order(node, target, self.now_s)
 
     def configuration(self, function: str) -> Configuration:
@@ -192,6 +201,8 @@ class Simulation:
         self._reached[first:last] = starts[first:last]
         self._stages[0].due = np.concatenate([self._stages[0].due, np.arange(first, last, dtype=np.uint32)])
         self._next_request = last
+        if self._bursts is not None:
+            self._bursts.open(first, last)
 
     def run_stage(self) -> int:
         """Simulate the next stage of the open window; returns its number. On a shared machine no stage can go before
@@ -202,6 +213,9 @@ class Simulation:
             if self._stage == len(self._stages):
                 self._finished = self._run_host(self._host)
             return number
+        if self._bursts is not None:
+            for node in stage.nodes.tolist():
+                self._bursts.activate(node, self.fleet, self._until_s)
         if self._machines is not None and self._sited is not None:
             self._plan(stage, self._machines, self._sited)
         gone = self._run_alone(stage) if self._pool is None or stage.nodes.size == 1 else self._run_shared(stage)
@@ -273,6 +287,8 @@ class Simulation:
         latency_s = self._left[finished] - self.requests.arrival_s[finished]
         kernel.count_spans(latency_s, CELLS, BOUNDS, self._request_histogram)
         self._in_flight -= finished.size
+        if self._bursts is not None:
+            self._bursts.close(self.meter)
         start_s, self.now_s = self.now_s, self._until_s
         return Window(
             start_s,
@@ -287,6 +303,7 @@ class Simulation:
             self._request_histogram,
             self.fleet.states(self.now_s),
             self.fleet.ready_s(start_s, self.now_s),
+            self.fleet.activated_s(start_s, self.now_s),
         )
 
     def _lay_out(self) -> list[_Stage]:

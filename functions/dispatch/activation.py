@@ -1,0 +1,121 @@
+"""Burst activation: how many standbys of a function are wanted, from the requests that arrive alone.
+
+The ingress sees a request before any layer does. Tokens that arrived within a short look-back, times the seconds of a
+replica that a token costs a function, are the work that is on its way to it: ``W`` replicas' worth. ``headroom · W +
+spare · √W`` replicas are wanted (square-root staffing: Poisson arrivals vary by the root of their mean); what exceeds
+those that always run is taken from the standbys, in all layers at the same moment, and given back a while after it was
+wanted last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Burst:
+    """What a policy decides of one function's standbys. Raises ValueError."""
+
+    standbys: int
+    """Replicas that are started and wait."""
+    headroom: float = 1.2
+    """k: replicas for each replica's worth of work."""
+    spare: float = 1.0
+    """z: replicas for each root of it."""
+    hold_s: float = 15.0
+    """Seconds that an activated standby stays after it was wanted last."""
+    look_back_s: float = 0.5
+    """Seconds of arrivals that make the work."""
+
+    def __post_init__(self) -> None:
+        for name, value, holds, allowed in (
+            ("standbys", self.standbys, self.standbys >= 0, "0 or more"),
+            ("headroom", self.headroom, 0 <= self.headroom < np.inf, "0 or more"),
+            ("spare", self.spare, 0 <= self.spare < np.inf, "0 or more"),
+            ("hold_s", self.hold_s, 0 <= self.hold_s < np.inf, "0 or more"),
+            ("look_back_s", self.look_back_s, 0 < self.look_back_s < np.inf, "above 0"),
+        ):
+            if not holds:
+                raise ValueError(f"burst: {name} is {value!r}; allowed is {allowed}")
+
+    def wanted(self, tokens_per_s: Floats, seconds_per_token: float) -> Ints:
+        """Replicas in all, [requests] int64, for the token rates ``tokens_per_s`` [requests] at their arrivals.
+
+        Worked example: headroom 1.2, spare 1 and 200 tokens/s of 0.02 s each are 4 replicas' worth: 4.8 + 2, so 7.
+        """
+        work = tokens_per_s * seconds_per_token
+        return np.ceil(self.headroom * work + self.spare * np.sqrt(work) - 1e-9).astype(np.int64)
+
+
+def token_rates(arrival_s: Floats, tokens: NDArray[np.unsignedinteger], first: int, look_back_s: float) -> Floats:
+    """Tokens per second of the look-back that ends with each request from ``first`` on, itself included: [N - first].
+
+    ``arrival_s [N]`` seconds, never falling; ``tokens [N]``.
+    """
+    total = np.concatenate([[0.0], np.cumsum(tokens, dtype=np.float64)])
+    begin = np.searchsorted(arrival_s, arrival_s[first:] - look_back_s, side="right")
+    return np.asarray((total[first + 1 : arrival_s.size + 1] - total[begin]) / look_back_s)
+
+
+@dataclass
+class Level:
+    """One standby: until when it is wanted, as far as the arrivals so far say."""
+
+    until_s: float | None = None
+    """None: not activated."""
+
+    def spans(self, wanted_s: Floats, hold_s: float, end_s: float) -> Iterator[tuple[float | None, float | None]]:
+        """(activated, released) in seconds, from ``wanted_s`` [arrivals]: when it was wanted, up to ``end_s``.
+
+        Activated is None where that was before, released where that comes after ``end_s``; then the next call goes on
+        from here.
+        """
+        begun: float | None = None
+        for part in np.split(wanted_s, np.flatnonzero(np.diff(wanted_s) > hold_s) + 1):
+            if part.size and self.until_s is not None and part[0] > self.until_s:
+                yield begun, self.until_s
+                self.until_s = begun = None
+            if part.size and self.until_s is None:
+                begun = float(part[0])
+            if part.size:
+                self.until_s = float(part[-1]) + hold_s
+        if self.until_s is None:
+            return
+        if self.until_s < end_s:
+            yield begun, self.until_s
+            self.until_s = None
+        elif begun is not None:
+            yield begun, None
+
+
+@dataclass
+class Standbys:
+    """The standbys of one function, from window to window."""
+
+    burst: Burst
+    levels: list[Level] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.levels = [Level() for _ in range(self.burst.standbys)]
+
+    def spans(
+        self, arrival_s: Floats, wanted: Ints, replicas: int, end_s: float
+    ) -> Sequence[tuple[int, float | None, float | None]]:
+        """(standby, activated, released) up to ``end_s``, in order of activation, those activated before first.
+
+        ``arrival_s`` [arrivals] seconds, ``wanted`` [arrivals] replicas in all, ``replicas``: those that always run.
+        """
+        extra = wanted - replicas
+        spans = [
+            (number, begun_s, released_s)
+            for number, level in enumerate(self.levels)
+            for begun_s, released_s in level.spans(arrival_s[extra > number], self.burst.hold_s, end_s)
+        ]
+        return sorted(spans, key=lambda span: (-np.inf if span[1] is None else span[1], span[0]))

@@ -1,0 +1,93 @@
+"""Standbys in the simulation: each activation is a replica that takes calls from then until its release.
+
+Activation follows from arrivals alone (:mod:`functions.dispatch.activation`), so a window's are known before its first
+stage is simulated, and stages stay independent of each other. A released standby ends the calls it has; wanted again
+meanwhile, it counts as another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from functions.dispatch.activation import Burst, Standbys, token_rates
+from simulation.arrays import Floats
+from simulation.engine.fleet import Fleet
+from simulation.engine.kernel import BUSY_S
+from simulation.engine.requests import Requests
+
+FORGET = 0.8
+"""Weight of a window's measurements after each later one."""
+
+
+@dataclass(frozen=True)
+class BurstSettings:
+    """Which functions have standbys, and how fast these are."""
+
+    functions: Mapping[str, Burst]
+    activation_s: float = 0.1
+    """Seconds from the request that finds too little until the standby takes calls."""
+    seconds_per_token: Mapping[str, float] | None = None
+    """Function → replica-seconds a token of the pipeline costs it; None: measured in the windows before, so that
+    nothing is activated in the first."""
+
+
+class Bursts:
+    """State of all standbys, from window to window. ``index``: function → node."""
+
+    def __init__(self, settings: BurstSettings, requests: Requests, index: Mapping[str, int]) -> None:
+        self.settings = settings
+        self._requests = requests
+        self._standbys = {index[function]: Standbys(burst) for function, burst in settings.functions.items()}
+        given = settings.seconds_per_token
+        self._given = None if given is None else {index[function]: given[function] for function in settings.functions}
+        self._busy_s: Floats = np.zeros(len(index))
+        self._tokens = 0.0
+        self._first = self._last = 0
+        self._rates: dict[float, Floats] = {}
+
+    def open(self, first: int, last: int) -> None:
+        """A window of the requests ``first`` to ``last``."""
+        self._first, self._last, self._rates = first, last, {}
+
+    def activate(self, node: int, fleet: Fleet, end_s: float) -> None:
+        """Bring about the open window's activations and releases of ``node``, before its stage is simulated."""
+        standbys, configuration = self._standbys.get(node), fleet.configurations[node]
+        if standbys is None or configuration is None:
+            return
+        arrival_s = self._requests.arrival_s[self._first : self._last]
+        wanted = standbys.burst.wanted(self._rate(standbys.burst.look_back_s), self._seconds_per_token(node))
+        for number, begun_s, released_s in standbys.spans(arrival_s, wanted, configuration.replicas, end_s):
+            if begun_s is not None:
+                fleet.activate(node, number, begun_s, self.settings.activation_s)
+            if released_s is not None:
+                fleet.release(node, number, released_s)
+
+    def replace(self, node: int, fleet: Fleet, now_s: float) -> None:
+        """Release what is activated: the node's replicas are replaced by others (another GPU share)."""
+        standbys = self._standbys.get(node)
+        for number, level in enumerate(standbys.levels if standbys else ()):
+            if level.until_s is not None:
+                fleet.release(node, number, now_s)
+                level.until_s = None
+
+    def close(self, meter: Floats) -> None:
+        """The open window's measurements: ``meter`` [nodes, METERS]."""
+        self._busy_s = FORGET * self._busy_s + meter[:, BUSY_S]
+        self._tokens = FORGET * self._tokens + float(self._requests.tokens[self._first : self._last].sum())
+
+    def _seconds_per_token(self, node: int) -> float:
+        if self._given is not None:
+            return self._given[node]
+        return float(self._busy_s[node]) / self._tokens if self._tokens else 0.0
+
+    def _rate(self, look_back_s: float) -> Floats:
+        """[arrivals of the window] tokens per second."""
+        if look_back_s not in self._rates:
+            requests = self._requests
+            self._rates[look_back_s] = token_rates(
+                requests.arrival_s[: self._last], requests.tokens[: self._last], self._first, look_back_s
+            )
+        return self._rates[look_back_s]

@@ -1,0 +1,134 @@
+"""Standbys in the simulator: against the event-driven model, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.simulator.oracle import PipelineModel
+from functions.dispatch.activation import Burst
+from simulation.engine.bursts import BurstSettings
+from simulation.engine.errors import SimulationError
+from simulation.engine.requests import draw_requests
+from simulation.engine.simulation import Simulation
+from simulation.latency.contract import Noise
+from simulation.workloads.workload import Host
+from tests.unit.simulation.engine.builders import (
+    EXPERT,
+    SPAN_S,
+    WINDOW_S,
+    Arithmetic,
+    configuration,
+    initial,
+    limited_orders,
+    one_expert,
+    play,
+    poisson,
+    random_limited,
+    workload,
+)
+
+
+def random_bursts(generator: np.random.Generator, functions: list[str]) -> BurstSettings:
+    chosen = [function for function in functions if generator.random() < 0.7]
+    bursts = {
+        function: Burst(
+            standbys=int(generator.integers(0, 6)),
+            headroom=generator.uniform(0.5, 2),
+            spare=generator.uniform(0, 2),
+            hold_s=float(generator.choice([0.01, 0.05, 0.4, 3.0])),
+            look_back_s=generator.uniform(0.1, 1.0),
+        )
+        for function in chosen
+    }
+    seconds = {function: generator.uniform(0.0001, 0.004) for function in chosen}
+    return BurstSettings(bursts, float(generator.choice([0.0, 0.02, 0.3])), seconds)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_agrees_with_the_event_driven_model_while_standbys_come_and_go(seed: int) -> None:
+    """With orders at window starts, CPU limits for odd seeds, and holds longer than a window or than nothing."""
+    generator = np.random.default_rng(seed)
+    rate = generator.uniform(5, 60)
+    model = random_limited(generator) if seed % 2 else Arithmetic(power=0.3, scatter=Noise.lognormal(0.3))
+    pipeline = workload((3, 2), model)
+    arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
+    requests = draw_requests(pipeline, arrivals, seed=seed)
+    functions = [node.function for node in (*pipeline.segments, *pipeline.experts)]
+    orders, bursts = limited_orders(generator, functions, gpu=0.15), random_bursts(generator, functions)
+    simulation = Simulation(pipeline, requests, initial(pipeline), seed=seed, bursts=bursts)
+    moments = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
+    latency, _ = play(simulation, [float(moment) for moment in moments], orders)
+    oracle = PipelineModel(pipeline, requests, initial(pipeline), orders, seed, bursts)
+    oracle.run(SPAN_S + 4000.0)
+    expected = oracle.answered_s - arrivals
+    assert np.array_equal(np.isnan(latency), np.isnan(expected))
+    assert np.nanmax(np.abs(latency - expected), initial=0.0) <= 1e-9
+
+
+def test_standbys_that_are_never_wanted_change_nothing() -> None:
+    pipeline = workload((3, 2), Arithmetic(scatter=Noise.lognormal(0.3)))
+    requests = draw_requests(pipeline, poisson(20, 300), seed=1)
+    bursts = BurstSettings({node.function: Burst(0) for node in pipeline.experts})
+    without, _ = play(Simulation(pipeline, requests, initial(pipeline)), [10.0, 40.0])
+    with_none, windows = play(Simulation(pipeline, requests, initial(pipeline), bursts=bursts), [10.0, 40.0])
+    assert np.array_equal(without, with_none)
+    assert not any(window.activated_s.any() for window in windows)
+
+
+def test_four_requests_at_once_find_three_standbys_before_the_layer() -> None:
+    """A token takes a second of a replica: each of four requests wants a replica of its own, at once, so all end after
+    one second. Without standbys they would wait for each other; activated late they wait for the activation."""
+    pipeline, requests = one_expert([1.0] * 4, [1] * 4, Arithmetic(base_s=1e-9, token_s=1.0, power=0.0))
+    start = initial(pipeline, configuration(1, concurrency=1))
+    burst = {EXPERT: Burst(3, headroom=1.0, spare=0.0, hold_s=5.0, look_back_s=1.0)}
+
+    def latencies(activation_s: float, standbys: bool = True) -> list[float]:
+        settings = BurstSettings(burst, activation_s, {EXPERT: 1.0}) if standbys else None
+        quick = {**start, **{node.function: configuration(4, cpu_cores=1e6) for node in pipeline.segments}}
+        found, _ = play(Simulation(pipeline, requests, quick, bursts=settings), [20.0])
+        return sorted(np.round(found, 6).tolist())
+
+    at_once, late, without = latencies(0.0), latencies(0.4), latencies(0.0, standbys=False)
+    assert at_once[3] - at_once[0] < 1e-6, "all go side by side"
+    assert at_once[3] == pytest.approx(1.0, abs=1e-4)
+    assert late == pytest.approx([1.0, 1.4, 1.4, 1.4], abs=1e-4)
+    assert without == pytest.approx([1.0, 2.0, 3.0, 4.0], abs=1e-4)
+
+
+def test_activated_seconds_are_those_from_the_first_to_the_last_wish_and_the_hold() -> None:
+    """Two requests in one second want one standby from 2.5 s on; it is held 3 s: 2.5 to 5.5 s, over two windows."""
+    pipeline, requests = one_expert([2.0, 2.5, 9.0], [1, 1, 1], Arithmetic(token_s=0.1))
+    burst = BurstSettings({EXPERT: Burst(2, headroom=1.0, spare=0.0, hold_s=3.0, look_back_s=1.0)}, 0.1, {EXPERT: 1.0})
+    simulation = Simulation(pipeline, requests, initial(pipeline), bursts=burst)
+    node = simulation.index[EXPERT]
+    _, windows = play(simulation, [4.0, 8.0, 12.0])
+    assert [float(window.activated_s[node]) for window in windows] == pytest.approx([1.5, 1.5, 0.0])
+    assert [int(window.replicas["ready"][node]) for window in windows] == [1, 1, 1], "standbys are counted apart"
+
+
+def test_without_given_seconds_the_windows_before_are_measured() -> None:
+    pipeline, requests = one_expert(poisson(10, 400, seed=3), [5] * 400, Arithmetic(token_s=0.05))
+    burst = {EXPERT: Burst(6, hold_s=1.0)}
+    simulation = Simulation(pipeline, requests, initial(pipeline), bursts=BurstSettings(burst))
+    node = simulation.index[EXPERT]
+    _, windows = play(simulation, [10.0, 20.0, 30.0])
+    assert windows[0].activated_s[node] == 0, "nothing is known yet"
+    assert windows[1].activated_s[node] > 0
+
+
+def test_a_copy_goes_on_as_the_original_does() -> None:
+    pipeline, requests = one_expert(poisson(20, 400, seed=3), [5] * 400, Arithmetic(token_s=0.02))
+    burst = BurstSettings({EXPERT: Burst(6, hold_s=2.0)})
+    simulation = Simulation(pipeline, requests, initial(pipeline), bursts=burst)
+    simulation.advance(10.0)
+    copy = simulation.fork()
+    ours, theirs = simulation.advance(20.0), copy.advance(20.0)
+    assert np.array_equal(ours.latency_s, theirs.latency_s) and np.array_equal(ours.activated_s, theirs.activated_s)
+
+
+def test_one_shared_machine_has_no_standbys() -> None:
+    pipeline, requests = one_expert([1.0], [1])
+    shared = workload((1,), host=Host(2.0, 0.0, 0.0, 0.0, 0.0), request_s=0.0, hop_s=0.0)
+    with pytest.raises(SimulationError, match="where standbys are not simulated"):
+        Simulation(shared, requests, initial(pipeline), bursts=BurstSettings({EXPERT: Burst(1)}))
