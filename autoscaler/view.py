@@ -22,6 +22,15 @@ HISTORY = 240
 DECISIONS = 60
 """Changes kept, and decisions that were held back by a limit."""
 HOUR_S = 3600.0
+WINDOW = (
+    "latency_p50_s", "latency_p95_s", "latency_p99_s", "requests_per_s", "tokens_per_s", "in_flight", "failed",
+)  # fmt: skip
+"""Attributes of a window's observation that are shown."""
+NODE = (
+    "node", "function", "kind", "layer", "expert", "configuration", "ready_replicas", "tokens_per_s", "token_share",
+    "requests_per_s", "latency_p95_s", "cpu_utilisation", "concurrency_utilisation", "in_flight", "waiting",
+)  # fmt: skip
+"""Attributes of a node's observation that are shown."""
 
 
 class View:
@@ -71,13 +80,7 @@ class View:
             "window_s": observation.window_s,
             "slo_s": self._slo_s,
             "currency": self._currency,
-            "latency_p50_s": observation.latency_p50_s,
-            "latency_p95_s": observation.latency_p95_s,
-            "latency_p99_s": observation.latency_p99_s,
-            "requests_per_s": observation.requests_per_s,
-            "tokens_per_s": observation.tokens_per_s,
-            "in_flight": observation.in_flight,
-            "failed": observation.failed,
+            **{name: getattr(observation, name) for name in WINDOW},
             "cost": cost,
             "stale": observation.stale,
             "problems": [
@@ -142,23 +145,7 @@ def _decision(decision: Decision, report: TickReport) -> dict[str, Any]:
 
 
 def _node(node: NodeObservation) -> dict[str, Any]:
-    return {
-        "node": node.node,
-        "function": node.function,
-        "kind": node.kind,
-        "layer": node.layer,
-        "expert": node.expert,
-        "configuration": node.configuration,
-        "ready_replicas": node.ready_replicas,
-        "tokens_per_s": node.tokens_per_s,
-        "token_share": node.token_share,
-        "requests_per_s": node.requests_per_s,
-        "latency_p95_s": node.latency_p95_s,
-        "cpu_utilisation": node.cpu_utilisation,
-        "concurrency_utilisation": node.concurrency_utilisation,
-        "in_flight": node.in_flight,
-        "waiting": node.waiting,
-    }
+    return {name: getattr(node, name) for name in NODE}
 
 
 def _per_hour(cost: float | None, window_s: float) -> float | None:

@@ -18,11 +18,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
-from evaluation.comparison.policies import limits_of
 from rl.agent.configuration_table import features_of
 from rl.agent.contract import CONFIGURATION_FEATURES, State
 from rl.episodes import WINDOW_S, Clip, Episode, episode_of
-from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder, calls_of
+from rl.episodes.episode import encoder_of
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.catalogue import Feature
 from rl.reward import RewardSettings
 from simulation.workloads.paper import paper_workload
@@ -67,15 +67,8 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         name = workload if isinstance(workload, str) else workload.name
         self._clip = Clip(name, pattern, 0, split, mean_rps, tokens, seconds, window_s)
         self._settings, self._start, self._cache, self._data = settings, start, cache, data
-        served_workload = self._given or paper_workload(name, mean_tokens=tokens or None)
-        self._workload = served_workload
-        self._encoder = Encoder(
-            served_workload.topology,
-            limits_of(served_workload),
-            served_workload.prices,
-            served_workload.slo_s,
-            calls_of(served_workload),
-        )
+        self._workload = self._given or paper_workload(name, mean_tokens=tokens or None)
+        self._encoder = encoder_of(self._workload)
         self._layers, self._width = self._encoder.configuration_index.mask.shape
         self.observation_space = self._observation_space()
         self.action_space = spaces.MultiDiscrete(np.tile(self._encoder.configuration_index.sizes, self._width))

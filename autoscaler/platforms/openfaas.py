@@ -16,13 +16,12 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util.retry import Retry
 
-from autoscaler.contract import MIB, NAMESPACE, Configuration
+from autoscaler.contract import NAMESPACE, Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
-from autoscaler.platforms.placed_replicas import floors_of, nodes_of
-from autoscaler.platforms.quantities import float_quantity
+from autoscaler.platforms.quantities import configuration_from, float_quantity, floors_of, nodes_of
 from autoscaler.retry_after import WAITED_S, RetryAfter
 from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
-from platform_words.resources import GPU, GPU_TENTHS, QuantityError
+from platform_words.resources import GPU, GPU_TENTHS
 
 _REPEATED = (429, 502, 503, 504)
 _WAITS_S = (0.1, 0.4)
@@ -154,14 +153,10 @@ class OpenFaasPlatform:
 
 def configuration_of(status: Mapping[str, Any]) -> Configuration | None:
     """The configuration of a FunctionStatus, or None when it has no memory or no CPU and GPU limit."""
-    limits = status.get("limits") or {}
     try:
-        memory_mb = round(float_quantity(limits["memory"]) / MIB)
-        share = round(float_quantity(limits[GPU]) / GPU_TENTHS, 6) if GPU in limits else 0.0
-        cores = 0.0 if share else float_quantity(limits["cpu"])
         concurrency = int((status.get("envVars") or {}).get("max_inflight") or 0)
-        return Configuration(memory_mb, cores, share, int(status.get("replicas", 0)), concurrency)
-    except (KeyError, TypeError, QuantityError, ValueError):
+        return configuration_from(status.get("limits") or {}, int(status.get("replicas", 0)), concurrency)
+    except (TypeError, ValueError):
         return None
 
 

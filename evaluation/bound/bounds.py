@@ -31,11 +31,14 @@ def lower_bound(load: WindowLoad, meter: Meter, seed: int = 0) -> Bound:
     ``seed``: of the simulation that it is to be compared with.
     """
     space, slo_s = load.physics.widest, load.physics.workload.slo_s
+    # Every group of requests gives a valid bound of its own, so the highest of them is the bound.
     problems = certain(load, meter, seed, groups(load.tokens(0)))
     enclosures = [enclose(one.tables, space, (slo_s - one.outside_s) * (1 + ROUNDING)) for one in problems]
     if all(one.feasible for one in enclosures):
+        # Rounding always towards a weaker bound: it must hold for the simulated run to the last bit.
         best = max(one.lower for one in enclosures)
         return Bound(best * (1 - ROUNDING), True, any(one.binds for one in enclosures))
+    # No choice is in time: no latency counts then, and what remains is the price of doing the work at all.
     at_all = certain(load, meter, seed, None)[0]
     return Bound(enclose(at_all.tables, space, math.inf).lower * (1 - ROUNDING), False, False)
 

@@ -79,9 +79,11 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
     SLO is not met anyway, so there is one problem without latencies, in which only the work itself costs.
     """
     physics, row = load.physics, 0
+    # The run's own draws and not their mean: the bound is compared with that run, and a mean is no lower bound of it.
     every = [*physics.segments, *(rows for layer in physics.experts for rows in layer)]
     factors = [_factors(rows, load, seed, node) for node, rows in enumerate(every)]
     if physics.workload.host is not None:
+        # The least that a host's interference takes, times the pass's own factor, which all calls of a request share.
         host = physics.workload.host
         slow = host.least * pass_factors(host, seed, load.first, load.last)
         factors = [factor * slow for factor in factors]
@@ -90,6 +92,7 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
         for rows, factor in zip(physics.segments, factors, strict=False)
     ]
     factors = factors[len(physics.segments) :]
+    # What no choice of configurations changes: it is taken off λ once, and only the experts' seconds are searched.
     constant_s = physics.constant_s + physics.front.start_s + physics.front.answer_s
     layers = _layers(load, factors)
     spans = None if groups is None else _spans(load, through, layers)
@@ -102,12 +105,15 @@ def certain(load: WindowLoad, meter: Meter, seed: int, groups: Sequence[Group] |
             row += 1
             meet = None
             if spans is not None:
+                # Only calls that can meet share a replica, so the fewer, the more busy seconds each has to itself.
                 ends = spans.from_s[number, calls.called], spans.until_s[number, calls.called]
                 meet = _meeting(*ends, rows.rate.shape[1])
             possible, charged = _charged(load, rows, calls.work, meet, meter)
+            # Eq. (2) with the largest single request: at least that many tokens are in flight at its peak.
             least = physics.least_memory(node, float(load.tokens(row).max(initial=0)))
             for group, one in zip(groups or (None,), bounds, strict=True):
                 alone_s = np.zeros(len(calls.work)) if group is None else group.means(calls.called, calls.alone)
+                # Infinite where so few replicas cannot do the work in time: the frontier then leaves it out.
                 latency = np.where(possible, alone_s[:, None], np.inf)
                 one.tables[number].append(ExpertTable(_over(physics.widest, latency), charged, least))
     return bounds
@@ -136,12 +142,15 @@ def _charged(
     """
     space = load.physics.widest
     replicas, most = space.replicas.astype(np.float64), space.space.concurrency_max
+    # At best every replica is full all the time it is busy: then its busy seconds do the most work each.
     busy_s = work.sum(axis=1) / rows.most_work[:, most - 1]
     possible = np.ones(space.shape[:2], np.bool_)
     if meet is not None:
         each_s = work / rows.most_work[:, np.minimum(meet, most) - 1]
+        # 5 % of the requests may be late and so need no time: those that would need most are left out.
         in_time_s = sum_of_lowest(each_s, load.count - work.shape[1], everyone(load.count).in_time)
         busy_s = np.maximum(busy_s, in_time_s)
+        # A request of the window's last moment is in time until λ after it, and replicas may serve it until then.
         each_there_s = load.window_s + load.physics.workload.slo_s
         possible = replicas * each_there_s * (1 + ROUNDING_S) >= in_time_s[:, None]
         in_time_work = sum_of_lowest(work, load.count - work.shape[1], everyone(load.count).in_time)
@@ -176,6 +185,8 @@ def _spans(load: WindowLoad, through: list[Floats], layers: list[list[_Calls]]) 
             least = calls.alone.min(axis=0)
             fastest[number, calls.called] = np.maximum(fastest[number, calls.called], least)
     workload = physics.workload
+    # Forwards: when a request can reach each layer. What is left of λ at the end may be spent at any one layer, so
+    # it is added to every layer's span.
     before = np.zeros_like(fastest)
     at = load.arrival_s + workload.request_s + physics.front.start_s
     for number in range(len(physics.layers)):
@@ -187,6 +198,7 @@ def _spans(load: WindowLoad, through: list[Floats], layers: list[list[_Calls]]) 
 
 def _meeting(from_s: Floats, until_s: Floats, most: int) -> Ints:
     """[calls]: with how many calls, itself included, each can be in service at the same time; 1 to ``most``."""
+    # Spans that have begun when this one ends, less those that ended before it begins: all that overlap it.
     begun = np.searchsorted(np.sort(from_s), until_s, side="right")
     ended = np.searchsorted(np.sort(until_s), from_s, side="left")
     return np.asarray(np.clip(begun - ended, 1, most))

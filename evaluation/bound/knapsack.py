@@ -19,8 +19,19 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from evaluation.bound.layers import Steps
 from simulation.arrays import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Steps:
+    """C(T) of one layer: latency ascending, cost strictly descending; C is infinite before the first."""
+
+    latency_s: Floats
+    cost: Floats
+
+    def __len__(self) -> int:
+        return len(self.latency_s)
+
 
 BUCKETS = 4000
 """Parts of the budget; an eighth of them comes first, and more where the gap is still wide."""
@@ -57,6 +68,7 @@ def split(layers: Sequence[Steps], budget_s: float, buckets: int = BUCKETS) -> S
     if _latency(layers, cheapest) <= budget_s:
         cost = _cost(layers, cheapest)
         return Split(cost, cost, _latencies(layers, cheapest))
+    # 1. The relaxation encloses the optimum before any dynamic programming; often that is narrow enough.
     price, chosen = _relaxed(layers, budget_s)
     chosen = _filled(layers, chosen, budget_s)
     dual, upper = _dual(layers, price, budget_s), _cost(layers, chosen)
@@ -64,11 +76,13 @@ def split(layers: Sequence[Steps], budget_s: float, buckets: int = BUCKETS) -> S
     for times, gap in ROUNDS:
         if upper - lower <= gap * lower:
             break
+        # 2. The narrower the enclosure, the fewer steps can be part of a better split, so it is asked in every round.
         kept = [_promising(layer, price, upper - dual) for layer in layers]
         parts = max(1, int(times * buckets))
         lower = max(lower, min(upper, _relaxed_least(layers, kept, budget_s, parts) * (1 - SLACK)))
         if upper - lower <= gap * lower:
             break
+        # 3. Rounded up comes second: where the lower end has closed the gap, it need not be asked.
         up, picks = _feasible_least(layers, kept, budget_s, parts)
         if up < upper and _latency(layers, picks) <= budget_s:
             chosen = _filled(layers, picks, budget_s)

@@ -65,11 +65,13 @@ def cheapest_feasible(load: WindowLoad, meter: Meter, seed: int = 0) -> Feasible
         cost, p95_s = simulate_numbers(load, enclosure.numbers, meter, seed)
         return Feasible(cost, p95_s, share, enclosure.numbers) if p95_s <= load.physics.workload.slo_s else None
 
+    # The queueing model misses both ways, so shares above 1 are tried too; whether one serves is not monotone in it.
     for share in SHARES:
         tried[share] = attempt(share)
     met = [share for share, feasible in tried.items() if feasible is not None]
     if not met:
         return None
+    # From the largest that served: a larger share of λ is a cheaper choice.
     low = max(met)
     high = min((share for share in SHARES if share > low), default=2 * low)
     for _ in range(BISECTIONS):

@@ -42,9 +42,9 @@ class Group:
         return sum_of_lowest(values[:, inside], silent, self.in_time) / max(1, self.in_time)
 
 
-def kept(requests: int, percentile: float = SLO_QUANTILE) -> int:
+def kept(requests: int) -> int:
     """How many of the fastest are at most the percentile, by every common definition of it (the fewest is taken)."""
-    return int(np.floor(percentile * (requests - 1))) + 1 if requests else 0
+    return int(np.floor(SLO_QUANTILE * (requests - 1))) + 1 if requests else 0
 
 
 def everyone(requests: int) -> Group:
@@ -55,12 +55,13 @@ def everyone(requests: int) -> Group:
 def groups(tokens: np.ndarray, shares: tuple[float, ...] = HEAVIEST) -> list[Group]:
     """For each share the requests with the most tokens ``[count]``, where some of them are surely in time."""
     count = len(tokens)
+    # With most tokens: where they decide the percentile, the mean over all requests would hide how slow they are.
     order = np.argsort(-tokens.astype(np.int64), kind="stable")
     late = count - kept(count)
     result = []
     for share in shares:
         size = int(np.ceil(share * count))
-        if size > late or share == 1.0:
+        if size > late or share == 1.0:  # a group that may be late as a whole bounds nothing
             member = np.zeros(count, np.bool_)
             member[order[:size]] = True
             result.append(Group(member, max(0, size - late)))

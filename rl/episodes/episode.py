@@ -20,7 +20,7 @@ from autoscaler.prices import METERS, total_cost
 from autoscaler.state.features import complete
 from evaluation.comparison.policies import limits_of
 from rl.agent.contract import State
-from rl.features import CallTimes, Encoder, History, calls_of
+from rl.features import Encoder, History, calls_of
 from rl.reward import RewardSettings, cost_rewards, penalty
 from simulation.arrays import Floats
 from simulation.engine.kernel import BUSY_S
@@ -32,6 +32,11 @@ from simulation.workloads.workload import Workload
 
 WINDOW_S = 30.0
 REASON = "episode"
+
+
+def encoder_of(workload: Workload) -> Encoder:
+    """What makes states of a workload's observations."""
+    return Encoder(workload.topology, limits_of(workload), workload.prices, workload.slo_s, calls_of(workload))
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +101,6 @@ class Episode:
         window_s: float = WINDOW_S,
         seed: int = 0,
         settings: RewardSettings | None = None,
-        calls: CallTimes | None = None,
     ) -> None:
         windows = int(np.floor(seconds / window_s + 1e-9))
         if windows < 2:
@@ -104,9 +108,7 @@ class Episode:
         self.workload, self.requests, self.window_s, self.reference = workload, requests, window_s, reference
         self.settings = settings or RewardSettings()
         self.limits = limits_of(workload)
-        self.encoder = Encoder(
-            workload.topology, self.limits, workload.prices, workload.slo_s, calls or calls_of(workload)
-        )
+        self.encoder = encoder_of(workload)
         self.windows, self.simulated, self.seed = windows, 0, seed
         self._simulation = Simulation(workload, requests, start, seed=seed)
         self._metrics, self._platform = SimulatedMetrics(self._simulation), SimulatedPlatform(self._simulation)

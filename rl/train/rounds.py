@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 
 from evaluation.comparison.errors import EvaluationError
-from evaluation.comparison.policies import limits_of
 from rl.agent.contract import Batch, Floats32, Space, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.buffer import BranchStep, WindowStep
@@ -25,7 +24,7 @@ from rl.agent.ddpg.exploration import with_random
 from rl.agent.ddpg.exploration_moves import SCOPES, mixed, moves
 from rl.episodes import Branch, Clip, Episode, Outcome, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS
-from rl.features import Encoder, calls_of
+from rl.episodes.episode import encoder_of
 from rl.features.configuration_index import REPLICAS
 from rl.reward import RewardSettings
 from rl.train.parallel_episodes import Actions, Decide, EpisodeWindow, Vary, simulate_all
@@ -188,7 +187,6 @@ def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Action
 def scale_of(kind: Kind, reward: RewardSettings) -> tuple[Space, float, float]:
     """Φ of a kind, its C_ref, and what Σ replicas × price (as features) costs in a window, in C_ref."""
     workload, reference = kind.workload(0), reference_of(kind, reward)
-    limits = limits_of(workload)
-    encoder = Encoder(workload.topology, limits, workload.prices, workload.slo_s, calls_of(workload))
+    encoder = encoder_of(workload)
     most_expensive = float(encoder.configuration_index.unit_per_s.max()) * REPLICAS * kind.window_s
     return encoder.space, reference, most_expensive / reference * reward.cost_weight

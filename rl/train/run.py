@@ -9,15 +9,18 @@ would have made: only ``--minutes``, a limit of processor time, can cut two runs
 from __future__ import annotations
 
 import json
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from stable_baselines3.common.logger import Logger, TensorBoardOutputFormat
 
+from evaluation.provenance import code_sha256
 from rl.agent.contract import Batch, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.checkpoint import load_windows, save_windows
@@ -28,12 +31,16 @@ from rl.episodes import Episode
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Actions
-from rl.train.record import record
 from rl.train.rounds import Rounds, Tally
 from rl.train.settings import TrainingSettings
 from rl.train.validation import Validation, Validator, by_name
+from traces import catalog
+from traces.provenance import path_sha256
+from traces.traffic import DATA_SETS
 
 BEST = "actor.safetensors"
+PACKAGES = ("smoe", "torch", "stable-baselines3", "gymnasium", "numpy", "numba")
+"""Their versions are stored with a run."""
 
 
 @dataclass
@@ -198,3 +205,20 @@ class Run:
 
 MOST_LAYERS, MOST_EXPERTS = 24, 8
 """Largest sizes of the paper's workloads: the flat arm's input has a fixed size."""
+
+
+def traces_sha256(data: Path | None) -> dict[str, str]:
+    """Data set → hash of its file, for all that clips are taken from; empty where arrivals are synthetic."""
+    data_sets = catalog.datasets(catalog.data_folder(data))
+    return {dataset.name: path_sha256(dataset.path) for dataset in data_sets if dataset.name in DATA_SETS}
+
+
+def record(settings: TrainingSettings, data: Path | None) -> dict[str, Any]:
+    """JSON of all that a run is made from."""
+    return {
+        "settings": settings.as_json(),
+        "code_sha256": code_sha256("rl.train.run"),
+        "traces_sha256": traces_sha256(data),
+        "pipelines_sha256": {pipeline.name: pipeline.sha256 for pipeline in settings.pipelines},
+        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+    }

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autoscaler.contract import MIB, Configuration
-from autoscaler.errors import ConfigurationError
+from autoscaler.contract import Configuration
 from autoscaler.platforms.kubernetes.client import Object
-from autoscaler.platforms.quantities import float_quantity
+from autoscaler.platforms.quantities import configuration_from, float_quantity
 from platform_words.labels import LIVE, MOVED, POD_SETTINGS, SCALE_MIN, SCALE_TYPE, SCALE_TYPE_BEFORE, SET_ASIDE, SPEC
 from platform_words.live import Live
-from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, QuantityError, same_quantity
+from platform_words.resources import GPU, GPU_TENTHS, MPS_MEMORY, MPS_PERCENTAGE, RESIZED, same_quantity
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,7 @@ def configuration_of(deployment: Object) -> Configuration | None:
     live = live_of(deployment)
     if live is None:
         return None
-    try:
-        memory_mb = round(float_quantity(live.limits["memory"]) / MIB)
-        share = round(float_quantity(live.limits[GPU]) / GPU_TENTHS, 6) if GPU in live.limits else 0.0
-        cores = 0.0 if share else float_quantity(live.limits["cpu"])
-        replicas = int(deployment["spec"].get("replicas", 1))
-        return Configuration(memory_mb, cores, share, replicas, live.max_inflight)
-    except (KeyError, QuantityError, ConfigurationError):
-        return None
+    return configuration_from(live.limits, int(deployment["spec"].get("replicas", 1)), live.max_inflight)
 
 
 def wanted(present: Live, target: Configuration) -> Live:

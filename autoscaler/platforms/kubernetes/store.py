@@ -13,7 +13,7 @@ from autoscaler.contract import Configuration
 from autoscaler.platforms.kubernetes import deployments as d
 from autoscaler.platforms.kubernetes.cache import Kept
 from autoscaler.platforms.kubernetes.client import Object
-from autoscaler.platforms.placed_replicas import floors_of, nodes_of
+from autoscaler.platforms.quantities import floors_of, nodes_of
 from platform_words.labels import SPEC
 
 

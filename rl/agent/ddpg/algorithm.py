@@ -1,4 +1,15 @@
-"""DDPG over whole windows: the library's algorithm with our update, and a checkpoint without a pickle."""
+"""DDPG over whole windows: the library's algorithm with our update, and a checkpoint without a pickle.
+
+Where the update differs from the paper's (section 4.3), and why:
+
+* One transition is a window with the decisions of all its layers; the paper's is one layer's step. A window has one
+  P95, so a single layer's step has no outcome of its own to learn from (:mod:`rl.agent.ddpg.buffer`).
+* The critic learns the distribution of P95 over λ and knows the cost, instead of learning the sum in Eq. (13)
+  (:mod:`rl.agent.ddpg.window_critic`); ``judge="layer"`` is the paper's Q(s_i, a_i) with a TD loss.
+* The actor climbs differences between configurations instead of the slope of Eq. (14) (:meth:`PipelineDDPG._improved`);
+  ``gradient="straight-through"`` is Eq. (14).
+* The discount between windows is 0 by default: a window's decisions reach the next only by backlog and cold starts.
+"""
 
 from __future__ import annotations
 
@@ -96,11 +107,14 @@ class PipelineDDPG(DDPG):
         update_learning_rate(self.critic.optimizer, settings.critic_rate * falling)
         for _ in range(gradient_steps):
             self._n_updates += 1
+            # The draw is numbered by the update, not taken from a generator's state: a resumed run draws the same.
             samples = self.replay_buffer.sample(batch_size, draw=self._n_updates)
             measures = self._update_critic(samples)
+            # An actor that follows a critic which has not yet seen cheap decisions fail learns to take them.
             if self._n_updates > settings.actor_from and self._n_updates % settings.policy_delay == 0:
                 measures |= self._update_actor(samples)
                 polyak_update(self.actor.parameters(), self.actor_target.parameters(), settings.tau)
+            # In every update, unlike the actor's target: it is the target critic that the actor improves by.
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), settings.tau)
             for name, value in measures.items():
                 losses.setdefault(name, []).append(value)
@@ -115,8 +129,8 @@ class PipelineDDPG(DDPG):
 
     @torch.no_grad()
     def _following(self, samples: WindowSamples) -> Tensor:
-        """[B] what the targets say of the next window; 0 where nothing follows."""
-        if not self.learner.gamma:
+        """[B] value of the next window by the target networks, the TD target's second term; 0 where nothing follows."""
+        if not self.learner.gamma:  # spares deciding the next windows, which the loss would multiply by 0
             return torch.zeros_like(samples.dones)
         ahead = samples.next_observations
         decided = self.actor_target.network.decide(ahead)
@@ -139,13 +153,15 @@ class PipelineDDPG(DDPG):
         """Eq. (14): ∇_a Q at the actor's own decisions, carried back through their expected features."""
         batch, executed = samples.observations, samples.actions
         features = self.actor(batch, executed)
+        # The factors of Eq. (14): ∇_a Q at the features of the arg max, which then goes back through the actor's graph.
+        # One graph through both networks would also leave gradients in the critic's weights.
         chosen = features.detach().requires_grad_()
         value = self.critic.q1_forward(batch, chosen, executed, samples.unit).mean()
         (slope,) = torch.autograd.grad(value, chosen)
         return -(features * slope).sum(), {"value": value.item()}
 
     def _improved(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
-        """Cross-entropy towards changes that the critic holds for better than the actor's own decisions.
+        """Cross-entropy towards changes that the critic values more than the actor's own decisions.
 
         Where Eq. (14) has the slope at one point, this has differences between configurations: Φ is discrete, and from
         a safe configuration to the next cheaper one the penalty's corner may lie in between. For every expert, every
@@ -158,17 +174,21 @@ class PipelineDDPG(DDPG):
         assert isinstance(critic, WindowCritic)
         space, mask = batch.space, batch.space.mask
         scored, rows = self.actor.network.scores(batch, executed), padded(mask)
-        own_rng = np.random.default_rng((self.seed or 0, self._n_updates))
+        own_rng = np.random.default_rng((self.seed or 0, self._n_updates))  # as the draw of the windows
         draw = torch.Generator().manual_seed(int(own_rng.integers(2**62)))
+        # The arg max, and not what was executed: what is improved is what the actor would decide today.
         base = spread(scored.best(), mask)
         base_features, losses, measures = features_of(space, base), list[Tensor](), dict[str, float]()
-        with torch.no_grad():
+        with torch.no_grad():  # once: it is the encoder, the largest part, and no decision changes it
             embedded = critic.embedded_experts(batch)
+        # Experts alone cannot leave a layer that is too slow as a whole: no single one makes its barrier shorter.
         for scope in SCOPES:
             tried = torch.cat((base[None], moves(batch, base, scope, self.learner.alternatives, draw)))
             values = judged(critic, scope, batch, embedded, base_features, features_of(space, tried), samples.unit)
             weights, gain = pulls(values, NOTABLE[scope])
             pull = torch.stack([there(one, rows) for one in weights.expand(tried.shape[:-1])])
+            # Cross-entropy to the pulls as a distribution, weighted by how much they pull: where nothing gains or
+            # holds, an expert adds nothing to the loss.
             strength = pull.sum(0)
             entropies = scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), pull / strength)
             losses.append((strength * entropies).mean())
@@ -185,7 +205,7 @@ class PipelineDDPG(DDPG):
         Scalar."""
         batch, taught = samples.observations, samples.taught
         logs: Tensor = self.actor.network.log_prob(batch, samples.teacher)
-        counted = batch.space.mask & taught[:, None, None]
+        counted = batch.space.mask & taught[:, None, None]  # padding has a probability too
         return -(logs * counted).sum() / counted.sum().clamp(min=1)
 
     def clone(self, gradient_steps: int, batch_size: int = 0) -> float:
@@ -198,6 +218,7 @@ class PipelineDDPG(DDPG):
             samples = self.replay_buffer.sample(batch_size or self.batch_size, draw=CLONING + number)
             loss = self.clone_loss(samples)
             self._step(self.actor, loss)
+        # A target that still knows nothing would make the first TD targets those of an untrained actor.
         polyak_update(self.actor.parameters(), self.actor_target.parameters(), 1.0)
         self.policy.set_training_mode(False)
         self.logger.record("train/clone_loss", loss.item())
@@ -207,6 +228,7 @@ class PipelineDDPG(DDPG):
         optimizer = part.optimizer
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        # Just above λ the penalty is slo_weight times as steep as cost: one such window would outweigh its batch.
         nn.utils.clip_grad_norm_(part.parameters(), self.learner.gradient_norm)
         optimizer.step()
 

@@ -1,4 +1,4 @@
-"""From what a critic states of changes to how strongly each of them pulls the actor."""
+"""How strongly each change of a decision pulls the actor, from the critic's values of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTABLE: dict[Scope, float] = {"expert": 0.004, "layer": 0.02, "window": 0.06}
 def judged(
     critic: WindowCritic, scope: Scope, batch: Batch, embedded: Tensor, values: Tensor, tried: Tensor, unit: float
 ) -> Tensor:
-    """[A, B, n or 1, K or 1] what ``critic`` states of ``tried`` [A, B, n, K, C] in a scope."""
+    """[A, B, n or 1, K or 1]: values by ``critic`` of ``tried`` [A, B, n, K, C] in a scope."""
     if scope == "expert":
         return critic.of_experts(batch, embedded, values, tried, unit)
     if scope == "layer":
@@ -35,6 +35,7 @@ def pulls(values: Tensor, notable: float) -> tuple[Tensor, float]:
     Changes that gain share a strength of 0 to 1 among them: 1 from a gain of ``notable`` C_ref on, 0 below a tenth of
     that, which is the critic's noise. The actor's own have ``HOLD`` times the rest.
     """
+    # Differences of two values of the same window: what the critic gets wrong of the window is in both.
     gains = values[1:] - values[:1]
     best = gains.amax(0, keepdim=True)
     shares = (gains / (EAGERNESS * best).clamp(min=LEAST_GAIN)).masked_fill(gains <= 0, -torch.inf)

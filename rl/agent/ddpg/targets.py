@@ -33,8 +33,8 @@ def returns(rewards: Tensor, following: Tensor, gamma: float) -> Tensor:
 def own_returns(rewards: Tensor, penalties: Tensor, following: Tensor, gamma: float) -> Tensor:
     """[B, n] the same without the other layers' costs: r_i + penalty + γ · following.
 
-    What others cost does not depend on this layer's decision once they are decided, so leaving it out takes its scatter
-    out of the targets and no gradient (a difference reward).
+    What others cost does not depend on this layer's decision once they are decided, so leaving it out takes its
+    noise out of the targets and no gradient (a difference reward).
     """
     return rewards + (penalties + gamma * following)[:, None]
 

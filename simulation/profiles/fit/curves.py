@@ -66,9 +66,9 @@ class Table:
 
     def __call__(self, tokens: ArrayLike, calls: ArrayLike) -> Floats:
         t, m = np.broadcast_arrays(np.asarray(tokens, dtype=np.float64), np.asarray(calls, dtype=np.float64))
-        row, x = _cell(self.tokens, np.clip(t, self.tokens[0], self.tokens[-1]))
+        row, x = cell(self.tokens, np.clip(t, self.tokens[0], self.tokens[-1]))
         inside = np.clip(m, self.calls[0], self.calls[-1])
-        column, y = _cell(self.calls, inside)
+        column, y = cell(self.calls, inside)
         interpolated = _line(self.values, row, column, y) * (1 - x) + _line(self.values, row, column, y, 1) * x
         return np.asarray(interpolated * np.maximum(1.0, m / self.calls[-1]))
 
@@ -86,7 +86,7 @@ class Tables:
 
     def __call__(self, tokens: ArrayLike, calls: ArrayLike, share: ArrayLike) -> Floats:
         t, m, s = np.broadcast_arrays(*(np.asarray(x, dtype=np.float64) for x in (tokens, calls, share)))
-        place, x = _cell(np.log(self.shares), np.log(np.clip(s, self.shares[0], self.shares[-1])))
+        place, x = cell(np.log(self.shares), np.log(np.clip(s, self.shares[0], self.shares[-1])))
         every = np.stack([table(t, m) for table in self.tables])  # [shares, ...]
         low = np.take_along_axis(every, place[None], axis=0)[0]
         right = np.minimum(place + 1, len(self.shares) - 1)
@@ -141,7 +141,7 @@ def _line(values: Floats, row: Ints, column: Ints, y: Floats, below: int = 0) ->
     return np.asarray(values[rows, column] * (1 - y) + values[rows, right] * y)
 
 
-def _cell(grid: Floats, value: Floats) -> tuple[Ints, Floats]:
+def cell(grid: Floats, value: Floats) -> tuple[Ints, Floats]:
     """Left neighbour in ``grid`` and the part (0 to 1) of the way to the right one; 0 in a grid of one."""
     place = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, max(0, len(grid) - 2))
     if len(grid) == 1:

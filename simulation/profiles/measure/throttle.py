@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gateway.backends.process.cgroup.limits import quota
-from simulation.arrays import Floats, Ints
+from simulation.arrays import Floats
+from simulation.profiles.fit.curves import cell
 
 PERIOD_S = 0.01
 """What the process backend asks for (``ProcessSettings.cpu_period_s``)."""
@@ -169,8 +170,8 @@ class IdleTable:
         work, cores = np.broadcast_arrays(np.asarray(work_s, dtype=np.float64), np.asarray(share, dtype=np.float64))
         inside = np.clip(work, self._work[0], self._work[-1])
         scale = np.maximum(work, 1e-12) / inside  # outside the grid seconds are in proportion to work
-        column, x = _cell(np.log(self._work), np.log(inside))
-        row, y = _cell(np.log(self._share), np.log(np.clip(cores, self._share[0], self._share[-1])))
+        column, x = cell(np.log(self._work), np.log(inside))
+        row, y = cell(np.log(self._share), np.log(np.clip(cores, self._share[0], self._share[-1])))
         corners = np.log(self._seconds)
         low = corners[row, column] * (1 - x) + corners[row, column + 1] * x
         high = corners[row + 1, column] * (1 - x) + corners[row + 1, column + 1] * x
@@ -181,9 +182,3 @@ class IdleTable:
 def idle_table(tick_s: float, period_s: float = PERIOD_S) -> IdleTable:
     """The table, made once for each tick and period."""
     return IdleTable(tick_s, period_s)
-
-
-def _cell(grid: Floats, value: Floats) -> tuple[Ints, Floats]:
-    """Left neighbour in ``grid`` and the part (0 to 1) of the way to the right one."""
-    place = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, len(grid) - 2)
-    return place, (value - grid[place]) / (grid[place + 1] - grid[place])

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from autoscaler.contract import Configuration
 from autoscaler.errors import PlatformError, UnreachableError
 from autoscaler.platforms.openfaas import OpenFaasPlatform, configuration_of, deployment_of
-from autoscaler.platforms.placed_replicas import nodes_of
-from autoscaler.platforms.quantities import float_quantity
+from autoscaler.platforms.quantities import float_quantity, nodes_of
 from platform_words.resources import QuantityError
 from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.unit.autoscaler.builders import configuration

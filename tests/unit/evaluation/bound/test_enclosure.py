@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from autoscaler.contract import MIB, ConfigurationSpace, MemoryNeed
 from autoscaler.prices import PriceSheet
 from evaluation.bound.frontier import ExpertTable, Frontier, SpaceArrays, frontier, space_arrays
-from evaluation.bound.knapsack import split
-from evaluation.bound.layers import Steps, choose, steps
-from evaluation.bound.window import enclose
+from evaluation.bound.knapsack import Steps, split
+from evaluation.bound.window import choose, enclose, steps
 from simulation.arrays import Floats
 
 PRICES = PriceSheet("test", "made up", "USD", cpu_core_s=2.0, memory_gib_s=1.0, gpu_s=10.0)
