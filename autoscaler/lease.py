@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from autoscaler.errors import PlatformError, SettingsError, UnreachableError
+from autoscaler.checked import Checked, Positive, Rule
+from autoscaler.errors import PlatformError, UnreachableError
 
 log = logging.getLogger("smoe.autoscaler.lease")
 
@@ -38,26 +39,24 @@ class LeaseStore(Protocol):
 
 
 @dataclass(frozen=True)
-class LeaseSettings:
+class LeaseSettings(Checked):
     """``duration_s + retry_s`` bounds how long nobody leads after a leader died; ``deadline_s`` and one call's
     ``call_s`` must end before ``duration_s``."""
 
+    title = "lease"
     name: str
     identity: str
     duration_s: float = 14.0
-    retry_s: float = 2.0
+    retry_s: Positive = 2.0
     deadline_s: float = 8.0
     call_s: float = 5.0
 
-    def check(self) -> None:
-        """Raises SettingsError where two could act at once."""
-        if not self.deadline_s + self.call_s < self.duration_s:
-            raise SettingsError(
-                f"lease: deadline_s is {self.deadline_s} and call_s {self.call_s}; together they must be below "
-                f"duration_s, which is {self.duration_s}"
-            )
-        if not 0 < self.retry_s < self.deadline_s:
-            raise SettingsError(f"lease: retry_s is {self.retry_s}; allowed is above 0, below deadline_s")
+    def rules(self) -> Iterable[Rule]:
+        two_at_once = self.deadline_s + self.call_s >= self.duration_s
+        return (
+            ("deadline_s", not two_at_once, "with call_s below duration_s, else two could act at once"),
+            ("retry_s", self.retry_s < self.deadline_s, "below deadline_s"),
+        )
 
 
 class Elector:
@@ -74,7 +73,6 @@ class Elector:
         wall: Callable[[], float] = time.time,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
-        settings.check()
         self._store = store
         self._settings = settings
         self._clock = clock

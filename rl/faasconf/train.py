@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from autoscaler.options import options_of
 from evaluation.comparison.grid import Grid
 from rl.faasconf.agent import save
 from rl.faasconf.policy import WEIGHTS
@@ -76,28 +77,24 @@ def _log(path: Path, judged: Judged) -> None:
 @click.command()
 @click.option("--workloads", default=",".join(PAPER_WORKLOADS), show_default=True)
 @click.option("--patterns", default=",".join(PATTERNS), show_default=True)
-@click.option("--episodes", default=TrainingSettings.episodes, show_default=True, type=click.IntRange(1))
+@options_of(TrainingSettings)
 @click.option("--seconds", default=600.0, show_default=True, help="Of an episode.")
 @click.option("--mean-rps", default=20.0, show_default=True)
-@click.option("--violation", default=TrainingSettings.violation, show_default=True, help="Taken off for a missed SLO.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="The public traces.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/faasconf"))
 @click.option("--weights", type=click.Path(path_type=Path, file_okay=False), default=WEIGHTS, help="Where they go.")
 def main(
     workloads: str,
     patterns: str,
-    episodes: int,
     seconds: float,
     mean_rps: float,
-    violation: float,
-    seed: int,
     data: Path | None,
     out: Path,
     weights: Path,
+    **given: Any,
 ) -> None:
     """Train one workload after the other; what is in --out goes on where it was."""
-    settings = TrainingSettings(episodes=episodes, violation=violation, seed=seed)
+    settings = TrainingSettings(**given)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         for name in workloads.split(","):

@@ -9,10 +9,12 @@ sweep.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 import torch
 
+from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative
 from autoscaler.contract import Configuration, Memory, Observation, Proposal
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.prices import PriceSheet
@@ -38,32 +40,34 @@ PRICE_WEIGHT = 0.457
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(Checked):
     """How an agent is trained for one workload."""
 
-    episodes: int = 24
-    """After those that fill the buffer."""
-    filling: int = 2
+    episodes: FromOne = 24
+    """Episodes after those that fill the buffer."""
+    filling: FromZero = 2
     """Episodes that simulate the history alone, before anything is learnt."""
-    copies: int = 20
+    copies: FromOne = 20
     """Noisy ones of each hour's good action that make up the history with it."""
-    offline_updates: int = 100
-    """On what these left in the buffer."""
-    updates: int = 2
-    """A window."""
-    train_seeds: int = 2
+    offline_updates: FromZero = 100
+    """Updates on what these left in the buffer."""
+    updates: FromOne = 2
+    """Updates a window."""
+    train_seeds: FromOne = 2
     """Hours of each pattern; they are gone through again and again."""
-    validation_seeds: int = 1
-    validate_every: int = 4
-    """Episodes."""
-    violation: float = 0.5
+    validation_seeds: FromOne = 1
+    """Validation hours of each pattern."""
+    validate_every: FromOne = 4
+    """Episodes between two validations."""
+    violation: NotNegative = 0.5
     """Taken off the reward where a window's P95 is above the SLO; FaaSConf's."""
-    noise: float = 0.1
+    noise: NotNegative = 0.1
     """Standard deviation of what is added to outputs at first; falls evenly to a fifth of it."""
-    capacity: int = 4000
+    capacity: FromOne = 4000
     """Transitions kept."""
-    seed: int = 0
-    learner: LearnerSettings = field(default_factory=LearnerSettings)
+    seed: FromZero = 0
+    """Seed of networks, exploration and hours."""
+    learner: Annotated[LearnerSettings, Flag(hidden=True)] = field(default_factory=LearnerSettings)
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,7 @@ class PipelineDDPG(DDPG):
     critic: PipelineCritic
     critic_target: PipelineCritic
 
-    def __init__(
-        self, networks: NetworkSettings, learner: LearnerSettings | None = None, *, seed: int = 0, verbose: int = 0
-    ) -> None:
+    def __init__(self, networks: NetworkSettings, learner: LearnerSettings | None = None, *, seed: int = 0) -> None:
         self.networks = networks
         self.learner = learner or LearnerSettings()
         super().__init__(
@@ -74,7 +72,6 @@ class PipelineDDPG(DDPG):
             replay_buffer_class=WindowBuffer,
             replay_buffer_kwargs={"seed": seed},
             policy_kwargs={"networks": networks, "learner": self.learner},
-            verbose=verbose,
             seed=seed,
             device="cpu",
             _init_setup_model=False,
@@ -208,14 +205,14 @@ class PipelineDDPG(DDPG):
         counted = batch.space.mask & taught[:, None, None]  # padding has a probability too
         return -(logs * counted).sum() / counted.sum().clamp(min=1)
 
-    def clone(self, gradient_steps: int, batch_size: int = 0) -> float:
+    def clone(self, gradient_steps: int) -> float:
         """Warm start: updates of the actor towards its teacher alone; the last loss. Targets follow at once."""
         loss = torch.zeros(())
         self.policy.set_training_mode(True)
         for number in range(gradient_steps):
             falling = 1.0 - (1.0 - self.learner.clone_end) * number / gradient_steps
             update_learning_rate(self.actor.optimizer, self.learner.clone_rate * falling)
-            samples = self.replay_buffer.sample(batch_size or self.batch_size, draw=CLONING + number)
+            samples = self.replay_buffer.sample(self.batch_size, draw=CLONING + number)
             loss = self.clone_loss(samples)
             self._step(self.actor, loss)
         # A target that still knows nothing would make the first TD targets those of an untrained actor.

@@ -142,7 +142,7 @@ def _line(values: Floats, row: Ints, column: Ints, y: Floats, below: int = 0) ->
 
 
 def cell(grid: Floats, value: Floats) -> tuple[Ints, Floats]:
-    """[...] left neighbour in ``grid`` [knots] and the part (0 to 1) of the way to the right one; 0 in a grid of one."""
+    """[...] left neighbour in ``grid`` [knots], and the part (0 to 1) of the way to the right one; 0 for one knot."""
     place = np.clip(np.searchsorted(grid, value, side="right") - 1, 0, max(0, len(grid) - 2))
     if len(grid) == 1:
         return place, np.zeros_like(value)

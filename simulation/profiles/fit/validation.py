@@ -35,10 +35,10 @@ def key_of(row: Row) -> Key:
     return (row.node, row.family, row.tokens, row.share, row.concurrency)
 
 
-def cross_validate(rows: Sequence[Row], tick_s: float, folds: int = FOLDS, seed: int = 0) -> Mapping[str, Errors]:
+def cross_validate(rows: Sequence[Row], tick_s: float) -> Mapping[str, Errors]:
     """Errors by ``alone``, ``busy`` (one call always in flight), ``concurrency`` and ``all``.
 
-    Points (all repeats of them together) are dealt into ``folds``; each is predicted by a fit without its fold and
+    Points (all repeats of them together) are dealt into ``FOLDS``; each is predicted by a fit without its fold and
     compared with the median over its quiet repeats.
     """
     usable = least_disturbed([row for row in rows if row.feasible and row.family in ("alone", "busy", "concurrency")])
@@ -46,10 +46,10 @@ def cross_validate(rows: Sequence[Row], tick_s: float, folds: int = FOLDS, seed:
     for row in usable:
         points.setdefault(key_of(row), []).append(row)
     order = sorted(points)
-    random.Random(seed).shuffle(order)
+    random.Random(0).shuffle(order)
     predictions: dict[str, list[tuple[float, float, float]]] = {}
-    for fold in range(folds):
-        held = set(order[fold::folds])
+    for fold in range(FOLDS):
+        held = set(order[fold::FOLDS])
         kept = [row for row in usable if key_of(row) not in held]
         fitted = _fit_or_none(kept, tick_s)
         for key in sorted(held):

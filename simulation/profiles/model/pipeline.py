@@ -87,28 +87,23 @@ def clustered_workload(
     changes: Lifecycle,
     prices: PriceSheet,
     cpu_scale: float | None = None,
-    space: ConfigurationSpace | None = None,
-    segment_configuration: Configuration = SEGMENT,
-    network: Network = TEN_GIGABIT,
 ) -> Workload:
     """The pipeline in ``directory`` on a cluster that has room: calls as :mod:`simulation.profiles.model.cluster`
     predicts them, every replica with its resource to itself, ``changes`` and ``prices`` of the cluster; the rest as of
-    :func:`measured_workload`. The ingress's measured work and what a mean request moves over its ``network`` are a
-    constant between stages. Raises ProfileError, ``moe.errors.ManifestError``.
+    :func:`measured_workload`. The ingress's measured work and what a mean request moves over a network of 10 Gbit/s are
+    a constant between stages. Raises ProfileError, ``moe.errors.ManifestError``.
     """
     manifest = load(directory, verify=False)
     costs = {node.id: manifest_cost(manifest, node) for node in manifest.nodes}
     host = host_of(profile, manifest)
-    hop_s = _between_stages_s(host, manifest, tokens.mean) + _moved_s(manifest, costs, tokens.mean, network)
+    hop_s = _between_stages_s(host, manifest, tokens.mean) + _moved_s(manifest, costs, tokens.mean, TEN_GIGABIT)
     return pipeline_workload(
         directory,
         cluster_model(profile, costs, cpu_scale),
         changes,
         slo_s=slo_s,
         tokens=tokens,
-        space=space,
         prices=prices,
-        segment_configuration=segment_configuration,
         request_s=host.start_s + host.answer_s + hop_s,
         hop_s=hop_s,
         measured=False,
