@@ -55,7 +55,7 @@ def measured(pipeline: str, work: Path, settings: GpuSettings, console: Console)
     gateway = replace(local_gateway(work / pipeline), pipelines_dir=work / "pipelines")
     _, manifest = ensure_pipeline(pipeline, gateway.pipelines)
     with running_gateway(gateway) as running:
-        client = ProfileGateway(running.connect(), running.auth[1])
+        client = ProfileGateway(running.connect())
         deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest)}
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, console.status(pipeline) as status:
             return measure_gpu(

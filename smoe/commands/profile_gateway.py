@@ -1,4 +1,4 @@
-"""The gateway as a profile needs it: the command line's client, and the replica feed."""
+"""The gateway as a profile needs it: the command line's client, and one function of the replica feed."""
 
 from __future__ import annotations
 
@@ -6,59 +6,33 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from datetime import datetime
 from typing import Any
 
 import requests
 
 from gateway.client.client import GatewayClient
-from gateway.client.errors import GatewayUnreachableError
+from gateway.client.errors import GatewayClientError
 from simulation.profiles.measure.target import LogLine, ReplicaSeen, Snapshot
-
-NAMESPACE = "openfaas-fn"
-FEED_TIMEOUT_S = 15.0
-"""The feed speaks at least every 5 s."""
 
 
 class ProfileGateway:
-    """Deploys, scales and reads replicas through ``client``; ``password`` opens the replica feed."""
+    """Deploys, scales and reads replicas through ``client``."""
 
-    def __init__(self, client: GatewayClient, password: str) -> None:
+    def __init__(self, client: GatewayClient) -> None:
         self._client = client
-        self._feed_url = f"{client.url}/system/replicas"
-        self._session = requests.Session()
-        self._session.trust_env = False
-        self._session.auth = ("admin", password)
-
-    def deploy(self, deployment: dict[str, Any]) -> str:
-        return self._client.deploy(deployment)
-
-    def scale(self, name: str, replicas: int) -> None:
-        self._client.scale(name, replicas)
-
-    def remove(self, name: str) -> None:
-        self._client.remove(name)
+        self.deploy, self.scale, self.remove = client.deploy, client.scale, client.remove
 
     def replicas(self, name: str) -> Sequence[ReplicaSeen]:
-        """Raises GatewayUnreachableError."""
-        try:
-            document = self._session.get(self._feed_url, timeout=FEED_TIMEOUT_S).json()
-        except requests.RequestException as error:
-            raise GatewayUnreachableError(f"the replica feed at {self._feed_url} does not answer: {error}") from error
-        return _replicas_of(document, name)
+        """Raises GatewayClientError."""
+        return _replicas_of(self._client.replicas(), name)
 
     @contextmanager
     def changes(self, name: str) -> Iterator[FollowedFeed]:
         """Follow the feed in a thread of its own, so that each change is timed when it arrives."""
-        try:
-            stream = self._session.get(
-                self._feed_url, params={"follow": "true"}, stream=True, timeout=(FEED_TIMEOUT_S, FEED_TIMEOUT_S)
-            )
-        except requests.RequestException as error:
-            raise GatewayUnreachableError(f"the replica feed at {self._feed_url} does not answer: {error}") from error
-        feed = FollowedFeed(stream, name)
+        feed = FollowedFeed(self._client, name)
         try:
             yield feed
         finally:
@@ -74,38 +48,40 @@ class ProfileGateway:
 
 
 class FollowedFeed:
-    """Snapshots of one function from the feed's NDJSON stream."""
+    """Snapshots of one function from the replica feed."""
 
-    def __init__(self, stream: requests.Response, name: str) -> None:
-        self._stream = stream
+    def __init__(self, client: GatewayClient, name: str) -> None:
+        self._client = client
         self._name = name
-        self._found: queue.Queue[Snapshot] = queue.Queue()
+        self._found: queue.Queue[Snapshot | Exception] = queue.Queue()
         self._closing = False
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def next(self, timeout_s: float) -> Snapshot:
-        """The next snapshot. Raises TimeoutError."""
+        """The next snapshot. Raises TimeoutError, and what broke the feed."""
         try:
-            return self._found.get(timeout=timeout_s)
+            snapshot = self._found.get(timeout=timeout_s)
         except queue.Empty:
             raise TimeoutError(f"the feed reported nothing of {self._name} within {timeout_s:.1f} s") from None
+        if isinstance(snapshot, Exception):
+            raise snapshot
+        return snapshot
 
     def close(self) -> None:
         """The thread ends with the next line of the feed; closing the stream under it would wait for that too."""
         self._closing = True
 
     def _read(self) -> None:
-        """Until closed, or until the stream breaks: ``next`` then times out."""
-        with self._stream, suppress(requests.RequestException, ValueError):
-            for line in self._stream.iter_lines(chunk_size=None):
-                at_s = time.perf_counter()
-                if self._closing:
-                    return
-                if line:
-                    self._found.put(Snapshot(at_s, tuple(_replicas_of(json.loads(line), self._name))))
+        try:
+            with closing(self._client.follow_replicas()) as feed:
+                for replicas in feed:
+                    at_s = time.perf_counter()
+                    if self._closing:
+                        return
+                    self._found.put(Snapshot(at_s, tuple(_replicas_of(replicas, self._name))))
+        except (GatewayClientError, requests.RequestException, ValueError) as error:
+            self._found.put(error)
 
 
-def _replicas_of(document: dict[str, Any], name: str) -> list[ReplicaSeen]:
-    feed_rows = document.get("functions", {}).get(f"{name}.{NAMESPACE}", {}).get("replicas", [])
-    return [ReplicaSeen(entry["id"], entry["address"], entry["state"]) for entry in feed_rows]
+def _replicas_of(feed: Mapping[str, list[dict[str, Any]]], name: str) -> list[ReplicaSeen]:
+    return [ReplicaSeen(entry["id"], entry["address"], entry["state"]) for entry in feed.get(name, [])]

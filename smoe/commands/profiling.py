@@ -14,7 +14,6 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from gateway.client.client import GatewayClient
-from gateway.client.state import read_password
 from simulation.profiles.fit.report import closing_rows, conclude
 from simulation.profiles.measure.gpu import GpuSettings, check_shares
 from simulation.profiles.measure.machine import gpu_name, require_gpu, this_machine
@@ -194,7 +193,7 @@ def _measure(
         deployment = DeploymentSettings(ingress_concurrency=INGRESS_CONCURRENCY)
         deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest, deployment)}
         with _Bar(console) as bar:
-            gateway_ = ProfileGateway(client, read_password(work))
+            gateway_ = ProfileGateway(client)
             if measured is not None:
                 return measure_requests(measured, gateway_, manifest, deployments, settings, bar)
             return measure_profile(gateway_, folder, manifest, deployments, settings, notes, bar, gpu)
