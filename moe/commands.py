@@ -135,15 +135,3 @@ def _sentence(manifest: Manifest, out: Path) -> str:
         f"{len(manifest.segments)} segments and {experts} "
         f"experts, top-{manifest.router.top_k}, {manifest.parameter_bytes / 2**20:.1f} MiB of weights."
     )
-
-
-@click.group()
-def main() -> None:
-    """Model tools of sMoE (also mounted in ``smoe``)."""
-
-
-main.add_command(split)
-main.add_command(inspect_)
-
-if __name__ == "__main__":
-    main()

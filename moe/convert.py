@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -38,9 +37,8 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.cluster import KMeans
 from torch import Tensor
 
+from moe.checkpoints.reader import DenseFfn, NodeTensors
 from moe.errors import CheckpointError
-
-NodeTensors = dict[str, Tensor]
 
 ADAPTER_VERSION = 1
 BALANCE_ROUNDS = 6
@@ -52,17 +50,6 @@ MAX_TOKENS = 6144
 """Clustering looks at this many of the tokens given, evenly spaced."""
 RIDGE = 1e-2
 """Ridge strength relative to the mean variance of the hidden states."""
-
-
-class Ffn(Protocol):
-    """``act(x w_in^T + b_in) w_out^T``: ``w_in [F, d]``, ``b_in [F]``, ``w_out [d, F]``."""
-
-    @property
-    def w_in(self) -> Tensor: ...
-    @property
-    def b_in(self) -> Tensor: ...
-    @property
-    def w_out(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -211,7 +198,9 @@ class Adapted:
     experts: tuple[NodeTensors, ...]
 
 
-def apply_adapter(adapter: Mapping[str, Tensor], index: int, segment: Mapping[str, Tensor], ffn: Ffn | None) -> Adapted:
+def apply_adapter(
+    adapter: Mapping[str, Tensor], index: int, segment: Mapping[str, Tensor], ffn: DenseFfn | None
+) -> Adapted:
     """Segment ``index`` and the experts of layer ``index`` from dense tensors and the adapter's.
 
     ``segment``: the dense checkpoint's tensors of segment ``index`` (``attention.*`` of layer ``index``, ``finish.*``

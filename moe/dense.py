@@ -44,20 +44,17 @@ class Converted:
 class Calibration:
     """A batch of tokens that walks through the dense model, layer by layer, in float32.
 
-    ``texts`` are token ids; without them seeded random ids stand in, which exercise every layer but are no
-    language.
+    The token ids are random, by the seed: they exercise every layer but are no language.
     """
 
-    def __init__(self, reader: DenseReader, texts: Sequence[Sequence[int]] | None, seed: int) -> None:
+    def __init__(self, reader: DenseReader, seed: int) -> None:
         self.reader = reader
         numbers = reader.architecture.get("decoder", reader.architecture)
         vocab = min(numbers["vocab_size"], reader.architecture.get("encoder", numbers)["vocab_size"])
-        if texts is None:
-            generator = torch.Generator().manual_seed(seed)
-            length = min(CALIBRATION_TOKENS, reader.max_tokens)
-            texts = torch.randint(vocab, (CALIBRATION_TEXTS, length), generator=generator).tolist()
-        self.tokens = torch.tensor([token for text in texts for token in text])  # [T]
-        self.lengths = torch.tensor([len(text) for text in texts])  # [B]
+        length = min(CALIBRATION_TOKENS, reader.max_tokens)
+        generator = torch.Generator().manual_seed(seed)
+        self.tokens = torch.randint(vocab, (CALIBRATION_TEXTS, length), generator=generator).flatten()  # [T]
+        self.lengths = torch.full((CALIBRATION_TEXTS,), length)  # [B]
         self._state: dict[str, Tensor] = {}
 
     def before_experts(self, index: int, tensors: NodeTensors) -> Tensor:

@@ -20,23 +20,6 @@ import jsonschema
 
 from moe.errors import ManifestError
 
-__all__ = [
-    "MANIFEST_FILE",
-    "FileRef",
-    "Manifest",
-    "ManifestError",
-    "Node",
-    "Router",
-    "Tokenizer",
-    "WeightsRef",
-    "from_json",
-    "load",
-    "save",
-    "sha256_of",
-    "to_json",
-    "verify_files",
-]
-
 MANIFEST_FILE = "pipeline.json"
 VERSION = 1
 INGRESS = "ingress"
@@ -351,8 +334,6 @@ def _check_edges(manifest: Manifest, counts: list[int], where: str) -> None:
         for end in edge:
             if end not in node_ids:
                 raise ManifestError(f"{where}: key edges[{index}]: {end!r} is not a node of this pipeline.")
-    if _has_cycle(manifest.edges):
-        raise ManifestError(f"{where}: key edges: they form a cycle; a pipeline is a directed acyclic graph.")
     wanted, edges = set(expected_edges(len(counts) + 1, counts)), set(manifest.edges)
     if len(edges) != len(manifest.edges):
         raise ManifestError(f"{where}: key edges: an edge stands twice; edges are unique.")
@@ -363,24 +344,6 @@ def _check_edges(manifest: Manifest, counts: list[int], where: str) -> None:
             "from segment i to each expert of layer i "
             "and from there to segment i+1."
         )
-
-
-def _has_cycle(edges: Iterable[tuple[str, str]]) -> bool:
-    followers: dict[str, list[str]] = {}
-    open_inputs: dict[str, int] = {}
-    for source, target in edges:
-        followers.setdefault(source, []).append(target)
-        open_inputs.setdefault(source, 0)
-        open_inputs[target] = open_inputs.get(target, 0) + 1
-    ready = [node for node, count in open_inputs.items() if count == 0]
-    done = 0
-    while ready:
-        done += 1
-        for target in followers.get(ready.pop(), ()):
-            open_inputs[target] -= 1
-            if open_inputs[target] == 0:
-                ready.append(target)
-    return done != len(open_inputs)
 
 
 def _check_references(manifest: Manifest, where: str) -> None:

@@ -7,7 +7,6 @@ the reference that served pipelines are compared with, and the baseline they are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -60,15 +59,6 @@ def drive(manifest: Manifest, call: NodeCall, inputs: Mapping[str, Tensor], all_
     return reply
 
 
-@dataclass(frozen=True)
-class Continuation:
-    """What ``generate`` added to a text. ``finished``: the model ended it; otherwise the limit did."""
-
-    token_ids: list[int]
-    text: str | None
-    finished: bool
-
-
 class WholeModel:
     """All nodes of a pipeline folder, loaded once. Safe to call from several threads."""
 
@@ -107,18 +97,9 @@ class WholeModel:
         self._need("embedding")
         return self.forward(pack(ids))["embedding"]
 
-    def logits(
-        self,
-        texts: Sequence[str],
-        *,
-        answers: Sequence[Sequence[int]] | None = None,
-        all_tokens: bool = False,
-    ) -> Tensor:
-        """Next-token logits ``[B, vocab]``, or with ``all_tokens`` ``[T, vocab]`` of every packed token.
-
-        ``answers``: token ids of the answers so far, for encoder-decoders; default the start token.
-        """
-        return self.logits_ids(self.tokenizer.encode_all(texts), answers=answers, all_tokens=all_tokens)
+    def logits(self, texts: Sequence[str]) -> Tensor:
+        """Next-token logits ``[B, vocab]``, of encoder-decoders after the start token. Raises TextError."""
+        return self.logits_ids(self.tokenizer.encode_all(texts))
 
     def logits_ids(
         self,
@@ -127,83 +108,18 @@ class WholeModel:
         answers: Sequence[Sequence[int]] | None = None,
         all_tokens: bool = False,
     ) -> Tensor:
-        """As ``logits`` ``[texts or tokens, vocabulary]``, of tokenised texts."""
+        """Next-token logits ``[B, vocab]`` of tokenised texts; with ``all_tokens`` those of each token, ``[T, vocab]``.
+
+        ``answers``: token ids of the answers so far, for encoder-decoders; default the start token.
+        """
         self._need("causal-lm", "seq2seq-lm")
         tensors = pack(ids)
         if self.manifest.task == "seq2seq-lm":
-            start = [self._special("decoder_start")]
+            tokenizer = self.manifest.tokenizer
+            start = [tokenizer.special.get("decoder_start", 0) if tokenizer else 0]
             decoder = pack([list(answer) for answer in answers] if answers is not None else [start] * len(ids))
             tensors |= {f"decoder_{name}": tensor for name, tensor in decoder.items()}
         return self.forward(tensors, all_tokens)["logits"]
-
-    def generate(
-        self,
-        texts: Sequence[str],
-        max_new_tokens: int,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        seed: int = 0,
-    ) -> list[Continuation]:
-        """Continue (or answer) each text; see ``generate_ids``."""
-        return self.generate_ids(
-            self.tokenizer.encode_all(texts), max_new_tokens, temperature=temperature, top_k=top_k, seed=seed
-        )
-
-    def generate_ids(
-        self,
-        ids: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        seed: int = 0,
-    ) -> list[Continuation]:
-        """Greedy (``temperature`` 0) or sampled tokens, the whole text recomputed for each.
-
-        ``top_k``: sample only among this many best tokens, 0 for all. The same seed gives the same tokens,
-        whatever else is in the batch. Ends at the end token, at ``max_new_tokens``, or at the longest text.
-        """
-        if max_new_tokens < 1 or temperature < 0 or top_k < 0:
-            raise ProgramInputError(
-                "Generation takes max_new_tokens of at least 1, and a temperature and top_k of at least 0; "
-                f"it got {max_new_tokens}, {temperature} and {top_k}."
-            )
-        seq2seq = self.manifest.task == "seq2seq-lm"
-        prefixes = [[self._special("decoder_start")] if seq2seq else list(text) for text in ids]
-        longest = self._longest()
-        generators = [torch.Generator().manual_seed(seed) for _ in ids]
-        added: list[list[int]] = [[] for _ in ids]
-        running, finished = list(range(len(ids))), [False] * len(ids)
-        for _ in range(max_new_tokens):
-            running = [i for i in running if not finished[i] and len(prefixes[i]) < longest]
-            if not running:
-                break
-            chosen = [prefixes[i] for i in running]
-            logits = self.logits_ids([ids[i] for i in running], answers=chosen) if seq2seq else self.logits_ids(chosen)
-            for row, i in enumerate(running):
-                token = choose(logits[row], temperature, top_k, generators[i])
-                finished[i] = token == self._end
-                if not finished[i]:
-                    prefixes[i].append(token)
-                    added[i].append(token)
-        return [
-            Continuation(new, None if self._tokenizer is None else self._tokenizer.decode(new), done)
-            for new, done in zip(added, finished, strict=True)
-        ]
-
-    @property
-    def _end(self) -> int | None:
-        settings = self.manifest.tokenizer
-        return None if settings is None else settings.special.get("eos")
-
-    def _longest(self) -> int:
-        numbers = self.manifest.architecture.get("decoder", self.manifest.architecture)
-        return int(numbers["max_positions"])
-
-    def _special(self, role: str) -> int:
-        settings = self.manifest.tokenizer
-        return 0 if settings is None else settings.special.get(role, 0)
 
     def _need(self, *tasks: str) -> None:
         if self.manifest.task not in tasks:

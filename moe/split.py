@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,14 +61,12 @@ def split(
     *,
     force: bool = False,
     tokenizer: str | Path | FastTokenizer | None = None,
-    calibration: Sequence[Sequence[int]] | None = None,
     adapter: str | Path | None = None,
 ) -> m.Manifest:
     """Write the pipeline folder ``out`` from a Hugging Face folder or an open source.
 
-    ``tokenizer``: a tokenizer, or its JSON file, used when the folder has none. ``calibration``: token ids of texts
-    that show a dense model's neurons at work. ``force``: replace ``out`` where it is a pipeline folder already. Raises
-    CheckpointError; then ``out`` is as it was before.
+    ``tokenizer``: a tokenizer, or its JSON file, used when the folder has none. ``force``: replace ``out`` where it is
+    a pipeline folder already. Raises CheckpointError; then ``out`` is as it was before.
     """
     out = Path(out)
     opened = FolderSource(source) if isinstance(source, (str, Path)) else source
@@ -84,7 +82,7 @@ def split(
             if adapter is not None:
                 manifest = _split_adapted(writer, reader, settings, load_adapter(Path(adapter)))
             else:
-                manifest = _split_dense(writer, opened, reader, settings, calibration)
+                manifest = _split_dense(writer, opened, reader, settings)
         else:
             reader = open_native(opened)
             manifest = _split_native(writer, reader, settings)
@@ -286,13 +284,12 @@ def _split_dense(
     source: Source,
     reader: DenseReader,
     settings: SplitSettings,
-    texts: Sequence[Sequence[int]] | None,
 ) -> m.Manifest:
     router = dense_router(settings)
     seeded = isinstance(source, SeededSource)
     cluster = router.top_k < settings.experts and not seeded
     writer.total = reader.layers * (1 + settings.experts) + 1
-    calibration = Calibration(reader, texts, settings.seed)
+    calibration = Calibration(reader, settings.seed)
     for index in range(reader.layers):
         tensors, ffn = reader.segment(index), reader.ffn(index)
         x = calibration.before_experts(index, tensors)

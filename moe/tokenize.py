@@ -69,9 +69,9 @@ class TextTokenizer:
                 raise TextError(f"Text {index} holds nothing this tokenizer knows.")
         return result
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of token ids."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without special ones."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     @property
     def _most_characters(self) -> int:

@@ -163,7 +163,8 @@ class Ingress:
     async def _generate(
         self, ids: list[list[int]], asked: api.ModelRequest, context: PassContext
     ) -> tuple[list[dict[str, Any]], Array | None]:
-        """As ``moe.reference.WholeModel.generate_ids``: the whole text recomputed for each token.
+        """Greedy or sampled tokens, the whole text recomputed for each, until the end token, ``max_new_tokens`` or the
+        longest text. The same seed gives the same tokens, whatever else is in the batch.
 
         Also the logits ``[B, vocab]`` of each text's first new token, where asked for.
         """

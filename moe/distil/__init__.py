@@ -4,10 +4,3 @@ Holds the texts of the recipe, the trainable student, its training, the adapter 
 finished pipeline. It must never be needed to serve a pipeline: ``moe.split`` reads adapter files, nothing else
 of here runs in a function. Texts kept for measuring (``moe.distil.texts``) are never trained on.
 """
-
-from __future__ import annotations
-
-from moe.distil.adapter import read_info, save_adapter
-from moe.distil.measure import evaluate
-
-__all__ = ["evaluate", "read_info", "save_adapter"]

@@ -7,14 +7,12 @@ Tensor names and what they do: ``moe.convert``. The metadata's key ``smoe`` is a
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -51,21 +49,3 @@ def save_adapter(path: str | Path, tensors: Mapping[str, Tensor], info: Mapping[
     save_file(small, str(path), metadata={"smoe": text})
     path.chmod(0o644)
     return path.stat().st_size
-
-
-def read_info(path: str | Path) -> dict[str, Any]:
-    """The metadata's object of an adapter file. Raises CheckpointError."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            info = json.loads((file.metadata() or {}).get("smoe", ""))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: this is not an adapter file of smoe ({error}).") from error
-    if not isinstance(info, dict) or info.get("version") != ADAPTER_VERSION:
-        raise CheckpointError(f"{path}: the adapter's version must be {ADAPTER_VERSION}.")
-    return info
-
-
-def sha256_of(path: str | Path) -> str:
-    """Hexadecimal sha256 of a file's content."""
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,13 +14,14 @@ from tokenizers import Tokenizer
 
 from moe.checkpoints.bert import BertReader
 from moe.checkpoints.source import FolderSource
-from moe.distil.adapter import save_adapter, sha256_of
+from moe.distil.adapter import save_adapter
 from moe.distil.measure import evaluate
 from moe.distil.mixing import mix
 from moe.distil.start import encoder_of, start
 from moe.distil.texts import SYSTEM, gather
 from moe.distil.train import Recipe, Step, batches, train
 from moe.errors import CheckpointError, TextError
+from moe.manifest import sha256_of
 from moe.preset import minilm_folder
 from moe.split import split
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from moe.families.attention import Rotary, attend, rotate
 from moe.families.experts import GatedFfn
+from moe.families.gpt2 import LanguageHead
 from moe.families.linear import ACTIVATIONS, Linear, RmsNorm
 from moe.families.packing import Packing
 from moe.families.routing import RouterProgram
@@ -94,17 +95,6 @@ class Begin:
     def __call__(self, h: Tensor, place: Place) -> tuple[Tensor, Tensor]:
         r = self.attention(h, place.packing)  # [T, d]
         return r, self.norm(r)  # [T, d], [T, d]
-
-
-@dataclass(frozen=True, slots=True)
-class LanguageHead:
-    norm: RmsNorm
-    vocabulary: Linear
-
-    def __call__(self, hidden: Tensor, packing: Packing, all_logits: bool) -> dict[str, Tensor]:
-        if not all_logits:
-            hidden = hidden.index_select(0, packing.ends)  # [B, d]
-        return {"logits": self.vocabulary(self.norm(hidden))}  # [B or T, vocab]
 
 
 def _attention(weights: Weights, name: str, n: Numbers, rotary: Rotary) -> Attention:

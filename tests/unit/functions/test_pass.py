@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks.harness.local_pipeline import LocalPipeline
 from moe.reference import WholeModel
+from tests.doubles.generation import generate
 
 TEXTS = ["Only the chosen experts see a token.", "ok", "A sum does not mind its order."]
 
@@ -165,7 +166,7 @@ def test_decoders_give_the_whole_models_logits_and_texts(pipeline_of: Callable[[
         assert_close(ask(pipeline.url, {"inputs": TEXTS})["logits"], whole.logits(TEXTS))
         greedy = ask(pipeline.url, {"inputs": TEXTS[:2], "max_new_tokens": 4, "logits": True})
         assert_close(greedy["logits"], whole.logits(TEXTS[:2]))
-        for ours, theirs in zip(greedy["outputs"], whole.generate(TEXTS[:2], 4), strict=True):
+        for ours, theirs in zip(greedy["outputs"], generate(whole, TEXTS[:2], 4), strict=True):
             assert (ours["token_ids"], ours["text"], ours["finished"]) == (
                 theirs.token_ids,
                 theirs.text,
@@ -173,7 +174,7 @@ def test_decoders_give_the_whole_models_logits_and_texts(pipeline_of: Callable[[
             )
         sampling = {"temperature": 0.8, "top_k": 20, "seed": 7}
         sampled = ask(pipeline.url, {"inputs": TEXTS[:2], "max_new_tokens": 4, **sampling})
-        drawn = whole.generate(TEXTS[:2], 4, **sampling)  # type: ignore[arg-type]
+        drawn = generate(whole, TEXTS[:2], 4, **sampling)  # type: ignore[arg-type]
         assert [one["token_ids"] for one in sampled["outputs"]] == [one.token_ids for one in drawn]
         assert refusal(pipeline.url, {"inputs": "a", "temperature": -1})[0] == 400
         assert refusal(pipeline.url, {"inputs": "a", "states": True})[0] == 400

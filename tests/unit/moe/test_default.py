@@ -11,7 +11,7 @@ import torch
 import transformers
 from click.testing import CliRunner
 
-from moe.commands import main
+from moe.commands import inspect_, split
 from moe.errors import CheckpointError, TextError
 from moe.manifest import load
 from moe.preset import PRESETS, minilm_folder, preset_source
@@ -28,7 +28,7 @@ TEXTS = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default model with all of its neurons at work."""
     out = tmp_path_factory.mktemp("default") / "minilm"
-    done = CliRunner().invoke(main, ["split", "minilm", "--out", str(out), "--top-k", "4", "--json"])
+    done = CliRunner().invoke(split, ["minilm", "--out", str(out), "--top-k", "4", "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["nodes"] == 31
     return out
@@ -76,9 +76,9 @@ def test_longest_text_is_taken(model: WholeModel) -> None:
 
 
 def test_inspect_shows_the_pipeline(folder: Path) -> None:
-    words = CliRunner().invoke(main, ["inspect", str(folder)])
+    words = CliRunner().invoke(inspect_, [str(folder)])
     assert words.exit_code == 0 and "segment-6" in words.output and "top-4" in words.output
-    view = json.loads(CliRunner().invoke(main, ["inspect", str(folder), "--json"]).output)
+    view = json.loads(CliRunner().invoke(inspect_, [str(folder), "--json"]).output)
     manifest = load(folder, verify=False)
     assert view["total"]["parameters"] == sum(node.parameters for node in manifest.nodes)
     assert view["segments"]["parameter_share"] + view["experts"]["parameter_share"] == pytest.approx(1.0)
@@ -89,11 +89,11 @@ def test_inspect_shows_the_pipeline(folder: Path) -> None:
 
 def test_commands_fail_with_a_sentence(folder: Path, tmp_path: Path) -> None:
     runner = CliRunner()
-    again = runner.invoke(main, ["split", "minilm", "--out", str(folder), "--top-k", "4"])
+    again = runner.invoke(split, ["minilm", "--out", str(folder), "--top-k", "4"])
     assert again.exit_code == 1 and "exists already" in again.output
-    nothing = runner.invoke(main, ["inspect", str(tmp_path)])
+    nothing = runner.invoke(inspect_, [str(tmp_path)])
     assert nothing.exit_code == 1 and "is this a pipeline folder" in nothing.output
-    wide = runner.invoke(main, ["split", str(tmp_path), "--width", "64", "--out", str(tmp_path / "x")])
+    wide = runner.invoke(split, [str(tmp_path), "--width", "64", "--out", str(tmp_path / "x")])
     assert wide.exit_code == 2 and "belong to presets" in wide.output
 
 

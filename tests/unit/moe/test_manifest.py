@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe.manifest import MANIFEST_FILE, ManifestError, from_json, load, save, to_json
+from moe.errors import ManifestError
+from moe.manifest import MANIFEST_FILE, from_json, load, save, to_json
 from tests.unit.moe.conftest import Case
 
 RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

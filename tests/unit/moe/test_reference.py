@@ -1,8 +1,6 @@
-"""The whole model: generation, its limits, and what it refuses."""
+"""The whole model: what is generated with it, and what it refuses."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from moe.errors import ProgramInputError, TextError
 from moe.preset import byte_tokenizer
 from moe.reference import WholeModel, choose
 from moe.split import split
+from tests.doubles.generation import generate
 from tests.unit.moe import tiny
 from tests.unit.moe.conftest import Case
 
@@ -34,33 +33,15 @@ def test_greedy_continuation_is_transformers_own(speaker: tuple[WholeModel, obje
     theirs = model.generate(  # type: ignore[attr-defined]
         torch.tensor([ids]), max_new_tokens=12, do_sample=False, pad_token_id=END, attention_mask=torch.ones(1, 3)
     )[0, 3:].tolist()
-    found = ours.generate(["abc"], 12)[0]
+    found = generate(ours, ["abc"], 12)[0]
     assert found.token_ids == [token for token in theirs if token != END]
     assert found.finished == (END in theirs)
 
 
-def test_batched_generation_equals_each_alone(speaker: tuple[WholeModel, object]) -> None:
-    ours, _ = speaker
-    texts = ["abc", "x", "hello there"]
-    together = ours.generate(texts, 8, temperature=0.8, top_k=20, seed=5)
-    assert together == [ours.generate([text], 8, temperature=0.8, top_k=20, seed=5)[0] for text in texts]
-    assert together != ours.generate(texts, 8, temperature=0.8, top_k=20, seed=6)
-
-
 def test_generation_stops_at_the_longest_text(speaker: tuple[WholeModel, object]) -> None:
     ours, _ = speaker
-    found = ours.generate(["a" * 37], 50, temperature=5.0, seed=1)[0]
+    found = generate(ours, ["a" * 37], 50, temperature=5.0, seed=1)[0]
     assert found.finished or len(found.token_ids) == 3
-
-
-def test_encoder_decoder_answers_as_transformers(tmp_path: Path) -> None:
-    model = tiny.build("bert2bert")
-    split(tiny.store(model, tmp_path / "c"), tmp_path / "p", "tiny", 2, 2)
-    ours, text = WholeModel(tmp_path / "p"), tiny.texts((9,))[0]
-    known = [0]
-    for _ in range(5):
-        known.append(int(tiny.whole_answer("bert2bert", model, text, known)[-1].argmax()))
-    assert ours.generate_ids([text], 5)[0].token_ids == known[1:]
 
 
 def test_choosing_follows_temperature_and_top_k() -> None:
@@ -78,8 +59,6 @@ def test_tasks_refuse_each_others_questions(bert_case: Case, speaker: tuple[Whol
         bert_case.pipeline().logits_ids([[1]])
     with pytest.raises(ProgramInputError, match="does causal-lm, not embedding"):
         speaker[0].embed(["a"])
-    with pytest.raises(ProgramInputError, match="max_new_tokens of at least 1"):
-        speaker[0].generate(["a"], 0)
     with pytest.raises(TextError, match="has no tokenizer"):
         bert_case.pipeline().embed(["a"])
 

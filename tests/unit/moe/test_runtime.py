@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from moe.manifest import ManifestError, load
+from moe.errors import ManifestError
+from moe.manifest import load
 from moe.reference import WholeModel, pack
 from moe.runtime import NodeProgram, ProgramInputError, load_node
 from moe.split import split

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from moe.checkpoints.bert import BertReader
 from moe.checkpoints.source import FolderSource
 from moe.convert import apply_adapter
 from moe.dense import load_adapter
-from moe.distil.adapter import MAX_BYTES, read_info, save_adapter, sha256_of
+from moe.distil.adapter import MAX_BYTES, save_adapter
 from moe.distil.start import start
 from moe.distil.student import Batch, DenseEncoder
 from moe.errors import CheckpointError
+from moe.manifest import Router, sha256_of
 from moe.preset import MINILM_ADAPTER, minilm_folder
 from moe.reference import WholeModel
 from moe.split import split
@@ -71,14 +74,14 @@ def test_saving_again_gives_the_same_bytes(file: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.safetensors").read_bytes() == file.read_bytes()
 
 
-def test_metadata_is_read_back(file: Path) -> None:
-    assert read_info(file)["router"] == ROUTER
+def test_the_router_is_read_back(file: Path) -> None:
+    assert load_adapter(file).router == Router(**ROUTER)  # type: ignore[arg-type]
 
 
 def test_a_file_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"not one")
-    with pytest.raises(CheckpointError, match="not an adapter file"):
-        read_info(tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="not a readable adapter"):
+        load_adapter(tmp_path / "x.safetensors")
 
 
 def test_values_fp16_cannot_hold_are_refused(tmp_path: Path) -> None:
@@ -94,7 +97,8 @@ def test_an_adapter_that_is_too_large_is_refused(tmp_path: Path) -> None:
 
 def test_the_committed_adapter_is_small_and_belongs_to_the_installed_model() -> None:
     assert MINILM_ADAPTER.stat().st_size <= 3_000_000
-    info = read_info(MINILM_ADAPTER)
+    with safe_open(str(MINILM_ADAPTER), framework="pt") as file:
+        info = json.loads(file.metadata()["smoe"])
     assert info["base_sha256"] == sha256_of(minilm_folder() / "model.safetensors")
     assert info["router"]["top_k"] == 2
 
