@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayClientError, GatewayRefusedError, GatewayUnreachableError
 from placement.errors import PlacementError
+from placement.moves.managers import Managers
 from smoe.view.model import NodeRow
 
 PATIENCE_S = 0.0
 """For a manager that does not answer: the next look comes soon."""
 
 
-class Feed(Protocol):
-    """What is asked of a gateway (:class:`gateway.client.client.GatewayClient`)."""
-
-    def replicas(self) -> dict[str, list[dict[str, Any]]]: ...
-
-
-class Memories(Protocol):
-    """What is asked of weights managers (:class:`placement.moves.managers.Managers`)."""
-
-    def held(self, node: str) -> dict[str, Any]: ...
-
-
 class NodeWatch:
     """Rows of all nodes, look by look. Of ``functions`` replicas are counted; managers None: weights are not known."""
 
-    def __init__(self, feed: Feed, managers: Memories | None, functions: Collection[str]) -> None:
+    def __init__(self, feed: GatewayClient, managers: Managers | None, functions: Collection[str]) -> None:
         self._feed = feed
         self._managers = managers
         self._functions = frozenset(functions)

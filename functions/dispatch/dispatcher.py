@@ -167,7 +167,6 @@ class Dispatcher:
         deadline_s: float,
         request_id: str,
         record: CallRecord,
-        headers: Sequence[tuple[str, str]] = (),
         node: str = "",
     ) -> RawReply:
         """One call of ``POST path`` to a replica of ``name``, repeated where that is right; the reply has status 200.
@@ -189,7 +188,7 @@ class Dispatcher:
                 record.wait_s += begun_s - waited_from_s
             record.node = slot.replica.node
             try:
-                reply = await _post(slot, path, chunks, deadline_s - begun_s, request_id, headers)
+                reply = await _post(slot, path, chunks, deadline_s - begun_s, request_id)
                 slot.failures = 0
                 if reply.status == 429:
                     self._suspend(function, slot, BUSY_WAIT_S)
@@ -384,7 +383,12 @@ class Dispatcher:
 
 
 def _post(
-    slot: Slot, path: str, chunks: Sequence[Body], left_s: float, request_id: str, headers: Sequence[tuple[str, str]]
+    slot: Slot,
+    path: str,
+    chunks: Sequence[Body],
+    left_s: float,
+    request_id: str,
+    headers: Sequence[tuple[str, str]] = (),
 ) -> Coroutine[Any, Any, RawReply]:
     """One request with ``left_s`` seconds of time. Raises TransportError when awaited."""
     start = slot.heads.get(path)

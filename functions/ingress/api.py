@@ -16,7 +16,7 @@ import orjson
 
 from functions.wire.arrays import Array, Arrays, as_float32
 from functions.wire.errors import BadInputError
-from functions.wire.format import DEFAULT_LIMITS
+from functions.wire.format import MAX_BYTES
 from moe.manifest import Manifest
 
 MAX_TEXTS = 256
@@ -97,12 +97,12 @@ def check_size(manifest: Manifest, lengths: list[int]) -> None:
     """Refuse what would not fit one message between functions. Raises BadInputError."""
     numbers = manifest.architecture.get("encoder", manifest.architecture)
     per_token = 2 * 4 * int(numbers["hidden_size"]) + 12 * manifest.router.top_k
-    most = (DEFAULT_LIMITS.max_bytes - 4096) // per_token
+    most = (MAX_BYTES - 4096) // per_token
     if sum(lengths) > most:
         raise BadInputError(f"the texts have {sum(lengths)} tokens together; at most {most} go into one request")
     if manifest.task != "embedding":
         vocabulary = int(manifest.architecture.get("decoder", manifest.architecture)["vocab_size"])
-        most = max(1, (DEFAULT_LIMITS.max_bytes - 4096) // (4 * vocabulary))
+        most = max(1, (MAX_BYTES - 4096) // (4 * vocabulary))
         if len(lengths) > most:
             raise BadInputError(f"inputs holds {len(lengths)} texts; at most {most} fit this model's logits")
 

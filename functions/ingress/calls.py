@@ -13,7 +13,6 @@ from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Arrays
 from functions.wire.errors import NodeFailedError
-from functions.wire.messages import ALL_LOGITS
 from moe.grouping import Grouping
 from moe.manifest import Manifest
 
@@ -26,7 +25,6 @@ class PassContext:
 
     request_id: str
     deadline_s: float
-    all_logits: bool = False
 
 
 class NodeCaller:
@@ -68,7 +66,6 @@ class NodeCaller:
                 deadline_s=context.deadline_s,
                 request_id=context.request_id,
                 record=record,
-                headers=((ALL_LOGITS, "1"),) if context.all_logits else (),
                 node=node,
             )
             received_bytes = len(reply.body)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from functions.wire.format import DEFAULT_LIMITS, Chunk, Part, WireLimits, assemble, describe
+from functions.wire.format import Chunk, Part, assemble, describe
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -28,12 +28,12 @@ def encode(arrays: Mapping[str, Array]) -> list[Chunk]:
     )
 
 
-def decode(buffer: bytes | bytearray | memoryview, limits: WireLimits = DEFAULT_LIMITS) -> Arrays:
+def decode(buffer: bytes | bytearray | memoryview) -> Arrays:
     """The arrays of a message, views of ``buffer``. Raises WireError."""
     view = memoryview(buffer)
     return {
         name: np.frombuffer(view, _DTYPES[code], size // _DTYPES[code].itemsize, start).reshape(shape)
-        for name, code, shape, start, size in describe(view, limits)
+        for name, code, shape, start, size in describe(view)
     }
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -24,6 +23,8 @@ CONTENT_TYPE = "application/vnd.smoe.tensors"
 MAGIC = b"SMOE"
 VERSION = 1
 MAX_DIMS = 8
+MAX_BYTES = 64 * 1024 * 1024
+MAX_TENSORS = 16
 ALIGNMENT = 8
 
 DTYPE_OF_CODE: Mapping[int, torch.dtype] = {
@@ -51,17 +52,6 @@ Chunk = bytes | memoryview
 
 class WireError(ValueError):
     """A message that breaks the format; the message names the place. Answered with 400."""
-
-
-@dataclass(frozen=True)
-class WireLimits:
-    """Bounds of a message."""
-
-    max_bytes: int = 64 * 1024 * 1024
-    max_tensors: int = 16
-
-
-DEFAULT_LIMITS = WireLimits()
 
 
 class Part(NamedTuple):
@@ -100,14 +90,14 @@ def encode_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     return b"".join(encode(tensors))
 
 
-def decode(buffer: bytes | bytearray | memoryview, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, Tensor]:
+def decode(buffer: bytes | bytearray | memoryview) -> dict[str, Tensor]:
     """The tensors of a message ``[shapes in its header]``, views of ``buffer`` where it is a bytearray (aligned by
     itself), else of a copy.
 
     Raises WireError. Never allocates more than the message's own size.
     """
     view = memoryview(buffer)
-    entries = describe(view, limits)
+    entries = describe(view)
     if view.readonly or not isinstance(view.obj, bytearray):  # memory that must not change, or may not be aligned
         view = memoryview(bytearray(view))
     return {entry.name: _tensor(view, entry) for entry in entries}
@@ -151,7 +141,7 @@ def _head(described: tuple[tuple[str, int, tuple[int, ...]], ...]) -> bytes:
     return bytes(head)
 
 
-def describe(view: memoryview, limits: WireLimits = DEFAULT_LIMITS) -> list[Entry]:
+def describe(view: memoryview) -> list[Entry]:
     """Check a whole message and say where its tensors lie, without reading the payloads. Raises WireError.
 
     The same shapes come again and again: messages whose length and first bytes were understood before are not read
@@ -159,14 +149,14 @@ def describe(view: memoryview, limits: WireLimits = DEFAULT_LIMITS) -> list[Entr
     """
     length = len(view)
     kind = _KNOWN.get(length)
-    if kind is not None and length <= limits.max_bytes:
+    if kind is not None and length <= MAX_BYTES:
         head, entries = kind
-        if view[: len(head)] == head and len(entries) <= limits.max_tensors:
+        if view[: len(head)] == head and len(entries) <= MAX_TENSORS:
             return entries
-    if length > limits.max_bytes:
-        raise WireError(f"the message has {length} bytes; at most {limits.max_bytes} are allowed")
-    head = bytes(view[: _HEAD.size + limits.max_tensors * _LARGEST_ENTRY])
-    count = _check_head(head, limits)
+    if length > MAX_BYTES:
+        raise WireError(f"the message has {length} bytes; at most {MAX_BYTES} are allowed")
+    head = bytes(view[: _HEAD.size + MAX_TENSORS * _LARGEST_ENTRY])
+    count = _check_head(head)
     tensors, position = _descriptions(head, count)
     described = position
     entries = []
@@ -184,7 +174,7 @@ def describe(view: memoryview, limits: WireLimits = DEFAULT_LIMITS) -> list[Entr
     return entries
 
 
-def _check_head(head: bytes, limits: WireLimits) -> int:
+def _check_head(head: bytes) -> int:
     if len(head) < _HEAD.size:
         raise WireError(f"the message has {len(head)} bytes, fewer than its header of {_HEAD.size}")
     magic, version, count, reserved = _HEAD.unpack_from(head)
@@ -194,8 +184,8 @@ def _check_head(head: bytes, limits: WireLimits) -> int:
         raise WireError(f"the message has version {version}; this end speaks version {VERSION}")
     if reserved:
         raise WireError("the reserved bytes of the header are not zero")
-    if count > limits.max_tensors:
-        raise WireError(f"the message announces {count} tensors; at most {limits.max_tensors} are allowed")
+    if count > MAX_TENSORS:
+        raise WireError(f"the message announces {count} tensors; at most {MAX_TENSORS} are allowed")
     return int(count)
 
 

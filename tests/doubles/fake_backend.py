@@ -11,12 +11,12 @@ import builtins
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import httptools
 
 from gateway.backends.process.quantities import limits_of, whole_number
+from gateway.changes import Changes
 from gateway.contract import (
     DEFAULT_NAMESPACE,
     BackendInfo,
@@ -196,12 +196,13 @@ class _Function:
     deleted: bool = False
 
 
-class FakeBackend:
+class FakeBackend(Changes):
     """:class:`gateway.contract.Backend`. ``programs`` by image; other images run :func:`echo`."""
 
     def __init__(
         self, programs: Mapping[str, Program] | None = None, namespaces: Collection[str] = (DEFAULT_NAMESPACE,)
     ) -> None:
+        super().__init__()
         self._served = namespaces
         self.programs = dict(programs or {})
         self.hold_starts = False
@@ -209,8 +210,6 @@ class FakeBackend:
         self.failures_reported: builtins.list[str] = []
         self._functions: dict[str, _Function] = {}
         self.secrets: dict[str, dict[str, bytes]] = {}
-        self._version = 0
-        self._change = asyncio.Event()
         self._start_seconds: builtins.list[float] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -283,16 +282,6 @@ class FakeBackend:
         functions = self._functions.values()
         return [self._state(function) for function in functions if namespace in (None, function.spec.namespace)]
 
-    def version(self) -> int:
-        return self._version
-
-    async def wait_change(self, seen_version: int, timeout_s: float) -> int:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._version == seen_version:
-                    await self._change.wait()
-        return self._version
-
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
         replicas = self._function(name, namespace).replicas.values()
         return {replica.id: Usage(0.001 * len(replica.requests), 1.0, 1 << 20) for replica in replicas}
@@ -328,7 +317,7 @@ class FakeBackend:
         for line in chosen[-tail:] if tail > 0 else chosen:
             yield line
         while follow:
-            version = self._version
+            version = self.version()
             for line in function.lines[next_line:]:
                 next_line += 1
                 if wanted(line):
@@ -432,11 +421,6 @@ class FakeBackend:
     def _log(self, function: _Function, instance: str, text: str) -> None:
         function.lines.append(LogLine(function.spec.name, function.spec.namespace, instance, time.time(), text))
         self._changed()
-
-    def _changed(self) -> None:
-        self._version += 1
-        waiting, self._change = self._change, asyncio.Event()
-        waiting.set()
 
 
 def _restarting(spec: FunctionSpec) -> dict[str, str]:

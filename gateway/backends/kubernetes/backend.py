@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
+from gateway import __version__
 from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
 from gateway.backends.kubernetes.connection import Connection, connect
 from gateway.backends.kubernetes.namespaces import Namespaces
 from gateway.backends.kubernetes.settings import KubernetesSettings
 from gateway.backends.kubernetes.space import Space
+from gateway.changes import Changes
 from gateway.contract import (
     DEFAULT_NAMESPACE,
     BackendError,
@@ -37,15 +37,14 @@ OLDEST = (1, 30)
 RESIZES = (1, 33)
 
 
-class KubernetesBackend:
+class KubernetesBackend(Changes):
     """Functions in one namespace of a cluster or in all that are for functions. Made inside a running event loop;
     ``connection`` is for tests."""
 
     def __init__(self, settings: KubernetesSettings, connection: Connection | None = None) -> None:
+        super().__init__()
         self._settings = settings
         self._connection = connection or connect(settings.kubeconfig)
-        self._version = 0
-        self._change = asyncio.Event()
         self._tasks: list[asyncio.Task[Any]] = []
         self._server = (0, 0)
         self.api = Api(self._connection, settings)
@@ -83,10 +82,6 @@ class KubernetesBackend:
         self._changed()
 
     def info(self) -> BackendInfo:
-        try:
-            version = metadata.version("smoe")
-        except metadata.PackageNotFoundError:
-            version = "dev"
         notes = ["Functions outlive this gateway; closing it drains nothing."]
         if self._server < RESIZES:
             notes.append(
@@ -99,7 +94,7 @@ class KubernetesBackend:
             notes.append("gpu_memory_mb is not set: a GPU's tenths share its memory without a limit.")
         notes += [_unread(name, why) for name, why in sorted(self._unread.items())]
         notes += [note for space in self.spaces.values() for note in space.notes()]
-        return BackendInfo("smoe-kubernetes", "kubernetes", version, tuple(notes))
+        return BackendInfo("smoe-kubernetes", "kubernetes", __version__, tuple(notes))
 
     def namespaces(self) -> builtins.list[Namespace]:
         if self._namespaces is None:
@@ -139,16 +134,6 @@ class KubernetesBackend:
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
         spaces = [space for name, space in self.spaces.items() if namespace in (None, name)]
         return [state for space in spaces for state in space.list()]
-
-    def version(self) -> int:
-        return self._version
-
-    async def wait_change(self, seen_version: int, timeout_s: float) -> int:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._version == seen_version:
-                    await self._change.wait()
-        return self._version
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
         return self._space(namespace).usage(name)
@@ -220,11 +205,6 @@ class KubernetesBackend:
             else:
                 self._unread.pop(name, None)
                 log.info("namespace %s is served", name)
-
-    def _changed(self) -> None:
-        self._version += 1
-        waiting, self._change = self._change, asyncio.Event()
-        waiting.set()
 
 
 def _unread(name: str, why: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gateway import __version__
 from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.function import Context, ManagedFunction, Record
@@ -24,6 +23,7 @@ from gateway.backends.process.secret import mount as secret_mount
 from gateway.backends.process.secret.files import SecretFiles
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import Launcher
+from gateway.changes import Changes
 from gateway.contract import (
     DEFAULT_NAMESPACE,
     BackendInfo,
@@ -40,10 +40,11 @@ from gateway.specs import check_namespace
 log = logging.getLogger(__name__)
 
 
-class ProcessBackend:
+class ProcessBackend(Changes):
     """Functions on this machine. To be made inside a running event loop; :meth:`start` starts it."""
 
     def __init__(self, settings: ProcessSettings, gpus: GpuShares | None = None) -> None:
+        super().__init__()
         self._settings = settings
         self._functions: dict[str, ManagedFunction] = {}
         self._secrets = SecretFiles(settings.state)
@@ -55,8 +56,6 @@ class ProcessBackend:
         self.launcher = Launcher(settings, (self.machines.folder,) if self.machines else ())
         self.gpus = gpus or GpuShares(settings)
         self._start_seconds: list[float] = []
-        self._version = 0
-        self._change = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: set[asyncio.Task[Any]] = set()
         self._closing = False
@@ -96,10 +95,6 @@ class ProcessBackend:
         self._changed()
 
     def info(self) -> BackendInfo:
-        try:
-            version = metadata.version("smoe")
-        except metadata.PackageNotFoundError:
-            version = "dev"
         notes = [
             *self.launcher.cgroups.notes,
             *self.gpus.notes(),
@@ -112,7 +107,7 @@ class ProcessBackend:
             )
         if self._settings.cpu_scale != 1:
             notes.append(f"One configured CPU core is {self._settings.cpu_scale:g} of a real one (cpu_scale).")
-        return BackendInfo("smoe-process", "process", version, tuple(notes))
+        return BackendInfo("smoe-process", "process", __version__, tuple(notes))
 
     def namespaces(self) -> builtins.list[Namespace]:
         return [Namespace(DEFAULT_NAMESPACE)]
@@ -161,16 +156,6 @@ class ProcessBackend:
     def list(self, namespace: str | None = None) -> builtins.list[FunctionState]:
         functions = self._functions.values()
         return [function.state() for function in functions if namespace in (None, function.spec.namespace)]
-
-    def version(self) -> int:
-        return self._version
-
-    async def wait_change(self, seen_version: int, timeout_s: float) -> int:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self._version == seen_version:
-                    await self._change.wait()
-        return self._version
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
         return {record.id: record.usage for record in self.function(name, namespace).replicas.values()}
@@ -230,11 +215,6 @@ class ProcessBackend:
         if function.spec.key not in self._functions:
             function.forget_files()
             self._secrets.unmount(function.spec)
-
-    def _changed(self) -> None:
-        self._version += 1
-        waiting, self._change = self._change, asyncio.Event()
-        waiting.set()
 
     def _records(self) -> builtins.list[tuple[ManagedFunction, Record]]:
         return [(function, record) for function in self._functions.values() for record in function.replicas.values()]

@@ -10,6 +10,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -50,7 +51,8 @@ class Record:
     ready_at_s: float | None = None
     """Loop time."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    became_ready: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    """It is ready, or gone before it was."""
     reason: str = ""
     """Why we killed it, when we did."""
     memory_waits: bool = False
@@ -283,18 +285,16 @@ class ManagedFunction:
                 self._context.launcher.signal(record.slot, signal.SIGKILL, group=True)
             elif limits != self.prepared.limits:
                 self.apply_limits(record)
-            ready = asyncio.ensure_future(_first(record.became_ready, record.gone))
             # A slow starter gives its turn to others after a while, but goes on.
-            await asyncio.wait([ready], timeout=min(5.0, settings.ready_timeout_s))
-        await asyncio.wait([ready], timeout=max(0.0, began_s + settings.ready_timeout_s - self._loop.time()))
-        if not ready.done():
-            ready.cancel()
+            await _within(min(5.0, settings.ready_timeout_s), record.started)
+        await _within(began_s + settings.ready_timeout_s - self._loop.time(), record.started)
+        if not record.started.is_set():
             self.kill(record, f"did not become ready within {settings.ready_timeout_s:.0f} s")
 
     def _on_ready(self, record: Record, began_s: float) -> None:
         record.ready_at_s = self._loop.time()
         self._context.start_seconds.append(record.ready_at_s - began_s)
-        record.became_ready.set()
+        record.started.set()
         if record.state == "starting":
             record.state = "ready"
         self._context.changed()
@@ -322,6 +322,7 @@ class ManagedFunction:
     def _gone(self, record: Record) -> None:
         self.replicas.pop(record.id, None)
         record.gone.set()
+        record.started.set()
         self._context.gpus.seats.gone(record.id)
         self._context.changed()
         self.reconcile()
@@ -341,19 +342,14 @@ class ManagedFunction:
         if was_ready:
             await asyncio.sleep(self._context.settings.settle_s)
             launcher.signal(record.slot, signal.SIGTERM)
-            try:
-                async with asyncio.timeout(self.prepared.write_timeout_s + _DRAIN_MARGIN_S):
-                    await record.gone.wait()
-            except TimeoutError:
+            await _within(self.prepared.write_timeout_s + _DRAIN_MARGIN_S, record.gone)
+            if not record.gone.is_set():
                 record.reason = f"did not end within its write_timeout of {self.prepared.write_timeout_s:.0f} s: killed"
         launcher.signal(record.slot, signal.SIGKILL, group=True)
         await record.gone.wait()
 
 
-async def _first(*events: asyncio.Event) -> None:
-    tasks = [asyncio.ensure_future(event.wait()) for event in events]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
+async def _within(timeout_s: float, event: asyncio.Event) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

@@ -111,41 +111,31 @@ class LineReader:
         self._rest = b""
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
-        self._loop.add_reader(descriptor, self._readable)
+        self._loop.add_reader(descriptor, self._read)
 
     def close(self) -> None:
         """Hand on what is there and close. Safe to call twice."""
-        if self._descriptor < 0:
-            return
-        self._read_all()
+        for _ in range(64):  # and no more: what the process started may go on writing
+            if not self._read():
+                break
         self._finish()
 
-    def _readable(self) -> None:
-        if not self._read_some():
-            self._finish()
-
-    def _read_all(self) -> None:
-        for _ in range(64):
-            try:
-                if not self._read_some(raise_when_empty=True):
-                    return
-            except BlockingIOError:
-                return
-
-    def _read_some(self, *, raise_when_empty: bool = False) -> bool:
-        """False at the end of the pipe."""
+    def _read(self) -> bool:
+        """Take one piece; False where nothing is there. The end of the pipe closes this."""
+        if self._descriptor < 0:
+            return False
         try:
             data = os.read(self._descriptor, MAX_LINE_BYTES)
         except BlockingIOError:
-            if raise_when_empty:
-                raise
-            return True
+            return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._emit(line)
         while len(self._rest) >= MAX_LINE_BYTES:
             self._emit(self._rest[:MAX_LINE_BYTES])
             self._rest = self._rest[MAX_LINE_BYTES:]
+        if not data:
+            self._finish()
         return bool(data)
 
     def _emit(self, line: bytes) -> None:

@@ -24,7 +24,7 @@ from gateway.backends.process.machines import MACHINE_VARIABLE
 from gateway.backends.process.quantities import Limits
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers import channel
-from gateway.backends.process.workers.parent_client import Exit, Forked, WarmParentClient, become, prepare
+from gateway.backends.process.workers.parent_client import Exit, Forked, WarmParentClient
 from gateway.backends.process.workers.standbys import Standbys, own_bytes
 from gateway.contract import BackendError
 
@@ -198,7 +198,7 @@ class Launcher:
                     "secrets": program.secrets,
                     "network": network.namespace if network else "",
                 }
-                become(held.forked, message, listener, writing)
+                channel.send(held.forked.line, message, (listener.fileno(), writing))
         except (channel.ChannelError, OSError) as error:
             os.close(reading)
             self._discard(slot)
@@ -249,7 +249,7 @@ class Launcher:
         self.cgroups.set_cpu(slot, self._settings.standby_cores)
         held.on_prepared = asyncio.get_running_loop().create_future()
         try:
-            prepare(held.forked, {"entry": entry, "environ": dict(environ)})
+            channel.send(held.forked.line, {"prepare": {"entry": entry, "environ": dict(environ)}})
             self._listen(slot)
             await asyncio.wait_for(held.on_prepared, _PREPARE_TIMEOUT_S)
         except (channel.ChannelError, OSError, TimeoutError, asyncio.CancelledError) as error:

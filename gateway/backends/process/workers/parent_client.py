@@ -41,7 +41,7 @@ class Exit:
 
 @dataclass
 class Forked:
-    """A process of the warm parent, a blank until :meth:`WarmParentClient.become`."""
+    """A process of the warm parent, a blank until a message on ``line`` names what it is to become."""
 
     slot: str
     pid: int
@@ -200,16 +200,6 @@ class WarmParentClient:
             asyncio.get_running_loop().remove_reader(self._control.fileno())
             self._control.close()
             self._control = None
-
-
-def prepare(forked: Forked, message: channel.Message) -> None:
-    """Have a blank do ahead what needs no function: it becomes a standby and reports that. Raises ChannelError."""
-    channel.send(forked.line, {"prepare": message})
-
-
-def become(forked: Forked, message: channel.Message, listener: socket.socket, log_descriptor: int) -> None:
-    """Turn a blank or a standby into a replica. Raises ChannelError: it is gone, or the environment is too large."""
-    channel.send(forked.line, message, (listener.fileno(), log_descriptor))
 
 
 def _environment() -> dict[str, str]:
