@@ -86,6 +86,7 @@ def split(
             preset = PRESETS.get(source)
             experts = experts or (preset.experts if preset else 4)
             top_k = top_k or (min(experts, preset.top_k) if preset else None)
+            # The preset's adapter belongs to its installed weights: another checkpoint has none here.
             if adapter is None and preset is not None and folder is None and use_adapter:
                 adapter = preset_adapter(preset, experts, top_k or 0, method)
             if preset is None and (folder is not None or width is not None):

@@ -73,6 +73,7 @@ def split(
     settings = SplitSettings(name or out.name, experts, top_k, method, dtype, seed)
     check_target(out, force)
     out.parent.mkdir(parents=True, exist_ok=True)
+    # Next to its place: only within one file system is the renaming at the end a single step.
     part = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
     try:
         writer = _Writer(part, settings, progress)
@@ -88,7 +89,7 @@ def split(
             manifest = _split_native(writer, reader, settings)
         manifest = adopt_tokenizer(manifest, opened, reader, tokenizer, part)
         m.save(manifest, part)
-        part.chmod(0o755)
+        part.chmod(0o755)  # mkdtemp's folder is for its owner alone; functions may run as another user
         _put_in_place(part, out)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

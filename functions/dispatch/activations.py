@@ -77,6 +77,7 @@ class ActivationWindow:
             for ids in _by_width(kept):
                 period.tokens[layer] += np.bincount(ids.ravel(), minlength=experts)
                 first, second = _pairs(ids.shape[1])
+                # A pair as one number: one pass of bincount then counts all pairs of all tokens.
                 pairs = ids[:, first].astype(np.int64) * experts + ids[:, second]
                 counts = np.bincount(pairs.ravel(), minlength=experts * experts).reshape(experts, experts)
                 period.together[layer] += (counts + counts.T).astype(np.int32)

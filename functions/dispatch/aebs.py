@@ -124,6 +124,7 @@ def assign(ids, out, start, node, replica, activated, by_expert, by_node, repair
     the table. Arguments are the tables and the workspace of :class:`ActivatedExpertBalance`; ids and out are flat."""
     experts, nodes = len(activated), by_node.shape[1]
     activated[:] = 0
+    # An expert outside the table would be written outside the workspace, which compiled code does not notice.
     for at in range(ids.size):
         if ids[at] < 0 or ids[at] >= experts:
             return -1
@@ -201,10 +202,13 @@ def _level(start, node, by_expert, by_node):  # type: ignore[no-untyped-def]
             least = min(least, by_node[LOAD, here])
             if by_node[FROZEN, here] == 0 and (source < 0 or by_node[LOAD, here] > by_node[LOAD, source]):
                 source = here
+        # Between nodes that differ by one, handing an expert on would only exchange their loads.
         if source < 0 or by_node[LOAD, source] < least + 2:
             return
         search += 1
         end = _search(source, search, start, node, by_expert, by_node)
+        # From the path's end back to its source each node takes over one expert of the node before it, so that only the
+        # two ends change their loads.
         while end >= 0 and end != source:
             expert, place = by_node[VIA, end], by_node[PLACE, end]
             end = node[by_expert[CHOSEN, expert]]
@@ -217,7 +221,7 @@ def _search(source, search, start, node, by_expert, by_node):  # type: ignore[no
     """A node with at least two activated experts fewer than ``source``, reached breadth first; -1: none, all frozen."""
     by_node[CAME, source] = search
     by_node[QUEUE, 0] = source
-    taken, queued = 0, 1
+    taken, queued = 0, 1  # breadth first: the shortest path moves the fewest experts
     while taken < queued:
         here = by_node[QUEUE, taken]
         taken += 1

@@ -150,12 +150,12 @@ class ConnectionPool:
         if connection is not None:
             try:
                 return await connection.call(head, chunks, timeout_s)
-            except ReplyTimeoutError:
+            except ReplyTimeoutError:  # no time is left to send it again
                 raise
             except TransportError as error:
                 if error.begun:
                     raise
-                self._drop_idle()
+                self._drop_idle()  # they have been idle as long: the other end will have closed them too
             finally:
                 self._give(connection)
         timeout_s = ends_s - loop.time()

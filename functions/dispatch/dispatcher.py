@@ -180,6 +180,7 @@ class Dispatcher:
         failures = 0
         while failures < MAX_ATTEMPTS:
             begun_s = self._loop.time()
+            # Calls that wait already were here first: a new one must not take the slot that becomes free for them.
             slot = None if function.waiting else self._choose(function, avoid, node, begun_s)
             if slot is None:
                 waited_from_s = begun_s
@@ -192,7 +193,7 @@ class Dispatcher:
                 slot.failures = 0
                 if reply.status == 429:
                     self._suspend(function, slot, BUSY_WAIT_S)
-            except ReplyTimeoutError:
+            except ReplyTimeoutError:  # all of the request's time was spent here: nothing is left for another replica
                 raise DeadlineError(f"{name} did not answer within the request's time") from None
             except TransportError as error:
                 failures += 1
@@ -216,9 +217,10 @@ class Dispatcher:
                 failures += 1
                 last = f"it answered {reply.status}: {_sentence(reply)}"
                 record.repeats.append("status")
-                if not slot.replica.balanced:
+                if not slot.replica.balanced:  # behind a balanced address the next call may reach another replica
                     avoid.add(slot.replica.id)
                 continue
+            # An error of the function itself. It is pure, so another replica would give the same one.
             if reply.status < 500:
                 raise NodeRefusedError(f"{name} answered {reply.status}: {_sentence(reply)}", reply.status)
             raise NodeFailedError(f"{name} answered {reply.status}: {_sentence(reply)}")
@@ -266,6 +268,7 @@ class Dispatcher:
             slot.pool.close()
         for replica_id, replica in wanted.items():
             slot_or_none = function.slots.get(replica_id)
+            # The same id at another address is a restarted process: its connections and failures are not the old one's.
             if slot_or_none is None or slot_or_none.replica.address != replica.address:
                 if slot_or_none is not None:
                     slot_or_none.pool.close()
@@ -287,6 +290,7 @@ class Dispatcher:
         until_s = self._loop.time() + pause_s
         if until_s > slot.suspended_until_s:
             slot.suspended_until_s = until_s
+            # No call ends at that time to hand the slot on. A little later, as timers may fire a clock tick early.
             self._loop.call_at(until_s + 0.001, self._grant, function)
 
     def _choose(self, function: _Function, avoid: set[str], node: str, now_s: float) -> Slot | None:
@@ -295,7 +299,7 @@ class Dispatcher:
         Replicas that failed this call only where there is no other.
         """
         limit = function.max_inflight
-        if len(function.slots) == 1:  # nothing to choose
+        if len(function.slots) == 1:  # the usual case, once for each of a pass' calls: nothing to rank
             (slot,) = function.slots.values()
             if (limit and slot.in_flight >= limit) or slot.suspended_until_s > now_s:
                 return None
@@ -324,6 +328,7 @@ class Dispatcher:
             rank = (avoided, node != "" and slot.replica.node != node, order)
             if best is None or rank < best_rank:
                 best, best_rank = slot, rank
+        # Where only replicas that failed this call are free, it waits for one of the others.
         if best is None or (best_rank[0] and others):
             return None
         best.in_flight += 1
@@ -344,6 +349,7 @@ class Dispatcher:
         try:
             return await waiter.turn
         except asyncio.CancelledError:
+            # The slot may have been granted in the same turn of the loop: nobody else would give it back.
             if waiter.turn.done() and not waiter.turn.cancelled() and waiter.turn.exception() is None:
                 self._release(function, waiter.turn.result())
             raise
@@ -361,7 +367,7 @@ class Dispatcher:
             if slot is not None:
                 waiter.turn.set_result(slot)
                 continue
-            kept.append(waiter)
+            kept.append(waiter)  # it avoids what is free; those behind it may not
             if not waiter.avoid:  # no slot is free at all
                 break
         waiting.extendleft(reversed(kept))

@@ -59,6 +59,7 @@ def evaluate(
     values: dict[str, Tensor] = {}
     tokens = 0
     for kind, chosen, foreign in chosen_texts(gathered, per_kind):
+        # By length: a batch is padded to its longest text.
         ids = sorted((encoding.ids for encoding in tokenizer.encode_batch(chosen)), key=len)
         parts = [ids[begin : begin + BATCH] for begin in range(0, len(ids), BATCH)]
         cosine = torch.cat([(model.embed_ids(part) * teacher.embed_ids(part)).sum(1) for part in parts])

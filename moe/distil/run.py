@@ -90,7 +90,7 @@ def distil(
         "last_cosine": round(sum(step.cosine for step in steps[-50:]) / len(steps[-50:]), 4),
     }
     tensors = student.adapter()
-    save_adapter(out, tensors, info)
+    save_adapter(out, tensors, info)  # the pipeline that is measured is split with this very file
     info["measured"] = measured(folder, out, recipe, texts)
     size = save_adapter(out, tensors, info)
     return {**info, "bytes": size}

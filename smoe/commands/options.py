@@ -58,7 +58,7 @@ class Tenths(click.ParamType[int]):
 def deployment_options(command: Command) -> Command:
     """Options that make up :class:`DeploymentSettings`."""
     defaults = DeploymentSettings()
-    for option in reversed(
+    for option in reversed(  # decorators are applied from the last to the first, --help lists them as applied
         [
             click.option("--image", default=defaults.image, show_default=True, help="Image of every function."),
             click.option(

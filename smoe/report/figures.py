@@ -79,6 +79,7 @@ def scale(run: Run) -> bytes:
     totals = replica_totals(run.nodes)
     kinds = [kind for kind in KIND_COLOURS if any(kind in counts for _, counts in totals)]
     if totals:
+        # A count holds from its window's begin, so the first window needs an edge before its end.
         ends = np.array([totals[0][0] - window_s - start, *(end - start for end, _ in totals)]) / unit
         counts_by_window = [totals[0][1], *(counts for _, counts in totals)]
         stacks = [np.array([counts.get(kind, 0) for counts in counts_by_window]) for kind in kinds]
@@ -150,6 +151,7 @@ def experts(run: Run) -> bytes:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(1, 2.2))
     overall = _overall(run.nodes, layers, columns)
+    # Both pictures share one scale of share / even share; below 2 an even layer would look like a skewed one.
     top = max(2.0, float(np.nanmax(overall)) * len(columns)) if np.isfinite(overall).any() else 2.0
     style: dict[str, Any] = {"cmap": "viridis", "vmin": 0, "vmax": top, "aspect": "auto", "interpolation": "nearest"}
     image = left.imshow(overall * len(columns), **style)
