@@ -170,7 +170,7 @@ def default_quality(root: Path) -> dict[str, float]:
     adapter = preset_adapter(preset, preset.experts, preset.top_k, "neurons")
     folder = root / "minilm"
     split(minilm_folder(), folder, "minilm", preset.experts, preset.top_k, adapter=adapter)
-    from moe.distil import evaluate  # brings its corpus along, which the families do not need
+    from moe.distil.measure import evaluate  # brings its corpus along, which the families do not need
 
     values = evaluate(folder)
     return {f"default_{key}": float(values[key]) for key in ("cosine_mean", "cosine_foreign", "skew")}

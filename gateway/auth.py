@@ -7,10 +7,11 @@ import binascii
 import hmac
 from typing import Any
 
+from starlette.responses import PlainTextResponse
+
 from gateway.settings import Credentials
 
 _FEED_PATHS = ("/system/replicas", "/system/targets")
-_DENIED = b"invalid credentials"
 
 
 class Auth:
@@ -24,13 +25,8 @@ class Auth:
         if self._credentials is None or scope["type"] != "http" or self._allowed(scope, self._credentials):
             await self._app(scope, receive, send)
             return
-        headers = [
-            (b"content-type", b"text/plain; charset=utf-8"),
-            (b"www-authenticate", b'Basic realm="Restricted"'),
-            (b"content-length", b"%d" % len(_DENIED)),
-        ]
-        await send({"type": "http.response.start", "status": 401, "headers": headers})
-        await send({"type": "http.response.body", "body": _DENIED})
+        headers = {"www-authenticate": 'Basic realm="Restricted"'}
+        await PlainTextResponse("invalid credentials", 401, headers)(scope, receive, send)
 
     def _allowed(self, scope: Any, credentials: Credentials) -> bool:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

@@ -92,6 +92,9 @@ class Usage:
     memory_bytes: int | None
 
 
+NOT_MEASURED = Usage(None, None, None)
+
+
 @dataclass(frozen=True)
 class FunctionState:
     """A function as the backend sees it now. ``max_inflight`` 0 means unlimited."""

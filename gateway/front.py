@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
+
+from starlette.responses import PlainTextResponse, Response
 
 from gateway.asynchronous import AsyncCalls
 from gateway.calls import BodyTooLargeError, Call, ClientGoneError, Outcome
@@ -44,10 +46,11 @@ class FrontDoor:
         name = parts[2].decode("latin-1") if len(parts) > 2 else ""
         asynchronous = scope["path"].startswith("/async-function/")
         if not _NAME.fullmatch(name):
-            return await _text(send, 404, "404 page not found")
+            return await PlainTextResponse("404 page not found", 404)(scope, receive, send)
         methods = ASYNC_METHODS if asynchronous else METHODS
         if scope["method"] not in methods:
-            return await _text(send, 405, "Method Not Allowed", allow=methods)
+            allow = {"allow": ", ".join(sorted(methods))}
+            return await PlainTextResponse("Method Not Allowed", 405, allow)(scope, receive, send)
         call = self._call(scope, name, b"/" + (parts[3] if len(parts) > 3 else b""))
         limit = min(self._max_body_bytes, self._queue.body_bytes) if asynchronous else self._max_body_bytes
         try:
@@ -57,7 +60,7 @@ class FrontDoor:
         except ClientGoneError:
             return None
         if asynchronous:
-            return await self._enqueue(call, send)
+            return await (await self._enqueue(call))(scope, receive, send)
         return await self._forward(call, receive, send)
 
     @staticmethod
@@ -153,15 +156,12 @@ class FrontDoor:
         finally:
             outcome.release()
 
-    async def _enqueue(self, call: Call, send: Any) -> None:
+    async def _enqueue(self, call: Call) -> Response:
         refused = await self._queue.put(call)
-        if refused is not None:
-            status, message = refused
-            await _text(send, status, message, retry_after=status in (429, 503))
-            return
-        headers = [(b"content-length", b"0"), (b"x-call-id", call.call_id.encode("latin-1", "replace"))]
-        await send({"type": "http.response.start", "status": 202, "headers": headers})
-        await send({"type": "http.response.body", "body": b""})
+        if refused is None:
+            return Response(status_code=202, headers={"x-call-id": call.call_id})
+        status, message = refused
+        return PlainTextResponse(message, status, {"retry-after": "1"} if status in (429, 503) else {})
 
 
 async def _then(rest: AsyncIterator[bytes], received: asyncio.Event) -> AsyncIterator[bytes]:
@@ -186,27 +186,11 @@ def _too_large(limit: int) -> str:
 
 async def _refuse_body(receive: Any, send: Any, message: str) -> None:
     """413, and then drop what still comes for a moment: a client cut off while it sends might never read the reply."""
-    body = message.encode()
-    headers = [*_text_headers(body), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    reply = PlainTextResponse(message, 413, {"connection": "close"})
+    await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             while (await receive()).get("more_body"):
                 pass
     await send({"type": "http.response.body", "body": b""})
-
-
-def _text_headers(body: bytes) -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
-
-
-async def _text(send: Any, status: int, message: str, *, retry_after: bool = False, allow: Iterable[str] = ()) -> None:
-    body = message.encode()
-    headers = _text_headers(body)
-    if retry_after:
-        headers.append((b"retry-after", b"1"))
-    if allow:
-        headers.append((b"allow", ", ".join(sorted(allow)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

@@ -193,7 +193,6 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
     return Segment(
         finish=finish(weights, architecture) if index else None,
         embed=None if index else embedding(weights, architecture),
-        blocks=(),
         begin=None if last else begin(weights, architecture, decoder=False),
         router=None if last else router(weights, architecture, settings),
         head=EmbeddingHead(architecture["pooling"], architecture["normalise_embedding"]) if last else None,

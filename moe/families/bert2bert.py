@@ -46,7 +46,6 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
     return Segment(
         finish=bert.finish(weights, stack_of(architecture, index - 1)) if index else None,
         embed=embed,
-        blocks=(),
         begin=None if index == end else bert.begin(weights, here, decoder=index >= bridge),
         router=None if index == end else bert.router(weights, here, settings),
         head=head,

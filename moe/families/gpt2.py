@@ -106,9 +106,7 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
             weights.linear("head.vocabulary", d, n["vocab_size"]),
         )
     return Segment(
-        finish=None,
         embed=embed,
-        blocks=(),
         begin=None if last else _begin(weights, n, index),
         router=None if last else RouterProgram(weights.linear("router", d, -1), settings),
         head=head,

@@ -159,7 +159,7 @@ def segment(weights: Weights, architecture: Numbers, settings: Router, index: in
         attention = _attention(weights, "attention", n, rotary)
         begin = Begin(attention, weights.rms_norm("expert_norm", d, n["eps"]))
         router = RouterProgram(weights.linear("router", d, -1), settings)
-    return Segment(finish=None, embed=words, blocks=blocks, begin=begin, router=router, head=head)
+    return Segment(embed=words, blocks=blocks, begin=begin, router=router, head=head)
 
 
 def expert(weights: Weights, architecture: Numbers, layer: int) -> GatedFfn:

@@ -42,12 +42,12 @@ class Segment:
     encoder's, packed by ``memory_lengths``, and becomes ``memory``.
     """
 
-    finish: Finish | None
-    embed: Embed | None
-    blocks: Sequence[Block]
-    begin: Begin | None
-    router: RouterProgram | None
-    head: Head | None
+    finish: Finish | None = None
+    embed: Embed | None = None
+    blocks: Sequence[Block] = ()
+    begin: Begin | None = None
+    router: RouterProgram | None = None
+    head: Head | None = None
 
     def __call__(self, tensors: Tensors, all_logits: bool = False) -> dict[str, Tensor]:
         """``lengths`` and ``memory_lengths`` are read on the host; everything else lies where the weights do."""

@@ -6,12 +6,10 @@ import logging
 from typing import Any
 
 from gateway.backends.kubernetes.api import Api, ApiError, UnreachableError
-from gateway.contract import Usage
+from gateway.contract import NOT_MEASURED, Usage
 from platform_words.resources import QuantityError, parse_quantity
 
 log = logging.getLogger(__name__)
-
-NOT_MEASURED = Usage(None, None, None)
 
 
 class PodUsage:

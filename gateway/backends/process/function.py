@@ -23,7 +23,7 @@ from gateway.backends.process.programs import Prepared
 from gateway.backends.process.replica_changes import Member, next_change
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import Ended, Launcher, Program
-from gateway.contract import BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
+from gateway.contract import NOT_MEASURED, BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
 from gateway.placement import spread
 from platform_words.labels import PLACEMENT
 
@@ -58,7 +58,7 @@ class Record:
     memory_waits: bool = False
     """A lower memory limit waits until its use fits."""
     probe_failures: int = 0
-    usage: Usage = field(default_factory=lambda: Usage(None, None, None))
+    usage: Usage = NOT_MEASURED
     measured_at_s: float = 0.0
 
     def draining(self) -> bool:

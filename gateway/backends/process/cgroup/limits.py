@@ -9,10 +9,10 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.backends.process.workers.guardian import empty_cgroup
+from gateway.contract import NOT_MEASURED, Usage
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,6 @@ MIN_QUOTA_US = 1000
 MAX_PERIOD_US = 1_000_000
 UNLIMITED_V1 = -1
 _NOTHING: Mapping[str, Path] = {}
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Counters of one slot; ``None`` where not measured."""
-
-    cpu_seconds: float | None
-    memory_bytes: int | None
 
 
 class Cgroups:
@@ -69,8 +61,9 @@ class Cgroups:
         """False when more than that is in use after reclaiming, and the old limit stays."""
         return True
 
-    def measure(self, slot: str) -> Measured:
-        return Measured(None, None)
+    def measure(self, slot: str) -> Usage:
+        """Its counters; the CPU rate follows from two of them."""
+        return NOT_MEASURED
 
     def oom_kills(self, slot: str) -> int:
         return 0
@@ -125,7 +118,7 @@ class CgroupsV1(Cgroups):
         # Raising: the limit with swap has to be raised first.
         return _write(with_swap, value) and _write(plain, value)
 
-    def measure(self, slot: str) -> Measured:
+    def measure(self, slot: str) -> Usage:
         cpu = memory = None
         if "cpuacct" in self._by:
             usage_ns = _number(self._by["cpuacct"] / slot / "cpuacct.usage")
@@ -133,7 +126,7 @@ class CgroupsV1(Cgroups):
         if "memory" in self._by:
             folder = self._by["memory"] / slot
             memory = _working_set(_number(folder / "memory.usage_in_bytes"), folder, "total_inactive_file")
-        return Measured(cpu, memory)
+        return Usage(cpu, None, memory)
 
     def oom_kills(self, slot: str) -> int:
         return (
@@ -175,13 +168,13 @@ class CgroupsV2(Cgroups):
             _write(folder / "memory.swap.max", "max" if limit_bytes is None else 0)
         return _write(folder / "memory.max", "max" if limit_bytes is None else limit_bytes)
 
-    def measure(self, slot: str) -> Measured:
+    def measure(self, slot: str) -> Usage:
         folder = self._base / slot
         usage_us = _table(folder / "cpu.stat").get("usage_usec")
         memory = None
         if "memory" in self._by:
             memory = _working_set(_number(folder / "memory.current"), folder, "inactive_file")
-        return Measured(None if usage_us is None else usage_us / 1e6, memory)
+        return Usage(None if usage_us is None else usage_us / 1e6, None, memory)
 
     def oom_kills(self, slot: str) -> int:
         return _table(self._base / slot / "memory.events").get("oom_kill", 0)

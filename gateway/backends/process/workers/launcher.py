@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gateway.backends.process import networks
 from gateway.backends.process.backoff import Backoff
-from gateway.backends.process.cgroup.limits import Cgroups, Measured
+from gateway.backends.process.cgroup.limits import Cgroups
 from gateway.backends.process.cgroup.mounts import detect
 from gateway.backends.process.logs import LineReader
 from gateway.backends.process.machines import MACHINE_VARIABLE
@@ -26,7 +26,7 @@ from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers import channel
 from gateway.backends.process.workers.parent_client import Exit, Forked, WarmParentClient
 from gateway.backends.process.workers.standbys import Standbys, own_bytes
-from gateway.contract import BackendError
+from gateway.contract import BackendError, Usage
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Launcher:
         self.cgroups.set_cpu(slot, cores)
         return self.cgroups.set_memory(slot, limits.memory_bytes)
 
-    def measure(self, slot: str) -> Measured:
+    def measure(self, slot: str) -> Usage:
         return self.cgroups.measure(slot)
 
     def _assign(

@@ -131,7 +131,7 @@ def test_version_2_measures(tmp_path: Path) -> None:
     (slot / "memory.stat").write_text("anon 1\ninactive_file 2000\n")
     (slot / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     found = cgroups.measure("s")
-    assert (found.cpu_seconds, found.memory_bytes) == (1.5, 3000)
+    assert (found.cpu_seconds_total, found.memory_bytes) == (1.5, 3000)
     assert cgroups.oom_kills("s") == 1
     assert cgroups.measure("gone").memory_bytes is None
 

@@ -117,7 +117,7 @@ def test_the_committed_adapter_fits_every_layer() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_default_pipeline_answers_like_the_dense_model(tmp_path: Path) -> None:
-    from moe.distil import evaluate
+    from moe.distil.measure import evaluate
 
     split(minilm_folder(), tmp_path / "minilm", experts=4, top_k=2, adapter=MINILM_ADAPTER)
     result = evaluate(tmp_path / "minilm", per_kind=60)
