@@ -27,7 +27,7 @@ Only ``groups`` and ``router.weight`` must be there; a change that is absent is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -191,16 +191,17 @@ def upcycle_router(hidden: Tensor, experts: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """A segment's tensors under the families' names, and its layer's experts (empty for the last segment)."""
+class Converted:
+    """A segment's tensors under the families' names, all or the router's alone, and its layer's experts (none for the
+    last segment)."""
 
     segment: NodeTensors
-    experts: tuple[NodeTensors, ...]
+    experts: Sequence[NodeTensors]
 
 
 def apply_adapter(
     adapter: Mapping[str, Tensor], index: int, segment: Mapping[str, Tensor], ffn: DenseFfn | None
-) -> Adapted:
+) -> Converted:
     """Segment ``index`` and the experts of layer ``index`` from dense tensors and the adapter's.
 
     ``segment``: the dense checkpoint's tensors of segment ``index`` (``attention.*`` of layer ``index``, ``finish.*``
@@ -215,7 +216,7 @@ def apply_adapter(
         changes = name.startswith(("attention.", "finish."))
         tensors[name] = changed(adapter, f"layers.{layer}.{name}", tensor.float()) if changes else tensor
     if ffn is None:
-        return Adapted(tensors, ())
+        return Converted(tensors, ())
     prefix = f"layers.{index}."
     groups = Groups.from_neurons(_needed(adapter, f"{prefix}groups", ffn.w_in.shape[:1]))
     w_in = changed(adapter, f"{prefix}ffn.w_in.weight", ffn.w_in.float())  # [F, d]
@@ -238,7 +239,7 @@ def apply_adapter(
         tensors["shared.w_in.weight"] = w_in[groups.shared]
         tensors["shared.w_in.bias"] = b_in[groups.shared]
         tensors["shared.w_out.weight"] = w_out[:, groups.shared]
-    return Adapted(tensors, experts)
+    return Converted(tensors, experts)
 
 
 def changed(adapter: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:

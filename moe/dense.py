@@ -7,7 +7,7 @@ see what each layer's experts will see.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from moe.checkpoints.reader import DenseFfn, DenseReader, NodeTensors
-from moe.convert import ADAPTER_VERSION, Groups, activation_mass, initial_router, split_neurons, upcycle_router
+from moe.convert import (
+    ADAPTER_VERSION,
+    Converted,
+    Groups,
+    activation_mass,
+    initial_router,
+    split_neurons,
+    upcycle_router,
+)
 from moe.errors import CheckpointError
 from moe.families.experts import PlainFfn
 from moe.families.linear import ACTIVATIONS, Linear
@@ -31,14 +39,6 @@ Method = Literal["neurons", "full"]
 
 CALIBRATION_TEXTS = 24
 CALIBRATION_TOKENS = 48
-
-
-@dataclass(frozen=True)
-class Converted:
-    """A layer's experts, and what its segment gets: the router, and a shared expert if there is one."""
-
-    experts: Sequence[NodeTensors]
-    segment: NodeTensors
 
 
 class Calibration:
@@ -123,7 +123,7 @@ def convert(
     """
     if method == "full":
         copy = {"w_in.weight": ffn.w_in, "w_in.bias": ffn.b_in, "w_out.weight": ffn.w_out}
-        return Converted([copy] * experts, {"router.weight": upcycle_router(x, experts, seed)})
+        return Converted({"router.weight": upcycle_router(x, experts, seed)}, [copy] * experts)
     if cluster:
         groups = split_neurons(ffn.w_in, ffn.b_in, ffn.w_out, experts, seed, activations)
     else:
@@ -135,7 +135,7 @@ def convert(
         {"w_in.weight": ffn.w_in[group], "w_in.bias": ffn.b_in[group], "w_out.weight": ffn.w_out[:, group]}
         for group in groups.experts
     ]
-    return Converted(parts, {"router.weight": weight, "router.bias": bias})
+    return Converted({"router.weight": weight, "router.bias": bias}, parts)
 
 
 def neurons_in_order(neurons: int, experts: int) -> Groups:

@@ -82,18 +82,19 @@ class _Foreign:
 
 
 class CudaOpener:
-    """Maps handles of another process on the GPU that PyTorch computes on here (``functions.device.lent.Opener``)."""
+    """Maps handles of another process on the GPU that PyTorch computes on here. All raise LeaseError."""
 
     def gpu(self) -> str:
+        """UUID of that GPU."""
         try:
             return gpu_uuid(runtime(), torch.cuda.current_device())
         except CudaCallError as error:
             raise LeaseError(str(error)) from error
 
     def open(self, handle: bytes, nbytes: int) -> Tensor:
-        """Maps until this process ends; there is no closing, as programs never release their weights.
+        """Memory of that GPU, uint8 ``[nbytes]``, mapped until this process ends: programs never release their weights.
 
-        Result: ``[nbytes] uint8``, on the current device.
+        Not to be written.
         """
         index = torch.cuda.current_device()
         try:

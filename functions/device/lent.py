@@ -12,11 +12,11 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from torch import Tensor
 
 from functions.device import leases
+from functions.device.cuda_calls import CudaOpener
 from functions.device.leases import LeaseError
 from functions.wire.tensor_views import HeaderError, Place, read_places, views
 
@@ -30,16 +30,6 @@ SUCCESSOR_S = 5.0
 _AGAIN_S = 0.05
 
 
-class Opener(Protocol):
-    """The device's side of a lease; ``CudaOpener`` has a GPU's, tests use a fake. Both raise LeaseError."""
-
-    def gpu(self) -> str:
-        """UUID of the GPU that this process computes on."""
-
-    def open(self, handle: bytes, nbytes: int) -> Tensor:
-        """Memory of that GPU, uint8 ``[nbytes]``, mapped for as long as this process lives. Not to be written."""
-
-
 @dataclass(frozen=True)
 class _Mapped:
     whole: Tensor
@@ -50,7 +40,7 @@ class Lender:
     """Tensors of regions in ``folder``, the node's memory folder, on the GPU of ``opener``. For one thread."""
 
     def __init__(
-        self, folder: Path, opener: Opener, answer_s: float = ANSWER_S, successor_s: float = SUCCESSOR_S
+        self, folder: Path, opener: CudaOpener, answer_s: float = ANSWER_S, successor_s: float = SUCCESSOR_S
     ) -> None:
         self._folder = folder
         self._opener = opener

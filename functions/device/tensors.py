@@ -52,60 +52,42 @@ class DeviceLostError(Exception):
     """The device cannot be computed on by this process any more; the message gives the reason."""
 
 
-class Driver(Protocol):
-    """The calls made to an accelerator's runtime; ``Cuda`` makes them, tests use a fake."""
-
-    def touched(self) -> bool:
-        """Whether this process has used the accelerator already."""
-
-    def open(self) -> torch.device:
-        """Make the context and a stream of our own."""
-
-    def queue(self) -> AbstractContextManager[object]:
-        """Operations inside go to our stream."""
-
-    def finish(self) -> None:
-        """Wait until everything on our stream is done."""
-
-    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Page-locked host memory ``[*shape]``, uninitialised, that the device copies from and to by DMA."""
-
-    def drop_cache(self) -> None:
-        """Give device memory back that holds nothing."""
-
-    def words(self) -> str:
-        """The device and what this process sees of it, for the log."""
-
-
 class Cuda:
-    """``torch.cuda``. Every call may raise what PyTorch raises for CUDA."""
+    """The calls made to ``torch.cuda``. Every one may raise what PyTorch raises for CUDA."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
 
     def touched(self) -> bool:
+        """Whether this process has used CUDA already."""
         return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
     def open(self) -> torch.device:
+        """Make the context and a stream of our own."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         place = torch.device("cuda", torch.cuda.current_device())
         self._stream = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
         return place
 
     def queue(self) -> AbstractContextManager[object]:
+        """Operations inside go to our stream."""
         return torch.cuda.stream(self._stream)
 
     def finish(self) -> None:
+        """Wait until everything on our stream is done."""
         assert self._stream is not None, "open it first"
         self._stream.synchronize()
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Page-locked host memory ``[*shape]``, uninitialised, that the device copies from and to by DMA."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def drop_cache(self) -> None:
+        """Give device memory back that holds nothing."""
         torch.cuda.empty_cache()
 
     def words(self) -> str:
+        """The device and what this process sees of it, for the log."""
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         free, total = torch.cuda.mem_get_info()
         multiprocessors = f"{properties.multi_processor_count} multiprocessors"
@@ -157,7 +139,7 @@ class GpuDevice:
 
     in_thread = True
 
-    def __init__(self, driver: Driver, place: torch.device, deadline_s: float) -> None:
+    def __init__(self, driver: Cuda, place: torch.device, deadline_s: float) -> None:
         self.deadline_s = deadline_s
         self._driver = driver
         self._place = place
@@ -229,7 +211,7 @@ class GpuDevice:
         return whole.to(self._place, non_blocking=True)
 
 
-def open_device(settings: DeviceSettings, driver: Driver | None = None) -> Device:
+def open_device(settings: DeviceSettings, driver: Cuda | None = None) -> Device:
     """The device of this process. The variables that bind a GPU share are set before CUDA is used at all.
 
     Raises DeviceLostError when CUDA is not there, was used before, or refuses.

@@ -19,9 +19,13 @@ SPARK_BYTES = 256
 
 
 class CudaMemory:
-    """``DeviceMemory`` on all GPUs that this process sees. A GPU gets a context when it is first named."""
+    """Memory on all GPUs that this process sees. A GPU gets a context when it is first named.
+
+    Calls block and must come from one thread. All raise LendError.
+    """
 
     granule = 2 << 20
+    """Bytes; allocations are multiples of it, and each is alone in its granules."""
 
     def __init__(self, library: Callable[[], Any] = runtime) -> None:
         """``library``: gives CUDA's runtime when it is first needed."""
@@ -32,6 +36,7 @@ class CudaMemory:
         """Pointer → index of its GPU."""
 
     def allocate(self, gpu: str, nbytes: int) -> int:
+        """The pointer of ``nbytes`` new bytes on the GPU with this UUID. Raises DeviceFullError without room."""
         index = self._opened(gpu)
         self._call("cudaSetDevice", index)
         pointer = int(self._call("cudaMalloc", nbytes))
@@ -39,21 +44,25 @@ class CudaMemory:
         return pointer
 
     def write(self, pointer: int, offset: int, data: memoryview) -> None:
+        """Copy bytes of the host's into an allocation."""
         self._call("cudaSetDevice", self._lying[pointer])
         host = np.frombuffer(data, dtype=np.uint8)
         kind = self._library().cudaMemcpyKind.cudaMemcpyHostToDevice
         self._call("cudaMemcpy", pointer + offset, host.ctypes.data, len(data), kind)
 
     def handle(self, pointer: int) -> bytes:
+        """Wait until everything is written; 64 bytes by which another process maps the allocation."""
         self._call("cudaSetDevice", self._lying[pointer])
         self._call("cudaDeviceSynchronize")  # copies from ordinary memory may end after their call
         return handle_bytes(self._call("cudaIpcGetMemHandle", pointer))
 
     def free(self, pointer: int) -> None:
+        """Give an allocation back that nobody maps."""
         self._call("cudaSetDevice", self._lying.pop(pointer))
         self._call("cudaFree", pointer)
 
     def check(self) -> None:
+        """Raises LendError when a GPU that memory was taken from is not there any more."""
         for index, spark in self._sparks.values():
             self._call("cudaSetDevice", index)
             self._call("cudaMemset", spark, 0, SPARK_BYTES)

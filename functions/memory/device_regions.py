@@ -16,10 +16,13 @@ import mmap
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from functions.memory.regions import MemoryRoomError, Regions
 from functions.serving.file_state import FileState, file_state
+
+if TYPE_CHECKING:
+    from functions.memory.cuda_memory import CudaMemory
 
 log = logging.getLogger(__name__)
 
@@ -38,31 +41,6 @@ class LendError(MemoryRoomError):
 
 class DeviceFullError(LendError):
     """A GPU has no room left."""
-
-
-class DeviceMemory(Protocol):
-    """Memory on this machine's GPUs that other processes can map. Calls block and come from one thread.
-
-    All raise LendError, ``allocate`` DeviceFullError where there is no room.
-    """
-
-    granule: int
-    """Bytes; allocations are multiples of it, and each is alone in its granules."""
-
-    def allocate(self, gpu: str, nbytes: int) -> int:
-        """The pointer of ``nbytes`` new bytes on the GPU with this UUID."""
-
-    def write(self, pointer: int, offset: int, data: memoryview) -> None:
-        """Copy bytes of the host's into an allocation."""
-
-    def handle(self, pointer: int) -> bytes:
-        """Wait until everything is written; 64 bytes by which another process maps the allocation."""
-
-    def free(self, pointer: int) -> None:
-        """Give an allocation back that nobody maps."""
-
-    def check(self) -> None:
-        """Raises LendError when a GPU that memory was taken from is not there any more."""
 
 
 @dataclass(eq=False)
@@ -89,7 +67,7 @@ class DeviceRegions:
     def __init__(
         self,
         regions: Regions,
-        memory: DeviceMemory,
+        memory: CudaMemory,
         limit_bytes: int = 0,
         on_lost: Callable[[str], object] = log.critical,
         call_s: float = CALL_S,

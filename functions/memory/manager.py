@@ -31,7 +31,7 @@ from typing import Any
 import uvloop
 
 from functions.memory.cuda_memory import CudaMemory
-from functions.memory.device_regions import DeviceMemory, DeviceRegions
+from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Filling, MemoryRoomError, Region, RegionError, Regions, SourceError, check_name
 from functions.memory.sources import DIGEST, OFFSET, PIECE, Line, from_disk, from_peer
@@ -113,7 +113,7 @@ class Manager:
         self._stopping = False
         self._devices: DeviceRegions | None = None
 
-    def lend(self, memory: DeviceMemory, on_lost: Callable[[str], object]) -> Lending:
+    def lend(self, memory: CudaMemory, on_lost: Callable[[str], object]) -> Lending:
         """Lend what is held on GPUs too, from ``start`` of what is returned to its ``close``."""
         self._devices = DeviceRegions(self.regions, memory, self._settings.device_memory_bytes, on_lost)
         return Lending(self._settings.folder, self._devices)

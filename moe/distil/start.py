@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moe.checkpoints.bert import BertReader
 from moe.convert import Groups, initial_router, split_neurons
-from moe.distil.student import Batch, DenseEncoder, DenseLayer, Student, StudentLayer, dense_pass
+from moe.distil.student import Batch, DenseEncoder, Student, StudentLayer, dense_pass
 from moe.errors import CheckpointError
 
 ROUTER_SCALE = 2.0
@@ -31,7 +31,7 @@ def encoder_of(reader: BertReader) -> DenseEncoder:
         tensors = {name: t for name, t in before.items() if name.startswith("attention.")}
         tensors |= {name: t for name, t in after.items() if name.startswith("finish.")}
         tensors |= {"ffn.w_in.weight": ffn.w_in, "ffn.w_in.bias": ffn.b_in, "ffn.w_out.weight": ffn.w_out}
-        layers.append(DenseLayer({name: t.float().contiguous() for name, t in tensors.items()}))
+        layers.append({name: t.float().contiguous() for name, t in tensors.items()})
     return DenseEncoder(
         first["embed.words"].float(),
         first["embed.positions"].float(),

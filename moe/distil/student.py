@@ -23,14 +23,8 @@ SHIFTS = ("attention.qkv.bias", "attention.out.bias", "attention.norm.weight", "
 """Vectors with an added change."""
 
 
-@dataclass(frozen=True)
-class DenseLayer:
-    """Frozen tensors of one layer under the adapter's names: ``attention.…``, ``ffn.…``, ``finish.…``."""
-
-    tensors: Mapping[str, Tensor]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.tensors[name]
+DenseLayer = Mapping[str, Tensor]
+"""Frozen tensors of one layer under the adapter's names: ``attention.…``, ``ffn.…``, ``finish.…``."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ A packed batch of texts with 3 and 2 tokens is ``[a0 a1 a2 b0 b1]`` with lengths
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,16 +21,11 @@ class Packing:
     The index tensors are made on the host and lie on ``device``, next to what they index.
     """
 
-    __slots__ = ("_ends", "_positions", "_starts", "device", "lengths", "longest", "total")
-
     def __init__(self, lengths: Sequence[int], device: torch.device = HOST) -> None:
         self.lengths = lengths
         self.device = device
         self.longest = max(lengths)
         self.total = sum(lengths)
-        self._positions: Tensor | None = None
-        self._starts: Tensor | None = None
-        self._ends: Tensor | None = None
 
     @property
     def texts(self) -> int:
@@ -40,25 +36,19 @@ class Packing:
         """All texts are equally long, so the packed batch is an ordinary one."""
         return self.longest * len(self.lengths) == self.total
 
-    @property
+    @cached_property
     def positions(self) -> Tensor:
         """``[T]`` int64: place of each token in its own text."""
-        if self._positions is None:
-            parts = [torch.arange(length) for length in self.lengths]
-            self._positions = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
-        return self._positions
+        parts = [torch.arange(length) for length in self.lengths]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
 
-    @property
+    @cached_property
     def starts(self) -> Tensor:
         """``[B]`` int64: index of each text's first token."""
-        if self._starts is None:
-            lengths = torch.tensor(self.lengths)
-            self._starts = (torch.cumsum(lengths, 0) - lengths).to(self.device)
-        return self._starts
+        lengths = torch.tensor(self.lengths)
+        return (torch.cumsum(lengths, 0) - lengths).to(self.device)
 
-    @property
+    @cached_property
     def ends(self) -> Tensor:
         """``[B]`` int64: index of each text's last token."""
-        if self._ends is None:
-            self._ends = (torch.cumsum(torch.tensor(self.lengths), 0) - 1).to(self.device)
-        return self._ends
+        return (torch.cumsum(torch.tensor(self.lengths), 0) - 1).to(self.device)
