@@ -298,7 +298,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 async def _first(*awaitables: Any) -> None:
-    """Until one of them ends; an error of one is raised."""
+    """Wait until one of them ends; raises its error, if it ended by one."""
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     tasks[0].cancel()

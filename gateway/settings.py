@@ -19,7 +19,7 @@ class GatewaySettings:
     basic_auth: bool = True
     scale_from_zero: bool = True
     upstream_timeout_s: float = 60.0
-    """From sending a call to a replica until its reply begins."""
+    """Time from sending a call to a replica until its reply begins."""
     start_wait_s: float = 100.0
     """How long a call waits for a function that is starting or was at zero."""
     max_body_bytes: int = 256 * 1024 * 1024
@@ -40,7 +40,7 @@ class GatewaySettings:
     async_held_bytes: int = 256 * 1024 * 1024
     """Bodies of all calls that wait, and of the reply that a callback carries."""
     async_timeout_s: float = 600.0
-    """From the start of an asynchronous call until its reply is whole."""
+    """Time from the start of an asynchronous call until its reply is complete."""
     callback_timeout_s: float = 10.0
     drain_s: float = 20.0
     cpu_scale: float = 1.0

@@ -40,7 +40,7 @@ def check_name(name: str, what: str = "service") -> str:
 
 
 def check_namespace(namespace: str) -> None:
-    """For backends with one namespace. Raises InvalidSpecError for any other than that."""
+    """The check of backends with one namespace. Raises InvalidSpecError for any other."""
     if namespace != DEFAULT_NAMESPACE:
         raise InvalidSpecError(f"namespace {namespace[:80]!r} does not exist; there is {DEFAULT_NAMESPACE}")
 

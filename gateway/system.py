@@ -134,7 +134,7 @@ class SystemApi:
         return spec
 
     def _namespace(self, request: Request) -> str:
-        """That of the query, where functions may be."""
+        """The namespace of the query. Raises InvalidSpecError where functions may not be in it."""
         namespace = request.query_params.get("namespace") or DEFAULT_NAMESPACE
         self._backend.check_namespace(namespace)
         return namespace

@@ -13,7 +13,7 @@ from placement.moves.managers import Managers
 from smoe.view.model import NodeRow
 
 PATIENCE_S = 0.0
-"""For a manager that does not answer: the next look comes soon."""
+"""Seconds to retry a manager that does not answer: none, as the next look comes soon."""
 
 
 class NodeWatch:
@@ -27,7 +27,7 @@ class NodeWatch:
         self._offered = True
 
     def look(self) -> tuple[NodeRow, ...]:
-        """By name; empty where replicas have no nodes, or the gateway offers no feed or does not answer."""
+        """Rows by node name; none where replicas have no nodes, or the gateway offers no feed or does not answer."""
         if not self._offered:
             return ()
         try:

@@ -1,4 +1,4 @@
-"""Is the running pipeline the model it was split from, and how long does it take when nothing else is asked of it?
+"""Compares a running pipeline with the model it was split from: its answers, and its latency without other load.
 
 Answers over HTTP against the whole model in this process, and the seconds of single passes once both are warm. The
 first passes after a start are slower: workers touch their weights for the first time, connections are made. So texts
@@ -23,13 +23,13 @@ from gateway.client.errors import GatewayRefusedError
 from moe.reference import WholeModel
 
 ROUNDS = 5
-"""That are measured."""
+"""Rounds that are measured."""
 STEADY_ROUNDS = 2
-"""Rounds in a row that were no faster than those before, after which a pipeline is warm."""
+"""A pipeline is warm after so many rounds in a row that were no faster than the ones before."""
 FASTER = 0.9
-"""A round is faster when its median is below this part of the least before."""
+"""A round counts as faster when its median is below this fraction of the least so far."""
 MOST_ROUNDS = 20
-"""To warm up; where they do not suffice the next ones are measured all the same."""
+"""Most rounds of warm-up; the next ones are measured even if it was not enough."""
 
 
 @dataclass(frozen=True)

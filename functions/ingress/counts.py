@@ -74,7 +74,7 @@ class Statistics:
 
 
 def _machines(traffic: Traffic, past: _Past) -> dict[str, dict[str, Any]]:
-    """By machine: what came within the window."""
+    """Traffic of each machine within the window."""
     return {
         machine: {
             "place": traffic.place(machine),

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 5.0
 FIRST_PERIOD_S = 0.25
-"""Between the first rounds, until a node has ``SOON`` of them."""
+"""Period of the first rounds, until a node has ``SOON`` of them."""
 SOON = 4
 KEPT = 24
 SIBLINGS = 4

@@ -104,7 +104,7 @@ class PassQueue:
         self._begin()
 
     def _next_pack(self) -> list[_Member]:
-        """Those who waited longest, an even share of all that are here; who has given up is left out."""
+        """The requests that waited longest, an even share of all waiting and running; abandoned ones are dropped."""
         share = -(-(len(self._waiting) + sum(self._running)) // self._limit)
         members: list[_Member] = []
         tokens = 0

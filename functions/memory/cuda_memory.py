@@ -31,7 +31,7 @@ class CudaMemory:
         """``library``: gives CUDA's runtime when it is first needed."""
         self._library = library
         self._sparks: dict[str, tuple[int, int]] = {}
-        """By UUID: the GPU's index here, and the pointer of our own memory there."""
+        """UUID → the GPU's index here, and the pointer of our own memory on it."""
         self._lying: dict[int, int] = {}
         """Pointer → index of its GPU."""
 

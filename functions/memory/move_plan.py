@@ -55,7 +55,7 @@ class MovePlan:
 
     @property
     def predicted_s(self) -> float:
-        """Until the last region is there."""
+        """Time until the last region is in place."""
         return max((step.end_s for step in self.steps), default=0.0)
 
     def nbytes(self, source: Source) -> int:

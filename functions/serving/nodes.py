@@ -1,4 +1,4 @@
-"""From settings to the application of a segment, an expert, or a group of them."""
+"""Builds the application of a segment, an expert, or a group of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from moe.manifest import Manifest
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.25
-"""Between a device's loss and the worker's end: the replies that say so go out."""
+"""Time from a device's loss until the worker ends, in which replies that report it are sent."""
 
 
 def node_application(manifest: Manifest, settings: FunctionSettings, loop: asyncio.AbstractEventLoop) -> NodeHost:

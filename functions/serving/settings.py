@@ -31,7 +31,7 @@ class DeviceSettings:
 
     kind: Literal["cpu", "cuda"] = "cpu"
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Those of ``DEVICE_VARIABLES`` that are given."""
+    """Values of the ``DEVICE_VARIABLES`` that are set."""
     deadline_s: float = 10.0
     """A call that takes longer on the GPU means that the GPU hangs (``smoe_device_timeout``)."""
 

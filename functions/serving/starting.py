@@ -16,7 +16,7 @@ from moe.errors import MoeError
 log = logging.getLogger(__name__)
 
 WAITS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Between tries; the last one again and again."""
+"""Waits between tries; the last one repeats."""
 
 
 class Starting:

@@ -100,7 +100,7 @@ class Traffic:
         return "local" if self.machine and machine == self.machine else "remote"
 
     def families(self, pipeline: str) -> Iterator[Metric]:
-        """For a scrape."""
+        """Metric families with the counters of now."""
         where = ["pipeline", "machine", "place"]
         calls = CounterMetricFamily(names.MACHINE_CALLS, "Calls served by machine", labels=[*where, "kind"])
         messages = CounterMetricFamily(names.MACHINE_MESSAGES, "Messages by machine", labels=where)

@@ -28,7 +28,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
-"""Those that pipelines have (``moe.runtime.DTYPES``)."""
+"""The dtypes of pipelines (``moe.runtime.DTYPES``)."""
 
 
 class HeaderError(Exception):

@@ -49,7 +49,7 @@ class GatewayClient:
         return _by_name(self._call("GET", "/system/replicas").json())
 
     def follow_replicas(self) -> Generator[dict[str, list[dict[str, Any]]]]:
-        """As :meth:`replicas`, now and at every change, at least every 5 s, until the gateway ends the stream."""
+        """Yield :meth:`replicas` now and at every change, at least every 5 s, until the gateway ends the stream."""
         with self._call("GET", "/system/replicas?follow=true", stream=True) as reply:
             for line in reply.iter_lines(chunk_size=None):
                 yield _by_name(json.loads(line))
@@ -93,7 +93,7 @@ class GatewayClient:
         timeout_s: float,
         on_progress: Callable[[int], None] = lambda ready: None,
     ) -> None:
-        """Until each named function has an available replica; raises NotReadyError that names the missing ones."""
+        """Wait until each named function has an available replica. Raises NotReadyError naming those without."""
         end_s = time.monotonic() + timeout_s
         while True:
             available = {f["name"] for f in self.functions() if f.get("availableReplicas", 0) > 0}

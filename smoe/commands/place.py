@@ -145,8 +145,8 @@ def _place_heterogeneous(
 
 
 def _shares(held: PlanArray, statistics: Seen, profile: Profile) -> Rows:
-    """By node: experts held, calls that arise there, the part of them that stays, and their entropy in bits, mean over
-    layers."""
+    """For each node: experts held, calls made there, the local share of them, and their entropy in bits (mean over
+    layers)."""
     local = local_ratio(held, profile.nodes_as_gpus(), statistics.frequency)
     bits = entropy(statistics.frequency).mean(axis=1)
     return {
@@ -202,7 +202,7 @@ def _plan(placed: Placement, manifest: Manifest, nodes: tuple[str, ...]) -> dict
 
 
 def _loads(placed: Placement, tokens: np.ndarray, nodes: tuple[str, ...]) -> Rows:
-    """By node: experts held, tokens that come to it (replicas of an expert share evenly), and those over the mean."""
+    """For each node: experts held, its tokens (replicas of an expert share evenly), and their ratio to the mean."""
     share = tokens / np.maximum(placed.counts, 1)
     totals = {}
     for number, node in enumerate(nodes):

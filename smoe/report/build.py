@@ -30,7 +30,7 @@ class ReportPaths:
     json: Path
     pictures: tuple[Path, ...]
     numbers: Mapping[str, Any]
-    """As in ``json``."""
+    """The content of ``json``."""
 
 
 def build(

@@ -49,7 +49,7 @@ class KubernetesBackend(Changes):
         self._server = (0, 0)
         self.api = Api(self._connection, settings)
         self.spaces: dict[str, Space] = {}
-        """By the name that clients know; the first is home."""
+        """Namespaces served, by the name that clients know; the first is home."""
         self._unread: dict[str, str] = {}
         """Namespace that is for functions → why it could not be read."""
         self._start_seconds: builtins.list[float] = []

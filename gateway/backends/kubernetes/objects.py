@@ -36,7 +36,7 @@ FEED_FOLDER = "/var/openfaas/feed"
 PIPELINES_FOLDER = "/var/smoe/pipelines"
 CACHE_FOLDER = "/var/smoe/cache"
 SETTLE_S = 3
-"""Between a pod's leaving the endpoints and its SIGTERM: clients need that long to learn of it."""
+"""Time from a pod's removal from the endpoints until its SIGTERM: clients need as long to learn of it."""
 LOST_S = 5
 """Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
 LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")

@@ -75,7 +75,7 @@ _OPTIONS = {
         help="kubernetes: functions with a GPU get the node's IPC namespace (GKE's MPS).",
     ),
 }
-"""By setting."""
+"""Flags by the setting they give."""
 
 
 def kubernetes_options(*settings: str) -> Callable[[Command], Command]:

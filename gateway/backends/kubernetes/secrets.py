@@ -47,7 +47,7 @@ class Secrets:
             raise
 
     async def pull_secrets(self, spec: FunctionSpec) -> frozenset[str]:
-        """Those of the function's secrets that are for pulling its image. Raises InvalidSpecError for one missing."""
+        """The function's secrets that are used to pull its image. Raises InvalidSpecError for a missing one."""
         names = set()
         for name in spec.secrets:
             try:

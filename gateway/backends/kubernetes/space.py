@@ -56,7 +56,7 @@ class Space:
         """Pod → when this gateway saw it without being ready (monotonic)."""
         self._start_seconds: builtins.list[float] = []
         self._states: dict[str, FunctionState | None] = {}
-        """Put together once per change of a function; None: not one of ours."""
+        """States of functions, rebuilt after each change of one; None: a Deployment that is not ours."""
         self._making: set[str] = set()
         """Functions whose create is under way here."""
         self._touched: set[str] = set()

@@ -30,7 +30,7 @@ from platform_words.labels import PLACEMENT
 log = logging.getLogger(__name__)
 
 _DRAIN_MARGIN_S = 3.0
-"""Given to a replica beyond its write_timeout to notice the end of its drain and leave."""
+"""Time a replica has beyond its write_timeout to end after its drain."""
 _orders = itertools.count()
 
 

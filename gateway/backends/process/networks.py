@@ -26,7 +26,7 @@ class Network:
 
 
 def parse_networks(entries: Iterable[str], machines: Iterable[str]) -> dict[str, Network]:
-    """From ``MACHINE=ADDRESS@FILE``. Raises BackendError naming the entry."""
+    """Parse entries ``MACHINE=ADDRESS@FILE``. Raises BackendError naming the entry."""
     names, networks = tuple(machines), dict[str, Network]()
     for entry in entries:
         machine, _, rest = entry.partition("=")

@@ -65,14 +65,14 @@ class ProcessSettings:
     concurrent_starts: int = field(default_factory=lambda: max(1, min(8, os.cpu_count() or 1)))
     """Replicas starting at once; more only makes each of them slower."""
     start_gap_s: float = 0.01
-    """Between two launches: calls that wait for the gateway's loop or a processor get their turn."""
+    """Pause between two launches, in which calls get the gateway's event loop and the processors."""
     host: str = "127.0.0.1"
     python: str = sys.executable
     use_cgroups: bool = True
     cgroup_root: Path = Path("/sys/fs/cgroup")
     proc_root: Path = Path("/proc")
     settle_s: float = 0.25
-    """Between ``draining`` in the feed and SIGTERM."""
+    """Time from ``draining`` in the feed until SIGTERM."""
     write_timeout_s: float = 30.0
     """Default for functions without ``write_timeout``: how long a drain may take before SIGKILL."""
     ready_timeout_s: float = 60.0

@@ -26,7 +26,7 @@ class _Group:
     entry: str
     environ: Mapping[str, str]
     functions: set[str] = field(default_factory=set)
-    """Those that have started a replica: no change by one replica each takes more standbys."""
+    """Functions that have started a replica; more standbys than these are never needed for one new replica of each."""
     slots: deque[str] = field(default_factory=deque)
     bytes_each: int = 0
     """Own memory of the last one measured."""
