@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.asynchronous import AsyncCalls, AsyncQueue
@@ -51,7 +51,7 @@ class Gateway:
         self._routes = [*self.system.routes(), *page.routes(), Route("/", _to_ui, methods=["GET"])]
         self._metrics_routes = [
             Route("/metrics", self._metrics_text, methods=["GET"]),
-            Route("/healthz", _ok, methods=["GET"]),
+            Route("/healthz", self.system.health, methods=["GET"]),
         ]
         control = Auth(self._control(), credentials if settings.basic_auth else None)
         self.api = _Router(front, control, self._control())
@@ -143,10 +143,6 @@ class _Router:
             await send({"type": "websocket.close", "code": 1003})
             return
         await self._control(scope, receive, send)
-
-
-async def _ok(request: Request) -> Response:
-    return PlainTextResponse("OK")
 
 
 async def _to_ui(request: Request) -> Response:

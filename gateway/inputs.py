@@ -79,14 +79,20 @@ def replica_orders(document: Mapping[str, Any]) -> list[ReplicaOrder]:
     orders = []
     for key, order in functions.items():
         name, namespace = split_name(key)
-        replicas = order.get("replicas") if isinstance(order, dict) else None
-        if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
-            raise InvalidSpecError(f"{key[:80]}: replicas must be a whole number from 0 to {MAX_REPLICAS}")
+        replicas = replica_count(order, f"{key[:80]}: ")
         annotations = order.get("annotations", {})
         if not isinstance(annotations, dict) or not all(isinstance(value, str) for value in annotations.values()):
             raise InvalidSpecError(f"{key[:80]}: annotations must be an object of strings")
         orders.append(ReplicaOrder(name, namespace, replicas, annotations))
     return orders
+
+
+def replica_count(order: Any, where: str = "") -> int:
+    """``replicas`` of an order; ``where`` begins the error's sentence."""
+    replicas = order.get("replicas") if isinstance(order, dict) else None
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
+        raise InvalidSpecError(f"{where}replicas must be a whole number from 0 to {MAX_REPLICAS}")
+    return replicas
 
 
 def secret_value(document: Mapping[str, Any]) -> bytes:

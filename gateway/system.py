@@ -31,11 +31,20 @@ from gateway.contract import (
     Replica,
     Usage,
 )
-from gateway.inputs import flag, moment, named, read_json, read_object, replica_orders, secret_value, whole
+from gateway.inputs import (
+    flag,
+    moment,
+    named,
+    read_json,
+    read_object,
+    replica_count,
+    replica_orders,
+    secret_value,
+    whole,
+)
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.specs import (
-    MAX_REPLICAS,
     check_name,
     max_inflight,
     parse_deployment,
@@ -162,9 +171,7 @@ class SystemApi:
         given = document.get("serviceName")
         given = request.path_params["name"] if given in (None, "") else given
         name, namespace = named(given, document.get("namespace"), request)
-        replicas = document.get("replicas")
-        if not isinstance(replicas, int) or isinstance(replicas, bool) or not 0 <= replicas <= MAX_REPLICAS:
-            raise InvalidSpecError(f"replicas must be a whole number from 0 to {MAX_REPLICAS}")
+        replicas = replica_count(document)
         state = await self._backend.look(name, namespace)
         _, high = scale_bounds(state.spec)
         await self._scale(state, replicas if high is None else min(replicas, high))

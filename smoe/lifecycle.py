@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -172,9 +172,3 @@ def deploy_pipeline(
         client.deploy(deployment)
     client.wait_ready([deployment["service"] for deployment in deployments], timeout_s, on_progress)
     return deployments
-
-
-def remove_pipeline(client: GatewayClient, names: Iterable[str]) -> None:
-    """Remove functions, the ingress first."""
-    for name in names:
-        client.remove(name)

@@ -33,7 +33,7 @@ import uvloop
 from functions.memory.cuda_memory import CudaMemory
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
-from functions.memory.regions import Filling, MemoryRoomError, Region, RegionError, Regions, SourceError, check_name
+from functions.memory.regions import Filling, Region, RegionError, Regions, SourceError, check_name
 from functions.memory.sources import DIGEST, OFFSET, PIECE, Line, from_disk, from_peer
 from functions.serving.device_loss import leave
 from functions.serving.server import FunctionServer, ServerSettings
@@ -342,6 +342,3 @@ def _lending(settings: ManagerSettings, manager: Manager) -> Lending | None:
         log.error("regions are not lent on GPUs: %s: %s", settings.folder, error)
         return None
     return lending
-
-
-__all__ = ["Manager", "ManagerSettings", "MemoryRoomError", "from_environment", "main"]

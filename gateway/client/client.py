@@ -14,30 +14,29 @@ from typing import Any
 import requests
 
 from gateway.client.errors import GatewayRefusedError, GatewayUnreachableError, NotReadyError
+from gateway.client.state import read_gateway_address, read_password
 
 _CONNECT_TRIES = 3
+_TIMEOUT_S = 15.0
 
 
 class GatewayClient:
     """Calls ``url`` with basic auth; every call has a timeout, connection failures are tried three times."""
 
-    def __init__(self, url: str, user: str = "admin", password: str | None = None, timeout_s: float = 15.0) -> None:
+    def __init__(self, url: str, password: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._timeout_s = timeout_s
         self._session = requests.Session()
         self._session.trust_env = False
-        self._auth = (user, password) if password is not None else None
+        self._auth = ("admin", password) if password is not None else None
 
     def close(self) -> None:
         """Close connections that are kept open."""
         self._session.close()
 
     @classmethod
-    def from_state(cls, state: Path, url: str | None = None) -> GatewayClient:
+    def from_state(cls, state: Path) -> GatewayClient:
         """Address and credentials from a state folder; raises StateError when nothing runs there."""
-        from gateway.client.state import read_gateway_address, read_password
-
-        return cls(url or read_gateway_address(state), password=read_password(state))
+        return cls(read_gateway_address(state), password=read_password(state))
 
     def functions(self) -> list[dict[str, Any]]:
         """FunctionStatus objects."""
@@ -112,7 +111,7 @@ class GatewayClient:
     def logs(self, name: str, tail: int, follow: bool) -> requests.Response:
         """NDJSON stream of log lines."""
         path = f"/system/logs?name={name}&tail={tail}&follow={'true' if follow else 'false'}"
-        timeout = (self._timeout_s, None) if follow else self._timeout_s
+        timeout = (_TIMEOUT_S, None) if follow else _TIMEOUT_S
         return self._call("GET", path, stream=True, timeout=timeout)
 
     def _call(self, method: str, path: str, **options: Any) -> requests.Response:
@@ -128,7 +127,7 @@ class GatewayClient:
         return response
 
     def _send(self, method: str, path: str, **options: Any) -> requests.Response:
-        options.setdefault("timeout", self._timeout_s)
+        options.setdefault("timeout", _TIMEOUT_S)
         for attempt in range(_CONNECT_TRIES):
             try:
                 return self._session.request(method, self.url + path, **options)

@@ -152,7 +152,7 @@ def run(**options: Any) -> None:
     trace, texts, source = _workload(settings)
     gateway = lifecycle.GatewaySettings(settings.state, port=0, metrics_port=0, cpu_scale=settings.cpu_scale)
     directory, manifest = ensure_pipeline(settings.pipeline, gateway.pipelines)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     begun_s = time.monotonic()
     process = lifecycle.start_gateway(gateway, detach=False)
     try:
@@ -196,10 +196,6 @@ def _baseline(scaled: ScaledReplay, client: GatewayClient, console: Console) -> 
     since_s = time.time()
     static.run(client, console)
     return summary_of(static.out / "log", static.out / "requests.csv", scaled.slo_s, since_s)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:

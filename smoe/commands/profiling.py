@@ -128,7 +128,7 @@ def profile(
         gpu = GpuSettings(shares=gpu_shares, seed=options["seed"])
     settings = _settings(quick, options)
     _make_room(out)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory(prefix="smoe-profile-") as work:
         stored_profile = _known(pipeline, state, out) if requests_again else None
@@ -252,7 +252,3 @@ def _close(console: Console, profile: Profile, out: Path) -> None:
     for sentence in profile.metadata.findings:
         console.print(sentence)
     click.echo(f"{out} ({len(profile.rows)} rows) and {out.with_suffix('.png')}")
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -157,7 +157,8 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
     names = [f["name"] for f in client.functions() if f.get("labels", {}).get(PIPELINE_LABEL) == name]
     if not names:
         raise SmoeError(f"no function of a pipeline called {name!r} is deployed at {client.url}")
-    lifecycle.remove_pipeline(client, sorted(names, key=lambda function: function != name))
+    for function in sorted(names, key=lambda function: function != name):  # the ingress first: it calls the others
+        client.remove(function)
     click.echo(f"removed {len(names)} functions of {name}")
 
 

@@ -49,26 +49,7 @@ def build(
         raise ReportError(f"the SLO must be a positive number of seconds, got {slo_s!r}")
     windows, nodes, actions = read_log(log_dir, float(meta.get("since_s", 0.0)))
     requests = tuple(read_records(requests_csv)) if requests_csv is not None else ()
-    return write(out_dir, Run(windows, nodes, actions, requests), slo_s, meta)
-
-
-def summary_of(log_dir: Path, requests_csv: Path, slo_s: float, since_s: float) -> dict[str, Any]:
-    """The few numbers of one replay that another is compared with, JSON-ready: ``p95_s``, ``slo_attainment`` (share of
-    all requests), ``provisioned_per_hour``, ``windows_over`` and ``windows``. Raises ReportError, TraceError."""
-    windows, nodes, actions = read_log(log_dir, since_s)
-    numbers = compute(Run(windows, nodes, actions, tuple(read_records(requests_csv))), slo_s, {})
-    latency = numbers["requests"]["latency_s"]
-    return {
-        "p95_s": latency["p95"] if latency else None,
-        "slo_attainment": numbers["requests"]["slo_attainment"],
-        "provisioned_per_hour": numbers["cost"]["provisioned_per_hour"],
-        "windows_over": numbers["windows"]["violated"],
-        "windows": numbers["windows"]["with_answers"],
-    }
-
-
-def write(out_dir: Path, run: Run, slo_s: float, meta: Mapping[str, Any]) -> ReportPaths:
-    """The same from a :class:`Run` in memory. Raises ReportError."""
+    run = Run(windows, nodes, actions, requests)
     numbers = compute(run, slo_s, meta)
     try:
         numbers_text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
@@ -93,3 +74,18 @@ def write(out_dir: Path, run: Run, slo_s: float, meta: Mapping[str, Any]) -> Rep
     except OSError as error:
         raise ReportError(f"the report cannot be written to {out_dir}: {error.strerror or error}") from error
     return paths
+
+
+def summary_of(log_dir: Path, requests_csv: Path, slo_s: float, since_s: float) -> dict[str, Any]:
+    """The few numbers of one replay that another is compared with, JSON-ready: ``p95_s``, ``slo_attainment`` (share of
+    all requests), ``provisioned_per_hour``, ``windows_over`` and ``windows``. Raises ReportError, TraceError."""
+    windows, nodes, actions = read_log(log_dir, since_s)
+    numbers = compute(Run(windows, nodes, actions, tuple(read_records(requests_csv))), slo_s, {})
+    latency = numbers["requests"]["latency_s"]
+    return {
+        "p95_s": latency["p95"] if latency else None,
+        "slo_attainment": numbers["requests"]["slo_attainment"],
+        "provisioned_per_hour": numbers["cost"]["provisioned_per_hour"],
+        "windows_over": numbers["windows"]["violated"],
+        "windows": numbers["windows"]["with_answers"],
+    }

@@ -79,7 +79,7 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
     violated = [window for window in measured if window.p95_s is not None and window.p95_s > slo_s]
     judged = [window for window in run.windows if window.p95_s is not None]
     return {
-        "requests": _requests(run.requests, planned, slo_s),
+        "requests": summarise(run.requests, planned, slo_s),
         "windows": {
             "count": len(windows),
             "with_answers": len(measured),
@@ -99,10 +99,6 @@ def compute(run: Run, slo_s: float, meta: Mapping[str, Any]) -> dict[str, Any]:
         "actions": _actions(run),
         "meta": dict(meta),
     }
-
-
-def _requests(records: Sequence[RequestRecord], planned: int, slo_s: float) -> dict[str, Any]:
-    return summarise(records, planned, slo_s)
 
 
 def _from(run: Run, since_s: float) -> tuple[list[PipelineWindow], list[RequestRecord]]:

@@ -186,7 +186,11 @@ class Launcher:
         reading, writing = os.pipe()
         try:
             network = self._settings.networks.get(program.environ.get(MACHINE_VARIABLE, ""))
-            with self._listener(network) as listener:
+            with (
+                networks.listen(network, _BACKLOG)
+                if network
+                else socket.create_server((self._settings.host, 0), backlog=_BACKLOG)
+            ) as listener:
                 # Inherited by every connection: asyncio does not set it where the socket came from elsewhere.
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 host, port = listener.getsockname()[:2]
@@ -210,11 +214,6 @@ class Launcher:
         held.share = self._settings.background_share if program.background else 1.0
         self._listen(slot)
         return slot, held.forked.pid, f"{host}:{port}"
-
-    def _listener(self, network: networks.Network | None) -> socket.socket:
-        if network is None:
-            return socket.create_server((self._settings.host, 0), backlog=_BACKLOG)
-        return networks.listen(network, _BACKLOG)
 
     def _listen(self, slot: str) -> None:
         asyncio.get_running_loop().add_reader(self._slots[slot].forked.line.fileno(), self._line_readable, slot)
