@@ -19,6 +19,7 @@ from gateway.client.client import GatewayClient
 from gateway.client.errors import GatewayUnreachableError, NotReadyError, StateError
 from gateway.client.state import running_pid
 from moe.manifest import Manifest
+from platform_words.labels import PIPELINE_LABEL
 from smoe.deployment import DeploymentSettings, function_deployments
 
 
@@ -172,3 +173,12 @@ def deploy_pipeline(
         client.deploy(deployment)
     client.wait_ready([deployment["service"] for deployment in deployments], timeout_s, on_progress)
     return deployments
+
+
+def remove_pipeline(client: GatewayClient, name: str) -> int:
+    """Remove the functions whose label smoe.pipeline is ``name``, the ingress first, as it calls the others; returns
+    how many there were."""
+    names = [f["name"] for f in client.functions() if f.get("labels", {}).get(PIPELINE_LABEL) == name]
+    for function in sorted(names, key=lambda function: function != name):
+        client.remove(function)
+    return len(names)

@@ -77,6 +77,7 @@ class ScaledReplay:
             def on_progress(progress: Progress) -> None:
                 view.show(builder.progress(progress, time.time()))
 
+            # A thread of its own: the controller waits for HTTP replies, the replay's event loop must send on time.
             work = threading.Thread(
                 target=run_controller,
                 args=(controller, self.interval_s, stop.wait, on_tick),

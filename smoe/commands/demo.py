@@ -18,7 +18,6 @@ from rich.console import Console
 
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
-from platform_words.labels import PIPELINE_LABEL
 from smoe import __version__, lifecycle
 from smoe.commands.options import state_option
 from smoe.deployment import DeploymentSettings
@@ -223,8 +222,7 @@ def _deploy(client: GatewayClient, manifest: Manifest, settings: RunSettings, co
     )
     with console.status("deploying") as status:
         total = len(manifest.nodes) + 1
-        earlier = [f["name"] for f in client.functions() if f.get("labels", {}).get(PIPELINE_LABEL) == manifest.name]
-        lifecycle.remove_pipeline(client, earlier)
+        lifecycle.remove_pipeline(client, manifest.name)
         lifecycle.deploy_pipeline(
             client, manifest, deployment, lambda ready: status.update(f"{ready} of {total} functions ready")
         )

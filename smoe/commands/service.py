@@ -19,7 +19,6 @@ from gateway.contract import DEFAULT_NAMESPACE
 from gateway.options import listening_options
 from moe.manifest import Manifest
 from placement.moves.managers import NodeSettings, start_nodes
-from platform_words.labels import PIPELINE_LABEL
 from smoe import lifecycle
 from smoe.commands.options import (
     connect,
@@ -154,12 +153,10 @@ def deploy(pipeline: str, state: Path, gateway_url: str | None, password_file: P
 def remove(name: str, state: Path, gateway_url: str | None, password_file: Path | None) -> None:
     """Remove pipeline NAME: every function whose label smoe.pipeline is NAME."""
     client = connect(state, gateway_url, password_file)
-    names = [f["name"] for f in client.functions() if f.get("labels", {}).get(PIPELINE_LABEL) == name]
-    if not names:
+    count = lifecycle.remove_pipeline(client, name)
+    if not count:
         raise SmoeError(f"no function of a pipeline called {name!r} is deployed at {client.url}")
-    for function in sorted(names, key=lambda function: function != name):  # the ingress first: it calls the others
-        client.remove(function)
-    click.echo(f"removed {len(names)} functions of {name}")
+    click.echo(f"removed {count} functions of {name}")
 
 
 @click.command()
