@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smoe.parity import FASTER, MOST_ROUNDS, ROUNDS, STEADY_ROUNDS, compare, is_warm
+from gateway.client.errors import GatewayRefusedError
+from smoe import parity
+from smoe.parity import FASTER, MOST_ROUNDS, ROUNDS, STEADY_ROUNDS, compare, compare_with_whole_model, is_warm
 
 TEXTS = ("a", "b", "c")
 
@@ -84,3 +88,33 @@ def test_the_least_falls_by_less_than_a_tenth_over_the_rounds_that_made_it_warm(
     if is_warm(medians_s):
         before = min(medians_s[:-STEADY_ROUNDS])
         assert min(medians_s) >= FASTER**STEADY_ROUNDS * before
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_whole_model_has_one_thread_and_the_process_its_own_number_afterwards(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Whole:
+        def __init__(self, directory: Path) -> None:
+            assert directory == Path("pipeline")
+
+        def embed(self, texts: Sequence[str]) -> torch.Tensor:
+            assert torch.get_num_threads() == 1
+            return torch.ones(len(texts), 2)
+
+    class Client:
+        def invoke(self, name: str, body: bytes, content_type: str, timeout_s: float) -> SimpleNamespace:
+            return SimpleNamespace(status_code=status, text="busy", json=lambda: {"embeddings": [[1.0, 1.0]]})
+
+    monkeypatch.setattr(parity, "WholeModel", Whole)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        if status == 200:
+            assert compare_with_whole_model(Client(), "minilm", Path("pipeline"), TEXTS).max_rel_err == 0.0  # type: ignore[arg-type]
+        else:
+            with pytest.raises(GatewayRefusedError, match="minilm answered 503: busy"):
+                compare_with_whole_model(Client(), "minilm", Path("pipeline"), TEXTS)  # type: ignore[arg-type]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
