@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 export OMP_NUM_THREADS := 1
+# Without compiled files every process of every test compiles the tree anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup run test test-fast test-cluster lint format type imports bench notebooks docs clean
 
@@ -28,7 +30,7 @@ test: setup  ## all tests, the slow ones too
 	$(BIN)/python -m pytest -m "" -n 2 --dist loadgroup
 
 test-fast: setup  ## the fast tests only
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: setup format-check type imports  ## lint, formatting, types, import rules
 

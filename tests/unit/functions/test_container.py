@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -23,6 +25,7 @@ def test_versions_are_those_of_the_project() -> None:
         assert f"{name}{version}" in project
 
 
+@pytest.mark.slow
 def test_every_imported_package_is_listed() -> None:
     code = (
         "import sys; before = set(sys.modules); import functions.app, functions.worker;"

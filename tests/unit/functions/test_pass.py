@@ -145,6 +145,7 @@ def test_grouped_functions_answer_the_same(bert: Path) -> None:
         assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(bert).embed(TEXTS))
 
 
+@pytest.mark.slow
 def test_killed_replicas_and_drained_ones_lose_no_request(bert: Path) -> None:
     expected = WholeModel(bert).embed(TEXTS[:1])
     with LocalPipeline(bert, replicas=2, max_functions=3) as pipeline:

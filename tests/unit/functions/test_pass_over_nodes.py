@@ -51,6 +51,7 @@ def test_every_rule_and_transfer_gives_the_whole_models_answer(bert: Path, rule:
             assert_close(ask(pipeline.url, {"inputs": TEXTS})["embeddings"], WholeModel(bert).embed(TEXTS))
 
 
+@pytest.mark.slow
 def test_groups_for_another_node_travel_together_and_bytes_are_saved(bert: Path) -> None:
     texts, spent = TEXTS * 4, {}
     for transfer in ("direct", "two-phase"):

@@ -39,6 +39,7 @@ def load_of(one: Workload, rate: float, seconds: float, seed: int) -> WindowLoad
     return WindowLoad(Physics(one, requests.most_tokens), requests, 0, requests.arrival_s.size, seconds)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 100_000), st.floats(1.0, 60.0), st.booleans())
 def test_no_choice_that_meets_the_slo_is_cheaper(seed: int, rate: float, shared: bool) -> None:
@@ -122,6 +123,7 @@ def test_replicas_whose_limits_do_not_give_them_the_cpu_seconds_are_not_enough()
     assert patient >= 2 * cheapest * (1 - 1e-6) and hurried > patient
 
 
+@pytest.mark.slow
 def test_rows_of_a_shared_machine_have_a_choice_above_the_bound_and_say_whether_the_slo_binds() -> None:
     model = Limited(base_s=0.002, token_s=0.001, power=0.3, scatter=Noise.lognormal(0.3), burst_s=0.004)
     one = workload((2, 2), model, hop_s=0.0, host=HOST, space=TWO, segment_configuration=SEGMENT)

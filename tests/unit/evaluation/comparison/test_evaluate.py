@@ -90,6 +90,7 @@ def test_what_is_stored_is_not_played_again_but_another_grid_is(
     assert played == ["kpa", "static", "hpa"]
 
 
+@pytest.mark.slow
 def test_several_processes_find_the_same_as_one(grid: Grid, summaries: list[dict[str, Any]], tmp_path: Path) -> None:
     timing = ("play_s", "decision_ms_p50", "decision_ms_p99")
     plain = [{key: value for key, value in found.items() if key not in timing} for found in summaries]

@@ -6,11 +6,13 @@ import json
 import tarfile
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from benchmarks.baselines import main
 
 
+@pytest.mark.slow
 def test_baselines_are_tuned_compared_and_published(tmp_path: Path) -> None:
     options = {
         "--workloads": "bert-4", "--patterns": "normal", "--policies": "serverlessmoe,kpa", "--sweep-on": "bert-4",

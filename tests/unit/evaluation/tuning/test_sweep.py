@@ -106,6 +106,7 @@ def test_a_sweep_that_was_stopped_plays_nothing_twice(
     assert sweep(grid, tmp_path) == first
 
 
+@pytest.mark.slow
 def test_workloads_swept_in_processes_of_their_own_come_to_the_same(grid: Grid, tmp_path: Path) -> None:
     two = replace(grid, workloads=("bert-4", "bert-6"), policies=("kpa",))
     assert sweep(two, tmp_path / "parallel", workers=2) == sweep(two, tmp_path / "one")

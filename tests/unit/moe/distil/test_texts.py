@@ -24,6 +24,7 @@ def prompts(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_no_text_is_trained_on_and_measured_with(prompts: Path, tmp_path: Path) -> None:
     texts = gather(prompts, tmp_path)
     trained = {text for kind in texts.training.values() for text in kind}

@@ -115,6 +115,7 @@ def test_eq_2_and_4_hold_whatever_the_action_is(seed: int, rps: float) -> None:
             assert (chosen.cpu_cores > 0) != (chosen.gpu_share > 0) and chosen in episode.workload.space
 
 
+@pytest.mark.slow
 def test_importing_the_room_and_its_policy_side_imports_no_gymnasium() -> None:
     code = (
         "import sys, rl, rl.features, rl.reward, rl.episodes, rl.agent.policy, rl.experience\n"
@@ -124,6 +125,7 @@ def test_importing_the_room_and_its_policy_side_imports_no_gymnasium() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_published_actor_is_loaded_where_nothing_of_training_is_installed() -> None:
     """An entry None in ``sys.modules`` makes every import of that name fail."""
     code = (

@@ -81,6 +81,7 @@ def test_training_fills_learns_and_judges(grid: Grid) -> None:
     assert trainer.buffer.added == 10 + 5  # so few good actions have nearly one price, and no other is safe
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_the_same_and_a_stopped_training_goes_on(grid: Grid, tmp_path: Path) -> None:
     whole = Trainer(grid, SETTINGS)
     whole.step()
@@ -100,6 +101,7 @@ def test_the_same_seed_trains_the_same_and_a_stopped_training_goes_on(grid: Grid
         load_state(again, tmp_path / "state.safetensors")
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_stored_and_nothing_is_trained_twice(grid: Grid, tmp_path: Path) -> None:
     episodes: list[int] = []
     out, weights = tmp_path / "out", tmp_path / "weights"

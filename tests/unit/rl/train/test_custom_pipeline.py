@@ -36,6 +36,7 @@ def settings_of(own: CustomPipeline) -> TrainingSettings:
     return TrainingSettings.from_json(SETTINGS.as_json() | {"workloads": [], "pipelines": [own.__dict__]})
 
 
+@pytest.mark.slow
 def test_windows_of_ones_own_pipeline_are_played_and_kept(own: CustomPipeline) -> None:
     learner = agent()
     rounds = Rounds(settings_of(own), learner, NO_TRACES)
@@ -114,6 +115,7 @@ def test_the_command_says_what_is_missing(options: list[str], says: str) -> None
     assert says in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_on_a_shared_machine_the_teacher_plans_the_cheapest_that_serves_the_clip(minilm_pipeline: Path) -> None:
     slow = CustomPipeline(str(minilm_pipeline), 300.0, cpu_scale=0.015)
     workload = slow.workload(1)

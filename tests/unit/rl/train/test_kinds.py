@@ -22,6 +22,7 @@ def test_a_quick_kind_starts_replicas_in_the_same_part_of_its_window(gpu: bool) 
         assert (quick.resize_s, quick.drain_s) == pytest.approx((plain.resize_s / part, plain.drain_s / part))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(data_folder() is None, reason="needs the public traces: generated hours have no minutes to keep")
 def test_a_quick_window_has_the_load_of_a_long_one_and_a_fifth_of_its_requests() -> None:
     quick, sizes = KINDS["bert-4-quick"], []

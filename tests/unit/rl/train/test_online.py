@@ -100,6 +100,7 @@ def topology(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl.agent.windows.load_topology", lambda *_: paper_workload("bert-4").topology)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("topology")
 def test_the_command_leaves_the_run_as_it_is_and_writes_an_actor_that_says_what_made_it(
     logged: tuple[Path, Encoder], trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

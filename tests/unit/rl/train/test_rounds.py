@@ -151,6 +151,7 @@ def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list
     assert set(stored) == {"settings", "code_sha256", "traces_sha256", "pipelines_sha256", "versions"}
 
 
+@pytest.mark.slow
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
     Run(SETTINGS, tmp_path)
     other = TrainingSettings.from_json(SETTINGS.as_json() | {"seed": 1})

@@ -65,6 +65,7 @@ def test_known_costs_are_exact_and_quantiles_rise() -> None:
     assert (found.p95.diff(dim=-1) > 0).all()
 
 
+@pytest.mark.slow
 def test_it_learns_how_long_a_window_takes() -> None:
     torch.manual_seed(0)
     learner = LearnerSettings(gamma=0.0)
@@ -81,6 +82,7 @@ def test_it_learns_how_long_a_window_takes() -> None:
     assert off[-1] < 0.3 * off[0]
 
 
+@pytest.mark.slow
 def test_it_learns_what_a_change_does_where_nothing_else_can_be_known() -> None:
     """P95 is noise of a window, the same for its branches, times 3 where the first expert has its first resource."""
     torch.manual_seed(0)
