@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from autoscaler.contract import SLO_QUANTILE, Configuration, Cost, NodeInfo, NodeObservation
+from autoscaler.contract import SLO_QUANTILE, Capacity, Configuration, Cost, NodeInfo, NodeObservation
 from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic, lower_bound
 from evaluation.bound.errors import BoundError
@@ -28,8 +28,8 @@ from simulation.engine.controlled import Step, simulate_policy
 from simulation.engine.regions import measured_part
 from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
-from simulation.workloads.paper import PAPER_CLUSTER
 from simulation.workloads.workload import Workload
+from simulation.workloads.worlds import PAPER_CAPACITY
 
 BOUND = "bound"
 """Name under which the bound stands among the policies."""
@@ -90,6 +90,7 @@ def _prepared(grid: Grid, group: Group) -> Work:
     mean_rps = grid.mean_rps or trace_arrivals.arrival_s.size / trace_arrivals.seconds
     workload = grid.workload_of(group, mean_rps)
     requests = draw_requests(workload, trace_arrivals.arrival_s, seed=group.seed, source=trace_arrivals.source)
+    workload = grid.walled(workload, requests, mean_rps, group.seed)
     return Work(
         group, workload, requests, trace_arrivals, grid.start, grid.warm_up_windows * grid.window_s, grid.window_s
     )
@@ -143,7 +144,8 @@ def run_policy(grid: Grid, work: Work, name: str) -> tuple[dict[str, Any], pa.Ta
         "slo_s": workload.slo_s,
         "windows": len(counted),
         **(totals := _totals(table, counted, workload.slo_s)),
-        "beyond_cluster": None if workload.host is not None else beyond_cluster(totals),
+        "beyond_cluster": None if workload.host is not None else beyond_cluster(totals, workload.capacity),
+        "world": grid.world,
         "latency": workload.latency.name,
         "measured_part": measured_part(workload, work.requests, counted),
         "coupled": workload.memory_mb_per_core is not None,
@@ -252,9 +254,11 @@ def _ordered(nodes: Sequence[NodeObservation]) -> dict[str, float]:
     }
 
 
-def beyond_cluster(totals: Mapping[str, Any]) -> list[str]:
-    """The resources of which a run wants more at its peak than the paper's cluster has."""
-    return [name for name, most in PAPER_CLUSTER.items() if totals[f"peak_{name}"] > most + 1e-9]
+def beyond_cluster(totals: Mapping[str, Any], capacity: Capacity | None) -> list[str]:
+    """The resources of which a run wants more at its peak than ``capacity`` has; None: than the paper's cluster."""
+    room = (capacity or PAPER_CAPACITY).total
+    most = {"cores": room.cores, "gpus": room.gpu_tenths / 10, "memory_mb": room.memory_mb}
+    return [name for name in most if totals[f"peak_{name}"] > most[name] + 1e-9]
 
 
 def _sum(values: list[float | None]) -> float | None:

@@ -15,10 +15,14 @@ from autoscaler.prices import PriceSheet, load_prices
 from autoscaler.settings import ELSEWHERE, SHORT_NAMES, is_policy
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.learnt_files import learnt_file
+from evaluation.comparison.quickest import quickest_p95_s
 from evaluation.provenance import code_sha256
+from simulation.engine.requests import Requests
+from simulation.latency.roofline import hops_times
 from simulation.workloads.custom import MOST_TOKENS, CustomPipeline
 from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
+from simulation.workloads.worlds import WORLDS, NoRoomError, World, in_world
 from traces.splits import Split
 from traces.traffic import REPLAYED_PATTERNS
 
@@ -88,6 +92,15 @@ class Grid:
     """A custom pipeline, which ``workloads`` may name next to the paper's."""
     prices: PriceSheet | None = None
     """Prices of all workloads; None: each workload's own."""
+    world: World = "unlimited"
+    """Cluster of the paper's workloads (:mod:`simulation.workloads.worlds`)."""
+    relative_slo: float | None = None
+    """λ as so many times the P95 of the same requests with unlimited capacity
+    (:mod:`evaluation.comparison.quickest`); None: each workload's own, absolute."""
+    hop_factor: float = 1.0
+    """Factor of the modelled cost of a hop: a call's exchange over the network, and the ingress between stages."""
+    gpu_price_factor: float = 1.0
+    """Factor of the price of a GPU."""
 
     def __post_init__(self) -> None:
         for name, values, allowed in (
@@ -120,6 +133,7 @@ class Grid:
             raise EvaluationError("row, start and duration are parts of a trace, and none is given (--trace)")
         if not self.speed > 0:
             raise EvaluationError(f"the speed at which a trace is replayed is {self.speed:g}; it must be above 0")
+        self._check_world()
         counted = self.seconds / self.window_s - self.warm_up_windows
         if self.start is None and not self.warm_up_windows:
             raise EvaluationError("without warm-up windows there is nothing to profile: say what experts start with")
@@ -127,6 +141,23 @@ class Grid:
             raise EvaluationError(
                 f"windows of {self.window_s:g} s in {self.seconds:g} s at {self.mean_rps:g} requests/s leave "
                 f"{counted:.1f} windows after {self.warm_up_windows} of warm-up; at least one is needed"
+            )
+
+    def _check_world(self) -> None:
+        rules = (
+            ("world", self.world in WORLDS, ", ".join(WORLDS)),
+            ("relative_slo", self.relative_slo is None or 1 < self.relative_slo < 1e3, "numbers above 1"),
+            ("hop_factor", 0 < self.hop_factor < 1e3, "numbers above 0"),
+            ("gpu_price_factor", 0 < self.gpu_price_factor < 1e3, "numbers above 0"),
+        )
+        for name, holds, allowed in rules:
+            if not holds:
+                raise EvaluationError(f"{name} is {getattr(self, name)}; allowed are {allowed}")
+        modelled = (self.world, self.relative_slo, self.hop_factor) == ("unlimited", None, 1.0)
+        if self.custom is not None and not modelled:
+            raise EvaluationError(
+                f"world, relative SLO and hop factor are of the paper's workloads on the modelled cluster; "
+                f"{self.custom.pipeline} is a custom pipeline"
             )
 
     def groups(self) -> Iterator[Group]:
@@ -148,6 +179,7 @@ class Grid:
             "seconds": self.seconds,
             "warm_up_windows": self.warm_up_windows,
             "split": self.split,
+            "world": [self.world, self.relative_slo, self.hop_factor, self.gpu_price_factor],
             "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
             "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
             **self.made_by(group.workload, policy),
@@ -174,13 +206,30 @@ class Grid:
 
     def workload_of(self, group: Group, mean_rps: float) -> Workload:
         """What is simulated, with the routing of the group's seed and, on the modelled cluster, segments for a load of
-        ``mean_rps``. Raises ProfileError and ``moe.errors.ManifestError``."""
+        ``mean_rps``, before :meth:`walled`. Raises ProfileError and ``moe.errors.ManifestError``."""
         custom, tokens = self.custom_of(group.workload), group.tokens or None
         if custom is not None:
             workload = custom.served(group.seed, group.tokens, mean_rps)
         else:
-            workload = paper_workload(group.workload, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed)
-        return workload if self.prices is None else replace(workload, prices=self.prices)
+            latency = hops_times(self.hop_factor)
+            workload = paper_workload(
+                group.workload, latency=latency, mean_tokens=tokens, mean_rps=mean_rps, seed=group.seed
+            )
+            workload = replace(workload, hop_s=workload.hop_s * self.hop_factor)
+        prices = self.prices or workload.prices
+        return replace(workload, prices=replace(prices, gpu_s=prices.gpu_s * self.gpu_price_factor))
+
+    def walled(self, workload: Workload, requests: Requests, mean_rps: float, seed: int) -> Workload:
+        """``workload`` with the λ of this grid, in its world. Raises EvaluationError where λ is not defined, and where
+        segments for the load do not fit."""
+        if self.relative_slo is not None:
+            space = replace(workload.space, gpu_shares=()) if self.world == "cores-only" else workload.space
+            unlimited_s = quickest_p95_s(replace(workload, space=space), requests, seed)
+            workload = replace(workload, slo_s=self.relative_slo * unlimited_s)
+        try:
+            return in_world(workload, self.world, mean_rps)
+        except NoRoomError as error:
+            raise EvaluationError(str(error)) from error
 
     def plan_of(self, policy: str, group: Group) -> Path | None:
         """The stored plan of a policy, where there is one."""

@@ -21,8 +21,10 @@ PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (shor
 
 
 def limits_of(workload: Workload) -> LimitSettings:
-    """Decision limits with the workload's space and memory numbers."""
-    return LimitSettings(space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb)
+    """Decision limits with the workload's space, memory numbers and capacity."""
+    return LimitSettings(
+        space=workload.space, alpha=workload.alpha, runtime_mb=workload.runtime_mb, capacity=workload.capacity
+    )
 
 
 def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:

@@ -19,7 +19,7 @@ from evaluation.comparison.grid import Grid
 from evaluation.comparison.learnt_files import learnt_file
 from evaluation.comparison.store import windows_of
 from evaluation.comparison.tables import HEAD, NAMES, binds, cells, markdown, rows, write_csv
-from simulation.workloads.paper import PAPER_CLUSTER
+from simulation.workloads.worlds import PAPER_CAPACITY
 from traces.model import PATTERNS, classify
 
 Summary = Mapping[str, Any]
@@ -106,12 +106,18 @@ def heading(grid: Grid, summaries: Sequence[Summary], left_out: Mapping[str, str
     if untuned := [policy for policy in grid.policies if not _tuned(grid, policy)]:
         sentences.append(f"With their default settings, not tuned: {', '.join(untuned)}.")
     if any(summary.get("beyond_cluster") is not None for summary in summaries):
-        sentences.append(
-            f"Simulations have room for every replica; beyond the cluster are runs that at their peak want more than "
-            f"the paper's {PAPER_CLUSTER['cores']:g} cores, {PAPER_CLUSTER['gpus']:g} GPUs or "
-            f"{PAPER_CLUSTER['memory_mb'] / 1024:g} GiB, segments included."
-        )
+        sentences.append(_walls(grid))
     return " ".join(sentences)
+
+
+def _walls(grid: Grid) -> str:
+    """What the cluster has, and what beyond it means."""
+    room = PAPER_CAPACITY.total
+    gpus = 0.0 if grid.world == "cores-only" else room.gpu_tenths / 10
+    cluster = f"{room.cores:g} cores, {gpus:g} GPUs and {room.memory_mb / 1024:g} GiB, segments included"
+    if grid.world == "unlimited":
+        return f"Simulations have room for every replica; beyond the cluster are runs whose peak is above {cluster}."
+    return f"The cluster ({grid.world}) has {cluster}; every search, policy and simulation stays within it."
 
 
 def _loose(summaries: Sequence[Summary]) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autoscaler.contract import Configuration
+from autoscaler.capacity import needs
+from autoscaler.contract import Bound, Capacity, Configuration, Resources
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from simulation.engine.errors import SimulationError
 from simulation.engine.simulation import Simulation
@@ -13,6 +14,8 @@ from simulation.engine.simulation import Simulation
 class SimulatedPlatform:
     """Functions of a simulated pipeline. The ingress is among them, but costs and serves nothing here.
 
+    Where the workload has a capacity, replicas beyond it are not brought about: like pods of a full cluster they wait
+    for what others give up at the same moment, and what is still refused then is bounded at the next tick.
     ``broken`` holds functions whose changes fail, ``down`` makes every call fail: to simulate a platform's bad days.
     """
 
@@ -22,6 +25,9 @@ class SimulatedPlatform:
         self.orders = 0
         """Orders taken that changed something."""
         self._simulation = simulation
+        self._waiting: dict[str, Configuration] = {}
+        """Orders of which a part was refused for want of room, by function."""
+        self._refused_s = 0.0
         self._fixed = {
             node.function: simulation.workload.segment_configuration
             for node in simulation.workload.topology.nodes
@@ -41,6 +47,33 @@ class SimulatedPlatform:
             raise PlatformError(f"function {function} could not be changed")
         now = self._fixed[function] if function in self._fixed else self._simulation.configuration(function)
         self.orders += now != target
+        capacity = self._simulation.workload.capacity
+        if capacity is None:
+            self._order(function, target)
+            return
+        if self._refused_s != self._simulation.now_s:  # what was refused at another time has to be ordered again
+            self._waiting, self._refused_s = {}, self._simulation.now_s
+        self._waiting[function] = target
+        while any(self._bring_about(name, self._waiting[name], capacity) for name in list(self._waiting)):
+            pass  # what one gave up, another may have
+
+    def bounds(self) -> Mapping[str, Bound]:
+        """Function → its replicas, of those that were refused more at the last moment of orders."""
+        refused = {function: self.configurations()[function].replicas for function in self._waiting}
+        return {function: Bound("no machine has room", replicas) for function, replicas in refused.items()}
+
+    def _bring_about(self, function: str, target: Configuration, capacity: Capacity) -> bool:
+        """Order as much of ``target`` as there is room for; whether that changed anything."""
+        present = self.configurations()
+        possible = _possible(function, target, present, capacity)
+        if possible == target:
+            del self._waiting[function]
+        if possible == present[function]:
+            return False
+        self._order(function, possible)
+        return True
+
+    def _order(self, function: str, target: Configuration) -> None:
         if function in self._fixed:
             self._fixed[function] = target
             return
@@ -52,3 +85,25 @@ class SimulatedPlatform:
     def _reach(self) -> None:
         if self.down:
             raise UnreachableError("the platform does not answer")
+
+
+def _possible(
+    function: str, target: Configuration, present: Mapping[str, Configuration], capacity: Capacity
+) -> Configuration:
+    """``target`` with as many replicas as there is room for, never fewer than run now; the present configuration where
+    not even these have room with the target's limits."""
+    now = present[function]
+    for replicas in range(target.replicas, min(now.replicas, target.replicas) - 1, -1):
+        part = target.with_replicas(replicas)
+        short = capacity.beyond({**present, function: part}.values())
+        if not short or not _grows(needs(now), needs(part), short):
+            return part
+    return now
+
+
+def _grows(before: Resources, after: Resources, short: tuple[str, ...]) -> bool:
+    """Whether ``after`` takes more than ``before`` of what is short."""
+    names = ("cores", "memory", "GPUs")
+    return "machines" in short or any(
+        more > less for name, less, more in zip(names, before, after, strict=True) if name in short
+    )

@@ -76,7 +76,8 @@ class Window:
 
 
 class Simulation:
-    """State of one episode. ``configurations``: function → what it is deployed with, replicas ready at the start.
+    """State of one episode. ``configurations``: function → what it is deployed with, replicas ready at the start;
+    within the workload's capacity, where it has one.
 
     ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
     else; on a shared machine there is only one. ``machines``: where replicas are, and which rule chooses among them;
@@ -112,6 +113,11 @@ class Simulation:
         self.tables = ResourceTables(workload, requests.most_tokens, slots)
         self._seed = seed
         self._machines = machines
+        short = () if workload.capacity is None else workload.capacity.beyond(configurations.values())
+        if short:
+            raise SimulationError(
+                f"{workload.name}: what it is deployed with takes more {', '.join(short)} than there are"
+            )
         sites = None if machines is None else machines.sites(self.nodes)
         self.fleet = Fleet(workload, self.nodes, self.tables, seed, slots, sites)
         for node, info in enumerate(self.nodes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from autoscaler.contract import Configuration, NodeInfo
 from simulation.arrays import Floats, Ints
@@ -111,8 +112,15 @@ def _rates(where: str, calls: Ints, speedup: Floats) -> Floats:
 def call_factors(atoms: Floats, seed: int, node: int, first: int, last: int) -> Floats:
     """[rows, last - first]: what a simulation with this seed multiplies seconds by at ``Simulation.nodes[node]``, for
     requests ``first`` to ``last - 1`` and every row of ``atoms [rows, ATOMS]``."""
-    draws = np.array([kernel.draw(seed, kernel.SERVICE, node, request) for request in range(first, last)])
-    return np.asarray(atoms[:, (draws * ATOMS).astype(np.int64)])
+    return np.asarray(atoms[:, (_draws(seed, node, first, last) * ATOMS).astype(np.int64)])
+
+
+@njit(cache=True)
+def _draws(seed: int, node: int, first: int, last: int) -> Floats:
+    draws = np.empty(last - first)
+    for request in range(first, last):
+        draws[request - first] = kernel.draw(seed, kernel.SERVICE, node, request)
+    return draws
 
 
 def atoms_of(noise: Noise) -> Floats:

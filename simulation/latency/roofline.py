@@ -9,7 +9,7 @@ next to the others'. So concurrency pays as long as reading weights dominates, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -100,3 +100,8 @@ class Roofline:
     def _spread(self, cores: Floats) -> Floats:
         """Cores' worth of work done by ``cores`` cores (Amdahl)."""
         return np.asarray(cores / (1 + self.cpu.serial_share * np.maximum(cores - 1, 0.0)))
+
+
+def hops_times(factor: float) -> Roofline:
+    """The cluster's own latency model with a call's exchange over the network ``factor`` times as long."""
+    return Roofline(network=replace(TEN_GIGABIT, call_s=TEN_GIGABIT.call_s * factor))

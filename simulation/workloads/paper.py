@@ -20,6 +20,7 @@ from simulation.latency.contract import LatencyModel, NodeCost, Noise
 from simulation.latency.roofline import Roofline
 from simulation.workloads.routing import RoutingStatistics, zipf_routing
 from simulation.workloads.workload import Lifecycle, TokenLengths, Workload
+from simulation.workloads.worlds import World, in_world
 
 HIDDEN, FFN, WORD = 768, 3072, 4
 """Width, feed-forward width, bytes of a number."""
@@ -46,8 +47,6 @@ FAMILIES = {
     "b2b": Family(24, 0.120, 12, BERT_VOCABULARY, True, 32),
 }
 PAPER_PRICES = Path(__file__).with_name("workload_prices.toml")
-PAPER_CLUSTER = {"cores": 8 * 52.0, "gpus": 8.0, "memory_mb": 8 * 128 * 1024.0}
-"""What the paper's eight nodes have (section 5.1). Simulations do not stop there; evaluations report who wants more."""
 PAPER_WORKLOADS = ("bert-4", "bert-6", "bert-8", "gpt2-4", "gpt2-6", "b2b-4")
 
 LIFECYCLE = Lifecycle(
@@ -82,16 +81,18 @@ def paper_workload(
     space: ConfigurationSpace | None = None,
     memory_mb_per_core: float | None = None,
     mean_rps: float = 0.0,
+    world: World = "unlimited",
     seed: int = 0,
 ) -> Workload:
     """One of ``PAPER_WORKLOADS``; ``mean_tokens`` sets the size of requests, ``mean_rps`` is the load that segments are
-    made for (:func:`segments_at`). Raises ValueError for another name."""
+    made for (:func:`segments_at`, or in another ``world`` :func:`simulation.workloads.worlds.sized_segments`). Raises
+    ValueError for another name, and NoRoomError."""
     if name not in PAPER_WORKLOADS:
         raise ValueError(f"there is no workload {name!r}; there are: {', '.join(PAPER_WORKLOADS)}")
     kind, _, count = name.partition("-")
     family, experts = FAMILIES[kind], int(count)
     topology, costs = _topology(name, family, experts)
-    return Workload(
+    workload = Workload(
         name=name,
         topology=topology,
         slo_s=family.slo_s,
@@ -108,6 +109,7 @@ def paper_workload(
         memory_mb_per_core=memory_mb_per_core,
         segment_configuration=segments_at(mean_rps),
     )
+    return in_world(workload, world, mean_rps)
 
 
 def _topology(name: str, family: Family, experts: int) -> tuple[Topology, dict[str, NodeCost]]:

@@ -15,7 +15,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import MIB, Configuration, ConfigurationSpace, MemoryNeed, NodeInfo, Topology
+from autoscaler.capacity import needs
+from autoscaler.contract import (
+    MIB,
+    Capacity,
+    Configuration,
+    ConfigurationSpace,
+    MemoryNeed,
+    NodeInfo,
+    Resources,
+    Topology,
+)
 from autoscaler.prices import PriceSheet, load_prices
 from autoscaler.topology import load_topology
 from moe.manifest import Manifest, Node, load
@@ -187,6 +197,8 @@ class Workload:
     many cores. None: memory is a constraint only."""
     segment_configuration: Configuration = SEGMENT
     """What segments run with unless ordered otherwise."""
+    capacity: Capacity | None = None
+    """What all functions may take together, segments and ingress included; None: there is room for every replica."""
     measured: bool = False
     """True: latency and lifecycle come from a profile of a machine."""
 
@@ -240,6 +252,14 @@ class Workload:
             peak_tokens,
             self.alpha,
         )
+
+    @property
+    def expert_room(self) -> Resources | None:
+        """What segments and ingress, as they are set, leave experts of the capacity; None without one."""
+        if self.capacity is None:
+            return None
+        others = sum(node.kind != "expert" for node in self.topology.nodes)
+        return self.capacity.total.minus(needs(self.segment_configuration).times(others))
 
     def initial(self, expert: Configuration) -> dict[str, Configuration]:
         """Function → configuration: every expert has ``expert``, segments and ingress their own."""

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from autoscaler.contract import Capacity
 from autoscaler.prices import load_prices
 from autoscaler.settings import ELSEWHERE
 from evaluation.bound.physics import Physics
@@ -173,8 +174,10 @@ def test_the_report_says_which_policies_nobody_tuned(
 
 def test_runs_are_marked_that_want_more_than_the_papers_cluster(summaries: list[dict[str, Any]]) -> None:
     """Eight nodes of 52 cores, one GPU and 128 GiB."""
-    assert beyond_cluster({"peak_cores": 416.0, "peak_gpus": 8.1, "peak_memory_mb": 1.0}) == ["gpus"]
-    assert beyond_cluster({"peak_cores": 417.0, "peak_gpus": 8.0, "peak_memory_mb": 2e6}) == ["cores", "memory_mb"]
+    assert beyond_cluster({"peak_cores": 416.0, "peak_gpus": 8.1, "peak_memory_mb": 1.0}, None) == ["gpus"]
+    peaks = {"peak_cores": 417.0, "peak_gpus": 8.0, "peak_memory_mb": 2e6}
+    assert beyond_cluster(peaks, None) == ["cores", "memory_mb"]
+    assert beyond_cluster(peaks, Capacity(500.0, 3e6)) == ["gpus"]
     marked = [{**run, "beyond_cluster": ["gpus"] * run["seed"]} for run in summaries]
     assert {(row.policy, row.beyond) for row in rows(marked)} == {("static", 1), ("hpa", 1)}
     for played in (one for one in summaries if one["policy"] == "static"):

@@ -1,0 +1,77 @@
+"""Clusters with walls that the paper's workloads run in, and segments that live inside them.
+
+``mixed`` is the paper's cluster (section 5.1): eight machines of 52 cores, 128 GB and one GPU. ``cores-only`` is the
+same without GPUs, as most OpenFaaS and Kubernetes clusters are; GPU shares leave the configuration space. In
+``unlimited`` there is room for every replica.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal, get_args
+
+from autoscaler.capacity import needs
+from autoscaler.contract import Capacity, Configuration, Machine
+from simulation.workloads.workload import Workload
+
+World = Literal["unlimited", "mixed", "cores-only"]
+WORLDS: tuple[World, ...] = get_args(World)
+PAPER_MACHINES = Machine(cores=52.0, memory_mb=128 * 1024.0, gpu_tenths=10, count=8)
+PAPER_CAPACITY = Capacity(8 * 52.0, 8 * 128 * 1024.0, 80)
+"""Totals of :data:`PAPER_MACHINES`."""
+
+SEGMENT_BUSY = 0.5
+"""Most that a replica of the busiest segment is used at the mean rate; bursts bring many times as many requests."""
+SEGMENT_TIME = 0.5
+"""Most of λ that the segments of a mean pass take; the rest is the experts', queues' and the tail's."""
+SEGMENT_ROOM = 0.5
+"""Most of each resource that all segments (and the ingress) take."""
+LEAST_REPLICAS = 2
+"""One that fails leaves another."""
+
+
+class NoRoomError(ValueError):
+    """Segments for a load do not fit the cluster."""
+
+
+def in_world(workload: Workload, world: World, mean_rps: float) -> Workload:
+    """``workload`` inside the walls of ``world``, with segments for ``mean_rps`` and its λ; as it is in ``unlimited``.
+
+    Raises NoRoomError where no configuration of the segments keeps the rules above.
+    """
+    if world == "unlimited":
+        return workload
+    capacity, space = PAPER_CAPACITY, workload.space
+    if world == "cores-only":
+        capacity, space = replace(capacity, gpu_tenths=0), replace(space, gpu_shares=())
+    walled = replace(workload, capacity=capacity, space=space)
+    return replace(walled, segment_configuration=sized_segments(walled, mean_rps))
+
+
+def sized_segments(workload: Workload, mean_rps: float) -> Configuration:
+    """The uniform configuration of all segments of least cost that keeps :data:`SEGMENT_BUSY`, :data:`SEGMENT_TIME` and
+    :data:`SEGMENT_ROOM`: the segments are sized first, and experts share what is left. Raises NoRoomError."""
+    assert workload.capacity is not None
+    room = workload.capacity.total.times(SEGMENT_ROOM)
+    functions = sum(node.kind != "expert" for node in workload.topology.nodes)
+    candidates = []
+    for cores, share in workload.space.resources:
+        seconds = segment_seconds(workload, cores, share)
+        count = max(LEAST_REPLICAS, math.ceil(mean_rps * max(seconds) / SEGMENT_BUSY))
+        sized = replace(workload.segment_configuration, cpu_cores=cores, gpu_share=share, replicas=count)
+        if sum(seconds) <= SEGMENT_TIME * workload.slo_s and needs(sized).times(functions).within(room):
+            candidates.append(sized)
+    if not candidates:
+        raise NoRoomError(
+            f"{workload.name}: no configuration of the segments takes at most {SEGMENT_TIME:.0%} of the SLO of "
+            f"{1000 * workload.slo_s:.4g} ms and {SEGMENT_ROOM:.0%} of the cluster at {mean_rps:g} requests/s, "
+            f"at most {SEGMENT_BUSY:.0%} used; lower the load or the input size, or take a larger SLO"
+        )
+    return min(candidates, key=lambda one: one.replicas * workload.prices.unit_per_s(one))
+
+
+def segment_seconds(workload: Workload, cores: float, share: float) -> list[float]:
+    """Mean seconds of a call of each segment alone, in order."""
+    costs = [workload.costs[node.id] for node in workload.segments]
+    return [float(workload.latency.seconds(cost, workload.tokens.mean, cores, share)) for cost in costs]
