@@ -45,9 +45,9 @@ def test_the_worked_example() -> None:
     st.sampled_from([0.7, 5.0, 1000.0]),
 )
 def test_a_standby_is_active_while_the_last_hold_has_a_wish_for_it_however_time_is_cut(
-    arrival_s: np.ndarray, wishes: list[int], hold_s: float, replicas: int, window_s: float
+    arrival_s: np.ndarray, counts: list[int], hold_s: float, replicas: int, window_s: float
 ) -> None:
-    wanted = np.array(wishes[: arrival_s.size])
+    wanted = np.array(counts[: arrival_s.size])
     standbys, active, begun_at = Standbys(Burst(4, hold_s=hold_s)), [], {}
     for end_s in np.arange(window_s, arrival_s[-1] + hold_s + 2 * window_s, window_s):
         inside = (arrival_s >= end_s - window_s) & (arrival_s < end_s)
