@@ -46,7 +46,7 @@ SHOWN = 12
     help="Cost that is bounded (docs/controller.md#costs).",
 )
 @click.option("--no-oracle", is_flag=True, help="Leave out the search for a feasible choice.")
-@click.option("--windows", "most", type=click.IntRange(min=1), default=None, help="Only the first so many.")
+@click.option("--windows", "most", type=click.IntRange(min=1), default=None, help="Only the first N windows.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="Write all windows as CSV.")
 @json_option
 def bound(trace: str, data: Path | None, as_json: bool, out: Path | None, **options: Any) -> None:

@@ -68,7 +68,7 @@ class MakingSettings(LastWindowSettings):
 
 
 class LastWindowPolicy:
-    """Configures all experts at once, or none where an expert's load is not known; the rest is none of its business."""
+    """Configures all experts at once, or none where an expert's load is not known; other functions it leaves alone."""
 
     name = "last-window"
 

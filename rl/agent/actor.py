@@ -157,7 +157,7 @@ class Actor(SisoActor):
         return spread(together.flatten(0, 1), space.mask)
 
     def _known(self, encoded: Encoded) -> Tensor:
-        """[B, n, K, h]: of a state, what does not hang on decisions."""
+        """[B, n, K, h]: the part of a state that does not depend on decisions."""
         embedded: Tensor = self.of_expert(encoded.experts)
         return embedded if encoded.context is None else embedded + self.of_context(encoded.context).unsqueeze(2)
 

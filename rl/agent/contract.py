@@ -49,7 +49,7 @@ class Space:
     mask: Tensor
     """[n, K] bool: True where there is an expert (Eq. (10))."""
     resource_memory: Tensor
-    """[M, R, C] float32: features of a configuration that hang on memory and resource, others 0."""
+    """[M, R, C] float32: features of a configuration that depend on memory and resource; others 0."""
     replicas: Tensor
     """[P] float32: feature of each replica count."""
     concurrencies: Tensor

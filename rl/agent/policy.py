@@ -2,7 +2,7 @@
 
 An observation goes through the encoder of training (:mod:`rl.features`), the actor decides every layer in turn, and the
 desired configurations go to the decision limits like those of any policy, but for those that would change nothing
-(:func:`settled`). Segments and ingress are none of its business. Loads without stable-baselines3 and Gymnasium.
+(:func:`settled`). It leaves segments and ingress alone. Loads without stable-baselines3 and Gymnasium.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def encoder_of(workload: Workload) -> Encoder:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What one window came to. n layers, K experts of the largest one; costs in the price sheet's currency."""
+    """Result of one window. n layers, K experts of the largest one; costs in the price sheet's currency."""
 
     busy: Floats
     """[n] experts' cost while they were busy, Eq. (7)."""
@@ -136,7 +136,7 @@ class Episode:
         return self.end()
 
     def branch(self, actions: NDArray[np.integer]) -> Branch:
-        """What :meth:`step` would come to, from a copy of the simulation; the episode stays where it is. It costs a
+        """Result that :meth:`step` would have, from a copy of the simulation; the episode stays where it is. It costs a
         window's simulation, without the state that would follow. Raises ValueError as :meth:`step` does. ``actions``
         [n, K, 4]."""
         self._check_going()
@@ -163,7 +163,7 @@ class Episode:
         """Decide the experts of ``layer`` in the open window, ``actions [K, 4]``, and simulate it up to this layer's
         end; returns the layer's reward for its cost.
 
-        Ordered from the window's beginning on, so that all layers in turn come to the same as :meth:`step`. Raises
+        Ordered from the window's beginning on, so that all layers in turn have the same result as :meth:`step`. Raises
         ValueError where that cost is not known yet: the busy one on a shared machine, whose stages end together.
         """
         if self.workload.host is not None and self.settings.meter == "busy":

@@ -38,7 +38,7 @@ MOVED = 0.3
 
 @dataclass
 class Tally:
-    """What a round came to."""
+    """Results of one round."""
 
     windows: int = 0
     reward: float = 0.0

@@ -2,7 +2,7 @@
 
 A checkpoint is written between rounds: ``checkpoint.zip`` (the library's format), ``windows.npz`` (replay) and
 ``state.json`` (rounds simulated, processor time, the best so far). ``run.json`` states what the run is made from; a
-folder with another one is refused. Whatever is drawn hangs on seed and counters, so a run that goes on makes what it
+folder with another one is refused. Whatever is drawn depends on seed and counters, so a run that goes on makes what it
 would have made: only ``--minutes``, a limit of processor time, can cut two runs at different places.
 """
 

@@ -70,7 +70,7 @@ class PipelineCritic(ContinuousCritic):
 
 
 class PipelinePolicy(TD3Policy):
-    """Spaces are those of one node and of one expert: nothing in it hangs on a pipeline's size."""
+    """Spaces are those of one node and of one expert: nothing depends on a pipeline's size."""
 
     actor: PipelineActor
     actor_target: PipelineActor

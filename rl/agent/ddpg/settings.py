@@ -36,7 +36,7 @@ class LearnerSettings(Checked):
     gamma: BelowOne = 0.0
     """Discount between windows; inside a window it is 1. Windows touch each other by backlog and cold starts only."""
     tau: PositiveShare = 0.01
-    """Part of the networks that goes into their targets at each update."""
+    """Step of the soft update: target ← (1 - tau) target + tau network."""
     judge: Judge = "window"
     """``window``: one critic of all layers' decisions together, which predicts the tail latency and knows the cost
     (:mod:`rl.agent.ddpg.window_critic`); ``layer``: Q of every layer step in view of the layers before it."""
@@ -71,8 +71,8 @@ class LearnerSettings(Checked):
     exploration: PositiveShare = 0.6
     """Part of the planned windows in which both fall."""
     actor_from: FromZero = 1000
-    """Updates of the critic alone before the actor's first: an actor that follows a critic which has not seen cheap
-    decisions fail goes there."""
+    """Updates of the critic alone before the actor's first: a critic that has not seen low-cost decisions fail leads the
+    actor to them."""
 
     def rules(self) -> Iterable[Rule]:
         return (
@@ -83,7 +83,7 @@ class LearnerSettings(Checked):
     def explored(self, progress: float) -> tuple[float, float]:
         """(temperature, share of random experts) at ``progress`` 0 to 1 of training.
 
-        The temperature falls geometrically, as what it does hangs on its ratio to the scores.
+        The temperature falls geometrically, as its effect depends on its ratio to the scores.
         """
         part = min(1.0, max(0.0, progress) / self.exploration)
         (hot, cold), (many, few) = self.temperature, self.random_share

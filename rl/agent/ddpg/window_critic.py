@@ -117,7 +117,7 @@ class WindowCritic(nn.Module):
         return self._window(layers, batch.pipeline), layers, experts
 
     def embedded_experts(self, batch: Batch) -> Tensor:
-        """[B, n, K, h]: of the experts, what does not hang on decisions."""
+        """[B, n, K, h]: experts embedded, as far as that does not depend on decisions."""
         encoded = self.encoder(batch)
         pipeline = batch.pipeline.unsqueeze(1).expand(-1, len(batch.space.mask), -1)
         shared = pipeline if encoded.context is None else torch.cat((encoded.context, pipeline), -1)
@@ -167,8 +167,8 @@ class WindowCritic(nn.Module):
         """[A, B, n, K]: Q of the window with one expert's configuration replaced, all others as in ``features``.
 
         ``embedded``: of :meth:`embedded`; ``others`` [A, B, n, K, C]: A alternatives of every expert. Each is the
-        critic's exact value, at the price of pooling again: an expert leaves its layer's mean and maximum, its layer
-        the pipeline's. Padding is meaningless. Cost counts as provisioned.
+        critic's exact value, at the cost of pooling again: an expert is taken out of its layer's mean and maximum, its
+        layer out of the pipeline's. Padding is meaningless. Cost counts as provisioned.
         """
         mask = batch.space.mask
         experts = self._experts(batch, embedded, features)
