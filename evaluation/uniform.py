@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from autoscaler.capacity import needs
 from autoscaler.contract import Configuration, ConfigurationSpace
 from autoscaler.prices import PriceSheet
 from simulation.workloads.workload import Workload
@@ -60,6 +61,12 @@ def by_price(
 def for_all_experts(workload: Workload, configuration: Configuration) -> dict[str, Configuration]:
     """Function → ``configuration``, of every expert."""
     return {node.function: configuration for node in workload.experts}
+
+
+def fits(workload: Workload, configuration: Configuration) -> bool:
+    """Whether the cluster has room for ``configuration`` of every expert."""
+    room = workload.expert_room
+    return room is None or needs(configuration).times(len(workload.experts)).within(room)
 
 
 def cheapest_within(cost: Sequence[float], excess: Sequence[float], allowed: float) -> int:

@@ -10,6 +10,7 @@ from evaluation.bound.certain import certain
 from evaluation.bound.loads import WindowLoad, expected_tables
 from evaluation.bound.physics import ROUNDING
 from evaluation.bound.tail import groups
+from evaluation.bound.walls import Problem
 from evaluation.bound.window import Enclosure, enclose
 
 
@@ -33,8 +34,11 @@ def lower_bound(load: WindowLoad, meter: Meter, seed: int = 0) -> Bound:
     space, slo_s = load.physics.widest, load.physics.workload.slo_s
     # Every group of requests gives a valid bound of its own, so the highest of them is the bound.
     problems = certain(load, meter, seed, groups(load.tokens(0)))
-    enclosures = [enclose(one.tables, space, (slo_s - one.outside_s) * (1 + ROUNDING)) for one in problems]
-    if all(one.feasible for one in enclosures):
+    room = load.physics.workload.expert_room
+    enclosures = [
+        Problem(one.tables, space, room).enclose((slo_s - one.outside_s) * (1 + ROUNDING)) for one in problems
+    ]
+    if all(one.feasible or (room is not None and one.fastest_s <= one.budget_s) for one in enclosures):
         # Rounding always towards a weaker bound: it must hold for the simulated run to the last bit.
         best = max(one.lower for one in enclosures)
         return Bound(best * (1 - ROUNDING), True, any(one.binds for one in enclosures))
@@ -47,4 +51,6 @@ def deterministic(load: WindowLoad, meter: Meter, share: float = 1.0) -> Enclosu
     """The separable optimum by the queueing model: mean seconds of the layers' slowest experts add up to at most
     ``share`` of what λ leaves them."""
     tables, outside_s = expected_tables(load, meter)
-    return enclose(tables, load.physics.space_arrays, share * max(0.0, load.physics.workload.slo_s - outside_s))
+    workload = load.physics.workload
+    problem = Problem(tables, load.physics.space_arrays, workload.expert_room)
+    return problem.enclose(share * max(0.0, workload.slo_s - outside_s))

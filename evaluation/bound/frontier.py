@@ -95,10 +95,11 @@ class Frontier:
         return len(self.latency_s)
 
 
-def frontier(table: ExpertTable, space_arrays: SpaceArrays) -> Frontier:
+def frontier(table: ExpertTable, space_arrays: SpaceArrays, extra: Floats | None = None) -> Frontier:
     """The Pareto frontier of one expert over all valid configurations; empty where there is none.
 
-    Raises ValueError for tables of another shape than the space_arrays's.
+    ``extra`` [memory, resource]: what each replica costs on top, never falling with memory; None: nothing. Raises
+    ValueError for tables of another shape than the space_arrays's.
     """
     for values in (table.latency_s, table.charged_s):
         if values.shape != space_arrays.shape:
@@ -108,6 +109,11 @@ def frontier(table: ExpertTable, space_arrays: SpaceArrays) -> Frontier:
     latency, cost, number = _groups(
         table.latency_s, table.charged_s, space_arrays.unit_per_s, space_arrays.row, table.least_memory
     )
+    if extra is not None:
+        memory, resource, replicas, _ = np.unravel_index(
+            number, (*extra.shape, len(space_arrays.replicas), len(space_arrays.concurrencies))
+        )
+        cost = cost + space_arrays.replicas[replicas] * extra[memory, resource]
     order = np.lexsort((number, cost, latency))
     latency, cost, number = latency[order], cost[order], number[order]
     worth = np.ones(len(cost), np.bool_)

@@ -20,11 +20,11 @@ from autoscaler.contract import Configuration, Memory, NodeObservation, Observat
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
 from autoscaler.prices import Meter
-from evaluation.bound.frontier import Frontier, frontier
+from evaluation.bound.frontier import ExpertTable
 from evaluation.bound.loads import expert_table
 from evaluation.bound.physics import NodeRows, Physics
 from evaluation.bound.queueing import serve
-from evaluation.bound.window import enclose_frontiers
+from evaluation.bound.walls import Problem
 from simulation.arrays import Floats
 from simulation.profiles.model.bundled import named
 from simulation.profiles.model.errors import ProfileError
@@ -79,9 +79,9 @@ class LastWindowPolicy:
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         physics = self._physics
         functions = [node.function for layer in physics.layers for node in layer]
-        frontiers: list[list[Frontier]] = []
+        tables: list[list[ExpertTable]] = []
         for layer, nodes in zip(physics.experts, physics.layers, strict=True):
-            frontiers.append([])
+            tables.append([])
             for rows, node in zip(layer, nodes, strict=True):
                 node_observation = observation.node(node.id)
                 load = None if node_observation is None else _load(node_observation)
@@ -91,21 +91,21 @@ class LastWindowPolicy:
                 least = physics.least_memory(node, node_observation.peak_tokens or 0.0)
                 calls, alone_s = load[0] * self.settings.load_factor, _alone_s(rows, load[1])
                 window_s, meter = observation.window_s, self.settings.meter
-                table = expert_table(physics, rows, calls, alone_s, least, window_s, meter)
-                frontiers[-1].append(frontier(table, physics.space_arrays))
-        return self._planned(frontiers, self._outside_s(observation), functions, memory)
+                tables[-1].append(expert_table(physics, rows, calls, alone_s, least, window_s, meter))
+        return self._planned(tables, self._outside_s(observation), functions, memory)
 
     def _planned(
-        self, frontiers: list[list[Frontier]], outside_s: float, functions: list[str], memory: Memory
+        self, tables: list[list[ExpertTable]], outside_s: float, functions: list[str], memory: Memory
     ) -> Proposal:
         """Configurations of the optimum; where the budget cannot be met, of the fastest choice; where nothing serves,
         none."""
         slo_s = self._physics.workload.slo_s
         budget_s = self.settings.headroom * max(0.0, slo_s - outside_s)
-        enclosure = enclose_frontiers(frontiers, budget_s)
+        problem = Problem(tables, self._physics.space_arrays, self._physics.workload.expert_room)
+        enclosure = problem.enclose(budget_s)
         reason = f"optimum of the last window: {1000 * budget_s:.1f} ms for the experts"
         if not enclosure.feasible:
-            enclosure = enclose_frontiers(frontiers, enclosure.fastest_s * (1 + 1e-9))
+            enclosure = problem.quickest()
             reason = f"{1000 * budget_s:.1f} ms for the experts cannot be met: the fastest choice"
         if not enclosure.feasible:
             return Proposal({}, dict.fromkeys(functions, "no configuration serves the last window's load"), memory)

@@ -14,10 +14,9 @@ import numpy as np
 
 from autoscaler.contract import SLO_QUANTILE, Configuration
 from autoscaler.prices import Meter
-from evaluation.bound.frontier import frontier
 from evaluation.bound.loads import WindowLoad, expected_tables
 from evaluation.bound.physics import Physics
-from evaluation.bound.window import enclose_frontiers
+from evaluation.bound.walls import Problem
 from simulation.arrays import Ints
 from simulation.engine.kernel import BUSY_S
 from simulation.engine.requests import Requests
@@ -54,12 +53,12 @@ def cheapest_feasible(load: WindowLoad, meter: Meter, seed: int = 0) -> Feasible
     None without any."""
     load = alone(load)
     tables, outside_s = expected_tables(load, meter)
-    frontiers = [[frontier(table, load.physics.space_arrays) for table in layer] for layer in tables]
+    problem = Problem(tables, load.physics.space_arrays, load.physics.workload.expert_room)
     budget_s = max(0.0, load.physics.workload.slo_s - outside_s)
     tried: dict[float, Feasible | None] = {}
 
     def attempt(share: float) -> Feasible | None:
-        enclosure = enclose_frontiers(frontiers, share * budget_s)
+        enclosure = problem.enclose(share * budget_s)
         if not enclosure.feasible:
             return None
         cost, p95_s = simulate_numbers(load, enclosure.numbers, meter, seed)

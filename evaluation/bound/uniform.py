@@ -14,7 +14,7 @@ from autoscaler.contract import Configuration
 from autoscaler.prices import Meter
 from evaluation.bound.loads import WindowLoad, peak_tokens
 from evaluation.bound.oracle import simulate
-from evaluation.uniform import for_all_experts, uniform_configurations
+from evaluation.uniform import fits, for_all_experts, uniform_configurations
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
 
@@ -29,7 +29,7 @@ Outcome = tuple[Configuration, float, float]
 
 def candidates(workload: Workload, requests: Requests) -> list[Configuration]:
     """Each resource with as many replicas of :data:`REPLICAS` as the space allows, :data:`CONCURRENCY`, and the least
-    memory that is enough for every expert and, in coupled mode, for the cores."""
+    memory that is enough for every expert and, in coupled mode, for the cores, as far as the cluster has room."""
     space, peak = workload.space, _peak_tokens(workload, requests)
     slots = min(max(CONCURRENCY, space.concurrency_min), space.concurrency_max)
     needs = {workload.memory_need(node, peak) for node in workload.experts}
@@ -40,7 +40,8 @@ def candidates(workload: Workload, requests: Requests) -> list[Configuration]:
         return next((size for size in space.memory_sizes_mb if size >= wanted_mb), space.memory_max_mb)
 
     counts = sorted({min(max(count, space.replicas_min), space.replicas_max) for count in REPLICAS})
-    return uniform_configurations(space, counts, slots, memory_mb=memory_mb)
+    every = uniform_configurations(space, counts, slots, memory_mb=memory_mb)
+    return [one for one in every if fits(workload, one)]
 
 
 def _peak_tokens(workload: Workload, requests: Requests) -> float:

@@ -201,6 +201,11 @@ def check_binding(loads: list[WindowLoad], work: Work) -> dict[Meter, bool]:
             f"{name}: no configuration meets the SLO of {slo_ms:g} ms in the busiest window: the experts of the "
             f"fastest choice take {1000 * one.fastest_s:.1f} ms of {budget_ms:.1f}; lower the load or the input size"
         )
+    if not one.feasible:
+        raise EvaluationError(
+            f"{name}: no choice that the cluster has room for was found that meets the SLO of {slo_ms:g} ms in "
+            f"the busiest window; lower the load or the input size, or take a larger SLO"
+        )
     if not any(enclosure.binds for enclosure in optima.values()):
         raise EvaluationError(
             f"{name}: the SLO of {slo_ms:g} ms does not bind: already the cheapest configurations take "

@@ -17,10 +17,9 @@ import numpy as np
 
 from autoscaler.contract import Configuration, MemoryNeed, NodeInfo
 from autoscaler.prices import Meter
-from evaluation.bound.frontier import frontier
 from evaluation.bound.loads import WindowLoad, expected_tables, peak_tokens
 from evaluation.bound.oracle import configurations
-from evaluation.bound.window import enclose_frontiers
+from evaluation.bound.walls import Problem
 
 SHARES = (1.0, 0.8, 0.6, 0.45, 0.3, 0.15)
 """Parts of the latency budget that the queueing model is given, cheap first."""
@@ -122,13 +121,13 @@ class Deployments:
     def _optima(self, load: WindowLoad) -> Sequence[Deployment]:
         physics = load.physics
         tables, outside_s = expected_tables(load, self.meter)
-        frontiers = [[frontier(table, physics.space_arrays) for table in layer] for layer in tables]
+        problem = Problem(tables, physics.space_arrays, physics.workload.expert_room)
         budget_s = max(0.0, physics.workload.slo_s - outside_s)
         optima = []
         for share in SHARES:
-            best = enclose_frontiers(frontiers, share * budget_s)
+            best = problem.enclose(share * budget_s)
             if not best.feasible and np.isfinite(best.fastest_s):
-                best = enclose_frontiers(frontiers, best.fastest_s * (1 + 1e-9))
+                best = problem.quickest()
             optima.append(configurations(physics, best.numbers) if best.feasible else self._most)
         return optima
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autoscaler.capacity import total_needs
 from autoscaler.contract import SLO_QUANTILE, Configuration
 from autoscaler.policy.hpa import HpaSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy
@@ -38,6 +39,11 @@ class Replay:
     """Windows at the start that are not counted; there must be more."""
     meter: Meter = "provisioned"
     seed: int = 0
+
+    def fits(self, deployment: Mapping[str, Configuration]) -> bool:
+        """Whether the cluster has room for ``deployment`` of the experts."""
+        room = self.workload.expert_room
+        return room is None or total_needs(deployment.values()).within(room)
 
     def static(self, deployment: Mapping[str, Configuration]) -> tuple[float, list[float]]:
         """(cost of the experts, P95 of each judged window) where nothing changes."""

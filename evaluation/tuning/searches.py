@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import optuna
 
 from autoscaler.policy.hpa import HpaSettings, hpa_of_windows
@@ -47,8 +48,10 @@ class Profile:
     replay: Replay
 
     def outcome(self, parameters: Parameters, hpa: HpaSettings | None) -> tuple[float, list[float]]:
-        """(cost, P95 of each judged window)."""
+        """(cost, P95 of each judged window); infinite and none where the cluster has no room for it."""
         deployment = self.deployments.build(parameters)
+        if not self.replay.fits(deployment):
+            return np.inf, []
         return self.replay.static(deployment) if hpa is None else self.replay.with_hpa(deployment, hpa)
 
 
