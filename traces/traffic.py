@@ -114,8 +114,7 @@ class Hour:
 
     def as_json(self) -> dict[str, Any]:
         """Parts, numbers of replay and source, and what theory expects of the one from the other."""
-        source = self.source()
-        replay = self.replayed(source)
+        source, replay = _drawn(self)
         return {
             "pattern": self.pattern,
             "mean_rps": replay.mean_rps,
@@ -204,9 +203,16 @@ def hours_of(
         if keys & used:
             continue
         hour = Hour(pattern, mean_rps, split, kind, table, rows, start_s, span_s, length, seed)
-        if pattern == DIURNAL or _certain(hour.replay().iat_cv) == pattern:
+        if pattern == DIURNAL or _certain(_drawn(hour)[1].iat_cv) == pattern:
             used |= keys
             yield hour
+
+
+@lru_cache(maxsize=1)
+def _drawn(hour: Hour) -> tuple[Trace, Trace]:
+    """Source and replay: an hour that was checked is often described next."""
+    source = hour.source()
+    return source, hour.replayed(source)
 
 
 def has_sources(data: Path | None) -> bool:
