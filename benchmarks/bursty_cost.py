@@ -22,6 +22,7 @@ import numpy as np
 from autoscaler.contract import Configuration
 from benchmarks.harness.options import benchmark, data_option
 from benchmarks.harness.report import print_result, print_table, progress
+from evaluation.comparison.arrivals import typical
 from functions.dispatch.activation import Burst
 from simulation.arrays import Floats
 from simulation.engine import kernel
@@ -147,7 +148,9 @@ def row_of(hours: str, outcome: Outcome) -> tuple[str, ...]:
 @click.option("--tuning-hours", type=click.IntRange(1, 50), default=3, help="Validation hours.")
 @click.option("--rate", type=click.FloatRange(1, 1000), default=50.0, help="Requests per second.")
 @click.option("--pattern", type=click.Choice(PATTERNS), default="bursty", help="Of the hours.")
-@click.option("--seconds", type=click.FloatRange(120), default=3600.0, help="The first ones of each hour.")
+@click.option(
+    "--seconds", type=click.FloatRange(120, 3600), default=3600.0, help="Of each hour, where it is most like itself."
+)
 @click.option("--slo-factor", type=click.FloatRange(1), default=1.3, help="SLO over the P95 without queues.")
 @click.option("--standbys", type=click.IntRange(0, 64), default=7, help="Of each expert.")
 @click.option("--activation-s", type=click.FloatRange(0), default=0.1, help="Until a standby takes calls.")
@@ -159,7 +162,9 @@ def main(
 
     def hours_of(split: Split, count: int) -> list[tuple[Hour, Floats]]:
         chosen = choose_hours(pattern, rate, split, count, data=folder)
-        return [prepare(workload, hour.replay().arrival_s, seconds, slo_factor, hour.seed) for hour in chosen]
+        traces = [(hour.replay(), hour.seed) for hour in chosen]
+        parts = [(trace if seconds >= trace.duration_s else typical(trace, seconds), seed) for trace, seed in traces]
+        return [prepare(workload, trace.arrival_s, seconds, slo_factor, seed) for trace, seed in parts]
 
     with progress(len(CONSTANTS) + len(BURSTS) + 2, "validation hours") as show:
         tuning = hours_of("validation", tuning_hours)
