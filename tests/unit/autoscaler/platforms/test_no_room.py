@@ -9,7 +9,7 @@ import pytest
 
 from autoscaler.contract import ConfigurationSpace
 from tests.doubles.kubernetes.cluster import Node
-from tests.doubles.kubernetes.fixtures import resources
+from tests.doubles.kubernetes.fixtures import Platforms, resources
 from tests.doubles.kubernetes.functions import NAMESPACE, put, quota, spec, writes
 from tests.doubles.kubernetes.running import Running
 from tests.unit.autoscaler.builders import configuration
@@ -58,6 +58,25 @@ def test_taken_back_replicas_stay_desired_and_come_when_there_is_a_node(double: 
     double.do(lambda: double.cluster.nodes.update({"node-2": Node()}))
     story.tick(10)
     assert story.present() == configuration(6) and story.kinds() == [] and story.platform.bounds() == {}
+
+
+def test_replicas_that_somebody_else_found_room_for_are_held_back_no_longer(
+    double: Running, stories: Stories, platforms: Platforms
+) -> None:
+    story = stories()
+    small_node(double, "1Gi")
+    story.desired({F: configuration(6)})
+    story.tick(14)
+    assert story.kinds() == [(F, "unschedulable")] and list(story.platform.bounds()) == [F]
+    other = platforms()
+    other.apply(F, other.configurations()[F], configuration(5))
+    story.platform.configurations()
+    story.platform.keep()
+    assert list(story.platform.bounds()) == [F], "the fifth has no node yet"
+    double.do(lambda: double.cluster.nodes.update({"node-2": Node()}))
+    story.platform.configurations()
+    story.platform.keep()
+    assert story.platform.bounds() == {} and story.kinds() == []
 
 
 def test_replicas_without_a_node_never_go_below_the_least_and_unmanaged_ones_are_left_alone(
