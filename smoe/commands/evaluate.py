@@ -26,6 +26,7 @@ from simulation.profiles.model.errors import ProfileError
 from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineError
 from simulation.workloads.custom_options import custom_options, custom_pipelines, prices_option, slo_option
 from simulation.workloads.paper import PAPER_WORKLOADS
+from simulation.workloads.worlds import WORLDS
 from smoe.errors import SmoeError
 from traces.errors import TraceError
 from traces.options import clip_options, data_option
@@ -127,6 +128,33 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.option("--policy-settings", type=_INPUT, default=None, help="Folder of policies' settings, POLICY.toml.")
 @data_option
 @prices_option
+@click.option(
+    "--world",
+    type=click.Choice(WORLDS),
+    default="unlimited",
+    show_default=True,
+    help="Cluster of the paper's workloads: with the paper's GPUs (mixed), without them, or with room for everything.",
+)
+@click.option(
+    "--relative-slo",
+    type=click.FloatRange(1, 1000, min_open=True),
+    default=None,
+    help="SLO as so many times the P95 of the same requests with unlimited capacity. [default: the workload's]",
+)
+@click.option(
+    "--hop-factor",
+    type=click.FloatRange(0, 1000, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Sensitivity: factor of the modelled cost of a hop.",
+)
+@click.option(
+    "--gpu-price-factor",
+    type=click.FloatRange(0, 1000, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Sensitivity: factor of the price of a GPU.",
+)
 @click.option("--bound/--no-bound", default=True, show_default=True, help="Compute the lower bound of cost.")
 @click.option(
     "--start",
@@ -192,6 +220,7 @@ def _grid(options: dict[str, Any], custom: CustomPipeline | None) -> Grid:
         warm_up_windows=options["warm_up"],
         trace=None if options["trace"] is None else Path(options["trace"]),
         **{key: options[key] for key in ("row", "start_s", "duration_s", "prices")},
+        **{key: options[key] for key in ("world", "relative_slo", "hop_factor", "gpu_price_factor")},
         data=options["data"],
         plans=options["plans"],
         settings=options["policy_settings"],
