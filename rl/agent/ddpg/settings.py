@@ -71,8 +71,8 @@ class LearnerSettings(Checked):
     exploration: PositiveShare = 0.6
     """Part of the planned windows in which both fall."""
     actor_from: FromZero = 1000
-    """Updates of the critic alone before the actor's first: a critic that has not seen low-cost decisions fail leads the
-    actor to them."""
+    """Updates of the critic alone before the actor's first: a critic that has not seen low-cost decisions fail
+    leads the actor to them."""
 
     def rules(self) -> Iterable[Rule]:
         return (
