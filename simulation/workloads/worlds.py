@@ -11,8 +11,10 @@ import math
 from dataclasses import replace
 from typing import Literal, get_args
 
+import numpy as np
+
 from autoscaler.capacity import needs
-from autoscaler.contract import Capacity, Configuration, Machine
+from autoscaler.contract import SLO_QUANTILE, Capacity, Configuration, Machine
 from simulation.workloads.workload import Workload
 
 World = Literal["unlimited", "mixed", "cores-only"]
@@ -24,7 +26,7 @@ PAPER_CAPACITY = Capacity(8 * 52.0, 8 * 128 * 1024.0, 80)
 SEGMENT_BUSY = 0.5
 """Most that a replica of the busiest segment is used at the mean rate; bursts bring many times as many requests."""
 SEGMENT_TIME = 0.5
-"""Most of λ that the segments of a mean pass take; the rest is the experts', queues' and the tail's."""
+"""Most of λ that the segments take for a request of P95 length; the rest is the experts' and queues'."""
 SEGMENT_ROOM = 0.5
 """Most of each resource that all segments (and the ingress) take."""
 LEAST_REPLICAS = 2
@@ -60,7 +62,8 @@ def sized_segments(workload: Workload, mean_rps: float) -> Configuration:
         seconds = segment_seconds(workload, cores, share)
         count = max(LEAST_REPLICAS, math.ceil(mean_rps * max(seconds) / SEGMENT_BUSY))
         sized = replace(workload.segment_configuration, cpu_cores=cores, gpu_share=share, replicas=count)
-        if sum(seconds) <= SEGMENT_TIME * workload.slo_s and needs(sized).times(functions).within(room):
+        long_s = sum(segment_seconds(workload, cores, share, SLO_QUANTILE))
+        if long_s <= SEGMENT_TIME * workload.slo_s and needs(sized).times(functions).within(room):
             candidates.append(sized)
     if not candidates:
         raise NoRoomError(
@@ -71,7 +74,9 @@ def sized_segments(workload: Workload, mean_rps: float) -> Configuration:
     return min(candidates, key=lambda one: one.replicas * workload.prices.unit_per_s(one))
 
 
-def segment_seconds(workload: Workload, cores: float, share: float) -> list[float]:
-    """Mean seconds of a call of each segment alone, in order."""
+def segment_seconds(workload: Workload, cores: float, share: float, quantile: float | None = None) -> list[float]:
+    """Seconds of a call of each segment alone, in order, for a request of mean length or of this ``quantile`` of it."""
+    lengths = workload.tokens
+    tokens = lengths.mean if quantile is None else float(np.quantile(lengths.quantiles, quantile))
     costs = [workload.costs[node.id] for node in workload.segments]
-    return [float(workload.latency.seconds(cost, workload.tokens.mean, cores, share)) for cost in costs]
+    return [float(workload.latency.seconds(cost, tokens, cores, share)) for cost in costs]
