@@ -181,7 +181,6 @@ def test_spans_end_where_the_rest_of_the_pass_and_the_slo_meet() -> None:
     assert (late.until_s >= late.from_s).all()
 
 
-@pytest.mark.slow
 def test_a_search_for_a_window_does_not_see_what_follows_it() -> None:
     """Requests overlap the window's end, and a storm comes after it: the choice is that of the window without it."""
     one = workload(0.05)
