@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from autoscaler.capacity import load_capacity
 from autoscaler.contract import MetricsSource, Platform, Topology
 from autoscaler.decision.limits import LimitSettings
+from autoscaler.errors import SettingsError
 from autoscaler.logger import FunctionLogger
 from autoscaler.loop import Controller
 from autoscaler.monitor.prometheus import PrometheusSource
@@ -37,6 +38,8 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     prices = load_prices(settings.prices or DEFAULT_SHEET)
     limits = _limits(settings)
     making = Making(settings, topology, limits, prices)
+    if platform is None and making.burst() is not None:
+        raise SettingsError(f"burst: the platform {settings.platform} brings about replicas only, and no standbys yet")
     policy = make_policy(making)
     watch = _watch(settings)
     if watch is not None:

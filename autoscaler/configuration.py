@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from autoscaler.errors import ConfigurationError
+from functions.dispatch.activation import Burst
 
 MIB = 1024 * 1024
 
@@ -30,6 +31,8 @@ class Configuration:
     """Replicas wanted; 0 = scaled to zero (only outside the paper's space)."""
     concurrency: int
     """Calls a replica takes at once; 0 = no limit (only outside the paper's space)."""
+    burst: Burst | None = None
+    """Standbys on top of the replicas, which always run; None: there are none. It is no axis of Φ."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cpu_cores < math.inf or not 0 <= self.gpu_share <= 1:
@@ -49,6 +52,11 @@ class Configuration:
 
     def with_replicas(self, replicas: int) -> Configuration:
         return replace(self, replicas=replicas)
+
+    @property
+    def standbys(self) -> int:
+        """Replicas that are started and wait."""
+        return 0 if self.burst is None else self.burst.standbys
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,9 @@ class Bound(NamedTuple):
         )
         compute = now if refused else target
         replicas = int(min(target.replicas, max(now.replicas, self.replicas)))
-        return Configuration(memory_mb, compute.cpu_cores, compute.gpu_share, replicas, target.concurrency)
+        return Configuration(
+            memory_mb, compute.cpu_cores, compute.gpu_share, replicas, target.concurrency, target.burst
+        )
 
     def refuses(self, configuration: Configuration) -> bool:
         """Whether this is a configuration that nothing could grow to."""
@@ -136,8 +146,8 @@ class ConfigurationSpace:
     """Φ: the allowed configurations, a regular grid. Defaults are the paper's, 203,520 per expert.
 
     A sequence: ``space[i]`` and ``space.index(configuration)`` number the configurations with memory as the outermost
-    axis, then CPU cores before GPU shares, then replicas, concurrency innermost. Raises ConfigurationError for bounds
-    that hold no configuration.
+    axis, then CPU cores before GPU shares, then replicas, concurrency innermost; standbys do not count. Raises
+    ConfigurationError for bounds that hold no configuration.
     """
 
     memory_min_mb: int = 128
@@ -233,7 +243,7 @@ class ConfigurationSpace:
 
     def nearest(self, desired: Configuration) -> Configuration:
         """The configuration of the space nearest to ``desired``: memory rounded up, other axes to the nearest allowed
-        value."""
+        value, standbys as they are."""
         cores, share = 0.0, 0.0
         if self.cpu_cores and (desired.cpu_cores > 0 or not self.gpu_shares):
             cores = min(self.cpu_cores, key=lambda value: abs(value - desired.cpu_cores))
@@ -245,6 +255,7 @@ class ConfigurationSpace:
             share,
             min(max(desired.replicas, self.replicas_min), self.replicas_max),
             min(max(desired.concurrency, self.concurrency_min), self.concurrency_max),
+            desired.burst,
         )
 
     def least_memory_mb(self, need: MemoryNeed, replicas: int) -> int | None:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from autoscaler.capacity import Capacity, Machine, Resources
 from autoscaler.configuration import MIB, Bound, Configuration, ConfigurationSpace, MemoryNeed
+from functions.dispatch.activation import Burst
 
 __all__ = [
     "MIB",
@@ -20,6 +21,7 @@ __all__ = [
     "SLO_QUANTILE",
     "Bound",
     "BoundedPlatform",
+    "Burst",
     "Capacity",
     "Configuration",
     "ConfigurationSpace",

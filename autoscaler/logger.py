@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import asdict, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from autoscaler.contract import Configuration, Cost, LayerObservation, NodeObservation, Observation, TickReport
+from autoscaler.contract import Burst, Configuration, Cost, LayerObservation, NodeObservation, Observation, TickReport
 from autoscaler.errors import LogError
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"smoe"
-CONFIGURATION_FIELDS = tuple(entry.name for entry in fields(Configuration))
+CONFIGURATION_FIELDS = tuple(entry.name for entry in fields(Configuration) if entry.name != "burst")
 
 _F, _I, _S, _B = pa.float64(), pa.int64(), pa.string(), pa.bool_()
-_CONFIGURATION = {"memory_mb": _I, "cpu_cores": _F, "gpu_share": _F, "replicas": _I, "concurrency": _I}
+_BURST = pa.struct({"standbys": _I, "headroom": _F, "spare": _F, "hold_s": _F, "look_back_s": _F})
+_CONFIGURATION = {
+    "memory_mb": _I, "cpu_cores": _F, "gpu_share": _F, "replicas": _I, "concurrency": _I, "burst": _BURST,
+}  # fmt: skip
 _TEXTS = {"node", "function", "kind", "pipeline"}
 _WHOLE = {"layer", "expert", "ready_replicas", "measured_replicas"}
 
@@ -200,7 +203,7 @@ def window_columns(report: TickReport) -> Columns:
     ]
     costs = [report.cost_by_node.get(node.node, _NO_COST) for node in observation.nodes]
     columns = _attributes(observation.nodes, _NODE_FIELDS)
-    columns |= _attributes([node.configuration for node in observation.nodes], CONFIGURATION_FIELDS)
+    columns |= _configurations([node.configuration for node in observation.nodes])
     columns |= {f"layer_{name}": values for name, values in _attributes(layer_of_node, _LAYER_FIELDS).items()}
     columns |= {name: [getattr(observation, name)] * len(observation.nodes) for name in _TIMES}
     return columns | {"cost_busy": [one.busy for one in costs], "cost_provisioned": [one.provisioned for one in costs]}
@@ -225,7 +228,7 @@ def decision_columns(report: TickReport) -> Columns:
     decisions, applied = report.decisions, set(report.applied)
     columns = _attributes(decisions, ("function", "node", "reason", "limits_hit", "valid", "changes"))
     for side, attribute in _SIDES.items():
-        configurations = _attributes([getattr(decision, attribute) for decision in decisions], CONFIGURATION_FIELDS)
+        configurations = _configurations([getattr(decision, attribute) for decision in decisions])
         columns |= {f"{side}_{name}": values for name, values in configurations.items()}
     for name, value in (
         ("end_s", report.observation.end_s),
@@ -239,6 +242,21 @@ def decision_columns(report: TickReport) -> Columns:
 
 
 _NO_COST = Cost(None, None)
+
+
+def _configurations(rows: Sequence[Configuration | None]) -> Columns:
+    bursts = [None if row is None or row.burst is None else asdict(row.burst) for row in rows]
+    return _attributes(rows, CONFIGURATION_FIELDS) | {"burst": bursts}
+
+
+def configuration_of(row: Mapping[str, Any], side: str = "") -> Configuration | None:
+    """A configuration back from the columns of a row; ``side``: their prefix (``present_``, ``wish_``, ``target_``).
+    None where one of them is null; files from before there were standbys have none."""
+    numbers = {name: row[side + name] for name in CONFIGURATION_FIELDS}
+    if any(value is None for value in numbers.values()):
+        return None
+    burst = row.get(f"{side}burst")
+    return Configuration(**numbers, burst=None if burst is None else Burst(**burst))
 
 
 def _attributes(rows: Sequence[object], names: Iterable[str]) -> Columns:

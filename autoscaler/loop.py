@@ -229,9 +229,10 @@ def describe(decision: Decision, report: TickReport) -> str:
 
 
 def short(configuration: Configuration) -> str:
-    """``512MiB/1cpu/2x4``: memory, CPU or GPU of a replica, replicas x calls at once."""
+    """``512MiB/1cpu/2x4``: memory, CPU or GPU of a replica, replicas x calls at once; ``2+7x4`` with 7 standbys."""
     compute = f"{configuration.gpu_share:g}gpu" if configuration.gpu_share else f"{configuration.cpu_cores:g}cpu"
-    return f"{configuration.memory_mb}MiB/{compute}/{configuration.replicas}x{configuration.concurrency}"
+    standbys = f"+{configuration.standbys}" if configuration.standbys else ""
+    return f"{configuration.memory_mb}MiB/{compute}/{configuration.replicas}{standbys}x{configuration.concurrency}"
 
 
 def run(

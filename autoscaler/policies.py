@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autoscaler.checked import Checked, from_table
-from autoscaler.contract import NodeKind, Policy, Topology
+from autoscaler.contract import Burst, NodeKind, Policy, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policy.apa import ApaPolicy, ApaSettings
+from autoscaler.policy.bursting import BurstingPolicy, BurstingSettings
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.keda import KedaPolicy, KedaSettings
 from autoscaler.policy.kpa import KpaPolicy, KpaSettings
@@ -33,6 +34,9 @@ from autoscaler.stored_deployment import Plan, load_plan
 Settings = TypeVar("Settings", bound=Checked)
 HPA_TABLE = "hpa"
 """Table of another policy's settings: HPA's, where it scales what that policy leaves alone or takes over from it."""
+
+BURST_TABLE = "burst"
+"""Table of any policy's settings: the standbys on top of its replicas."""
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -80,12 +84,12 @@ class Making:
 
     def table(self) -> Mapping[str, Any]:
         """The policy's settings, empty where none are given; HPA's next to it left out. Raises SettingsError."""
-        table = self._whole_table()
+        table = self._own_table()
         return table if self.settings.policy in HPA_NAMES else {k: v for k, v in table.items() if k != HPA_TABLE}
 
     def hpa_table(self) -> Mapping[str, Any]:
         """HPA's settings: the policy's, or those of HPA next to another policy. Raises SettingsError."""
-        table = self._whole_table()
+        table = self._own_table()
         if self.settings.policy in HPA_NAMES:
             return table
         hpa = table.get(HPA_TABLE, {})
@@ -105,11 +109,22 @@ class Making:
             raise SettingsError(f"policy settings {self.origin}: {error}") from error
 
     def refuse_unwanted_settings(self) -> None:
-        """Raises SettingsError where this policy takes no settings but those of HPA next to it, and there are
-        others."""
+        """Raises SettingsError where this policy takes no settings but standbys and those of HPA next to it,
+        and there are others."""
         name, given = self.settings.policy, self.settings.policy_settings
-        if given is not None and name not in WITH_FILE and set(self._whole_table()) != {HPA_TABLE}:
+        if given is None or name in WITH_FILE:
+            return
+        tables = set(self._whole_table())
+        if not tables or tables - {HPA_TABLE, BURST_TABLE}:
             raise SettingsError(f"policy_settings is {self.origin}; {name} takes none ({', '.join(WITH_FILE)} do)")
+
+    def burst(self) -> Burst | None:
+        """The standbys that the policy's settings give every function. Raises SettingsError."""
+        table = {key: value for key, value in self._whole_table().items() if key == BURST_TABLE}
+        return self.read(BurstingSettings, table).burst
+
+    def _own_table(self) -> Mapping[str, Any]:
+        return {key: value for key, value in self._whole_table().items() if key != BURST_TABLE}
 
     def _whole_table(self) -> Mapping[str, Any]:
         given = self.settings.policy_settings
@@ -120,10 +135,16 @@ Maker = Callable[[Making], Policy]
 
 
 def make_policy(making: Making) -> Policy:
-    """The policy that the settings name; where that is for experts only, HPA scales what else may be scaled.
+    """The policy that the settings name; where that is for experts only, HPA scales what else may be scaled; with
+    standbys where the settings have some.
 
     Raises SettingsError.
     """
+    policy, burst = _named(making), making.burst()
+    return policy if burst is None else BurstingPolicy(policy, burst)
+
+
+def _named(making: Making) -> Policy:
     name = making.settings.policy
     if name in MAKERS:
         making.refuse_unwanted_settings()

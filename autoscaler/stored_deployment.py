@@ -33,9 +33,13 @@ def save_plan(plan: Plan, path: Path) -> None:
         "version": plan.version,
         "pipeline": plan.pipeline,
         "made_by": dict(plan.made_by),
-        "configurations": {function: asdict(plan.configurations[function]) for function in sorted(plan.configurations)},
+        "configurations": {function: _plain(plan.configurations[function]) for function in sorted(plan.configurations)},
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _plain(configuration: Configuration) -> dict[str, Any]:
+    return {name: value for name, value in asdict(configuration).items() if value is not None}
 
 
 def load_plan(path: Path, topology: Topology | None = None) -> Plan:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import Configuration, LayerObservation, NodeObservation, Observation
-from autoscaler.logger import CONFIGURATION_FIELDS, read_pipeline, read_windows
+from autoscaler.contract import LayerObservation, NodeObservation, Observation
+from autoscaler.logger import configuration_of, read_pipeline, read_windows
 from rl.agent.contract import State
 from rl.features import Encoder, History
 from simulation.arrays import Floats
@@ -123,11 +123,9 @@ def _experience(encoder: Encoder, tick: Tick, state: State, following: State) ->
 
 
 def _node(row: Mapping[str, Any]) -> NodeObservation:
-    numbers = {name: row[name] for name in CONFIGURATION_FIELDS}
-    whole = all(value is not None for value in numbers.values())
     return NodeObservation(
         **{name: row.get(name) for name in _NODE},  # type: ignore[arg-type]
-        configuration=Configuration(**numbers) if whole else None,
+        configuration=configuration_of(row),
     )
 
 

@@ -166,6 +166,7 @@ def _in_space(now: Configuration, desired: Configuration, space: ConfigurationSp
         resource.gpu_share,
         now.replicas if desired.replicas == now.replicas else nearest.replicas,
         now.concurrency if desired.concurrency == now.concurrency else nearest.concurrency,
+        desired.burst,
     )
     if target != desired:
         hits.append("configuration space")

@@ -18,6 +18,7 @@ from urllib3.util.retry import Retry
 
 from autoscaler.contract import NAMESPACE, Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
+from autoscaler.platforms.no_standbys import refuse_standbys
 from autoscaler.platforms.quantities import configuration_from, float_quantity, floors_of, nodes_of
 from autoscaler.retry_after import WAITED_S, RetryAfter
 from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
@@ -93,6 +94,7 @@ class OpenFaasPlatform:
         return self._floors
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
+        refuse_standbys(function, target, "OpenFaaS has none")
         replicas = present.replicas
         if replace(target, replicas=present.replicas) != present:
             self._update(function, target)

@@ -10,7 +10,7 @@ from typing import Any
 from autoscaler.checked import from_table
 from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.logger import read_contexts, read_decisions
+from autoscaler.logger import configuration_of, read_contexts, read_decisions
 from autoscaler.policies import Making
 from autoscaler.prices import PriceSheet
 from autoscaler.settings import ControllerSettings
@@ -80,9 +80,9 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
     )
     state = state_at(policy.encoder, stored, last)
     desired = {
-        row["function"]: Configuration(**{entry.name: row[f"wish_{entry.name}"] for entry in fields(Configuration)})
+        row["function"]: wish
         for row in read_decisions(folder).to_pylist()
-        if abs(row["end_s"] - last.observation.end_s) < SLACK_S
+        if abs(row["end_s"] - last.observation.end_s) < SLACK_S and (wish := configuration_of(row, "wish_"))
     }
     about = {
         "pipeline": last.observation.pipeline,

@@ -8,7 +8,7 @@ meanwhile, it counts as another one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,9 +24,9 @@ FORGET = 0.8
 
 @dataclass(frozen=True)
 class BurstSettings:
-    """Which functions have standbys, and how fast these are."""
+    """Which functions have standbys, and how fast these are. A configuration's own come before these."""
 
-    functions: Mapping[str, Burst]
+    functions: Mapping[str, Burst] = field(default_factory=dict)
     activation_s: float = 0.1
     """Seconds from the request that finds too little until the standby takes calls."""
     seconds_per_token: Mapping[str, float] | None = None
@@ -42,11 +42,15 @@ class Bursts:
         self._requests = requests
         self._standbys = {index[function]: Standbys(burst) for function, burst in settings.functions.items()}
         given = settings.seconds_per_token
-        self._given = None if given is None else {index[function]: given[function] for function in settings.functions}
+        self._given = {index[function]: seconds for function, seconds in (given or {}).items()}
         self._busy_s: Floats = np.zeros(len(index))
         self._tokens = 0.0
         self._first = self._last = 0
         self._rates: dict[float, Floats] = {}
+
+    def __len__(self) -> int:
+        """Functions that have standbys."""
+        return len(self._standbys)
 
     def open(self, first: int, last: int) -> None:
         """A window of the requests ``first`` to ``last``."""
@@ -65,6 +69,17 @@ class Bursts:
             if released_s is not None:
                 fleet.release(node, number, released_s)
 
+    def change(self, node: int, fleet: Fleet, burst: Burst | None, now_s: float) -> None:
+        """Other standbys for a node: those that it has more of than ``burst`` are released, the rest stays as it is."""
+        before = self._standbys.pop(node, None)
+        if burst is not None:
+            self._standbys[node] = Standbys(burst)
+        for number, level in enumerate(before.levels if before else ()):
+            if burst is not None and number < burst.standbys:
+                self._standbys[node].levels[number] = level
+            elif level.until_s is not None:
+                fleet.release(node, number, now_s)
+
     def replace(self, node: int, fleet: Fleet, now_s: float) -> None:
         """Release what is activated: the node's replicas are replaced by others (another GPU share)."""
         standbys = self._standbys.get(node)
@@ -79,7 +94,7 @@ class Bursts:
         self._tokens = FORGET * self._tokens + float(self._requests.tokens[self._first : self._last].sum())
 
     def _seconds_per_token(self, node: int) -> float:
-        if self._given is not None:
+        if node in self._given:
             return self._given[node]
         return float(self._busy_s[node]) / self._tokens if self._tokens else 0.0
 

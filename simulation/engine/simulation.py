@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -81,9 +81,10 @@ class Simulation:
 
     ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
     else; on a shared machine there is only one. ``machines``: where replicas are, and which rule chooses among them;
-    None: nowhere in particular. ``bursts``: standbys, which follow the arrivals by themselves. ``seed`` scatters
-    service and cold starts; requests bring their own draws. Two simulations with equal arguments that are advanced over
-    the same windows are equal bit for bit, on any machine. Raises SimulationError.
+    None: nowhere in particular. ``bursts``: standbys, which follow the arrivals by themselves, besides those
+    of the configurations. ``seed`` scatters service and cold starts; requests bring their own draws. Two simulations
+    with equal arguments that are advanced over the same windows are equal bit for bit, on any machine. Raises
+    SimulationError.
     """
 
     def __init__(
@@ -138,9 +139,16 @@ class Simulation:
         if workload.host is not None:
             nodes = [stage.nodes for stage in self._stages]
             self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
-        if workload.host is not None and bursts is not None:
+        of_configurations = {name: configurations[name].burst for name in self.index}
+        functions = {
+            **(bursts.functions if bursts else {}),
+            **{name: one for name, one in of_configurations.items() if one},
+        }
+        self._bursts = None
+        if workload.host is None:
+            self._bursts = Bursts(replace(bursts or BurstSettings(), functions=functions), requests, self.index)
+        elif functions:
             raise SimulationError(f"{workload.name} runs on one machine, where standbys are not simulated")
-        self._bursts = None if bursts is None else Bursts(bursts, requests, self.index)
         self._left = self._gather[0] if self._host is None else self._host.left_s
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None
         self._marks = np.zeros(size, dtype=np.uint8)
@@ -177,8 +185,13 @@ class Simulation:
         node = self.index[function]
         if self._stage < len(self._stages) and self._stage_of(node) < self._stage:
             raise SimulationError(f"{function} was simulated up to {self._until_s:g} s already; order before its stage")
-        if self._bursts is not None and target.gpu_share != self.configuration(function).gpu_share:
+        before = self.configuration(function)
+        if self._bursts is not None and target.gpu_share != before.gpu_share:
             self._bursts.replace(node, self.fleet, self.now_s)
+        if target.burst != before.burst:
+            if self._bursts is None:
+                raise SimulationError(f"{self.workload.name} runs on one machine, where standbys are not simulated")
+            self._bursts.change(node, self.fleet, target.burst, self.now_s)
         self.fleet.order(node, target, self.now_s)
 
     def configuration(self, function: str) -> Configuration:
@@ -219,7 +232,7 @@ class Simulation:
             if self._stage == len(self._stages):
                 self._finished = self._run_host(self._host)
             return number
-        if self._bursts is not None:
+        if self._bursts is not None and len(self._bursts):
             for node in stage.nodes.tolist():
                 self._bursts.activate(node, self.fleet, self._until_s)
         if self._machines is not None and self._sited is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from autoscaler.contract import Configuration
-from autoscaler.logger import CONFIGURATION_FIELDS, read
+from autoscaler.logger import configuration_of, read
 from smoe.errors import SmoeError
 from smoe.report.model import Action, ActionKind, NodeWindow, PipelineWindow
 from smoe.view.build import describe_change
@@ -59,9 +59,11 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
         for row in _rows(log_dir, "windows", since_s)
     )
     actions = tuple(
-        _action(row, _configuration(row, "present"), _configuration(row, "target"))
+        _action(row, present, target)
         for row in _rows(log_dir, "decisions", since_s)
         if row["changes"]
+        and (present := configuration_of(row, "present_"))
+        and (target := configuration_of(row, "target_"))
     )
     return windows, nodes, actions
 
@@ -69,10 +71,6 @@ def read_log(log_dir: Path, since_s: float = 0.0) -> Rows:
 def _action(row: dict[str, Any], present: Configuration, target: Configuration) -> Action:
     change, applied = describe_change(present, target), row["applied"] and not row["dry_run"]
     return Action(row["end_s"], row["function"], kind_of(present, target), change, row["reason"], applied)
-
-
-def _configuration(row: dict[str, Any], side: str) -> Configuration:
-    return Configuration(**{name: row[f"{side}_{name}"] for name in CONFIGURATION_FIELDS})
 
 
 def _rows(log_dir: Path, kind: str, since_s: float) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from autoscaler.platforms.kubernetes.room import (
     wants_new_placement,
 )
 from autoscaler.platforms.kubernetes.store import Known, of_this_gateway
+from autoscaler.platforms.no_standbys import refuse_standbys
 from platform_words.labels import FUNCTION_LABEL, LIVE, PIPELINE_LABEL, SCALE_TYPE
 from platform_words.live import Live
 
@@ -108,6 +109,7 @@ class KubernetesPlatform:
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
         """Raises FunctionGoneError, UnreachableError, and PlatformError for what the API server refuses."""
+        refuse_standbys(function, target, "pods that wait are not yet managed on Kubernetes")
         if not self._read:
             self._read_all()
         deployment = self._known.deployment(function)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from autoscaler.contract import Policy
+from autoscaler.decision.limits import LimitSettings
+from autoscaler.policy.bursting import BurstingPolicy
+from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from benchmarks.simulator.oracle import PipelineModel
 from functions.dispatch.activation import Burst
 from simulation.engine.bursts import BurstSettings
+from simulation.engine.controlled import simulate_policy
 from simulation.engine.errors import SimulationError
 from simulation.engine.requests import draw_requests
+from simulation.engine.simulated_platform import SimulatedPlatform
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
 from simulation.workloads.workload import Host
@@ -132,3 +140,38 @@ def test_one_shared_machine_has_no_standbys() -> None:
     shared = workload((1,), host=Host(2.0, 0.0, 0.0, 0.0, 0.0), request_s=0.0, hop_s=0.0)
     with pytest.raises(SimulationError, match="where standbys are not simulated"):
         Simulation(shared, requests, initial(pipeline), bursts=BurstSettings({EXPERT: Burst(1)}))
+
+
+def test_standbys_of_a_configuration_are_those_of_the_settings() -> None:
+    pipeline, requests = one_expert(poisson(20, 400, seed=3), [5] * 400, Arithmetic(token_s=0.02))
+    burst = Burst(6, hold_s=2.0)
+    start = initial(pipeline)
+    configured = {**start, EXPERT: replace(start[EXPERT], burst=burst)}
+    given, _ = play(Simulation(pipeline, requests, start, bursts=BurstSettings({EXPERT: burst})), [10.0, 20.0])
+    theirs, _ = play(Simulation(pipeline, requests, configured), [10.0, 20.0])
+    assert np.array_equal(given, theirs, equal_nan=True)
+
+
+def test_an_order_brings_standbys_and_takes_them_away() -> None:
+    """The first window measures, the second's requests activate, the third's find none."""
+    pipeline, requests = one_expert(poisson(20, 800, seed=3), [5] * 800, Arithmetic(token_s=0.02))
+    simulation = Simulation(pipeline, requests, initial(pipeline))
+    node, plain = simulation.index[EXPERT], simulation.configuration(EXPERT)
+    platform, activated_s = SimulatedPlatform(simulation), []
+    for target in (plain, replace(plain, burst=Burst(6, hold_s=2.0)), plain):
+        platform.apply(EXPERT, simulation.configuration(EXPERT), target)
+        assert platform.configurations()[EXPERT] == target
+        activated_s.append(float(simulation.advance(simulation.now_s + 10.0).activated_s[node]))
+    assert activated_s[0] == 0 and activated_s[1] > 1 and activated_s[2] == 0
+
+
+def test_hpa_may_have_standbys_in_a_simulated_run_and_they_answer_sooner() -> None:
+    pipeline, requests = one_expert(poisson(20, 1200, seed=3), [5] * 1200, Arithmetic(token_s=0.009))
+
+    def p95_s(policy: Policy) -> float:
+        simulation = Simulation(pipeline, requests, initial(pipeline))
+        steps = simulate_policy(simulation, policy, LimitSettings(space=pipeline.space), window_s=10.0, until_s=60.0)
+        return float(np.quantile(np.concatenate([step.window.latency_s for step in steps[2:]]), 0.95))
+
+    hpa = HpaPolicy(HpaSettings(max_replicas=1))
+    assert p95_s(BurstingPolicy(hpa, Burst(6, hold_s=5.0))) < 0.8 * p95_s(hpa)

@@ -1,0 +1,126 @@
+"""Standbys as a part of a configuration: through space, limits, budget, capacity, plans and logs, and from settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoscaler.build import build_controller
+from autoscaler.capacity import needs
+from autoscaler.contract import Bound, Burst, Configuration, ConfigurationSpace, Proposal
+from autoscaler.decision.budget import per_hour
+from autoscaler.decision.limits import LimitSettings, LimitState, decide
+from autoscaler.errors import PlatformError, SettingsError
+from autoscaler.logger import configuration_of
+from autoscaler.loop import Controller, short
+from autoscaler.platforms.fake import FakePlatform
+from autoscaler.platforms.openfaas import OpenFaasPlatform
+from autoscaler.platforms.shadow import ShadowPlatform
+from autoscaler.prices import load_prices
+from autoscaler.settings import ControllerSettings
+from autoscaler.stored_deployment import Plan, load_plan, save_plan
+from tests.unit.autoscaler.builders import observation, topology
+from tests.unit.autoscaler.manifests import write_pipeline
+
+BURST = Burst(7, headroom=1.5, spare=2.0, hold_s=10.0)
+PLAIN = Configuration(512, 1.0, 0.0, 2, 4)
+BURSTING = replace(PLAIN, burst=BURST)
+
+
+def test_the_nearest_configuration_has_the_same_standbys() -> None:
+    assert ConfigurationSpace().nearest(replace(BURSTING, replicas=99)) == replace(BURSTING, replicas=8)
+
+
+def test_a_bound_on_replicas_leaves_standbys() -> None:
+    assert Bound("no room", replicas=2).possible(PLAIN, replace(BURSTING, replicas=5)) == BURSTING
+
+
+def test_a_budget_counts_a_waiting_standbys_memory() -> None:
+    """Seven times half a GiB, for an hour."""
+    prices = load_prices()
+    more = per_hour(BURSTING, prices) - per_hour(PLAIN, prices)
+    assert more == pytest.approx(7 * 0.5 * prices.memory_gib_s * 3600)
+
+
+def test_a_cluster_must_have_the_cores_of_activated_standbys() -> None:
+    assert needs(BURSTING) == needs(PLAIN.with_replicas(9))
+
+
+def test_a_plan_keeps_standbys_and_a_plan_without_them_is_stored_as_before(tmp_path: Path) -> None:
+    save_plan(Plan("tiny", {"a": BURSTING, "b": PLAIN}), tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json").configurations == {"a": BURSTING, "b": PLAIN}
+    save_plan(Plan("tiny", {"b": PLAIN}), tmp_path / "plain.json")
+    assert "burst" not in (tmp_path / "plain.json").read_text()
+
+
+def test_rows_of_a_log_from_before_standbys_have_none() -> None:
+    row = {"wish_memory_mb": 512, "wish_cpu_cores": 1.0, "wish_gpu_share": 0.0, "wish_replicas": 2}
+    assert configuration_of({**row, "wish_concurrency": 4}, "wish_") == PLAIN
+    assert configuration_of({**row, "wish_concurrency": None}, "wish_") is None
+
+
+def test_people_read_the_number_of_standbys() -> None:
+    assert short(BURSTING) == "512MiB/1cpu/2+7x4"
+
+
+def test_a_gateway_refuses_standbys_in_words_before_it_is_called() -> None:
+    platform = OpenFaasPlatform("http://127.0.0.1:9", "tiny", None)
+    with pytest.raises(PlatformError, match="function a cannot have 7 standbys: OpenFaaS has none"):
+        platform.apply("a", PLAIN, BURSTING)
+
+
+def test_fake_and_shadow_platforms_show_the_standbys_they_were_given() -> None:
+    fake = FakePlatform({"a": PLAIN})
+    shadow = ShadowPlatform(fake)
+    shadow.apply("a", PLAIN, BURSTING)
+    assert shadow.configurations() == {"a": BURSTING} and fake.configurations() == {"a": PLAIN}
+    fake.apply("a", PLAIN, BURSTING)
+    assert fake.configurations() == {"a": BURSTING}
+
+
+def controller_with(folder: Path, policy: str, table: dict[str, Any], platform: FakePlatform | None) -> Controller:
+    settings = ControllerSettings(
+        "http://127.0.0.1:9", write_pipeline(folder / "m"), policy=policy, policy_settings=table
+    )
+    return build_controller(settings, platform)[0]
+
+
+@pytest.mark.parametrize("policy", ["static", "hpa", "kpa"])
+def test_every_policy_takes_standbys_from_its_settings(policy: str, tmp_path: Path) -> None:
+    platform = FakePlatform({"tiny-expert-0-0": PLAIN})
+    table = {"burst": {"standbys": 7, "headroom": 1.5, "spare": 2.0, "hold_s": 10.0}}
+    made = controller_with(tmp_path, policy, table, platform).policy
+    assert made.name == policy
+    observed = observation({"expert-0-0": {"configuration": PLAIN}})
+    desired = made.propose(observed, observed.end_s, None).desired
+    assert desired and all(one.burst == BURST for one in desired.values())
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ({"standbys": -1}, "standbys is -1; allowed is 0 or more"),
+        ({"standbys": 2, "hold": 3}, "hold"),
+        ({"headroom": 1.0}, "standbys is missing"),
+    ],
+)
+def test_a_table_that_makes_no_standbys_is_refused(table: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        controller_with(tmp_path, "static", {"burst": table}, FakePlatform({}))
+
+
+def test_a_live_controller_says_at_its_start_that_its_platform_has_none(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="the platform openfaas brings about replicas only"):
+        controller_with(tmp_path, "hpa", {"burst": {"standbys": 1}}, None)
+
+
+def test_decisions_carry_standbys_and_stay_in_the_space() -> None:
+    observed, function = observation({"expert-0-0": {"peak_tokens": 1.0}}), "m-expert-0-0"
+    proposal = Proposal({function: replace(BURSTING, replicas=99)}, {function: "test"})
+    (decision,) = decide(
+        topology(), observed, proposal, {function: PLAIN}, observed.end_s, LimitState(), LimitSettings(), load_prices()
+    )
+    assert decision.changes and decision.target == replace(BURSTING, replicas=8)
