@@ -160,8 +160,8 @@ def first_failed(tests: list[str], copy: Path) -> str | None:
                 os.killpg(process.pid, 9)
                 process.wait()
         output.seek(0)
-        found = re.search(rb"^(?:FAILED|ERROR) ([^\s\[]+)", output.read(), re.MULTILINE)
-        return found[1].decode() if found else ""
+        failure = re.search(rb"^(?:FAILED|ERROR) ([^\s\[]+)", output.read(), re.MULTILINE)
+        return failure[1].decode() if failure else ""
 
 
 @click.command()

@@ -40,7 +40,7 @@ INGRESS_CONCURRENCY = 512
 """An hour in two minutes makes bursts of hundreds of requests; they wait rather than being refused."""
 SEGMENT_CORES = 6.0
 """Segments have the cores for the busiest minute from the start: what load moves is left to the experts."""
-QUIET_S = 18 * 60
+LEFT_OUT_S = 18 * 60
 """The bursty hour's first minutes, with next to no requests, are left out: the rest moves between 11 and 547 a
 minute."""
 
@@ -202,7 +202,7 @@ def _workload(settings: RunSettings) -> tuple[Trace, list[str], str]:
     folder = catalog.data_folder(settings.data)
     if settings.trace is None:
         hour = catalog.bursty_hour(folder, "uniform", settings.seed)
-        trace = hour.clip(QUIET_S, hour.duration_s)
+        trace = hour.clip(LEFT_OUT_S, hour.duration_s)
     else:
         trace = loading.load(catalog.resolve(settings.trace, folder), seed=settings.seed)
     trace = scale.fit(trace, settings.seconds, settings.mean_rps, settings.seed)
