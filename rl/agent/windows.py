@@ -80,10 +80,9 @@ def logged(folder: Path, at_s: float | None, actor_file: Path | None) -> Window:
     )
     state = state_at(policy.encoder, stored, last)
     desired = {
-        row["function"]: desired_configuration
+        row["function"]: asked
         for row in read_decisions(folder).to_pylist()
-        if abs(row["end_s"] - last.observation.end_s) < SLACK_S
-        and (desired_configuration := configuration_of(row, "wish_"))
+        if abs(row["end_s"] - last.observation.end_s) < SLACK_S and (asked := configuration_of(row, "wish_"))
     }
     about = {
         "pipeline": last.observation.pipeline,
