@@ -156,6 +156,8 @@ class NodeObservation(NamedTuple):
     estimates them otherwise."""
     age_s: float | None = None
     """Age of the oldest sample this row was made of, at the end of the window."""
+    activated_s: float | None = None
+    """Seconds in which standbys were activated, summed over them; None where there are none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """U_φ of Eq. (7) and the two cost meters of a window; both are always reported.
 
 *Busy* is the paper's reading: seconds that replicas were in use × U_φ. *Provisioned* is what a cluster's owner pays:
-replicas × seconds of the window × U_φ.
+replicas × seconds of the window × U_φ, and for standbys their memory, from activation to release a replica's U_φ.
 """
 
 from __future__ import annotations
@@ -81,7 +81,16 @@ def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: Pri
     if busy_s is None:
         seconds = _total([node.busy_s for node in nodes])
         busy_s = None if seconds is None else min(seconds, replicas * window_s)
-    return Cost(None if busy_s is None else busy_s * unit, replicas * window_s * unit)
+    provisioned = replicas * window_s * unit + _standbys(nodes[0], configuration, window_s, prices)
+    return Cost(None if busy_s is None else busy_s * unit, provisioned)
+
+
+def _standbys(node: NodeObservation, configuration: Configuration, window_s: float, prices: PriceSheet) -> float:
+    """What a function's standbys cost; all count as activated where it is not known how long they were."""
+    standby_s = configuration.standbys * window_s
+    activated_s = standby_s if node.activated_s is None else node.activated_s
+    waiting_s = max(0.0, standby_s - activated_s)
+    return waiting_s * prices.standby_per_s(configuration) + activated_s * prices.unit_per_s(configuration)
 
 
 def _total(values: Sequence[float | None]) -> float | None:

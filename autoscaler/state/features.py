@@ -129,6 +129,7 @@ def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeO
         "measured_replicas": _whole(measured),
         "busy_replica_s": nothing,
         "age_s": [age_s] * len(infos),
+        "activated_s": nothing,
     }
     rows = zip(*(columns[name] for name in NodeObservation._fields), strict=True)
     return list(map(NodeObservation._make, rows))

@@ -151,7 +151,8 @@ class SimulatedMetrics:
         configuration = self._simulation.configuration(node.function)
         busy_s = float(sum(window.meter[place, kernel.BUSY_S] for window in windows))
         gpu = self._gpu_use(windows, place, configuration, node, busy_s) if configuration.gpu_share else {}
-        return node._replace(configuration=configuration, busy_replica_s=busy_s, **gpu)
+        activated_s = float(sum(window.activated_s[place] for window in windows)) if configuration.burst else None
+        return node._replace(configuration=configuration, busy_replica_s=busy_s, activated_s=activated_s, **gpu)
 
     def _gpu_use(
         self,

@@ -186,13 +186,13 @@ class Simulation:
         if self._stage < len(self._stages) and self._stage_of(node) < self._stage:
             raise SimulationError(f"{function} was simulated up to {self._until_s:g} s already; order before its stage")
         before = self.configuration(function)
+        if target.burst != before.burst and self._bursts is None:
+            raise SimulationError(f"{self.workload.name} runs on one machine, where standbys are not simulated")
+        self.fleet.order(node, target, self.now_s)
         if self._bursts is not None and target.gpu_share != before.gpu_share:
             self._bursts.replace(node, self.fleet, self.now_s)
-        if target.burst != before.burst:
-            if self._bursts is None:
-                raise SimulationError(f"{self.workload.name} runs on one machine, where standbys are not simulated")
+        if self._bursts is not None and target.burst != before.burst:
             self._bursts.change(node, self.fleet, target.burst, self.now_s)
-        self.fleet.order(node, target, self.now_s)
 
     def configuration(self, function: str) -> Configuration:
         """What ``function`` was last ordered to be."""

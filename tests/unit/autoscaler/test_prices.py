@@ -10,6 +10,7 @@ import pytest
 from autoscaler.contract import Cost
 from autoscaler.errors import SettingsError
 from autoscaler.prices import DEFAULT_SHEET, function_cost, load_prices, total_cost
+from functions.dispatch.activation import Burst
 from tests.unit.autoscaler.builders import PRICES, configuration, info, observation, observed
 
 NODE = info("expert-0-0", "expert", 0, 0)
@@ -50,6 +51,15 @@ def test_both_meters_of_a_function(fields: dict[str, object], busy_s: float | No
     cost = function_cost([observed(NODE, **fields)], 10.0, PRICES)
     unit = 2.0 + 0.25
     assert cost == Cost(None if busy_s is None else busy_s * unit, paid_s * unit)
+
+
+@pytest.mark.parametrize(("activated_s", "paid_s"), [(0.0, 30 * 0.25), (4.0, 26 * 0.25 + 4 * 2.25), (None, 30 * 2.25)])
+def test_a_standby_costs_its_memory_and_a_replica_while_it_is_activated(
+    activated_s: float | None, paid_s: float
+) -> None:
+    """Three standbys for ten seconds beside one replica, a quarter of a GiB each; what is not known counts in full."""
+    node = observed(NODE, activated_s=activated_s, configuration=replace(configuration(), burst=Burst(3)))
+    assert function_cost([node], 10.0, PRICES).provisioned == pytest.approx(10 * 2.25 + paid_s)
 
 
 def test_more_concurrency_alone_makes_nothing_cheaper() -> None:

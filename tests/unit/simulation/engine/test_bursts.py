@@ -168,10 +168,14 @@ def test_an_order_brings_standbys_and_takes_them_away() -> None:
 def test_hpa_may_have_standbys_in_a_simulated_run_and_they_answer_sooner() -> None:
     pipeline, requests = one_expert(poisson(20, 1200, seed=3), [5] * 1200, Arithmetic(token_s=0.009))
 
-    def p95_s(policy: Policy) -> float:
+    def run(policy: Policy) -> tuple[float, float]:
         simulation = Simulation(pipeline, requests, initial(pipeline))
         steps = simulate_policy(simulation, policy, LimitSettings(space=pipeline.space), window_s=10.0, until_s=60.0)
-        return float(np.quantile(np.concatenate([step.window.latency_s for step in steps[2:]]), 0.95))
+        p95_s = float(np.quantile(np.concatenate([step.window.latency_s for step in steps[2:]]), 0.95))
+        return p95_s, sum(step.report.cost.provisioned or 0.0 for step in steps[2:])
 
     hpa = HpaPolicy(HpaSettings(max_replicas=1))
-    assert p95_s(BurstingPolicy(hpa, Burst(6, hold_s=5.0))) < 0.8 * p95_s(hpa)
+    (p95_s, cost), (p95_without_s, cost_without) = run(BurstingPolicy(hpa, Burst(6, hold_s=5.0))), run(hpa)
+    assert p95_s < 0.8 * p95_without_s
+    memory = 6 * pipeline.prices.standby_per_s(configuration()) * 40.0
+    assert cost > cost_without + memory, "standbys are paid for, and activated ones in full"
