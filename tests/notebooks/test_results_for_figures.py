@@ -73,7 +73,7 @@ def test_generations_alternate_segments_and_whole_layers() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_one_decision_is_taken_apart_as_it_was_decided(tmp_path: Path) -> None:
-    options = ["--seconds", "240", "--pattern", "slow", "--out", str(tmp_path)]
+    options = ["--seconds", "240", "--pattern", "normal", "--out", str(tmp_path)]
     found = CliRunner().invoke(one_decision.main, options, catch_exceptions=False)
     assert found.exit_code == 0, found.output
     stored = json.loads((tmp_path / "decision.json").read_text())

@@ -65,5 +65,5 @@ def test_segments_grow_with_the_load_that_they_are_made_for() -> None:
 
 
 def test_a_teacher_that_is_not_known_is_refused() -> None:
-    with pytest.raises(TrainingError, match="queueing, hindsight"):
+    with pytest.raises(TrainingError, match="'queueing' or 'hindsight'"):
         TeacherSettings(kind="oracle")  # type: ignore[arg-type]
