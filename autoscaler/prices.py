@@ -52,6 +52,11 @@ class PriceSheet(Checked):
         activated."""
         return configuration.memory_mb / 1024 * self.memory_gib_s
 
+    def standbys(self, configuration: Configuration, seconds: float, activated_s: float = 0.0) -> float:
+        """All standbys of a function for ``seconds``, in which they were activated for ``activated_s`` in sum."""
+        waiting_s = max(0.0, configuration.standbys * seconds - activated_s)
+        return waiting_s * self.standby_per_s(configuration) + activated_s * self.unit_per_s(configuration)
+
 
 def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
     """Read a price sheet. Raises SettingsError."""
@@ -81,16 +86,10 @@ def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: Pri
     if busy_s is None:
         seconds = _total([node.busy_s for node in nodes])
         busy_s = None if seconds is None else min(seconds, replicas * window_s)
-    provisioned = replicas * window_s * unit + _standbys(nodes[0], configuration, window_s, prices)
+    # Where it is not known how long standbys were activated, all of them count as replicas.
+    activated_s = configuration.standbys * window_s if nodes[0].activated_s is None else nodes[0].activated_s
+    provisioned = replicas * window_s * unit + prices.standbys(configuration, window_s, activated_s)
     return Cost(None if busy_s is None else busy_s * unit, provisioned)
-
-
-def _standbys(node: NodeObservation, configuration: Configuration, window_s: float, prices: PriceSheet) -> float:
-    """What a function's standbys cost; all count as activated where it is not known how long they were."""
-    standby_s = configuration.standbys * window_s
-    activated_s = standby_s if node.activated_s is None else node.activated_s
-    waiting_s = max(0.0, standby_s - activated_s)
-    return waiting_s * prices.standby_per_s(configuration) + activated_s * prices.unit_per_s(configuration)
 
 
 def _total(values: Sequence[float | None]) -> float | None:

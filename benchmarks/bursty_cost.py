@@ -13,7 +13,7 @@ Last line: ``cost_ratio``, ``windows_over``, ``windows_over_constant`` (shares o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -83,10 +83,11 @@ def windows_of(simulation: Simulation, hour: Hour) -> tuple[list[float], Floats]
     return p95s, activated_s
 
 
-def deployed(workload: Workload, replicas: Floats) -> dict[str, Configuration]:
-    """Experts with ``replicas`` [experts], segments with plenty."""
+def deployed(workload: Workload, replicas: Floats, burst: Burst | None = None) -> dict[str, Configuration]:
+    """Experts with ``replicas`` [experts] and standbys, segments with plenty."""
     start = {
-        node.function: EXPERT.with_replicas(int(count)) for node, count in zip(workload.experts, replicas, strict=True)
+        node.function: replace(EXPERT, replicas=int(count), burst=burst)
+        for node, count in zip(workload.experts, replicas, strict=True)
     }
     return start | {node.function: workload.segment_configuration.with_replicas(PLENTY) for node in workload.segments}
 
@@ -104,20 +105,22 @@ def prepare(workload: Workload, arrival_s: Floats, seconds: float, factor: float
 
 
 def judge(
-    name: str, workload: Workload, hours: Sequence[Hour], replicas: Floats, bursts: BurstSettings | None
+    name: str, workload: Workload, hours: Sequence[Hour], bursts: BurstSettings, replicas: Floats, burst: Burst | None
 ) -> Outcome:
     """Simulate one setting on ``hours``; ``replicas`` [experts] always run."""
     over, judged, cost, counted = 0, 0, 0.0, 0.0
-    full, waiting = workload.prices.unit_per_s(EXPERT), workload.prices.standby_per_s(EXPERT)
-    standbys = 0 if bursts is None else sum(burst.standbys for burst in bursts.functions.values())
+    prices, start = workload.prices, deployed(workload, replicas, burst)
     for hour in hours:
-        simulation = Simulation(workload, hour.requests, deployed(workload, replicas), bursts=bursts)
+        simulation = Simulation(workload, hour.requests, start, bursts=bursts)
         p95s, activated = windows_of(simulation, hour)
         over += sum(p95_s > hour.slo_s for p95_s in p95s)
         judged += len(p95s)
-        always_s, activated_s = float(replicas.sum()) * hour.seconds, float(activated.sum())
-        cost += (always_s + activated_s) * full + (standbys * hour.seconds - activated_s) * waiting
-        counted += (always_s + activated_s) / hour.seconds / len(workload.experts)
+        for node in workload.experts:
+            configuration, activated_s = start[node.function], float(activated[simulation.index[node.function]])
+            always_s = configuration.replicas * hour.seconds
+            cost += always_s * prices.unit_per_s(configuration)
+            cost += prices.standbys(configuration, hour.seconds, activated_s)
+            counted += (always_s + activated_s) / hour.seconds / len(workload.experts)
     spent_s = sum(hour.seconds for hour in hours)
     return Outcome(name, cost / spent_s * 3600, counted / len(hours), over / judged)
 
@@ -131,11 +134,6 @@ def best(outcomes: Sequence[Outcome], most_over: float | None = None) -> Outcome
 def constant(work: Floats, times: float) -> Floats:
     """[experts] replicas: square-root staffing of ``times`` the mean work, one at least."""
     return np.maximum(1, np.ceil(times * work + np.sqrt(times * work)))
-
-
-def bursting(workload: Workload, burst: Burst, activation_s: float) -> BurstSettings:
-    """Every expert's standbys under one setting."""
-    return BurstSettings({node.function: burst for node in workload.experts}, activation_s)
 
 
 def row_of(hours: str, outcome: Outcome) -> tuple[str, ...]:
@@ -158,7 +156,7 @@ def main(
     data: Path | None, hours: int, tuning_hours: int, rate: float, pattern: str, seconds: float, slo_factor: float,
     standbys: int, activation_s: float,
 ) -> None:  # fmt: skip
-    workload, folder = paper_workload("bert-8"), data_folder(data)
+    workload, folder, activation = paper_workload("bert-8"), data_folder(data), BurstSettings(activation_s)
 
     def hours_of(split: Split, count: int) -> list[tuple[Hour, Floats]]:
         chosen = choose_hours(pattern, rate, split, count, data=folder)
@@ -171,25 +169,25 @@ def main(
         mean_work = np.mean([work for _, work in tuning], axis=0)
         constants = {f"constant for {times:g} times the work": constant(mean_work, times) for times in CONSTANTS}
         bursts = {
-            f"burst k={headroom:g} z={spare:g} hold {hold_s:g} s": bursting(
-                workload, Burst(standbys, headroom, spare, hold_s), activation_s
-            )
+            f"burst k={headroom:g} z={spare:g} hold {hold_s:g} s": Burst(standbys, headroom, spare, hold_s)
             for headroom, spare, hold_s in BURSTS
         }
         one_each = np.ones(len(workload.experts))
-        settings: dict[str, tuple[Floats, BurstSettings | None]] = {
+        settings: dict[str, tuple[Floats, Burst | None]] = {
             **{name: (count, None) for name, count in constants.items()},
             **{name: (one_each, burst) for name, burst in bursts.items()},
         }
         tried = {}
         for number, (name, setting) in enumerate(settings.items()):
             show(name, number)
-            tried[name] = judge(name, workload, [hour for hour, _ in tuning], *setting)
+            tried[name] = judge(name, workload, [hour for hour, _ in tuning], activation, *setting)
         steady = best([tried[name] for name in constants])
         quick = best([tried[name] for name in bursts], steady.over)
         show("test hours", len(tried))
         test = [hour for hour, _ in hours_of("test", hours)]
-        theirs, ours = (judge(chosen.name, workload, test, *settings[chosen.name]) for chosen in (steady, quick))
+        theirs, ours = (
+            judge(chosen.name, workload, test, activation, *settings[chosen.name]) for chosen in (steady, quick)
+        )
     print_table(
         f"{pattern} hours at {rate:g} requests/s, bert-8, simulated",
         ("hours", "setting", "cost of experts an hour", "replicas an expert", "windows over the SLO"),

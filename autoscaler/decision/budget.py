@@ -48,8 +48,8 @@ def no_worse(now: Configuration, target: Configuration) -> bool:
 
 def per_hour(configuration: Configuration, prices: PriceSheet) -> float:
     """Provisioned cost of all replicas for one hour, and of standbys that wait."""
-    waiting = configuration.standbys * prices.standby_per_s(configuration) if configuration.standbys else 0.0
-    return (configuration.replicas * prices.unit_per_s(configuration) + waiting) * HOUR_S
+    replicas = configuration.replicas * prices.unit_per_s(configuration) * HOUR_S
+    return replicas + prices.standbys(configuration, HOUR_S)
 
 
 _SENTENCE = "budget"

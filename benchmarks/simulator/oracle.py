@@ -18,7 +18,7 @@ import simpy
 from autoscaler.contract import Configuration, NodeInfo
 from functions.dispatch.activation import Burst
 from simulation.engine import kernel
-from simulation.engine.bursts import BurstSettings
+from simulation.engine.bursts import DEFAULT_BURSTS, BurstSettings
 from simulation.engine.requests import Requests
 from simulation.engine.tables import atoms_of
 from simulation.latency.contract import LimitedLatencyModel, Noise
@@ -264,7 +264,7 @@ class PipelineModel:
         configurations: Mapping[str, Configuration],
         orders: Iterable[tuple[float, str, Configuration]] = (),
         seed: int = 0,
-        bursts: BurstSettings | None = None,
+        bursts: BurstSettings = DEFAULT_BURSTS,
     ) -> None:
         self.bursts = bursts
         self.clock = simpy.Environment()
@@ -292,8 +292,7 @@ class PipelineModel:
     def serve(self, request: int) -> Generator[simpy.Event, Any, None]:
         """One pass: segment, its layer's experts in parallel, next segment, …"""
         yield self.clock.timeout(self.requests.arrival_s[request])
-        if self.bursts is not None:
-            self.activate(request, self.bursts)
+        self.activate(request)
         yield self.clock.timeout(self.workload.request_s)
         segments, row = len(self.workload.segments), 1
         for layer in range(segments):
@@ -310,19 +309,19 @@ class PipelineModel:
                 yield self.clock.timeout(self.workload.hop_s)
         self.answered_s[request] = self.clock.now
 
-    def activate(self, request: int, bursts: BurstSettings) -> None:
+    def activate(self, request: int) -> None:
         """How many replicas the arrivals ask for, counted again at every request, to each node with standbys."""
-        assert bursts.seconds_per_token is not None, "the oracle does not measure"
         arrival_s, tokens = self.requests.arrival_s, self.requests.tokens
         for node in self.nodes:
-            burst = bursts.functions.get(node.info.function)
+            burst = node.wanted.burst
             if burst is None:
                 continue
+            assert self.bursts.seconds_per_token is not None, "the oracle does not measure"
             lately = [k for k in range(request + 1) if arrival_s[k] > arrival_s[request] - burst.look_back_s]
             rate = sum(int(tokens[k]) for k in lately) / burst.look_back_s
-            work = rate * bursts.seconds_per_token[node.info.function]
+            work = rate * self.bursts.seconds_per_token[node.info.function]
             wanted = math.ceil(burst.headroom * work + burst.spare * math.sqrt(work) - 1e-9)
-            node.arrived(burst, wanted, bursts.activation_s)
+            node.arrived(burst, wanted, self.bursts.activation_s)
 
     def give_orders(self, orders: list[tuple[float, str, Configuration]]) -> Generator[simpy.Event, Any, None]:
         by_function = {node.info.function: node for node in self.nodes}

@@ -8,7 +8,7 @@ meanwhile, it counts as another one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,9 +24,8 @@ FORGET = 0.8
 
 @dataclass(frozen=True)
 class BurstSettings:
-    """Which functions have standbys, and how fast these are. A configuration's own come before these."""
+    """How standbys are simulated; which functions have some is in their configurations."""
 
-    functions: Mapping[str, Burst] = field(default_factory=dict)
     activation_s: float = 0.1
     """Seconds from the request that finds too little until the standby takes calls."""
     seconds_per_token: Mapping[str, float] | None = None
@@ -34,13 +33,18 @@ class BurstSettings:
     nothing is activated in the first."""
 
 
-class Bursts:
-    """State of all standbys, from window to window. ``index``: function → node."""
+DEFAULT_BURSTS = BurstSettings()
 
-    def __init__(self, settings: BurstSettings, requests: Requests, index: Mapping[str, int]) -> None:
+
+class Bursts:
+    """State of all standbys, from window to window. ``index``: function → node; ``bursts``: function → its standbys."""
+
+    def __init__(
+        self, settings: BurstSettings, requests: Requests, index: Mapping[str, int], bursts: Mapping[str, Burst]
+    ) -> None:
         self.settings = settings
         self._requests = requests
-        self._standbys = {index[function]: Standbys(burst) for function, burst in settings.functions.items()}
+        self._standbys = {index[function]: Standbys(burst) for function, burst in bursts.items()}
         given = settings.seconds_per_token
         self._given = {index[function]: seconds for function, seconds in (given or {}).items()}
         self._busy_s: Floats = np.zeros(len(index))

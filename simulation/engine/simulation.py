@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from autoscaler.contract import Configuration, NodeInfo
 from functions.serving.metric_names import BUCKETS_S
 from simulation.arrays import Calls, Floats, Ints
 from simulation.engine import kernel
-from simulation.engine.bursts import Bursts, BurstSettings
+from simulation.engine.bursts import DEFAULT_BURSTS, Bursts, BurstSettings
 from simulation.engine.errors import SimulationError
 from simulation.engine.fleet import Fleet
 from simulation.engine.host import SharedMachine
@@ -81,10 +81,10 @@ class Simulation:
 
     ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
     else; on a shared machine there is only one. ``machines``: where replicas are, and which rule chooses among them;
-    None: nowhere in particular. ``bursts``: standbys, which follow the arrivals by themselves, besides those
-    of the configurations. ``seed`` scatters service and cold starts; requests bring their own draws. Two simulations
-    with equal arguments that are advanced over the same windows are equal bit for bit, on any machine. Raises
-    SimulationError.
+    None: nowhere in particular. ``bursts``: how standbys of the configurations are simulated, which follow
+    the arrivals by themselves. ``seed`` scatters service and cold starts; requests bring their own draws. Two
+    simulations with equal arguments that are advanced over the same windows are equal bit for bit, on any machine.
+    Raises SimulationError.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Simulation:
         most_calls: int | None = None,
         threads: int = 1,
         machines: Machines | None = None,
-        bursts: BurstSettings | None = None,
+        bursts: BurstSettings = DEFAULT_BURSTS,
     ) -> None:
         experts = workload.experts
         if requests.counts.shape[0] != 1 + len(experts):
@@ -139,15 +139,11 @@ class Simulation:
         if workload.host is not None:
             nodes = [stage.nodes for stage in self._stages]
             self._host = SharedMachine(workload.host, requests, self._keys, nodes, self._source, seed)
-        of_configurations = {name: configurations[name].burst for name in self.index}
-        functions = {
-            **(bursts.functions if bursts else {}),
-            **{name: one for name, one in of_configurations.items() if one},
-        }
+        standbys = {name: burst for name in self.index if (burst := configurations[name].burst) is not None}
         self._bursts = None
         if workload.host is None:
-            self._bursts = Bursts(replace(bursts or BurstSettings(), functions=functions), requests, self.index)
-        elif functions:
+            self._bursts = Bursts(bursts, requests, self.index, standbys)
+        elif standbys:
             raise SimulationError(f"{workload.name} runs on one machine, where standbys are not simulated")
         self._left = self._gather[0] if self._host is None else self._host.left_s
         self._pool = ThreadPoolExecutor(threads) if threads > 1 else None

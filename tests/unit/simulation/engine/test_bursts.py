@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from autoscaler.contract import Policy
+from autoscaler.contract import Configuration, Policy
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.policy.bursting import BurstingPolicy
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
@@ -37,7 +38,7 @@ from tests.unit.simulation.engine.builders import (
 )
 
 
-def random_bursts(generator: np.random.Generator, functions: list[str]) -> BurstSettings:
+def random_bursts(generator: np.random.Generator, functions: list[str]) -> tuple[dict[str, Burst], BurstSettings]:
     chosen = [function for function in functions if generator.random() < 0.7]
     bursts = {
         function: Burst(
@@ -50,7 +51,11 @@ def random_bursts(generator: np.random.Generator, functions: list[str]) -> Burst
         for function in chosen
     }
     seconds = {function: generator.uniform(0.0001, 0.004) for function in chosen}
-    return BurstSettings(bursts, float(generator.choice([0.0, 0.02, 0.3])), seconds)
+    return bursts, BurstSettings(float(generator.choice([0.0, 0.02, 0.3])), seconds)
+
+
+def with_standbys(configurations: Mapping[str, Configuration], bursts: Mapping[str, Burst]) -> dict[str, Configuration]:
+    return {name: replace(one, burst=bursts.get(name)) for name, one in configurations.items()}
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -63,11 +68,14 @@ def test_agrees_with_the_event_driven_model_while_standbys_come_and_go(seed: int
     arrivals = np.cumsum(generator.gamma(0.3, 1 / (0.3 * rate), int(rate * SPAN_S)))
     requests = draw_requests(pipeline, arrivals, seed=seed)
     functions = [node.function for node in (*pipeline.segments, *pipeline.experts)]
-    orders, bursts = limited_orders(generator, functions, gpu=0.15), random_bursts(generator, functions)
-    simulation = Simulation(pipeline, requests, initial(pipeline), seed=seed, bursts=bursts)
+    drawn = limited_orders(generator, functions, gpu=0.15)
+    bursts, settings = random_bursts(generator, functions)
+    orders = [(when, name, replace(target, burst=bursts.get(name))) for when, name, target in drawn]
+    start = with_standbys(initial(pipeline), bursts)
+    simulation = Simulation(pipeline, requests, start, seed=seed, bursts=settings)
     moments = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
     latency, _ = play(simulation, [float(moment) for moment in moments], orders)
-    oracle = PipelineModel(pipeline, requests, initial(pipeline), orders, seed, bursts)
+    oracle = PipelineModel(pipeline, requests, start, orders, seed, settings)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
     assert np.array_equal(np.isnan(latency), np.isnan(expected))
@@ -77,9 +85,9 @@ def test_agrees_with_the_event_driven_model_while_standbys_come_and_go(seed: int
 def test_standbys_that_are_never_wanted_change_nothing() -> None:
     pipeline = workload((3, 2), Arithmetic(scatter=Noise.lognormal(0.3)))
     requests = draw_requests(pipeline, poisson(20, 300), seed=1)
-    bursts = BurstSettings({node.function: Burst(0) for node in pipeline.experts})
+    none = with_standbys(initial(pipeline), {node.function: Burst(0) for node in pipeline.experts})
     without, _ = play(Simulation(pipeline, requests, initial(pipeline)), [10.0, 40.0])
-    with_none, windows = play(Simulation(pipeline, requests, initial(pipeline), bursts=bursts), [10.0, 40.0])
+    with_none, windows = play(Simulation(pipeline, requests, none), [10.0, 40.0])
     assert np.array_equal(without, with_none)
     assert not any(window.activated_s.any() for window in windows)
 
@@ -92,9 +100,11 @@ def test_four_requests_at_once_find_three_standbys_before_the_layer() -> None:
     burst = {EXPERT: Burst(3, headroom=1.0, spare=0.0, hold_s=5.0, look_back_s=1.0)}
 
     def latencies(activation_s: float, standbys: bool = True) -> list[float]:
-        settings = BurstSettings(burst, activation_s, {EXPERT: 1.0}) if standbys else None
+        settings = BurstSettings(activation_s, {EXPERT: 1.0})
         quick = {**start, **{node.function: configuration(4, cpu_cores=1e6) for node in pipeline.segments}}
-        found, _ = play(Simulation(pipeline, requests, quick, bursts=settings), [20.0])
+        found, _ = play(
+            Simulation(pipeline, requests, with_standbys(quick, burst if standbys else {}), bursts=settings), [20.0]
+        )
         return sorted(np.round(found, 6).tolist())
 
     at_once, late, without = latencies(0.0), latencies(0.4), latencies(0.0, standbys=False)
@@ -107,8 +117,9 @@ def test_four_requests_at_once_find_three_standbys_before_the_layer() -> None:
 def test_activated_seconds_are_those_from_the_first_to_the_last_wish_and_the_hold() -> None:
     """Two requests in one second want one standby from 2.5 s on; it is held 3 s: 2.5 to 5.5 s, over two windows."""
     pipeline, requests = one_expert([2.0, 2.5, 9.0], [1, 1, 1], Arithmetic(token_s=0.1))
-    burst = BurstSettings({EXPERT: Burst(2, headroom=1.0, spare=0.0, hold_s=3.0, look_back_s=1.0)}, 0.1, {EXPERT: 1.0})
-    simulation = Simulation(pipeline, requests, initial(pipeline), bursts=burst)
+    burst = Burst(2, headroom=1.0, spare=0.0, hold_s=3.0, look_back_s=1.0)
+    start, settings = with_standbys(initial(pipeline), {EXPERT: burst}), BurstSettings(0.1, {EXPERT: 1.0})
+    simulation = Simulation(pipeline, requests, start, bursts=settings)
     node = simulation.index[EXPERT]
     _, windows = play(simulation, [4.0, 8.0, 12.0])
     assert [float(window.activated_s[node]) for window in windows] == pytest.approx([1.5, 1.5, 0.0])
@@ -118,7 +129,7 @@ def test_activated_seconds_are_those_from_the_first_to_the_last_wish_and_the_hol
 def test_without_given_seconds_the_windows_before_are_measured() -> None:
     pipeline, requests = one_expert(poisson(10, 400, seed=3), [5] * 400, Arithmetic(token_s=0.05))
     burst = {EXPERT: Burst(6, hold_s=1.0)}
-    simulation = Simulation(pipeline, requests, initial(pipeline), bursts=BurstSettings(burst))
+    simulation = Simulation(pipeline, requests, with_standbys(initial(pipeline), burst))
     node = simulation.index[EXPERT]
     _, windows = play(simulation, [10.0, 20.0, 30.0])
     assert windows[0].activated_s[node] == 0, "nothing is known yet"
@@ -127,8 +138,8 @@ def test_without_given_seconds_the_windows_before_are_measured() -> None:
 
 def test_a_copy_goes_on_as_the_original_does() -> None:
     pipeline, requests = one_expert(poisson(20, 400, seed=3), [5] * 400, Arithmetic(token_s=0.02))
-    burst = BurstSettings({EXPERT: Burst(6, hold_s=2.0)})
-    simulation = Simulation(pipeline, requests, initial(pipeline), bursts=burst)
+    start = with_standbys(initial(pipeline), {EXPERT: Burst(6, hold_s=2.0)})
+    simulation = Simulation(pipeline, requests, start)
     simulation.advance(10.0)
     copy = simulation.fork()
     ours, theirs = simulation.advance(20.0), copy.advance(20.0)
@@ -139,17 +150,7 @@ def test_one_shared_machine_has_no_standbys() -> None:
     pipeline, requests = one_expert([1.0], [1])
     shared = workload((1,), host=Host(2.0, 0.0, 0.0, 0.0, 0.0), request_s=0.0, hop_s=0.0)
     with pytest.raises(SimulationError, match="where standbys are not simulated"):
-        Simulation(shared, requests, initial(pipeline), bursts=BurstSettings({EXPERT: Burst(1)}))
-
-
-def test_standbys_of_a_configuration_are_those_of_the_settings() -> None:
-    pipeline, requests = one_expert(poisson(20, 400, seed=3), [5] * 400, Arithmetic(token_s=0.02))
-    burst = Burst(6, hold_s=2.0)
-    start = initial(pipeline)
-    configured = {**start, EXPERT: replace(start[EXPERT], burst=burst)}
-    given, _ = play(Simulation(pipeline, requests, start, bursts=BurstSettings({EXPERT: burst})), [10.0, 20.0])
-    theirs, _ = play(Simulation(pipeline, requests, configured), [10.0, 20.0])
-    assert np.array_equal(given, theirs, equal_nan=True)
+        Simulation(shared, requests, with_standbys(initial(pipeline), {EXPERT: Burst(1)}))
 
 
 def test_an_order_brings_standbys_and_takes_them_away() -> None:
