@@ -59,9 +59,10 @@ def token_rates(arrival_s: Floats, tokens: NDArray[np.unsignedinteger], first: i
 
     ``arrival_s [N]`` seconds, never falling; ``tokens [N]``.
     """
-    total = np.concatenate([[0.0], np.cumsum(tokens, dtype=np.float64)])
     begin = np.searchsorted(arrival_s, arrival_s[first:] - look_back_s, side="right")
-    return np.asarray((total[first + 1 : arrival_s.size + 1] - total[begin]) / look_back_s)
+    earliest = int(begin[0]) if begin.size else 0  # nothing before counts, and an hour's windows are asked for in turn
+    total = np.concatenate([[0.0], np.cumsum(tokens[earliest:], dtype=np.float64)])
+    return np.asarray((total[first + 1 - earliest :] - total[begin - earliest]) / look_back_s)
 
 
 @dataclass
