@@ -6,13 +6,12 @@ Part of ``autoscaler.contract``, which exports these names.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from autoscaler.checked import Checked, FromOne, FromZero, NotNegative, from_table
+from autoscaler.checked import Checked, FromOne, FromZero, NotNegative, from_table, read_toml
 from autoscaler.configuration import Configuration
 from autoscaler.errors import SettingsError
 
@@ -131,11 +130,7 @@ class Capacity(Checked):
 
 def load_capacity(path: Path) -> Capacity:
     """From a TOML file with the totals, or with ``[[machines]]``. Raises SettingsError."""
-    try:
-        table = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"capacity {path} cannot be read: {error}") from error
-    return from_table(Capacity, table)
+    return from_table(Capacity, read_toml(path, "capacity"))
 
 
 def _packs(configurations: Sequence[Configuration], machines: Sequence[Machine]) -> bool:

@@ -7,9 +7,11 @@ line (:mod:`autoscaler.options`).
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -76,6 +78,14 @@ class Checked:
     def rules(self) -> Iterable[Rule]:
         """What no annotation can state, such as rules between settings."""
         return ()
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The table of a TOML file; ``what`` it holds is for the sentence. Raises SettingsError."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{what} {path} cannot be read: {error}") from error
 
 
 def from_table(kind: type[Kind], table: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Kind:

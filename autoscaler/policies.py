@@ -7,13 +7,12 @@ policy. So learnt policies and optimisers plug in without the controller knowing
 from __future__ import annotations
 
 import importlib
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autoscaler.checked import Checked, from_table
+from autoscaler.checked import Checked, from_table, read_toml
 from autoscaler.contract import Burst, NodeKind, Policy, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
@@ -37,14 +36,6 @@ HPA_TABLE = "hpa"
 
 BURST_TABLE = "burst"
 """Table of any policy's settings: the standbys on top of its replicas."""
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """A policy's settings file (TOML). Raises SettingsError."""
-    try:
-        return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"policy settings {path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -128,7 +119,7 @@ class Making:
 
     def _whole_table(self) -> Mapping[str, Any]:
         given = self.settings.policy_settings
-        return read_table(given) if isinstance(given, Path) else given or {}
+        return read_toml(given, "policy settings") if isinstance(given, Path) else given or {}
 
 
 Maker = Callable[[Making], Policy]

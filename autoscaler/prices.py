@@ -7,7 +7,6 @@ replicas × seconds of the window × U_φ, and for standbys their memory, from a
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autoscaler.checked import Checked, from_table
+from autoscaler.checked import Checked, from_table, read_toml
 from autoscaler.contract import Configuration, Cost, NodeObservation, Observation
 from autoscaler.errors import SettingsError
 
@@ -60,10 +59,7 @@ class PriceSheet(Checked):
 
 def load_prices(path: Path = DEFAULT_SHEET) -> PriceSheet:
     """Read a price sheet. Raises SettingsError."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"price sheet {path} cannot be read: {error}") from error
+    document = read_toml(path, "price sheet")
     try:
         return from_table(PriceSheet, document)
     except SettingsError as error:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autoscaler.checked import read_toml
 from autoscaler.contract import Policy
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.policies import Making, make_policy, read_table
+from autoscaler.policies import Making, make_policy
 from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings
 from evaluation.comparison.grid import Grid, Group
@@ -32,7 +33,10 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
     settings_file, pipeline = grid.settings_of(name, group), grid.custom_of(group.workload)
     table: Path | Mapping[str, Any] | None = settings_file
     if grid.speed > 1 and name in HPA_NAMES:
-        table = {**hpa_of_windows(grid.window_s), **(read_table(settings_file) if settings_file is not None else {})}
+        table = {
+            **hpa_of_windows(grid.window_s),
+            **(read_toml(settings_file, "policy settings") if settings_file is not None else {}),
+        }
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
         manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
