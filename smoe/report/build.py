@@ -47,9 +47,7 @@ def build(
     """
     if not (math.isfinite(slo_s) and slo_s > 0):
         raise ReportError(f"the SLO must be a positive number of seconds, got {slo_s!r}")
-    windows, nodes, actions = read_log(log_dir, float(meta.get("since_s", 0.0)))
-    requests = tuple(read_records(requests_csv)) if requests_csv is not None else ()
-    run = Run(windows, nodes, actions, requests)
+    run = _run(log_dir, requests_csv, float(meta.get("since_s", 0.0)))
     numbers = compute(run, slo_s, meta)
     try:
         numbers_text = json.dumps(numbers, indent=1, allow_nan=False) + "\n"
@@ -79,8 +77,7 @@ def build(
 def summary_of(log_dir: Path, requests_csv: Path, slo_s: float, since_s: float) -> dict[str, Any]:
     """The few numbers of one replay that another is compared with, JSON-ready: ``p95_s``, ``slo_attainment`` (share of
     all requests), ``provisioned_per_hour``, ``windows_over`` and ``windows``. Raises ReportError, TraceError."""
-    windows, nodes, actions = read_log(log_dir, since_s)
-    numbers = compute(Run(windows, nodes, actions, tuple(read_records(requests_csv))), slo_s, {})
+    numbers = compute(_run(log_dir, requests_csv, since_s), slo_s, {})
     latency = numbers["requests"]["latency_s"]
     return {
         "p95_s": latency["p95"] if latency else None,
@@ -89,3 +86,8 @@ def summary_of(log_dir: Path, requests_csv: Path, slo_s: float, since_s: float) 
         "windows_over": numbers["windows"]["violated"],
         "windows": numbers["windows"]["with_answers"],
     }
+
+
+def _run(log_dir: Path, requests_csv: Path | None, since_s: float) -> Run:
+    requests = () if requests_csv is None else tuple(read_records(requests_csv))
+    return Run(*read_log(log_dir, since_s), requests)

@@ -16,7 +16,7 @@ from functions.memory.device_regions import DeviceFullError
 
 
 class PlayedMemory:
-    """In place of ``CudaMemory``. ``plan`` is told the name of each call before it is made: it may raise, or wait."""
+    """In place of ``CudaMemory``. ``plan`` gets the name of each call before it is made: it may raise, or wait."""
 
     granule: int = 1
 
