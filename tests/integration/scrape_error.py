@@ -18,8 +18,9 @@ RATIOS = ("token_share", "request_share", "latency_mean_s")
 """Of two numbers that are both too large, each by a share of its own."""
 SAME = ("configuration", "ready_replicas", "measured_replicas", "peak_tokens")
 SMALL = 1e-9
-IDLE_CPU_S = 0.01
-"""A function without calls may use so much CPU between the window's ends and Prometheus' samples nearest to them."""
+IDLE_CPU_S = 0.05
+"""A function without calls may use so much CPU between the window's two ends and Prometheus' samples nearest to them:
+health probes and threads that wake up, two scrape intervals of at most a fortieth of a core."""
 
 
 def assert_within(direct: Observation, served: Observation, scraped: Readings, samples: float) -> None:
