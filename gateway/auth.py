@@ -1,4 +1,5 @@
-"""Basic auth on ``/system`` and ``/ui``; the feed's bearer token opens the replica feed and nothing else."""
+"""Basic auth on ``/system`` and ``/ui``; the feed's bearer token opens the replica feed, in which standbys are
+activated, and nothing else."""
 
 from __future__ import annotations
 

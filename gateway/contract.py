@@ -13,7 +13,8 @@ from typing import Literal, Protocol
 
 DEFAULT_NAMESPACE = "openfaas-fn"
 
-ReplicaState = Literal["starting", "ready", "draining"]
+ReplicaState = Literal["starting", "standby", "ready", "draining"]
+"""``standby``: it could serve, but has hardly any CPU and gets no calls until it is activated, which makes it ready."""
 
 
 class GatewayError(Exception):
@@ -105,6 +106,12 @@ class FunctionState:
     max_inflight: int
     created_at_s: float
     restarts: int = 0
+    standbys: int = 0
+    """Replicas on top of the desired ones that wait, or are activated."""
+    activated: int = 0
+    """Those of them that are ready now."""
+    activated_s: float = 0.0
+    """Seconds in which standbys were activated, summed over them, since the function was created."""
 
     @property
     def ready(self) -> tuple[Replica, ...]:
@@ -139,6 +146,20 @@ class BackendInfo:
     orchestration: str
     version: str
     notes: tuple[str, ...] = ()
+    standbys: bool = False
+    """Whether functions may have standbys."""
+
+
+@dataclass(frozen=True)
+class Activation:
+    """How many standbys of each function one sender (an ingress) wants activated, all at once."""
+
+    sender: str
+    """Replaces what the same sender asked for before; of several senders the largest number counts."""
+    levels: Mapping[tuple[str, str], int]
+    """(name, namespace) → standbys."""
+    lease_s: float
+    """Seconds for which it holds unless it is repeated, so that a sender that is gone leaves nothing activated."""
 
 
 class Backend(Protocol):
@@ -172,6 +193,10 @@ class Backend(Protocol):
     async def delete(self, name: str, namespace: str) -> None: ...
 
     async def scale(self, name: str, namespace: str, replicas: int) -> None: ...
+
+    async def activate(self, activation: Activation) -> None:
+        """Activate standbys, and release those no longer asked for. Functions that are not there, and standbys beyond
+        those that a function has, are ignored. Raises InvalidSpecError where functions have no standbys."""
 
     def get(self, name: str, namespace: str) -> FunctionState:
         """The function as last observed. Raises NotFoundError."""

@@ -16,11 +16,14 @@ from typing import Any, NoReturn
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.contract import InvalidSpecError
+from gateway.contract import Activation, InvalidSpecError
 from gateway.specs import MAX_REPLICAS, split_name
+from platform_words.bursts import MAX_STANDBYS
 
 _TRUE = ("1", "t", "true")
 _FALSE = ("", "0", "f", "false")
+MAX_SENDER = 100
+MAX_LEASE_S = 600
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
@@ -85,6 +88,21 @@ def replica_orders(document: Mapping[str, Any]) -> list[ReplicaOrder]:
             raise InvalidSpecError(f"{key[:80]}: annotations must be an object of strings")
         orders.append(ReplicaOrder(name, namespace, replicas, annotations))
     return orders
+
+
+def activation(document: Mapping[str, Any]) -> Activation:
+    """``{"sender": "ID", "lease_s": 30, "functions": {"NAME": 2}}``."""
+    sender, lease_s, functions = (document.get(key) for key in ("sender", "lease_s", "functions"))
+    if not isinstance(sender, str) or not 0 < len(sender) <= MAX_SENDER:
+        raise InvalidSpecError(f"sender must be a string of 1 to {MAX_SENDER} characters")
+    if isinstance(lease_s, bool) or not isinstance(lease_s, int | float) or not 0 < lease_s <= MAX_LEASE_S:
+        raise InvalidSpecError(f"lease_s must be a number of seconds above 0, at most {MAX_LEASE_S}")
+    if not isinstance(functions, dict):
+        raise InvalidSpecError("functions must be an object with the activated standbys to each function's name")
+    for name, count in functions.items():
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_STANDBYS:
+            raise InvalidSpecError(f"{name[:80]}: activated standbys must be a whole number from 0 to {MAX_STANDBYS}")
+    return Activation(sender, {split_name(name): count for name, count in functions.items()}, float(lease_s))
 
 
 def replica_count(order: Any, where: str = "") -> int:

@@ -95,6 +95,8 @@ class GatewayMetrics:
         one, two = ["function_name"], ["function_name", "replica"]
         wanted = GaugeMetricFamily(names.SERVICE_COUNT, "Desired replicas", labels=one)
         states = GaugeMetricFamily(names.FUNCTION_REPLICAS, "Replicas by state", labels=["function_name", "state"])
+        standbys = GaugeMetricFamily(names.STANDBYS, "Standbys to have", labels=one)
+        activated = CounterMetricFamily(names.STANDBY_ACTIVATED_SECONDS, "Time of activated standbys", labels=one)
         least = GaugeMetricFamily(names.MIN_REPLICAS, "Least replicas", labels=one)
         cpu = CounterMetricFamily(names.REPLICA_CPU_SECONDS, "CPU time of a replica", labels=two)
         memory = GaugeMetricFamily(names.REPLICA_MEMORY_BYTES, "Memory of a replica", labels=two)
@@ -111,8 +113,16 @@ class GatewayMetrics:
                 least.add_metric([key], minimum)
             restarts.add_metric([key], state.restarts)
             inflight_limit.add_metric([key], max_inflight(spec))
-            for name in ("starting", "ready", "draining"):
-                states.add_metric([key, name], sum(replica.state == name for replica in state.replicas))
+            counts = Counter(replica.state for replica in state.replicas)
+            for name in ("starting", "draining"):
+                states.add_metric([key, name], counts[name])
+            states.add_metric([key, "ready"], counts["ready"] - state.activated)
+            if state.standbys:
+                states.add_metric([key, "standby"], counts["standby"])
+                states.add_metric([key, "activated"], state.activated)
+                standbys.add_metric([key], state.standbys)
+                activated.add_metric([key], state.activated_s)
+            waiting = {replica.id for replica in state.replicas if replica.state == "standby"}
             if "cpu" in spec.limits:
                 cpu_limit.add_metric([key], float(parse_quantity(spec.limits["cpu"])))
             if "memory" in spec.limits:
@@ -120,11 +130,25 @@ class GatewayMetrics:
             if GPU in spec.limits:
                 gpu_share.add_metric([key], float(parse_quantity(spec.limits[GPU])) / GPU_TENTHS)
             for replica_id, usage in self._backend.usage(spec.name, spec.namespace).items():
-                if usage.cpu_seconds_total is not None:
+                # CPU in use is compared with what replicas may use, of which one that waits has next to nothing.
+                if usage.cpu_seconds_total is not None and replica_id not in waiting:
                     cpu.add_metric([key, replica_id], usage.cpu_seconds_total)
                 if usage.memory_bytes is not None:
                     memory.add_metric([key, replica_id], usage.memory_bytes)
-        yield from (wanted, states, least, cpu, memory, restarts, cpu_limit, memory_limit, gpu_share, inflight_limit)
+        yield from (
+            wanted,
+            states,
+            standbys,
+            activated,
+            least,
+            cpu,
+            memory,
+            restarts,
+            cpu_limit,
+            memory_limit,
+            gpu_share,
+            inflight_limit,
+        )
 
 
 def _min_replicas(spec: FunctionSpec) -> int | None:

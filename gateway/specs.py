@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.contract import DEFAULT_NAMESPACE, FunctionSpec, FunctionState, InvalidSpecError, Usage
-from platform_words.labels import FUNCTION_LABEL, SCALE_MAX, SCALE_MIN
+from platform_words.bursts import parse_burst
+from platform_words.labels import BURST, FUNCTION_LABEL, SCALE_MAX, SCALE_MIN
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 MAX_REPLICAS = 5000
@@ -91,6 +92,14 @@ def label_number(spec: FunctionSpec, key: str, default: int | None) -> int | Non
     if not text.isascii() or not text.isdigit() or len(text) > 4 or int(text) > MAX_REPLICAS:
         raise InvalidSpecError(f"label {key} is {text[:40]!r}; it takes a whole number up to {MAX_REPLICAS}")
     return int(text)
+
+
+def burst_of(spec: FunctionSpec) -> int:
+    """Standbys of the annotation ``smoe.burst``, 0 without it. Raises InvalidSpecError."""
+    try:
+        return parse_burst(spec.annotations[BURST])[0] if BURST in spec.annotations else 0
+    except ValueError as error:
+        raise InvalidSpecError(f"annotation {BURST}: {error}") from None
 
 
 def max_inflight(spec: FunctionSpec) -> int:

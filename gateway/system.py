@@ -32,6 +32,7 @@ from gateway.contract import (
     Usage,
 )
 from gateway.inputs import (
+    activation,
     flag,
     moment,
     named,
@@ -45,6 +46,7 @@ from gateway.inputs import (
 from gateway.metrics import GatewayMetrics
 from gateway.settings import GatewaySettings
 from gateway.specs import (
+    burst_of,
     check_name,
     max_inflight,
     parse_deployment,
@@ -53,7 +55,7 @@ from gateway.specs import (
     status_of,
 )
 from gateway.store import FunctionStore
-from platform_words.labels import METRICS_LABEL
+from platform_words.labels import BURST, METRICS_LABEL
 
 IN_MEMORY = (
     "Asynchronous calls wait in the memory of the gateway that took them: copies share none, and a gateway that is "
@@ -102,6 +104,7 @@ class SystemApi:
             Route("/system/secrets", self.delete_secret, methods=["DELETE"]),
             Route("/system/logs", self.logs, methods=["GET"]),
             Route("/system/replicas", self.replicas, methods=["GET"]),
+            Route("/system/replicas", self.activate, methods=["POST"]),
             Route("/system/targets", self.targets, methods=["GET"]),
         ]
 
@@ -140,6 +143,7 @@ class SystemApi:
         spec = parse_deployment(await read_json(request, self._max_bytes))
         self._backend.check_namespace(spec.namespace)
         max_inflight(spec)
+        burst_of(spec)
         return spec
 
     def _namespace(self, request: Request) -> str:
@@ -232,7 +236,8 @@ class SystemApi:
         gateway = {"release": __version__, "sha": __version__}
         arch = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
         notes = [*backend.notes, *self._notes]
-        return JSONResponse({"provider": provider, "version": gateway, "arch": arch, "notes": notes})
+        document = {"provider": provider, "version": gateway, "arch": arch, "notes": notes}
+        return JSONResponse(document | {"standbys": backend.standbys})
 
     async def namespaces(self, request: Request) -> Response:
         return JSONResponse([namespace.name for namespace in self._backend.namespaces()])
@@ -295,6 +300,14 @@ class SystemApi:
             return JSONResponse(self._snapshot())
         return StreamingResponse(self._until_closing(self._follow()), media_type="application/x-ndjson")
 
+    async def activate(self, request: Request) -> Response:
+        """Standbys of many functions, activated and released at once; the reply is their part of the feed, so that
+        nobody has to wait for its next line."""
+        asked = activation(await read_object(request, self._max_bytes))
+        await self._backend.activate(asked)
+        present = [state for state in self._backend.list() if (state.spec.name, state.spec.namespace) in asked.levels]
+        return JSONResponse({"functions": {state.spec.key: _entry(state) for state in present}})
+
     def close(self) -> None:
         """End the streams that clients follow, so that the server can drain."""
         self._closing.set()
@@ -336,14 +349,17 @@ class SystemApi:
             await self._backend.wait_change(version, FEED_PERIOD_S)
 
     def _snapshot(self) -> dict[str, Any]:
-        functions = {
-            state.spec.key: {
-                "max_inflight": state.max_inflight,
-                "replicas": [_replica(replica) for replica in state.replicas],
-            }
-            for state in self._backend.list()
-        }
+        functions = {state.spec.key: _entry(state) for state in self._backend.list()}
         return {"version": self._backend.version(), "functions": functions}
+
+
+def _entry(state: FunctionState) -> dict[str, Any]:
+    """A function in the feed; where it may have standbys, with its desired replicas and the rule."""
+    replicas = [_replica(replica) for replica in state.replicas]
+    entry: dict[str, Any] = {"max_inflight": state.max_inflight, "replicas": replicas}
+    if state.standbys:
+        entry |= {"desired": state.desired_replicas, "burst": state.spec.annotations.get(BURST, "")}
+    return entry
 
 
 def _replica(replica: Replica) -> dict[str, str]:

@@ -22,6 +22,8 @@ MEMORY_LABEL = "smoe.memory"
 
 PLACEMENT = "smoe.placement"
 """Annotation: replicas by machine, such as ``a=2,b=1``."""
+BURST = "smoe.burst"
+"""Annotation: standbys of a function and the rule that activates them (:mod:`platform_words.bursts`)."""
 BACKGROUND = "smoe.background"
 """Annotation, ``true``: the function gives way to others where processor time is short."""
 GPU_MEMORY = "smoe.gpu-memory"

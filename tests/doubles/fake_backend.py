@@ -19,6 +19,7 @@ from gateway.backends.process.quantities import limits_of, whole_number
 from gateway.changes import Changes
 from gateway.contract import (
     DEFAULT_NAMESPACE,
+    Activation,
     BackendInfo,
     ConflictError,
     FunctionSpec,
@@ -30,6 +31,7 @@ from gateway.contract import (
     Replica,
     Usage,
 )
+from gateway.specs import burst_of
 
 
 @dataclass
@@ -194,6 +196,10 @@ class _Function:
     made: int = 0
     restarts: int = 0
     deleted: bool = False
+    activated: int = 0
+
+    def standbys(self) -> int:
+        return burst_of(self.spec) if self.desired else 0
 
 
 class FakeBackend(Changes):
@@ -223,7 +229,7 @@ class FakeBackend(Changes):
         self._changed()
 
     def info(self) -> BackendInfo:
-        return BackendInfo("smoe-fake", "memory", "1", ("Replicas are servers in the gateway's own process.",))
+        return BackendInfo("smoe-fake", "memory", "1", ("Replicas are servers in the gateway's own process.",), True)
 
     def namespaces(self) -> builtins.list[Namespace]:
         return [Namespace(name) for name in sorted(self._served)]
@@ -271,6 +277,13 @@ class FakeBackend(Changes):
         function = self._function(name, namespace)
         function.desired = replicas
         await self._reconcile(function)
+
+    async def activate(self, activation: Activation) -> None:
+        """Without leases: nothing in a test waits for a clock."""
+        for function in self._functions.values():
+            function.activated = activation.levels.get((function.spec.name, function.spec.namespace), 0)
+            self._open(function)
+        self._changed()
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self._state(self._function(name, namespace))
@@ -382,12 +395,22 @@ class FakeBackend(Changes):
             max_inflight=whole_number(function.spec.env_vars, "max_inflight", 0),
             created_at_s=function.created_at_s,
             restarts=function.restarts,
+            standbys=function.standbys(),
+            activated=min(function.activated, function.standbys()),
         )
 
+    def _open(self, function: _Function) -> None:
+        """The first replicas take calls, the others stand by."""
+        started = [one for one in function.replicas.values() if one.state.state in ("ready", "standby")]
+        for number, replica in enumerate(started):
+            open_ = not function.standbys() or number < function.desired + function.activated
+            replica.state = replace(replica.state, state="ready" if open_ else "standby")
+
     async def _reconcile(self, function: _Function) -> None:
-        while len(function.replicas) > function.desired:
+        total = function.desired + function.standbys()
+        while len(function.replicas) > total:
             self._drop(function, list(function.replicas.values())[-1])
-        while not function.deleted and len(function.replicas) < function.desired:
+        while not function.deleted and len(function.replicas) < total:
             function.made += 1
             replica_id = f"{function.spec.name}-{function.made}"
             replica = FakeReplica(
@@ -401,6 +424,7 @@ class FakeBackend(Changes):
             await replica.listen()
             if not self.hold_starts:
                 self._ready(replica)
+        self._open(function)
         self._changed()
 
     def _ready(self, replica: FakeReplica) -> None:

@@ -18,6 +18,7 @@ from gateway.backends.kubernetes.space import Space
 from gateway.changes import Changes
 from gateway.contract import (
     DEFAULT_NAMESPACE,
+    Activation,
     BackendError,
     BackendInfo,
     FunctionSpec,
@@ -28,13 +29,15 @@ from gateway.contract import (
     NotFoundError,
     Usage,
 )
-from gateway.specs import check_namespace
+from gateway.specs import burst_of, check_namespace
+from platform_words.labels import BURST
 
 log = logging.getLogger(__name__)
 
 OLDEST = (1, 30)
 """Pods that sleep before they get SIGTERM."""
 RESIZES = (1, 33)
+NO_STANDBYS = f"functions on Kubernetes have no standbys (annotation {BURST}): pods that wait are not managed yet"
 
 
 class KubernetesBackend(Changes):
@@ -114,9 +117,11 @@ class KubernetesBackend(Changes):
         raise InvalidSpecError(f"{why_not}; there is {there}")
 
     async def create(self, spec: FunctionSpec, replicas: int) -> None:
+        _refuse_standbys(spec)
         await self._space(spec.namespace).create(spec, replicas)
 
     async def update(self, spec: FunctionSpec) -> None:
+        _refuse_standbys(spec)
         await self._space(spec.namespace).update(spec)
 
     async def delete(self, name: str, namespace: str) -> None:
@@ -124,6 +129,9 @@ class KubernetesBackend(Changes):
 
     async def scale(self, name: str, namespace: str, replicas: int) -> None:
         await self._space(namespace).scale(name, replicas)
+
+    async def activate(self, activation: Activation) -> None:
+        raise InvalidSpecError(NO_STANDBYS)
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self._space(namespace).get(name)
@@ -214,3 +222,8 @@ def _unread(name: str, why: str) -> str:
 def _number(text: object) -> int:
     digits = "".join(character for character in str(text) if character.isdigit())
     return int(digits) if digits else 0
+
+
+def _refuse_standbys(spec: FunctionSpec) -> None:
+    if burst_of(spec):
+        raise InvalidSpecError(NO_STANDBYS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import __version__
+from gateway.backends.process.activations import Activations
 from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.function import Context, ManagedFunction, Record
@@ -19,6 +20,7 @@ from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.machines import MachineFolders, check_machines, machine_variables, memory_root
 from gateway.backends.process.probes import probe
 from gateway.backends.process.programs import Prepared, prepare
+from gateway.backends.process.replica_changes import STARTED
 from gateway.backends.process.secret import mount as secret_mount
 from gateway.backends.process.secret.files import SecretFiles
 from gateway.backends.process.settings import ProcessSettings
@@ -26,6 +28,7 @@ from gateway.backends.process.workers.launcher import Launcher
 from gateway.changes import Changes
 from gateway.contract import (
     DEFAULT_NAMESPACE,
+    Activation,
     BackendInfo,
     ConflictError,
     FunctionSpec,
@@ -59,6 +62,8 @@ class ProcessBackend(Changes):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._leaving: set[asyncio.Task[Any]] = set()
         self._closing = False
+        self._activations = Activations()
+        self._lease_end: asyncio.TimerHandle | None = None
         self._context = Context(
             settings=settings,
             launcher=self.launcher,
@@ -81,6 +86,8 @@ class ProcessBackend(Changes):
     async def close(self) -> None:
         """Drain and end every replica, then the warm parent; nothing is left running."""
         self._closing = True
+        if self._lease_end is not None:
+            self._lease_end.cancel()
         functions, self._functions = list(self._functions.values()), {}
         await asyncio.gather(*(function.end() for function in functions), *self._leaving)
         for function in functions:
@@ -107,7 +114,7 @@ class ProcessBackend(Changes):
             )
         if self._settings.cpu_scale != 1:
             notes.append(f"One configured CPU core is {self._settings.cpu_scale:g} of a real one (cpu_scale).")
-        return BackendInfo("smoe-process", "process", __version__, tuple(notes))
+        return BackendInfo("smoe-process", "process", __version__, tuple(notes), standbys=True)
 
     def namespaces(self) -> builtins.list[Namespace]:
         return [Namespace(DEFAULT_NAMESPACE)]
@@ -146,6 +153,21 @@ class ProcessBackend(Changes):
 
     async def scale(self, name: str, namespace: str, replicas: int) -> None:
         self.function(name, namespace).scale(replicas)
+
+    async def activate(self, activation: Activation) -> None:
+        self._activations.put(activation, asyncio.get_running_loop().time())
+        self._apply_activations()
+
+    def _apply_activations(self) -> None:
+        """Bring about what is asked for now, and look again when the first lease ends."""
+        loop = asyncio.get_running_loop()
+        levels = self._activations.levels(loop.time())
+        for function in self._functions.values():
+            function.activate(levels.get((function.spec.name, function.spec.namespace), 0))
+        if self._lease_end is not None:
+            self._lease_end.cancel()
+        end_s = self._activations.next_end_s()
+        self._lease_end = None if end_s is None else loop.call_at(end_s, self._apply_activations)
 
     def get(self, name: str, namespace: str) -> FunctionState:
         return self.function(name, namespace).state()
@@ -229,7 +251,7 @@ class ProcessBackend(Changes):
 
     async def _probe_all(self) -> None:
         for function, record in self._records():
-            if record.state != "ready":
+            if record.state not in STARTED:
                 continue
             if await probe(record.address, self._settings.probe_timeout_s) == "answers":
                 record.probe_failures = 0

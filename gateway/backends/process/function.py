@@ -20,8 +20,9 @@ from gateway.backends.process.gpu.seats import Gpu
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.programs import Prepared
-from gateway.backends.process.replica_changes import Member, next_change
+from gateway.backends.process.replica_changes import STARTED, Member, next_change, opened
 from gateway.backends.process.settings import ProcessSettings
+from gateway.backends.process.standing_by import StandingBy
 from gateway.backends.process.workers.launcher import Ended, Launcher, Program
 from gateway.contract import NOT_MEASURED, BackendError, FunctionSpec, FunctionState, Replica, ReplicaState, Usage
 from gateway.placement import spread
@@ -58,6 +59,10 @@ class Record:
     memory_waits: bool = False
     """A lower memory limit waits until its use fits."""
     probe_failures: int = 0
+    low: bool = False
+    """It stands by: its CPU limit is the standbys'."""
+    turn: int = 0
+    """Grows with each activation and release."""
     usage: Usage = NOT_MEASURED
     measured_at_s: float = 0.0
 
@@ -109,6 +114,7 @@ class ManagedFunction:
         self._backoff = Backoff(context.settings.backoff)
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self._standing = StandingBy(context.settings, context.launcher, context.spawn)
         self._write_live_settings()
 
     def state(self) -> FunctionState:
@@ -118,8 +124,27 @@ class ManagedFunction:
             for record in self.replicas.values()
         )
         return FunctionState(
-            self.spec, self.desired, replicas, self.prepared.max_inflight, self.created_at_s, self.restarts
+            self.spec,
+            self.desired,
+            replicas,
+            self.prepared.max_inflight,
+            self.created_at_s,
+            self.restarts,
+            self.standbys,
+            self._activated(),
+            self._standing.activated_s(),
         )
+
+    @property
+    def standbys(self) -> int:
+        """Replicas on top of the desired ones; a function that was scaled to zero has none."""
+        return self.prepared.standbys if self.desired else 0
+
+    def activate(self, count: int) -> None:
+        """So many standbys are to be activated, of those that there are."""
+        if count != self._standing.asked:
+            self._standing.asked = count
+            self._assign()
 
     def scale(self, desired: int) -> None:
         """Set the desired number of replicas. Raises ConflictError when their GPU shares do not fit."""
@@ -157,7 +182,9 @@ class ManagedFunction:
         if not record.slot:
             return
         waited = record.memory_waits
-        record.memory_waits = not self._context.launcher.limit(record.slot, self.prepared.limits)
+        record.memory_waits = not self._context.launcher.limit(
+            record.slot, self._standing.limits(record, self.prepared.limits)
+        )
         limit = self.prepared.limits.memory_bytes
         if record.memory_waits and not waited:
             self.lines.say(
@@ -170,15 +197,11 @@ class ManagedFunction:
 
     def reconcile(self) -> None:
         """Take the next step towards the desired state. Called after every change."""
-        members = [
-            Member(record.id, record.state, record.generation, record.order, record.machine)
-            for record in self.replicas.values()
-        ]
-        places = self.prepared.places
-        by_machine = None if places is None else spread(places, self.desired)
-        step = next_change(members, self.desired, self.generation, by_machine)
+        total = self.desired + self.standbys
+        step = next_change(self._members(), total, self.generation, self._by_machine(total))
         for replica_id in step.stop:
             self._drain(self.replicas[replica_id])
+        self._assign()
         # Only a bounded number of functions may have a surge at once: each surge holds a whole replica's memory more.
         if not step.exchanging:
             # The turn is given back after the last old replica is gone, since until then its memory is still taken.
@@ -203,6 +226,29 @@ class ManagedFunction:
             self.replicas[record.id] = record
             self._context.spawn(self._start(record))
         self._context.changed()
+
+    def _members(self) -> list[Member]:
+        return [
+            Member(record.id, record.state, record.generation, record.order, record.machine)
+            for record in self.replicas.values()
+        ]
+
+    def _by_machine(self, count: int) -> Mapping[str, int] | None:
+        return None if self.prepared.places is None else spread(self.prepared.places, count)
+
+    def _assign(self) -> None:
+        """Which of the started replicas take calls: as many as desired, and the standbys that are activated."""
+        members = self._members()
+        count = self.desired + min(self._standing.asked, self.standbys) if self.standbys else len(members)
+        chosen = opened(members, count, self.generation, self._by_machine(count) if self.standbys else None)
+        drain_s, records = self.prepared.write_timeout_s, list(self.replicas.values())
+        if self._standing.assign(records, chosen, self.prepared.limits, drain_s):
+            self._context.changed()
+        self._standing.count(self._activated())
+
+    def _activated(self) -> int:
+        ready = sum(record.state == "ready" for record in self.replicas.values())
+        return min(self.standbys, max(0, ready - self.desired))
 
     def _make_room(self) -> None:
         """No GPU has room for a new share next to the old ones: an old replica goes first, one at a time."""
@@ -296,7 +342,7 @@ class ManagedFunction:
         self._context.start_seconds.append(record.ready_at_s - began_s)
         record.started.set()
         if record.state == "starting":
-            record.state = "ready"
+            record.state = "standby" if self.standbys else "ready"
         self._context.changed()
         self.reconcile()
 
@@ -328,7 +374,8 @@ class ManagedFunction:
         self.reconcile()
 
     def _drain(self, record: Record) -> None:
-        was_ready = record.state == "ready"
+        was_ready = record.state in STARTED
+        self._standing.raise_limit(record, self.prepared.limits)  # ending takes CPU
         record.state = "draining"
         self._context.gpus.seats.drains(record.id)
         self._context.changed()

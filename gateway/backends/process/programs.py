@@ -12,7 +12,8 @@ from gateway.backends.process.quantities import Limits, duration_s, gpu_tenths, 
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers.launcher import WATCHDOG_MODULE, Program
 from gateway.contract import FunctionSpec, InvalidSpecError
-from platform_words.labels import BACKGROUND, GPU_MEMORY, NODES_LABEL, PIPELINE_LABEL
+from gateway.specs import burst_of
+from platform_words.labels import BACKGROUND, BURST, GPU_MEMORY, NODES_LABEL, PIPELINE_LABEL
 
 WATCHDOG_ENTRY = f"{WATCHDOG_MODULE}:main"
 MAX_ENVIRONMENT_BYTES = 96 * 1024
@@ -36,6 +37,8 @@ class Prepared:
     """Share of a GPU, fixed when a process starts; 0 computes on the CPU."""
     gpu_memory: bool
     """Keeps memory on the GPUs without a share."""
+    standbys: int = 0
+    """Replicas on top of the desired ones, which wait until they are activated."""
 
     def needs_new_processes(self, other: Prepared) -> bool:
         """Whether going from ``self`` to ``other`` takes new processes, not only limits and live settings."""
@@ -95,7 +98,19 @@ def prepare(
         placement_of(spec, settings.machines),
         gpu_tenths(spec),
         spec.annotations.get(GPU_MEMORY) == "true",
+        _standbys(spec),
     )
+
+
+def _standbys(spec: FunctionSpec) -> int:
+    """Raises InvalidSpecError."""
+    standbys = burst_of(spec)
+    if standbys and gpu_tenths(spec):
+        raise InvalidSpecError(
+            f"annotation {BURST}: a function with a GPU share has no standbys, since a process keeps the share that it "
+            "was started with"
+        )
+    return standbys
 
 
 def _group(spec: FunctionSpec, entry: str) -> str:

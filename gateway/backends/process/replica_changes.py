@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from gateway.contract import ReplicaState
 
+STARTED: tuple[ReplicaState, ...] = ("ready", "standby")
+_RANK: Mapping[ReplicaState, int] = {"ready": 0, "standby": 1}
+
 
 @dataclass(frozen=True)
 class Member:
@@ -41,12 +44,12 @@ def next_change(
     change of state, this converges.
     """
     wanted = {"": desired} if places is None else dict(places)
-    alive = [replica for replica in replicas if replica.state != "draining"]
+    alive = [replica for replica in replicas if replica.state != "draining"]  # one that stands by is started, too
     new, old = _sorted_out(alive, generation, wanted)
     start = max(0, min(desired - len(new), desired + bool(old) - len(alive)))
     stop = [replica.id for replica in old if replica.state == "starting"]
-    old_ready = [replica for replica in old if replica.state == "ready"]
-    ready = len(old_ready) + sum(replica.state == "ready" for replica in new)
+    old_ready = [replica for replica in old if replica.state in STARTED]
+    ready = len(old_ready) + sum(replica.state in STARTED for replica in new)
     stop += [replica.id for replica in old_ready[: max(0, ready - desired)]]
     missing = [
         machine
@@ -56,15 +59,37 @@ def next_change(
     return ReplicaChange(start, tuple(stop), tuple(missing[:start]), len(old) > len(stop))
 
 
+def opened(
+    replicas: Iterable[Member], count: int, generation: int, places: Mapping[str, int] | None = None
+) -> set[str]:
+    """Which ``count`` of the started replicas take calls; the others stand by.
+
+    ``places``: how many of them on each machine, as far as there are so many. Those of the present generation come
+    first, then those that take calls already, so that few change.
+    """
+    started = sorted(
+        (member for member in replicas if member.state in STARTED),
+        key=lambda member: (member.generation != generation, _RANK[member.state], member.order),
+    )
+    left = {"": count} if places is None else dict(places)
+    placed = []
+    for member in started:
+        if left.get(member.machine, 0) > 0:
+            left[member.machine] -= 1
+            placed.append(member.id)
+    others = [member.id for member in started if member.id not in placed]
+    return set((placed + others)[:count])
+
+
 def _sorted_out(alive: list[Member], generation: int, wanted: Mapping[str, int]) -> tuple[list[Member], list[Member]]:
     """Replicas to keep, and those to replace or end in the order in which they go.
 
-    Kept on each machine are ready ones before starting ones, older ones before newer ones.
+    Kept on each machine are ready ones before those that stand by and starting ones, older ones before newer ones.
     """
     old = sorted((member for member in alive if member.generation != generation), key=lambda member: member.order)
     left = dict(wanted)
     kept, surplus = [], []
-    for member in sorted(alive, key=lambda member: (member.state != "ready", member.order)):
+    for member in sorted(alive, key=lambda member: (_RANK.get(member.state, 2), member.order)):
         if member.generation != generation:
             continue
         if left.get(member.machine, 0) > 0:

@@ -49,6 +49,8 @@ class ProcessSettings:
     """Own memory that all standbys together may use; those of the pipeline least recently started go first."""
     standby_cores: float = 0.25
     """CPU limit of a blank while it prepares, so that preparing does not slow what serves."""
+    standby_floor_cores: float = 0.05
+    """CPU limit, in configured cores, of a replica that stands by until a burst."""
     starting_share: float = 0.4
     """Weight by which a replica gets processors until it is ready, against a weight of 1 for each that serves; where
     there is enough for all it is no limit."""

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.contract import (
     DEFAULT_NAMESPACE,
+    Activation,
     ConflictError,
     FunctionSpec,
     FunctionState,
@@ -217,3 +218,21 @@ async def test_after_close_nothing_listens_but_what_a_cluster_holds(case: Case) 
 async def test_info_names_the_provider(case: Case) -> None:
     info = case.backend.info()
     assert info.provider and info.orchestration and info.version
+
+
+async def test_standbys_wait_until_they_are_activated_or_are_refused_in_words(case: Case) -> None:
+    spec = FunctionSpec("f", case.image, annotations={**case.annotations, "smoe.burst": "standbys=1"})
+    activation = Activation("test", {("f", DEFAULT_NAMESPACE): 1}, 600.0)
+    if not case.backend.info().standbys:
+        with pytest.raises(InvalidSpecError, match="standbys"):
+            await case.backend.create(spec, 1)
+        with pytest.raises(InvalidSpecError, match="standbys"):
+            await case.backend.activate(activation)
+        return
+    await case.backend.create(spec, 1)
+    await until(case, lambda state: sorted(one.state for one in state.replicas) == ["ready", "standby"])
+    await case.backend.activate(activation)
+    assert len(case.backend.get("f", DEFAULT_NAMESPACE).ready) == 2
+    await case.backend.activate(replace(activation, levels={}))
+    assert len(case.backend.get("f", DEFAULT_NAMESPACE).ready) == 1
+    await case.backend.delete("f", DEFAULT_NAMESPACE)

@@ -463,3 +463,72 @@ async def test_keep_alive_clients_are_served_after_errors(running: Running) -> N
     data = await send_raw(running.address, raw + request("GET", "/system/info", authorization=running.basic))
     assert parse(data).status == 400
     assert b"HTTP/1.1 200 OK" in data
+
+
+# standbys
+
+
+async def activated(running: Running, functions: Any, **changes: Any) -> Any:
+    order = {"sender": "ingress", "lease_s": 30, "functions": functions, **changes}
+    return await running.system("POST", "/system/replicas", order)
+
+
+async def test_standbys_of_all_functions_are_activated_by_one_order_whose_reply_names_them(running: Running) -> None:
+    for name in ("f", "g"):
+        await running.deploy(name, annotations={"smoe.burst": "standbys=2,hold_s=3"})
+    feed = (await running.system("GET", "/system/replicas")).json()["functions"]
+    assert (feed["f.openfaas-fn"]["desired"], feed["f.openfaas-fn"]["burst"]) == (1, "standbys=2,hold_s=3")
+    assert [one["state"] for one in feed["f.openfaas-fn"]["replicas"]] == ["ready", "standby", "standby"]
+    answer = await activated(running, {"f": 2, "g.openfaas-fn": 1, "gone": 3})
+    assert answer.status == 200
+    found = {name: [one["state"] for one in entry["replicas"]] for name, entry in answer.json()["functions"].items()}
+    assert found == {"f.openfaas-fn": ["ready"] * 3, "g.openfaas-fn": ["ready", "ready", "standby"]}
+    metrics = await running.metrics()
+    for line in (
+        'smoe_function_standbys{function_name="f.openfaas-fn"} 2.0',
+        'smoe_function_replicas{function_name="g.openfaas-fn",state="ready"} 1.0',
+        'smoe_function_replicas{function_name="g.openfaas-fn",state="activated"} 1.0',
+        'smoe_function_replicas{function_name="g.openfaas-fn",state="standby"} 1.0',
+        'smoe_standby_activated_seconds_total{function_name="g.openfaas-fn"} 0.0',
+    ):
+        assert line in metrics.splitlines()
+    waiting = feed["g.openfaas-fn"]["replicas"][2]["id"]
+    assert f'smoe_replica_memory_bytes{{function_name="g.openfaas-fn",replica="{waiting}"}}' in metrics
+    assert f'smoe_replica_cpu_seconds_total{{function_name="g.openfaas-fn",replica="{waiting}"}}' not in metrics
+
+
+async def test_the_feeds_token_activates_and_nobody_without_one(running: Running) -> None:
+    await running.deploy(annotations={"smoe.burst": "standbys=1"})
+    order = json.dumps({"sender": "i", "lease_s": 1, "functions": {"f": 1}}).encode()
+    token = f"Bearer {running.credentials.feed_token}"
+    assert (await running.call("POST", "/system/replicas", order)).status == 401
+    assert (await running.call("POST", "/system/replicas", order, authorization=token)).status == 200
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sender": ""},
+        {"sender": 1},
+        {"lease_s": 0},
+        {"lease_s": True},
+        {"lease_s": 1e9},
+        {"functions": ["f"]},
+        {"functions": {"f": -1}},
+        {"functions": {"f": 1.5}},
+        {"functions": {"f": 101}},
+    ],
+)
+async def test_an_activation_that_is_none_is_refused_in_words(running: Running, changes: Any) -> None:
+    await running.deploy(annotations={"smoe.burst": "standbys=1"})
+    answer = await activated(running, **{"functions": {"f": 1}, **changes})
+    assert answer.status == 400
+    assert "standbys" in answer.text or next(iter(changes)) in answer.text
+    assert [replica.state.state for replica in running.replicas()] == ["ready", "standby"]
+
+
+async def test_a_deployment_with_a_burst_rule_that_is_none_is_refused(running: Running) -> None:
+    answer = await running.system(
+        "POST", "/system/functions", {"service": "f", "image": "test/f", "annotations": {"smoe.burst": "many"}}
+    )
+    assert answer.status == 400 and "smoe.burst" in answer.text

@@ -163,9 +163,12 @@ class Launcher:
 
     def limit(self, slot: str, limits: Limits) -> bool:
         """Apply limits to a running slot; False when its memory use is above the new limit, which is then not set."""
-        cores = None if limits.cpu_cores is None else limits.cpu_cores * self._settings.cpu_scale
-        self.cgroups.set_cpu(slot, cores)
+        self.limit_cpu(slot, limits.cpu_cores)
         return self.cgroups.set_memory(slot, limits.memory_bytes)
+
+    def limit_cpu(self, slot: str, cores: float | None) -> None:
+        """Configured cores of a running slot; None: no limit. A slot that is gone is left alone."""
+        self.cgroups.set_cpu(slot, None if cores is None else cores * self._settings.cpu_scale)
 
     def measure(self, slot: str) -> Usage:
         return self.cgroups.measure(slot)

@@ -1,0 +1,37 @@
+"""What ingresses asked to have activated: by sender, each for its lease."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.contract import Activation
+
+Key = tuple[str, str]
+MAX_SENDERS = 64
+
+
+@dataclass
+class Activations:
+    """The last of each sender, and until when it holds (seconds of the caller's clock)."""
+
+    _by_sender: dict[str, tuple[Activation, float]] = field(default_factory=dict)
+
+    def put(self, activation: Activation, now_s: float) -> None:
+        """The longest silent sender is forgotten where there are too many."""
+        self._by_sender.pop(activation.sender, None)
+        self._by_sender[activation.sender] = (activation, now_s + activation.lease_s)
+        if len(self._by_sender) > MAX_SENDERS:
+            del self._by_sender[next(iter(self._by_sender))]
+
+    def levels(self, now_s: float) -> dict[Key, int]:
+        """(name, namespace) → standbys, the largest of all senders; forgets those whose lease has ended."""
+        self._by_sender = {sender: held for sender, held in self._by_sender.items() if held[1] > now_s}
+        largest: dict[Key, int] = {}
+        for activation, _ in self._by_sender.values():
+            for key, count in activation.levels.items():
+                largest[key] = max(count, largest.get(key, 0))
+        return largest
+
+    def next_end_s(self) -> float | None:
+        """When the first lease ends."""
+        return min((until_s for _, until_s in self._by_sender.values()), default=None)

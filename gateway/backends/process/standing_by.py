@@ -1,0 +1,108 @@
+"""Standbys of one function: replicas that are started, hardly get any CPU and take no calls until they are activated.
+
+Activating one is two writes to a cgroup and a word in the replica feed; its process, weights and connections are there
+already. One that is released keeps its limit until the calls that it still has are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from gateway.backends.process.quantities import Limits
+from gateway.backends.process.replica_changes import STARTED
+from gateway.backends.process.settings import ProcessSettings
+from gateway.backends.process.workers.launcher import Launcher
+from gateway.contract import ReplicaState
+
+IDLE_LOOK_S = 0.1
+IDLE_CPU_S = 0.002
+"""CPU time within ``IDLE_LOOK_S`` below which a replica has no call."""
+
+
+class Standing(Protocol):
+    """What is read and written of a replica's record."""
+
+    id: str
+    slot: str
+    state: ReplicaState
+    low: bool
+    """Its CPU limit is the standbys'."""
+    turn: int
+    """Grows with each activation and release."""
+
+
+class StandingBy:
+    """Opens and closes replicas to calls. ``spawn`` runs a coroutine for as long as the backend."""
+
+    def __init__(self, settings: ProcessSettings, launcher: Launcher, spawn: Callable[..., object]) -> None:
+        self._settings = settings
+        self._launcher = launcher
+        self._spawn = spawn
+        self._loop = asyncio.get_running_loop()
+        self._activated = 0
+        self._since_s = self._loop.time()
+        self._activated_s = 0.0
+        self.asked = 0
+        """Standbys that are to be activated."""
+
+    def limits(self, record: Standing, limits: Limits) -> Limits:
+        """Those of a replica whose function has ``limits``."""
+        if not record.low or limits.cpu_cores is None:
+            return limits
+        return replace(limits, cpu_cores=min(limits.cpu_cores, self._settings.standby_floor_cores))
+
+    def assign(self, records: Iterable[Standing], opened: Collection[str], limits: Limits, drain_s: float) -> bool:
+        """Let ``opened`` (ids) take calls and the other started ones stand by; whether that changed anything."""
+        changed = False
+        for record in records:
+            if record.state == "standby" and record.id in opened:
+                self._open(record, limits)
+                changed = True
+            elif record.state in STARTED and record.id not in opened and (record.state == "ready" or not record.turn):
+                served = record.state == "ready"
+                record.state = "standby"
+                record.turn += 1
+                self._spawn(self._lower(record, record.turn, limits, drain_s if served else 0.0))
+                changed = True
+        return changed
+
+    def count(self, activated: int) -> None:
+        """So many are activated from now on."""
+        now_s = self._loop.time()
+        self._activated_s += self._activated * (now_s - self._since_s)
+        self._activated, self._since_s = activated, now_s
+
+    def activated_s(self) -> float:
+        """Seconds in which standbys were activated so far, summed over them."""
+        return self._activated_s + self._activated * (self._loop.time() - self._since_s)
+
+    def raise_limit(self, record: Standing, limits: Limits) -> None:
+        """Give a replica its function's CPU limit again."""
+        if record.low:
+            record.low = False
+            self._launcher.limit_cpu(record.slot, limits.cpu_cores)
+
+    def _open(self, record: Standing, limits: Limits) -> None:
+        record.state = "ready"
+        record.turn += 1
+        self.raise_limit(record, limits)
+
+    async def _lower(self, record: Standing, turn: int, limits: Limits, drain_s: float) -> None:
+        """Lower the limit once callers have turned away and no call is left, after ``drain_s`` in any case."""
+        if drain_s:
+            until_s = self._loop.time() + drain_s
+            await asyncio.sleep(self._settings.settle_s)
+            while self._loop.time() < until_s and await self._busy(record.slot):
+                pass
+        if record.turn == turn and record.state == "standby":
+            record.low = True
+            self._launcher.limit_cpu(record.slot, self.limits(record, limits).cpu_cores)
+
+    async def _busy(self, slot: str) -> bool:
+        before_s = self._launcher.measure(slot).cpu_seconds_total
+        await asyncio.sleep(IDLE_LOOK_S)
+        after_s = self._launcher.measure(slot).cpu_seconds_total
+        return before_s is not None and after_s is not None and after_s - before_s > IDLE_CPU_S
