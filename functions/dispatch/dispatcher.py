@@ -64,6 +64,25 @@ class FunctionReplicas:
 
     max_inflight: int
     replicas: tuple[ReplicaAddress, ...]
+    desired: int = 0
+    """How many of them always run, where the function has standbys."""
+    burst: str = ""
+    """Its standbys and their rule (:mod:`platform_words.bursts`); empty without any."""
+
+
+@dataclass(slots=True)
+class Opening:
+    """An activation of standbys: when a request found too few replicas, seconds from then until those of all functions
+    could be called, and until the first call was answered by one of them."""
+
+    begun_s: float
+    open_s: float | None = None
+    first_call_s: float | None = None
+
+    def served(self, now_s: float) -> None:
+        """A call was answered by a replica of this activation."""
+        if self.first_call_s is None:
+            self.first_call_s = now_s - self.begun_s
 
 
 @dataclass(slots=True)
@@ -78,6 +97,10 @@ class Slot:
     suspended_until_s: float = 0.0
     failures: int = 0
     """Calls in a row that could not reach it."""
+    busy_from_s: float = 0.0
+    """Since when it has had a call, where it has one."""
+    opening: Opening | None = None
+    """The activation that opened it, until it has answered a call."""
     heads: dict[str, str] = field(default_factory=dict)
     """Path → the part of a request's head that is the same in each."""
 
@@ -95,6 +118,8 @@ class _Waiter:
 class _Function:
     name: str
     max_inflight: int = 0
+    busy_s: float = 0.0
+    """Replica-seconds with a call, up to the last time that a replica had none."""
     slots: dict[str, Slot] = field(default_factory=dict)
     waiting: deque[_Waiter] = field(default_factory=deque)
 
@@ -142,6 +167,26 @@ class Dispatcher:
             function.max_inflight = replicas.max_inflight
             self._set_replicas(function, replicas.replicas)
             self._grant(function)
+
+    def merge(self, functions: Mapping[str, FunctionReplicas], opening: Opening) -> None:
+        """Ready replicas of some functions, the others as they are; those that are new were activated."""
+        self.version += 1
+        for name, replicas in functions.items():
+            function = self._functions.setdefault(name, _Function(name))
+            before = set(function.slots)
+            self._set_replicas(function, replicas.replicas)
+            for replica_id, slot in function.slots.items():
+                if replica_id not in before:
+                    slot.opening = opening
+            self._grant(function)
+
+    def busy_s(self, name: str) -> float:
+        """Replica-seconds in which replicas of a function had a call from this dispatcher, so far."""
+        function = self._functions.get(name)
+        if function is None:
+            return 0.0
+        now_s = self._loop.time()
+        return function.busy_s + sum(now_s - slot.busy_from_s for slot in function.slots.values() if slot.in_flight)
 
     def in_flight(self, name: str) -> int:
         """Calls at replicas of a function now."""
@@ -206,6 +251,9 @@ class Dispatcher:
                 self._release(function, slot)
             record.status = str(reply.status)
             if reply.status == 200:
+                if slot.opening is not None:
+                    slot.opening.served(self._loop.time())
+                    slot.opening = None
                 return reply
             if reply.status == 429:  # not begun, so it counts as no attempt
                 record.repeats.append("busy")
@@ -305,8 +353,7 @@ class Dispatcher:
                 return None
             if slot.failures and slot.in_flight and not slot.replica.balanced:
                 return None
-            slot.in_flight += 1
-            return slot
+            return _taken(slot, now_s)
         rule = self._rule
         node = node or self._node
         best: Slot | None = None
@@ -331,10 +378,9 @@ class Dispatcher:
         # Where only replicas that failed this call are free, it waits for one of the others.
         if best is None or (best_rank[0] and others):
             return None
-        best.in_flight += 1
         self._turn += 1
         best.turn = self._turn
-        return best
+        return _taken(best, now_s)
 
     async def _acquire(self, function: _Function, deadline_s: float, avoid: set[str], last: str, node: str) -> Slot:
         """Wait in order of arrival for a slot, counted as in flight. Raises OverloadedError and as ``_too_late``."""
@@ -379,6 +425,8 @@ class Dispatcher:
 
     def _release(self, function: _Function, slot: Slot) -> None:
         slot.in_flight -= 1
+        if not slot.in_flight:
+            function.busy_s += self._loop.time() - slot.busy_from_s
         if function.waiting:
             self._grant(function)
 
@@ -386,6 +434,13 @@ class Dispatcher:
         if not function.slots:
             return NoReplicaError(f"{function.name} has no ready replica; {last}")
         return DeadlineError(f"the request's time was spent waiting for {function.name}; {last}")
+
+
+def _taken(slot: Slot, now_s: float) -> Slot:
+    if not slot.in_flight:
+        slot.busy_from_s = now_s
+    slot.in_flight += 1
+    return slot
 
 
 def _post(

@@ -61,7 +61,7 @@ class FeedResolver:
         if self._parts.scheme != "http" or not self._parts.hostname:
             raise ValueError(f"smoe_feed_url is {url!r}; it takes http://HOST:PORT/PATH")
         self._token_file = token_file
-        self._suffix = "." + namespace
+        self._namespace = namespace
 
     async def run(self, update: Update) -> None:
         wait_s = 0.05
@@ -69,7 +69,7 @@ class FeedResolver:
             try:
                 async with aclosing(self._follow()) as snapshots:
                     async for snapshot in snapshots:
-                        update(self._table(snapshot))
+                        update(table_of(snapshot, self._namespace))
                         wait_s = 0.05
                 log.warning("the replica feed ended; connecting again")
             except (
@@ -83,19 +83,6 @@ class FeedResolver:
                 log.warning("the replica feed failed (%s); trying again in %.2f s", error, wait_s)
             await asyncio.sleep(wait_s)
             wait_s = min(2.0, wait_s * 2)
-
-    def _table(self, snapshot: Mapping[str, Any]) -> dict[str, FunctionReplicas]:
-        table = {}
-        for key, function in snapshot["functions"].items():
-            ready = tuple(
-                ReplicaAddress(str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")))
-                for replica in function["replicas"]
-                if replica["state"] == "ready"
-            )
-            replicas = FunctionReplicas(int(function["max_inflight"]), ready)
-            if key.endswith(self._suffix):  # others are of other namespaces
-                table[key.removesuffix(self._suffix)] = replicas
-        return table
 
     async def _follow(self) -> AsyncGenerator[dict[str, Any], None]:
         """Snapshots until the feed ends. Raises OSError, TimeoutError, ValueError, HttpParserError."""
@@ -123,6 +110,23 @@ class FeedResolver:
                         yield snapshot
         finally:
             writer.close()
+
+
+def table_of(snapshot: Mapping[str, Any], namespace: str) -> dict[str, FunctionReplicas]:
+    """Ready replicas of a namespace's functions, from a snapshot of the feed or a part of one. Raises ValueError,
+    KeyError, TypeError where it is neither."""
+    table, suffix = {}, "." + namespace
+    for key, function in snapshot["functions"].items():
+        ready = tuple(
+            ReplicaAddress(str(replica["id"]), str(replica["address"]), node=str(replica.get("node", "")))
+            for replica in function["replicas"]
+            if replica["state"] == "ready"
+        )
+        rule = int(function.get("desired", 0)), str(function.get("burst", ""))
+        replicas = FunctionReplicas(int(function["max_inflight"]), ready, *rule)
+        if key.endswith(suffix):  # others are of other namespaces
+            table[key.removesuffix(suffix)] = replicas
+    return table
 
 
 class _Lines:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 
 from functions.dispatch.activations import PERIODS, entropy_bits
+from functions.dispatch.dispatcher import Opening
 from functions.serving.instruments import IngressInstruments
 from functions.serving.traffic import MachineTraffic, Traffic
 
@@ -36,6 +38,8 @@ class Statistics:
         self._window_s = instruments.activations.window_s
         self._past: deque[_Past] = deque(maxlen=PERIODS)
         self._timer: asyncio.TimerHandle | None = None
+        self.openings: Collection[Opening] = ()
+        """Activations of standbys, the latest last."""
         self._remember()
 
     def close(self) -> None:
@@ -62,6 +66,7 @@ class Statistics:
                     traffic.fullest, past.fullest, traffic.scatters, past.scatters, strict=True
                 )
             ],
+            "activations": [asdict(opening) for opening in self.openings],
             "links": {machine: asdict(link) for machine, link in traffic.links.items()},
         }
         return orjson.dumps(document)

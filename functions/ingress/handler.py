@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from functions.dispatch.dispatcher import Dispatcher
+from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas
 from functions.dispatch.resolvers import Resolver
 from functions.ingress import api
+from functions.ingress.bursts import BurstActivation, Gateway
 from functions.ingress.calls import NodeCaller, PassContext
 from functions.ingress.counts import Statistics
 from functions.ingress.links import LinkMeter
@@ -69,6 +70,7 @@ class Ingress:
         self._relay_key = "" if settings.transfer == "direct" else _relay_key(settings)
         self._timeout_s = settings.timeout_s
         self._loop = loop
+        self._bursts = self._burst_activation(settings)
         self._passes: PassQueue | None = None
         self._limits = (settings.max_passes, settings.queue_limit)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,7 +84,9 @@ class Ingress:
         )
         driver = PipelinePass(self.manifest, caller, scatter, self.instruments)
         self._passes = PassQueue(driver.run, *self._limits)
-        self._following = [self._loop.create_task(resolver.run(self.dispatcher.update))]
+        self._following = [self._loop.create_task(resolver.run(self._update))]
+        if self._bursts is not None:
+            self._following.append(self._loop.create_task(self._bursts.run()))
         if self._transfer == "adaptive":
             functions = dict.fromkeys(name for layer in _experts(self.manifest, self._grouping) for name in layer)
             meter = LinkMeter(list(functions), self.dispatcher, self.instruments.traffic, self._relay_key)
@@ -93,6 +97,8 @@ class Ingress:
         for task in self._following:
             task.cancel()
         self.statistics.close()
+        if self._bursts is not None:
+            self._bursts.close()
         self.dispatcher.close()
 
     def metrics(self) -> bytes:
@@ -158,7 +164,32 @@ class Ingress:
     async def _run(self, ids: Texts, answers: Texts | None, context: PassContext) -> Arrays:
         """One pass; ``answers`` are the decoder's tokens of an encoder-decoder."""
         assert self._passes is not None, "follow() comes first"
-        return await self._passes.run(ids, answers if self.manifest.task == "seq2seq-lm" else None, context)
+        answers = answers if self.manifest.task == "seq2seq-lm" else None
+        if self._bursts is None:
+            return await self._passes.run(ids, answers, context)
+        tokens = sum(map(len, ids)) + sum(map(len, answers or ()))
+        self._bursts.arrived(tokens)
+        reply = await self._passes.run(ids, answers, context)
+        self._bursts.answered(tokens)
+        return reply
+
+    def _update(self, table: Mapping[str, FunctionReplicas]) -> None:
+        self.dispatcher.update(table)
+        if self._bursts is not None:
+            self._bursts.update(table)
+
+    def _burst_activation(self, settings: FunctionSettings) -> BurstActivation | None:
+        """None where no gateway's feed is followed: only that reports standbys and takes activations."""
+        if not settings.feed_url:
+            return None
+        functions = [function.name for function in self._grouping.functions if not function.is_ingress]
+        try:
+            gateway = Gateway(settings.feed_url, settings.feed_token_file, settings.namespace)
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+        bursts = BurstActivation(functions, self.dispatcher, gateway, self._loop)
+        self.statistics.openings = bursts.openings
+        return bursts
 
     async def _generate(
         self, ids: list[list[int]], asked: api.ModelRequest, context: PassContext

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from functions.dispatch.dispatcher import MAX_ATTEMPTS, CallRecord, Dispatcher, FunctionReplicas, ReplicaAddress, Rule
+from functions.dispatch.dispatcher import (
+    MAX_ATTEMPTS,
+    CallRecord,
+    Dispatcher,
+    FunctionReplicas,
+    Opening,
+    ReplicaAddress,
+    Rule,
+)
 from functions.wire.errors import (
     CallError,
     DeadlineError,
@@ -405,3 +413,37 @@ async def test_many_calls_under_random_failures_all_end_in_the_right_answer(call
 @pytest.mark.parametrize(("error", "status"), [(OverloadedError, 429), (NoReplicaError, 503), (DeadlineError, 504)])
 def test_errors_know_the_status_they_become(error: type[CallError], status: int) -> None:
     assert error("x").status == status
+
+
+async def test_busy_seconds_count_a_replica_once_however_many_calls_it_has(caller: Caller, start: Any) -> None:
+    held = Held()
+    caller.table(await start(held))
+    assert caller.dispatcher.busy_s("f") == caller.dispatcher.busy_s("unknown") == 0
+    begun_s = caller.loop.time()
+    calls = [asyncio.ensure_future(caller.call()) for _ in range(3)]
+    await held.wait(3)
+    assert 0 < caller.dispatcher.busy_s("f") <= caller.loop.time() - begun_s
+    held.answer_all()
+    await asyncio.gather(*calls)
+    busy_s = caller.dispatcher.busy_s("f")
+    assert 0 < busy_s <= caller.loop.time() - begun_s
+    assert caller.dispatcher.busy_s("f") == busy_s
+
+
+async def test_activated_replicas_serve_those_who_wait_and_their_first_call_is_noted(
+    caller: Caller, start: Any
+) -> None:
+    held = Held()
+    full, standby = await start(held), await start(echo())
+    caller.table(full, max_inflight=1)
+    first = asyncio.ensure_future(caller.call())
+    await held.wait(1)
+    second = asyncio.ensure_future(caller.call(b"second"))
+    await asyncio.sleep(0)
+    opening = Opening(caller.loop.time())
+    both = tuple(ReplicaAddress(one.address, one.address) for one in (full, standby))
+    caller.dispatcher.merge({"f": FunctionReplicas(1, both)}, opening)
+    assert await second == b"second"
+    assert opening.first_call_s is not None and opening.first_call_s > 0
+    held.answer_all()
+    await first

@@ -1,0 +1,205 @@
+"""Burst activation: the ingress sees a request's tokens before any layer does, and has standbys of all layers opened.
+
+A request only counts its tokens here, which takes microseconds, and never waits. One task reports levels to the gateway
+whenever they change: one request for all functions, one at a time, so that what changes meanwhile goes with the next.
+Its reply names the replicas that may be called from then on. Where the gateway fails, requests are served by the
+replicas that there are, and the levels are reported again a little later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import orjson
+
+from functions.dispatch.activation import Burst
+from functions.dispatch.client import ConnectionPool, TransportError, request_head
+from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas, Opening
+from functions.dispatch.levels import Levels
+from functions.dispatch.resolvers import table_of
+from platform_words.bursts import parse_burst
+
+log = logging.getLogger(__name__)
+
+MEASURE_S = 5.0
+"""Seconds between two measurements of what a token costs each function."""
+FORGET = 0.8
+"""Weight of measurements after each later one, as in the simulator."""
+DEADLINE_S = 1.0
+"""Time that a report to the gateway may take."""
+RETRY_S = 0.5
+"""After a report that failed."""
+LEASE_S = 30.0
+"""For which a report holds; it is repeated after a third of it while standbys are activated."""
+KEPT = 1000
+"""Activations whose times are kept."""
+
+
+class WorkMeter:
+    """Replica-seconds that a token of the pipeline costs each function, from calls that were answered."""
+
+    def __init__(self, dispatcher: Dispatcher, functions: Iterable[str], now_s: float) -> None:
+        self._dispatcher = dispatcher
+        self._busy_s = dict.fromkeys(functions, 0.0)
+        self._seen_s = dict(self._busy_s)
+        self._tokens = self._new_tokens = 0.0
+        self._next_s = now_s + MEASURE_S
+        self.seconds_per_token: dict[str, float] = {}
+        """Empty until the first measurement."""
+
+    def answered(self, tokens: int) -> None:
+        self._new_tokens += tokens
+
+    def measure(self, now_s: float) -> None:
+        """Measure if it is time to, and tokens were answered since the last time."""
+        if now_s < self._next_s or not self._new_tokens:
+            return
+        self._next_s = now_s + MEASURE_S
+        self._tokens = FORGET * self._tokens + self._new_tokens
+        self._new_tokens = 0.0
+        for name in self._busy_s:
+            busy_s = self._dispatcher.busy_s(name)
+            self._busy_s[name] = FORGET * self._busy_s[name] + max(0.0, busy_s - self._seen_s[name])
+            self._seen_s[name] = busy_s
+        self.seconds_per_token = {name: busy_s / self._tokens for name, busy_s in self._busy_s.items()}
+
+
+class Gateway:
+    """Reports levels where the replica feed is."""
+
+    def __init__(self, feed_url: str, token_file: Path | None, namespace: str) -> None:
+        """Raises ValueError for what is no address."""
+        parts = urlsplit(feed_url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"smoe_feed_url is {feed_url!r}; it takes http://HOST:PORT/PATH")
+        self._host, self._path = f"{parts.hostname}:{parts.port or 80}", parts.path or "/"
+        self._token_file, self._namespace = token_file, namespace
+        self._sender = uuid.uuid4().hex
+        self._pool = ConnectionPool(self._host)
+
+    async def report(self, levels: Mapping[str, int]) -> dict[str, FunctionReplicas]:
+        """Ready replicas of these functions from now on. Raises OSError, TransportError, ValueError, KeyError,
+        TypeError."""
+        functions = {f"{name}.{self._namespace}": count for name, count in levels.items()}
+        body = orjson.dumps({"sender": self._sender, "lease_s": LEASE_S, "functions": functions})
+        token = self._token_file.read_text().strip() if self._token_file else ""
+        headers = [("authorization", f"Bearer {token}")] if token else []
+        head = request_head(self._path, self._host, "application/json", len(body), headers)
+        reply = await self._pool.call(head, [body], DEADLINE_S)
+        if reply.status != 200:
+            raise ValueError(f"it answered {reply.status}: {bytes(reply.body[:200]).decode('utf-8', 'replace')}")
+        return table_of(orjson.loads(reply.body), self._namespace)
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class BurstActivation:
+    """Levels of one pipeline's functions, as they are and as the gateway knows them."""
+
+    def __init__(
+        self, functions: Iterable[str], dispatcher: Dispatcher, gateway: Gateway, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._functions = frozenset(functions)
+        self._dispatcher = dispatcher
+        self._gateway = gateway
+        self._loop = loop
+        self._levels = Levels({})
+        self._counts: dict[str, int] = {}
+        self._begun_s: float | None = None
+        """When the first request came that found too little and is not reported yet."""
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._meter = WorkMeter(dispatcher, self._functions, loop.time())
+        self._refused: set[str] = set()
+        self.openings: deque[Opening] = deque(maxlen=KEPT)
+
+    def update(self, table: Mapping[str, FunctionReplicas]) -> None:
+        """Rules of the feed's functions; a rule that cannot be read is none, and is reported once."""
+        rules: dict[str, tuple[Burst, int]] = {}
+        for name in self._functions & table.keys():
+            text = table[name].burst
+            if not text:
+                continue
+            try:
+                standbys, numbers = parse_burst(text)
+                rules[name] = Burst(standbys, **numbers), table[name].desired
+            except ValueError as error:
+                if text not in self._refused:
+                    log.warning("the standbys of %s are not used: %s", name, error)
+                self._refused.add(text)
+        if rules != self._levels.rules:
+            self._levels = Levels(rules, self._levels)
+            self._refresh(self._loop.time())
+
+    def arrived(self, tokens: int) -> None:
+        """A request of ``tokens`` is about to be served."""
+        now_s = self._loop.time()
+        self._meter.measure(now_s)
+        if self._levels.rules:
+            self._levels.arrived(now_s, tokens, self._meter.seconds_per_token)
+            self._refresh(now_s)
+
+    def answered(self, tokens: int) -> None:
+        """A request of ``tokens`` was served."""
+        self._meter.answered(tokens)
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        failed = False
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LEASE_S / 3 if self._counts else None):
+                    await self._changed.wait()
+            self._changed.clear()
+            levels, begun_s, self._begun_s = self._counts, self._begun_s, None
+            try:
+                ready = await self._gateway.report(levels)
+            except (OSError, TransportError, ValueError, KeyError, TypeError) as error:
+                if not failed:
+                    log.warning("standbys cannot be activated (%s); requests are served without them", error)
+                failed = True
+                self._begun_s = begun_s if begun_s is not None else self._begun_s
+                self._changed.set()
+                await asyncio.sleep(RETRY_S)
+                continue
+            failed = False
+            self._opened(ready, begun_s)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._gateway.close()
+
+    def _opened(self, ready: Mapping[str, FunctionReplicas], begun_s: float | None) -> None:
+        """``begun_s``: when a request found too little; None where nothing was to be activated."""
+        now_s = self._loop.time()
+        opening = Opening(now_s if begun_s is None else begun_s)
+        self._dispatcher.merge(ready, opening)
+        if begun_s is not None:
+            opening.open_s = now_s - begun_s
+            self.openings.append(opening)
+
+    def _refresh(self, now_s: float) -> None:
+        """Have the levels reported if they changed, and look again when the next standby is no longer wanted."""
+        counts = self._levels.counts(now_s)
+        if counts != self._counts:
+            if self._begun_s is None and any(count > self._counts.get(name, 0) for name, count in counts.items()):
+                self._begun_s = now_s
+            self._counts = counts
+            self._changed.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        end_s = self._levels.next_release_s(now_s)
+        self._timer = None if end_s is None else self._loop.call_at(end_s + 0.001, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self._refresh(self._loop.time())
