@@ -42,9 +42,8 @@ class Feasible:
 def alone(load: WindowLoad) -> WindowLoad:
     """The window by itself: its requests numbered from 0 on a clock that starts with it."""
     start_s = np.floor(load.arrival_s[0] / load.window_s) * load.window_s if load.count else 0.0
-    requests = Requests(
-        load.arrival_s - start_s, load.requests.counts[:, load.first : load.last], f"a window of {load.requests.source}"
-    )
+    counts = load.requests.counts[:, load.first : load.last].copy()  # in one piece: the kernels are compiled for that
+    requests = Requests(load.arrival_s - start_s, counts, f"a window of {load.requests.source}")
     return WindowLoad(load.physics, requests, 0, load.count, load.window_s)
 
 
