@@ -15,6 +15,28 @@ if TYPE_CHECKING:
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")  # a busy machine is no failure
+FIRST = (
+    "integration/test_end_to_end.py",
+    "unit/evaluation/bound/test_bounds.py",
+    "unit/evaluation/bound/test_measured_machine.py",
+    "integration/test_live_scaling.py",
+    "unit/simulation/engine/test_machines.py",
+    "unit/placement/test_capped.py",
+    "cluster/test_on_a_named_cluster.py",
+    "integration/test_run.py",
+    "notebooks/test_notebooks.py",
+    "notebooks/test_results_for_figures.py",
+)
+"""Files that take longest, so that no worker ends with one of them, and files that make numba compile what others need
+too: next to one that waits for processes, so that two workers do not compile the same at the same time."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with ``FIRST``; ``--dist loadfile --no-loadscope-reorder`` keeps this order."""
+    here = Path(__file__).parent
+    rank = {here / name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: rank.get(item.path, len(FIRST)))
 
 
 @pytest.fixture(scope="session")

@@ -75,7 +75,7 @@ class SharedMachine:
         """One window; requests below ``last`` arrive before its end. Returns who was answered, in order. Arrays
         [requests]."""
         rules = Rules(
-            self._host.cores, self._ingress_s, self._host.front_s / 2, self._overlap, self._idle, self._keys,
+            float(self._host.cores), self._ingress_s, self._host.front_s / 2, self._overlap, self._idle, self._keys,
             self._stages, reached, self._requests.counts, self._slow, self._source, tables.rows,
         )  # fmt: skip
         meters = Meters(meter, histogram, barrier, cells, bounds, np.full(self._keys.size, begin_s))

@@ -31,7 +31,7 @@ from tests.integration import scrape_error
 from tests.unit.autoscaler.test_prometheus import prometheus
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("end-to-end")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 TEXTS = ["The cat sat on the mat.", "Prices fell sharply in the third quarter.", "How do I reset my password?"]
 
 

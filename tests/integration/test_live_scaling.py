@@ -32,7 +32,6 @@ from smoe.cli import cli
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1200),
-    pytest.mark.xdist_group("live-scaling"),
     # what earlier tests left to the garbage collector may be found in the middle of one of these
     pytest.mark.filterwarnings("default::pytest.PytestUnraisableExceptionWarning"),
 ]

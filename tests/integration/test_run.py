@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("end-to-end")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_the_main_job_scales_experts_one_by_one_and_says_why(tmp_path: Path) -> None:

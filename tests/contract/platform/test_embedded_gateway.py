@@ -21,7 +21,7 @@ from gateway.client.state import read_gateway_address, read_password
 from smoe.lifecycle import GatewaySettings, start_gateway, stop_process
 from tests.unit.autoscaler.builders import configuration
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("gateway")]
+pytestmark = pytest.mark.slow
 FUNCTION = "m-expert-0-0"
 
 
