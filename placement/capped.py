@@ -25,10 +25,22 @@ from placement.levelled import (
     spread,
     weigh,
 )
-from placement.search import INCREMENT, KICKS, MULTIPLIER, Experts, Floats, Ints, Marks, Pairs, compiled, replicate
+from placement.search import (
+    INCREMENT,
+    KICKS,
+    MULTIPLIER,
+    Experts,
+    Floats,
+    Ints,
+    Marks,
+    Pairs,
+    compiled,
+    inner,
+    replicate,
+)
 
 
-@compiled
+@inner
 def _pair(layout: Layout, together: Pairs) -> None:
     """``bears`` and ``pairs``, computed again from ``held``."""
     nodes, slots = layout.held.shape
@@ -48,7 +60,7 @@ def _pair(layout: Layout, together: Pairs) -> None:
                     layout.pairs[node] += both
 
 
-@compiled
+@inner
 def _set(layout: Layout, node: int, slot: int, expert: int, together: Pairs) -> None:
     """Put ``expert`` (-1: nothing) into a slot instead of what is there; counts and shares stay."""
     leaving, total = layout.held[node, slot], 0.0
@@ -70,7 +82,7 @@ def _set(layout: Layout, node: int, slot: int, expert: int, together: Pairs) -> 
         layout.load[node] += layout.share[expert]
 
 
-@compiled
+@inner
 def _read(layout: Layout, node: int, together: Pairs, near: Floats, here: Marks) -> None:
     """``near`` [experts]: co-activation with what the node holds; ``here`` [experts]: 1 where it holds the expert."""
     near[:] = 0.0
@@ -83,7 +95,7 @@ def _read(layout: Layout, node: int, together: Pairs, near: Floats, here: Marks)
                 near[other] += together[expert, other]
 
 
-@compiled
+@inner
 def _best_exchange(
     layout: Layout, full: int, slot: int, cap: float, together: Pairs, near: Floats, here: Marks
 ) -> tuple[int, int]:
@@ -121,7 +133,7 @@ def _best_exchange(
     return to_node, to_slot
 
 
-@compiled
+@inner
 def _give_way(
     layout: Layout, full: int, slot: int, cap: float, tokens: Floats, together: Pairs, near: Floats, here: Marks
 ) -> bool:
@@ -152,7 +164,7 @@ def _give_way(
     return True
 
 
-@compiled
+@inner
 def _descend(
     layout: Layout, cap: float, budget: int, tokens: Floats, together: Pairs, near: Floats, here: Marks
 ) -> int:
@@ -193,7 +205,7 @@ def _descend(
     return budget
 
 
-@compiled
+@inner
 def _kick(layout: Layout, cap: float, random: np.uint64, together: Pairs) -> np.uint64:
     """A few exchanges at random, the first of the fullest node; the next random number."""
     nodes, slots = layout.held.shape
@@ -223,7 +235,7 @@ def _kick(layout: Layout, cap: float, random: np.uint64, together: Pairs) -> np.
     return random
 
 
-@compiled
+@inner
 def _fill_free(layout: Layout, cap: float, tokens: Floats, together: Pairs, near: Floats, here: Marks) -> None:
     """A further replica into every free slot where neither the greatest Eq. (1) load nor ``cap`` is exceeded."""
     nodes, slots = layout.held.shape
@@ -243,7 +255,7 @@ def _fill_free(layout: Layout, cap: float, tokens: Floats, together: Pairs, near
                 _set(layout, node, slot, best, together)
 
 
-@compiled
+@inner
 def _search(
     layout: Layout, cap: float, budget: int, tokens: Floats, together: Pairs, near: Floats, here: Marks
 ) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.search import Experts, Floats, Ints, compiled
+from placement.search import Experts, Floats, Ints, inner
 
 RELATIVE = 1e-7
 """Improvements smaller than this part of the load count as none (rounding)."""
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     """[nodes]: Eq. (1), co-activation over pairs on the node."""
 
 
-@compiled
+@inner
 def sort_falling(order: Ints, share: Floats, falling: Ints) -> None:
     """``falling`` [experts]: by falling share, equal ones as in ``order`` [experts], which is nearly that already."""
     falling[:] = order
@@ -46,7 +46,7 @@ def sort_falling(order: Ints, share: Floats, falling: Ints) -> None:
         falling[to] = expert
 
 
-@compiled
+@inner
 def spread(falling: Ints, counts: Experts, share: Floats, held: Experts, load: Floats) -> float:
     """EPLB's layout, into ``held`` [nodes, slots] and ``load`` [nodes]: each replica to the node with fewest tokens and
     a free slot. Tokens of the fullest node."""
@@ -80,7 +80,7 @@ def spread(falling: Ints, counts: Experts, share: Floats, held: Experts, load: F
     return most
 
 
-@compiled
+@inner
 def give_up_doubles(layout: Layout, tokens: Floats) -> float:
     """Every copy of an expert on a node but the first becomes a free slot; ``tokens`` [experts]. Tokens of the fullest
     node then."""
@@ -99,7 +99,7 @@ def give_up_doubles(layout: Layout, tokens: Floats) -> float:
     return most
 
 
-@compiled
+@inner
 def _shift(layout: Layout, node: int, slot: int, below: float) -> bool:
     """The exchange of a slot that leaves the fuller of both nodes least tokens, if they are fewer than ``below``."""
     held, share, load = layout.held, layout.share, layout.load
@@ -131,7 +131,7 @@ def _shift(layout: Layout, node: int, slot: int, below: float) -> bool:
     return True
 
 
-@compiled
+@inner
 def even_out(layout: Layout, limit: float) -> float:
     """Exchanges of the fullest node until it has no more than ``limit`` or none helps. Its tokens then."""
     for _ in range(layout.held.size):
@@ -148,7 +148,7 @@ def even_out(layout: Layout, limit: float) -> float:
     return most
 
 
-@compiled
+@inner
 def weigh(layout: Layout, tokens: Floats) -> None:
     """Shares and loads, computed again from ``held``, ``counts`` and ``tokens`` [experts]."""
     nodes, slots = layout.held.shape
@@ -161,7 +161,7 @@ def weigh(layout: Layout, tokens: Floats) -> None:
                 layout.load[node] += layout.share[layout.held[node, slot]]
 
 
-@compiled
+@inner
 def recount(layout: Layout, expert: int, count: int, tokens: Floats) -> None:
     """Another number of replicas of an expert: its share and the load of all nodes that hold it; ``tokens``
     [experts]."""
@@ -174,7 +174,7 @@ def recount(layout: Layout, expert: int, count: int, tokens: Floats) -> None:
     layout.counts[expert] = count
 
 
-@compiled
+@inner
 def fullest(values: Floats) -> int:
     best = 0
     for at in range(1, len(values)):

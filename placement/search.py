@@ -39,6 +39,12 @@ def compiled(function: Function) -> Function:
     return cast(Function, njit(cache=True, nogil=True, error_model="numpy")(function))
 
 
+def inner(function: Function) -> Function:
+    """The same for what only compiled code calls: nothing is made for callers from Python, which takes longest."""
+    unwrapped: dict[str, Any] = {"no_cpython_wrapper": True}
+    return cast(Function, njit(nogil=True, error_model="numpy", **unwrapped)(function))
+
+
 MULTIPLIER, INCREMENT = np.uint64(6364136223846793005), np.uint64(1442695040888963407)
 
 
@@ -57,7 +63,7 @@ class State(NamedTuple):
     """[nodes]: Eq. (1), co-activation over pairs on the node."""
 
 
-@compiled
+@inner
 def replicate(tokens: Floats, order: Ints, spare: int, most: int, counts: Experts, share: Floats) -> None:
     """One replica each, then ``spare`` more one by one to the greatest tokens per replica, at most ``most`` an expert.
 
@@ -88,7 +94,7 @@ def replicate(tokens: Floats, order: Ints, spare: int, most: int, counts: Expert
         share[best] = tokens[best] / counts[best]
 
 
-@compiled
+@inner
 def _by_share(share: Floats, order: Ints) -> None:
     """Sort ``order`` [experts] by falling share, equal ones by number; by insertion."""
     for at in range(1, len(order)):
@@ -101,7 +107,7 @@ def _by_share(share: Floats, order: Ints) -> None:
         order[to] = expert
 
 
-@compiled
+@inner
 def _put(state: State, node: int, slot: int, expert: int, share: Floats, together: Pairs) -> None:
     """Place ``expert`` in a slot; what was there (or -1) is taken out first."""
     out = state.held[node, slot]
@@ -120,7 +126,7 @@ def _put(state: State, node: int, slot: int, expert: int, share: Floats, togethe
             state.near[node, other] += together[expert, other]
 
 
-@compiled
+@inner
 def _fill(state: State, held: Experts, share: Floats, together: Pairs) -> None:
     """Begin again with ``held`` [nodes, slots]; all -1 is an empty layout."""
     for node in range(state.near.shape[0]):
@@ -135,7 +141,7 @@ def _fill(state: State, held: Experts, share: Floats, together: Pairs) -> None:
                 _put(state, node, slot, held[node, slot], share, together)
 
 
-@compiled
+@inner
 def greedy(state: State, counts: Experts, share: Floats, together: Pairs, by_tokens: bool) -> None:
     """Replicas (``counts`` [experts]) by falling ``share`` [experts] to the node that bears least: in co-activation
     (Algorithm 2; ``together`` [experts, experts]) or in tokens."""
@@ -160,7 +166,7 @@ def greedy(state: State, counts: Experts, share: Floats, together: Pairs, by_tok
                 used[best] += 1
 
 
-@compiled
+@inner
 def _make_room(state: State, used: Ints, expert: int, share: Floats, together: Pairs) -> int:
     """Algorithm 2, lines 11 to 20: j goes from g to h with a free slot, the expert takes its place; the node h.
 
@@ -187,7 +193,7 @@ def _make_room(state: State, used: Ints, expert: int, share: Floats, together: P
     return to_node
 
 
-@compiled
+@inner
 def _largest(values: Floats) -> int:
     best = 0
     for at in range(1, len(values)):
@@ -196,14 +202,14 @@ def _largest(values: Floats) -> int:
     return best
 
 
-@compiled
+@inner
 def _exchange(state: State, first: int, slot: int, second: int, other: int, share: Floats, together: Pairs) -> None:
     leaving, coming = state.held[first, slot], state.held[second, other]
     _put(state, first, slot, coming, share, together)
     _put(state, second, other, leaving, share, together)
 
 
-@compiled
+@inner
 def _level(state: State, share: Floats, together: Pairs, goal: float, budget: int) -> int:
     """Exchanges of the node with most tokens while they lower it and it has more than ``goal``."""
     nodes, slots = state.held.shape
@@ -235,7 +241,7 @@ def _level(state: State, share: Floats, together: Pairs, goal: float, budget: in
     return budget
 
 
-@compiled
+@inner
 def _descend(state: State, share: Floats, together: Pairs, budget: int) -> int:
     """Exchanges of the node with the greatest co-activation load while they lower it."""
     nodes, slots = state.held.shape
@@ -271,7 +277,7 @@ def _descend(state: State, share: Floats, together: Pairs, budget: int) -> int:
     return budget
 
 
-@compiled
+@inner
 def iterate(state: State, share: Floats, together: Pairs, on_tokens: bool, goal: float, budget: int) -> int:
     """Iterated local search on the greatest tokens of a node, or on its greatest Eq. (1) load, until it is ``goal``.
 
@@ -313,7 +319,7 @@ def iterate(state: State, share: Floats, together: Pairs, on_tokens: bool, goal:
         budget -= nodes
 
 
-@compiled
+@inner
 def _may_exchange(state: State, first: int, slot: int, second: int, other: int) -> bool:
     leaving, coming = state.held[first, slot], state.held[second, other]
     return not (
@@ -321,7 +327,7 @@ def _may_exchange(state: State, first: int, slot: int, second: int, other: int) 
     )
 
 
-@compiled
+@inner
 def even_tokens(state: State, tokens: Floats, counts: Experts, goal: float, budget: int) -> None:
     """Greedy and exchanges on tokens; while the fullest node has more than ``goal``, other counts are tried too.
 
