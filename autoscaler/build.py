@@ -38,8 +38,8 @@ def build_controller(settings: ControllerSettings, platform: Platform | None = N
     prices = load_prices(settings.prices or DEFAULT_SHEET)
     limits = _limits(settings)
     making = Making(settings, topology, limits, prices)
-    if platform is None and making.burst() is not None:
-        raise SettingsError(f"burst: the platform {settings.platform} brings about replicas only, and no standbys yet")
+    if settings.platform == "kubernetes" and making.burst() is not None:
+        raise SettingsError("burst: the platform kubernetes brings about replicas only, and no standbys")
     policy = make_policy(making)
     watch = _watch(settings)
     if watch is not None:

@@ -122,7 +122,6 @@ class GatewayMetrics:
                 states.add_metric([key, "activated"], state.activated)
                 standbys.add_metric([key], state.standbys)
                 activated.add_metric([key], state.activated_s)
-            waiting = {replica.id for replica in state.replicas if replica.state == "standby"}
             if "cpu" in spec.limits:
                 cpu_limit.add_metric([key], float(parse_quantity(spec.limits["cpu"])))
             if "memory" in spec.limits:
@@ -130,8 +129,7 @@ class GatewayMetrics:
             if GPU in spec.limits:
                 gpu_share.add_metric([key], float(parse_quantity(spec.limits[GPU])) / GPU_TENTHS)
             for replica_id, usage in self._backend.usage(spec.name, spec.namespace).items():
-                # CPU in use is compared with what replicas may use, of which one that waits has next to nothing.
-                if usage.cpu_seconds_total is not None and replica_id not in waiting:
+                if usage.cpu_seconds_total is not None:
                     cpu.add_metric([key, replica_id], usage.cpu_seconds_total)
                 if usage.memory_bytes is not None:
                     memory.add_metric([key, replica_id], usage.memory_bytes)

@@ -29,7 +29,7 @@ AT_ONCE = 4
 TAILS = (Series.NODE_CALL_SECONDS,)
 """Histograms of which Prometheus is asked for the P95 alone: of a node nothing else is asked, and the 46 buckets of
 each of 5,000 nodes would be 30 MB in every tick."""
-ONLY = {Series.REPLICAS_BY_STATE: 'state="ready"'}
+ONLY = {Series.REPLICAS_BY_STATE: 'state=~"ready|standby"'}
 """Matchers of what alone is used of a series: the other states of 5,000 functions would be 10,000 rows."""
 _AGE_OF: dict[Job, Series] = {"gateway": Series.REPLICAS_WANTED, "ingress": Series.REQUESTS_IN_FLIGHT}
 Part = Literal["values", "counts", "measured", "histograms", "tails"]

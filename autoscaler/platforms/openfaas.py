@@ -2,7 +2,8 @@
 
 On the embedded gateway an update of limits or ``max_inflight`` is applied live; on other OpenFaaS installations it is a
 rolling update. A gateway that does not report environment variables (the Community Edition) can only be scaled: an
-update would lose them, and is refused.
+update would lose them, and is refused. Standbys (annotation ``smoe.burst``) are brought about by a gateway that
+announces them in ``/system/info``; OpenFaaS has none, and an order for some is refused there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from urllib3.util.retry import Retry
 from autoscaler.contract import NAMESPACE, Configuration
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platforms.no_standbys import refuse_standbys
-from autoscaler.platforms.quantities import configuration_from, float_quantity, floors_of, nodes_of
+from autoscaler.platforms.quantities import (
+    annotations_with,
+    burst_from,
+    configuration_from,
+    float_quantity,
+    floors_of,
+    nodes_of,
+)
 from autoscaler.retry_after import WAITED_S, RetryAfter
 from platform_words.labels import FUNCTION_LABEL, PIPELINE_LABEL
 from platform_words.resources import GPU, GPU_TENTHS
@@ -70,6 +78,7 @@ class OpenFaasPlatform:
         self._query = "" if namespace == NAMESPACE else f"?namespace={namespace}"
         retry = Retry(total=2, status=0, backoff_factor=0.1, allowed_methods=None, respect_retry_after_header=False)
         self._floors: dict[str, int] = {}
+        self._has_standbys: bool | None = None
         self._session = requests.Session()
         self._session.trust_env = False
         self._session.mount("http://", HTTPAdapter(max_retries=retry))
@@ -94,7 +103,8 @@ class OpenFaasPlatform:
         return self._floors
 
     def apply(self, function: str, present: Configuration, target: Configuration) -> None:
-        refuse_standbys(function, target, "OpenFaaS has none")
+        if target.standbys and not self._standbys():
+            refuse_standbys(function, target, "OpenFaaS has none")
         replicas = present.replicas
         if replace(target, replicas=present.replicas) != present:
             self._update(function, target)
@@ -103,6 +113,12 @@ class OpenFaasPlatform:
         if target.replicas != replicas:
             body = {"serviceName": function, "replicas": target.replicas}
             self._call("POST", f"/system/scale-function/{function}{self._query}", body)
+
+    def _standbys(self) -> bool:
+        """Whether the gateway has standbys; asked once it is about to get some, until it has answered."""
+        if self._has_standbys is None:
+            self._has_standbys = self._json("GET", "/system/info", dict).get("standbys") is True
+        return self._has_standbys
 
     def _update(self, function: str, target: Configuration) -> None:
         status = self._json("GET", f"/system/function/{function}{self._query}", dict)
@@ -157,13 +173,14 @@ def configuration_of(status: Mapping[str, Any]) -> Configuration | None:
     """The configuration of a FunctionStatus, or None when it has no memory or no CPU and GPU limit."""
     try:
         concurrency = int((status.get("envVars") or {}).get("max_inflight") or 0)
-        return configuration_from(status.get("limits") or {}, int(status.get("replicas", 0)), concurrency)
+        configured = configuration_from(status.get("limits") or {}, int(status.get("replicas", 0)), concurrency)
+        return configured and replace(configured, burst=burst_from(status.get("annotations")))
     except (TypeError, ValueError):
         return None
 
 
 def deployment_of(function: str, status: Mapping[str, Any], target: Configuration) -> dict[str, Any]:
-    """The FunctionDeployment that keeps everything of ``status`` but the limits and ``max_inflight`` of ``target``.
+    """The FunctionDeployment that keeps everything of ``status``, with limits, concurrency and standbys of ``target``.
 
     Requests follow: memory moves with its limit, CPU stays unless it would be above the limit.
     """
@@ -184,4 +201,5 @@ def deployment_of(function: str, status: Mapping[str, Any], target: Configuratio
             requests_["cpu"] = limits["cpu"]
     environment = {**(status.get("envVars") or {}), "max_inflight": str(target.concurrency)}
     changed = {"labels": labels, "limits": limits, "requests": requests_, "envVars": environment}
+    changed["annotations"] = annotations_with(status.get("annotations"), target.burst)
     return {**deployment, "service": function, **changed}

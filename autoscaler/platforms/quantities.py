@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
-from autoscaler.contract import MIB, Configuration
-from platform_words.labels import PLACEMENT
+from autoscaler.contract import MIB, Burst, Configuration
+from platform_words.bursts import burst_text, parse_burst
+from platform_words.labels import BURST, PLACEMENT
 from platform_words.resources import GPU, GPU_TENTHS, QuantityError, parse_quantity
 
 
@@ -29,6 +31,24 @@ def configuration_from(limits: Mapping[str, Any], replicas: int, concurrency: in
         return Configuration(memory_mb, cores, share, replicas, concurrency)
     except (KeyError, TypeError, ValueError):  # QuantityError and ConfigurationError are ValueErrors
         return None
+
+
+def burst_from(annotations: Mapping[str, Any] | None) -> Burst | None:
+    """The standbys of the annotation ``smoe.burst``; None without any, or where it cannot be read."""
+    try:
+        standbys, numbers = parse_burst(str((annotations or {})[BURST]))
+        return Burst(standbys, **numbers)
+    except (KeyError, ValueError):
+        return None
+
+
+def annotations_with(annotations: Mapping[str, Any] | None, burst: Burst | None) -> dict[str, Any]:
+    """``annotations`` with these standbys instead of those that they have."""
+    others = {key: value for key, value in (annotations or {}).items() if key != BURST}
+    if burst is None:
+        return others
+    numbers = {name: value for name, value in asdict(burst).items() if name != "standbys"}
+    return {**others, BURST: burst_text(burst.standbys, numbers)}
 
 
 def nodes_of(annotations: Mapping[str, Any] | None) -> int:

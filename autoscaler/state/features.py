@@ -90,7 +90,7 @@ def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeO
     names: list[Key] = [(f"{node.function}.{namespace}",) for node in infos]
     configurations = _configurations(names, readings)
     ready = _column(readings.values.get(Series.REPLICAS_BY_STATE, {}), [(name, "ready") for (name,) in names])
-    measured = _column(readings.counts.get(Series.REPLICA_CPU_SECONDS, {}), names)
+    measured = _measured(readings, names)
     work = _work(topology, readings)
     calls, busy, waited = work["calls"], work["busy_s"], work["wait_s"]
     in_flight = _rates(busy, window_s)
@@ -129,10 +129,20 @@ def _nodes(topology: Topology, readings: Readings, namespace: str) -> list[NodeO
         "measured_replicas": _whole(measured),
         "busy_replica_s": nothing,
         "age_s": [age_s] * len(infos),
-        "activated_s": nothing,
+        "activated_s": _column(readings.values.get(Series.STANDBY_ACTIVATED_SECONDS, {}), names),
     }
     rows = zip(*(columns[name] for name in NodeObservation._fields), strict=True)
     return list(map(NodeObservation._make, rows))
+
+
+def _measured(readings: Readings, names: Sequence[Key]) -> Column:
+    """Replicas with their CPU time over the window, without standbys that wait: those have next to no CPU to use."""
+    counts = _column(readings.counts.get(Series.REPLICA_CPU_SECONDS, {}), names)
+    states = readings.values.get(Series.REPLICAS_BY_STATE, {})
+    return [
+        None if count is None else max(0.0, count - states.get((name, "standby"), 0.0))
+        for count, (name,) in zip(counts, names, strict=True)
+    ]
 
 
 def _keys(topology: Topology) -> list[Key]:

@@ -35,6 +35,7 @@ class Series(StrEnum):
     LAYER_BARRIER_SECONDS = "layer_barrier_seconds"
     REPLICAS_WANTED = "replicas_wanted"
     REPLICAS_BY_STATE = "replicas_by_state"
+    STANDBY_ACTIVATED_SECONDS = "standby_activated_seconds"
     REPLICA_CPU_SECONDS = "replica_cpu_seconds"
     REPLICA_MEMORY_BYTES = "replica_memory_bytes"
     CPU_LIMIT_CORES = "cpu_limit_cores"
@@ -81,6 +82,7 @@ SHAPES: Mapping[Series, Shape] = {
     Series.LAYER_BARRIER_SECONDS: Shape("histogram", ("pipeline", "layer"), "ingress"),
     Series.REPLICAS_WANTED: Shape("max", _FUNCTION, "gateway"),
     Series.REPLICAS_BY_STATE: Shape("max", ("function_name", "state"), "gateway"),
+    Series.STANDBY_ACTIVATED_SECONDS: Shape("counter", _FUNCTION, "gateway"),
     Series.REPLICA_CPU_SECONDS: Shape("counter", _FUNCTION, "gateway", counted=True),
     Series.REPLICA_MEMORY_BYTES: Shape("gauge", _FUNCTION, "gateway", counted=True),
     Series.CPU_LIMIT_CORES: Shape("max", _FUNCTION, "gateway"),

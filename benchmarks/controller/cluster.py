@@ -291,6 +291,8 @@ class Answers:
                 yield labels, value
 
     def _of_function(self, series: Series, query: str, function: str) -> Iterator[tuple[dict[str, str], float]]:
+        if series == Series.STANDBY_ACTIVATED_SECONDS:  # functions without standbys have none
+            return
         labels = {"function_name": f"{function}.{NAMESPACE}"}
         counted = self._counted(series, query, function, _varied(series, self._places[function]))
         if "state" not in SHAPES[series].labels:

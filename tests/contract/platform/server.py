@@ -20,6 +20,8 @@ class OpenFaas:
         self.broken: set[str] = set()
         self.down = False
         self.ignores_updates = False
+        self.standbys = False
+        """Whether it announces standbys, as this project's gateway does."""
         self.most_replicas: int | None = None
         self.writes: list[tuple[str, dict[str, Any]]] = []
 
@@ -28,6 +30,8 @@ class OpenFaas:
             return 502, b""
         if authorization != _EXPECTED:
             return 401, b"invalid credentials"
+        if path == "/system/info":
+            return 200, json.dumps({"arch": "x86_64", **({"standbys": True} if self.standbys else {})}).encode()
         if path == "/system/functions":
             return self._list_or_update(method, body)
         name = path.rpartition("/")[2]

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from autoscaler.actuator.actuator import apply
-from autoscaler.contract import Configuration, Decision
+from autoscaler.contract import Burst, Configuration, Decision
 from autoscaler.errors import FunctionGoneError, PlatformError
 from autoscaler.monitor.scrape import ScrapeSource
 from autoscaler.platforms.openfaas import OpenFaasPlatform
@@ -64,6 +64,7 @@ def platform(gateway: tuple[str, tuple[str, str]]) -> Iterator[OpenFaasPlatform]
         pytest.param(configuration(memory_mb=512, cpu_cores=0.5, concurrency=9), id="limits"),
         pytest.param(configuration(2, memory_mb=128, concurrency=1), id="both"),
         pytest.param(configuration(0), id="to zero"),
+        pytest.param(configuration(burst=Burst(2, hold_s=3.0)), id="standbys"),
     ],
 )
 def test_a_change_shows_in_the_next_list(platform: OpenFaasPlatform, target: Configuration) -> None:

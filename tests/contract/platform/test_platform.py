@@ -13,7 +13,7 @@ import pytest
 from kubernetes import client
 
 from autoscaler.actuator.actuator import apply
-from autoscaler.contract import Configuration, Decision, PlacedPlatform, Platform
+from autoscaler.contract import Burst, Configuration, Decision, PlacedPlatform, Platform
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
 from autoscaler.platforms.fake import FakePlatform
 from autoscaler.platforms.kubernetes import KubernetesClient, KubernetesPlatform
@@ -234,3 +234,26 @@ def test_applied_is_only_what_was_seen_to_be_so() -> None:
     assert "asked for 8 replicas" in result.failures["m"] and "but it has 5 replicas" in result.failures["m"]
     assert "512 MiB" in result.failures["m-expert-0-1"]
     assert waits == [0.1, 0.4]
+
+
+def test_standbys_are_brought_about_or_refused_in_words(subject: Subject) -> None:
+    before = subject.platform.configurations()
+    name = subject.names[1]
+    target = replace(before[name], burst=Burst(2, hold_s=3.0))
+    try:
+        subject.platform.apply(name, before[name], target)
+    except PlatformError as error:
+        assert f"function {name} cannot have 2 standbys" in str(error)
+        assert subject.platform.configurations() == before
+    else:
+        assert subject.platform.configurations() == {**before, name: target}
+
+
+def test_a_gateway_that_announces_standbys_brings_them_about() -> None:
+    world = OpenFaas({name: status(name) for name in NAMES})
+    world.standbys = True
+    with serve(world.reply) as server:
+        platform = OpenFaasPlatform(server.url, "m", AUTH)
+        target = replace(configuration(2, concurrency=7), burst=Burst(2))
+        platform.apply(NAMES[1], configuration(), target)
+        assert platform.configurations()[NAMES[1]] == target

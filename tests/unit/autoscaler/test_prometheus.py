@@ -47,7 +47,7 @@ WINDOW_S, EVERY_S = 30, 5
         (
             Series.REPLICAS_BY_STATE,
             "max by (function_name, state) "
-            '(smoe_function_replicas{function_name=~"m(-.+)?[.]openfaas\\\\-fn",state="ready"})',
+            '(smoe_function_replicas{function_name=~"m(-.+)?[.]openfaas\\\\-fn",state=~"ready|standby"})',
         ),
         (Series.CPU_SCALE, "max by () (smoe_cpu_scale)"),
     ],

@@ -21,9 +21,13 @@ from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.platforms.shadow import ShadowPlatform
 from autoscaler.prices import load_prices
 from autoscaler.settings import ControllerSettings
+from autoscaler.state.features import observe
+from autoscaler.state.readings import Readings, Series
 from autoscaler.stored_deployment import Plan, load_plan, save_plan
+from tests.contract.platform.server import AUTH, OpenFaas, status
 from tests.unit.autoscaler.builders import observation, topology
 from tests.unit.autoscaler.manifests import write_pipeline
+from tests.unit.autoscaler.servers import serve
 
 BURST = Burst(7, headroom=1.5, spare=2.0, hold_s=10.0)
 PLAIN = Configuration(512, 1.0, 0.0, 2, 4)
@@ -66,10 +70,23 @@ def test_people_read_the_number_of_standbys() -> None:
     assert short(BURSTING) == "512MiB/1cpu/2+7x4"
 
 
-def test_a_gateway_refuses_standbys_in_words_before_it_is_called() -> None:
-    platform = OpenFaasPlatform("http://127.0.0.1:9", "tiny", None)
-    with pytest.raises(PlatformError, match="function a cannot have 7 standbys: OpenFaaS has none"):
+def test_openfaas_is_refused_in_words_and_a_gateway_that_announces_standbys_gets_them() -> None:
+    world = OpenFaas({"a": status("a", annotations={"kept": "1"})})
+    with serve(world.reply) as server:
+        platform = OpenFaasPlatform(server.url, "m", AUTH)
+        with pytest.raises(PlatformError, match="function a cannot have 7 standbys: OpenFaaS has none"):
+            platform.apply("a", PLAIN, BURSTING)
+        assert not world.writes
+        world.standbys = True
+        platform = OpenFaasPlatform(server.url, "m", AUTH)
         platform.apply("a", PLAIN, BURSTING)
+        assert platform.configurations()["a"] == BURSTING
+        text = "standbys=7,headroom=1.5,spare=2.0,hold_s=10.0,look_back_s=0.5"
+        assert world.functions["a"]["annotations"] == {"kept": "1", "smoe.burst": text}
+        platform.apply("a", BURSTING, PLAIN)
+        assert world.functions["a"]["annotations"] == {"kept": "1"}
+        world.functions["a"]["annotations"] = {"smoe.burst": "many"}
+        assert platform.configurations()["a"].burst is None
 
 
 def test_fake_and_shadow_platforms_show_the_standbys_they_were_given() -> None:
@@ -112,9 +129,31 @@ def test_a_table_that_makes_no_standbys_is_refused(table: dict[str, Any], senten
         controller_with(tmp_path, "static", {"burst": table}, FakePlatform({}))
 
 
-def test_a_live_controller_says_at_its_start_that_its_platform_has_none(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="the platform openfaas brings about replicas only"):
-        controller_with(tmp_path, "hpa", {"burst": {"standbys": 1}}, None)
+def test_a_controller_on_kubernetes_reports_at_its_start_that_there_are_none(tmp_path: Path) -> None:
+    settings = ControllerSettings(
+        "http://127.0.0.1:9",
+        write_pipeline(tmp_path / "m"),
+        policy="hpa",
+        policy_settings={"burst": {"standbys": 1}},
+        platform="kubernetes",
+    )
+    with pytest.raises(SettingsError, match="the platform kubernetes brings about replicas only"):
+        build_controller(settings)
+
+
+def test_activated_seconds_are_read_and_waiting_standbys_are_not_measured() -> None:
+    name = "m-expert-0-0.openfaas-fn"
+    values: dict[Series, dict[tuple[str, ...], float]] = {
+        Series.STANDBY_ACTIVATED_SECONDS: {(name,): 4.5},
+        Series.REPLICAS_BY_STATE: {(name, "ready"): 1.0, (name, "standby"): 2.0},
+        Series.REPLICA_CPU_SECONDS: {(name,): 3.0},
+    }
+    readings = Readings(0.0, 10.0, values, counts={Series.REPLICA_CPU_SECONDS: {(name,): 4.0}})
+    node = observe(topology(), readings).node("expert-0-0")
+    assert node is not None
+    assert (node.activated_s, node.ready_replicas, node.measured_replicas) == (4.5, 1, 2)
+    other = observe(topology(), readings).node("expert-0-1")
+    assert other is not None and other.activated_s is None
 
 
 def test_decisions_carry_standbys_and_stay_in_the_space() -> None:
