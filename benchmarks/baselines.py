@@ -7,9 +7,9 @@ trained on training hours (``docs/policies.md``).
 Then all meet the same requests of test hours. The table is policy × pattern: both costs above the bound, P95 over the
 SLO, windows over it. All of it is simulated on the modelled cluster. What is in ``--out`` already is not done again.
 ``--publish`` writes table, figures, search curves and README to a folder of results. The last line is one JSON object:
-``cells`` with intervals, ``policies``, ``refused`` (groups that nothing can be measured with and policies that cannot
-serve a workload, each with the reason), ``searches`` (trials and whether each converged), ``trace_measured``,
-``traces`` (file → sha256).
+``cells`` with intervals, ``policies``, ``beyond_cluster`` (runs that ordered more than there is), ``refused`` (groups
+that nothing can be measured with and policies that cannot serve a workload, each with the reason), ``searches`` (trials
+and whether each converged), ``trace_measured``, ``traces`` (file → sha256).
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from evaluation.tuning.curves import best_so_far, picture
 from evaluation.tuning.search import SearchSettings
 from evaluation.tuning.searches import PLANNED, make_plans
 from evaluation.tuning.sweep import CANDIDATES, sweep
+from simulation.workloads.worlds import WORLDS, World
 from traces import catalog
 from traces.provenance import path_sha256
 from traces.traffic import DATA_SETS
@@ -186,7 +187,7 @@ def page_of(
 
 @benchmark
 @workloads_option
-@click.option("--patterns", callback=listed(), default="bursty,normal,slow", help="Comma list.")
+@click.option("--patterns", callback=listed(), default="bursty,normal,slow,diurnal", help="Comma list.")
 @click.option("--policies", callback=listed(), default=",".join(POLICIES), help="Comma list (docs/policies.md).")
 @click.option(
     "--sweep-on", callback=listed(), default="bert-4,gpt2-4,b2b-4", help="Workloads that settings are swept on."
@@ -195,16 +196,21 @@ def page_of(
 @click.option("--seconds", default=3600.0, help="Seconds of each test hour.")
 @click.option("--tune-seconds", default=600.0, help="Seconds of each validation hour.")
 @rate_option
+@click.option("--world", type=click.Choice(WORLDS), default="mixed", help="Cluster.")
+@click.option("--relative-slo", type=click.FloatRange(1, 1000, min_open=True), help="As of smoe lab evaluate.")
 @click.option("--trials", default=SearchSettings.trials, type=click.IntRange(3), help="Most deployments of a search.")
 @workers_option
 @out_option("out/baselines", "Folder of all results; what is there is not computed again.")
 @publish_option
 def main(
     workloads: tuple[str, ...], patterns: tuple[str, ...], policies: tuple[str, ...], sweep_on: tuple[str, ...],
-    seeds: int, seconds: float, tune_seconds: float, mean_rps: float, trials: int, workers: int, out: Path,
-    to: Path | None,
+    seeds: int, seconds: float, tune_seconds: float, mean_rps: float, world: World, relative_slo: float | None,
+    trials: int, workers: int, out: Path, to: Path | None,
 ) -> None:  # fmt: skip
-    grid = Grid(workloads, patterns, (0,), policies, tuple(range(seeds)), seconds=seconds, mean_rps=mean_rps)
+    grid = Grid(
+        workloads, patterns, (0,), policies, tuple(range(seeds)), seconds=seconds, mean_rps=mean_rps, world=world,
+        relative_slo=relative_slo,
+    )  # fmt: skip
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as bar:
         summaries, tuned, refused = measure(grid, Tuning(sweep_on, trials, tune_seconds), out, workers, bar)
@@ -215,6 +221,7 @@ def main(
     result = {
         "cells": [as_json(row) for row in rows(summaries)],
         "policies": list(grid.policies),
+        "beyond_cluster": sum(bool(summary.get("beyond_cluster")) for summary in summaries),
         "refused": refused,
         "searches": searches(out / "plans"),
         "trace_measured": all(summary.get("trace_measured", True) for summary in summaries),

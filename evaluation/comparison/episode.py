@@ -90,7 +90,7 @@ def _prepared(grid: Grid, group: Group) -> Work:
     mean_rps = grid.mean_rps or trace_arrivals.arrival_s.size / trace_arrivals.seconds
     workload = grid.workload_of(group, mean_rps)
     requests = draw_requests(workload, trace_arrivals.arrival_s, seed=group.seed, source=trace_arrivals.source)
-    workload = grid.walled(workload, requests, mean_rps, group.seed)
+    workload = grid.walled(workload, requests, group.seed)
     return Work(
         group, workload, requests, trace_arrivals, grid.start, grid.warm_up_windows * grid.window_s, grid.window_s
     )

@@ -22,7 +22,7 @@ from simulation.latency.roofline import hops_times
 from simulation.workloads.custom import MOST_TOKENS, CustomPipeline
 from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
-from simulation.workloads.worlds import WORLDS, NoRoomError, World, in_world
+from simulation.workloads.worlds import WORLDS, NoRoomError, World, busiest_rps, in_world
 from traces.splits import Split
 from traces.traffic import REPLAYED_PATTERNS
 
@@ -92,8 +92,9 @@ class Grid:
     """A custom pipeline, which ``workloads`` may name next to the paper's."""
     prices: PriceSheet | None = None
     """Prices of all workloads; None: each workload's own."""
-    world: World = "unlimited"
-    """Cluster of the paper's workloads (:mod:`simulation.workloads.worlds`)."""
+    world: World | None = None
+    """Cluster of the paper's workloads (:mod:`simulation.workloads.worlds`); None becomes ``mixed``, and ``unlimited``
+    with a custom pipeline, which has a machine of its own."""
     relative_slo: float | None = None
     """λ as so many times the P95 of the same requests with unlimited capacity
     (:mod:`evaluation.comparison.quickest`); None: each workload's own, absolute."""
@@ -103,6 +104,8 @@ class Grid:
     """Factor of the price of a GPU."""
 
     def __post_init__(self) -> None:
+        if self.world is None:
+            object.__setattr__(self, "world", "mixed" if self.custom is None else "unlimited")
         for name, values, allowed in (
             ("workloads", self.workloads, (*PAPER_WORKLOADS, *([self.custom.pipeline] if self.custom else []))),
             ("patterns", self.patterns, (FROM_FILE,) if self.trace else REPLAYED_PATTERNS),
@@ -219,7 +222,7 @@ class Grid:
         prices = self.prices or workload.prices
         return replace(workload, prices=replace(prices, gpu_s=prices.gpu_s * self.gpu_price_factor))
 
-    def walled(self, workload: Workload, requests: Requests, mean_rps: float, seed: int) -> Workload:
+    def walled(self, workload: Workload, requests: Requests, seed: int) -> Workload:
         """``workload`` with the λ of this grid, in its world. Raises EvaluationError where λ is not defined, and where
         segments for the load do not fit."""
         if self.relative_slo is not None:
@@ -227,7 +230,7 @@ class Grid:
             unlimited_s = quickest_p95_s(replace(workload, space=space), requests, seed)
             workload = replace(workload, slo_s=self.relative_slo * unlimited_s)
         try:
-            return in_world(workload, self.world, mean_rps)
+            return in_world(workload, self.world or "mixed", busiest_rps(requests.arrival_s))
         except NoRoomError as error:
             raise EvaluationError(str(error)) from error
 

@@ -131,9 +131,9 @@ def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int,
 @click.option(
     "--world",
     type=click.Choice(WORLDS),
-    default="unlimited",
-    show_default=True,
-    help="Cluster of the paper's workloads: with the paper's GPUs (mixed), without them, or with room for everything.",
+    default=None,
+    help="Cluster of the paper's workloads: with the paper's GPUs (mixed), without them, or with room for everything. "
+    "[default: mixed; a custom pipeline runs on its own machine]",
 )
 @click.option(
     "--relative-slo",

@@ -195,13 +195,13 @@ def test_runs_that_answered_nothing_are_drawn_without_a_tail(
 
 
 def test_an_slo_that_does_not_bind_is_refused_with_the_reason(grid: Grid) -> None:
-    easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,))
+    easy = replace(grid, world="unlimited", tokens=(1,), mean_rps=0.5, seeds=(0,))
     with pytest.raises(EvaluationError, match="does not bind"):
         evaluate(easy, Path("unused"), workers=1)
 
 
 def test_without_a_bound_an_slo_that_does_not_bind_is_refused_all_the_same(grid: Grid, tmp_path: Path) -> None:
-    easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,), bound=False)
+    easy = replace(grid, world="unlimited", tokens=(1,), mean_rps=0.5, seeds=(0,), bound=False)
     with pytest.raises(EvaluationError, match="does not bind"):
         evaluate(easy, tmp_path, workers=1)
 
@@ -210,7 +210,7 @@ def test_groups_that_nothing_can_be_measured_with_are_left_out_where_that_is_ask
     grid: Grid, tmp_path: Path
 ) -> None:
     refused: dict[str, str] = {}
-    easy = replace(grid, tokens=(1,), mean_rps=0.5, seeds=(0,))
+    easy = replace(grid, world="unlimited", tokens=(1,), mean_rps=0.5, seeds=(0,))
     assert evaluate(easy, tmp_path, workers=1, refused=refused) == []
     assert list(refused) == ["bert-4.bursty.1.0"] and "does not bind" in refused["bert-4.bursty.1.0"]
 
