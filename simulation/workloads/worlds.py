@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Literal, get_args
 
 import numpy as np
@@ -24,8 +25,9 @@ PAPER_MACHINES = Machine(cores=52.0, memory_mb=128 * 1024.0, gpu_tenths=10, coun
 PAPER_CAPACITY = Capacity(8 * 52.0, 8 * 128 * 1024.0, 80)
 """Totals of :data:`PAPER_MACHINES`."""
 
-SEGMENT_BUSY = 0.75
-"""Most that a replica of the busiest segment is used, one call at a time, at the rate that segments are made for."""
+SEGMENT_BUSY = (0.5, 0.75, 1.0)
+"""Most that a replica of the busiest segment is used, one call at a time, at the rate that segments are made for: the
+first of these for which there is room."""
 SEGMENT_TIME = 0.5
 """Most of λ that the segments take for a request of P95 length; the rest is the experts' and queues'."""
 SEGMENT_ROOM = 0.5
@@ -64,25 +66,25 @@ def busiest_rps(arrival_s: Floats) -> float:
 def sized_segments(workload: Workload, rate_rps: float) -> Configuration:
     """The uniform configuration of all segments of least cost that keeps :data:`SEGMENT_BUSY`, :data:`SEGMENT_TIME` and
     :data:`SEGMENT_ROOM`: the segments are sized first, and experts share what is left. Raises NoRoomError."""
-    for least in LEAST_REPLICAS:
-        if candidates := _fitting(workload, rate_rps, least):
+    for least, busy in product(LEAST_REPLICAS, SEGMENT_BUSY):
+        if candidates := _fitting(workload, rate_rps, least, busy):
             return min(candidates, key=lambda one: one.replicas * workload.prices.unit_per_s(one))
     raise NoRoomError(
         f"{workload.name}: no configuration of the segments takes at most {SEGMENT_TIME:.0%} of the SLO of "
-        f"{1000 * workload.slo_s:.4g} ms and {SEGMENT_ROOM:.0%} of the cluster at {rate_rps:g} requests/s, "
-        f"at most {SEGMENT_BUSY:.0%} used; lower the load or the input size, or take a larger SLO"
+        f"{1000 * workload.slo_s:.4g} ms and {SEGMENT_ROOM:.0%} of the cluster at {rate_rps:g} requests/s; lower the "
+        f"load or the input size, or take a larger SLO"
     )
 
 
-def _fitting(workload: Workload, rate_rps: float, least: int) -> list[Configuration]:
-    """Configurations of ``least`` replicas or more that keep the three rules."""
+def _fitting(workload: Workload, rate_rps: float, least: int, busy: float) -> list[Configuration]:
+    """Configurations of ``least`` replicas or more that keep the three rules, used at most ``busy``."""
     assert workload.capacity is not None
     room = workload.capacity.total.times(SEGMENT_ROOM)
     functions = sum(node.kind != "expert" for node in workload.topology.nodes)
     candidates = []
     for cores, share in workload.space.resources:
         seconds = segment_seconds(workload, cores, share)
-        count = max(least, math.ceil(rate_rps * max(seconds) / SEGMENT_BUSY))
+        count = max(least, math.ceil(rate_rps * max(seconds) / busy))
         sized = replace(workload.segment_configuration, cpu_cores=cores, gpu_share=share, replicas=count)
         long_s = sum(segment_seconds(workload, cores, share, SLO_QUANTILE))
         if long_s <= SEGMENT_TIME * workload.slo_s and needs(sized).times(functions).within(room):
