@@ -72,9 +72,10 @@ def test_what_client_and_gateway_compute_is_no_part_of_the_pace() -> None:
 
 def test_cpu_seconds_of_a_process_are_those_that_it_used() -> None:
     before_s, begun_s = cpu_s([os.getpid()]), time.process_time()
-    while time.process_time() < begun_s + 0.05:
+    while time.process_time() < begun_s + 0.2:
         pass
-    assert cpu_s([os.getpid()]) - before_s == pytest.approx(time.process_time() - begun_s, abs=0.02)
+    # User's and system's time are each told in hundredths of a second, rounded, before and after.
+    assert cpu_s([os.getpid()]) - before_s == pytest.approx(time.process_time() - begun_s, abs=0.04)
 
 
 def test_a_machine_in_use_is_not_compared_with() -> None:
