@@ -72,17 +72,23 @@ class FunctionReplicas:
 
 @dataclass(slots=True)
 class Opening:
-    """An activation of standbys: when a request found too few replicas, seconds from then until those of all functions
-    could be called, and until the first call was answered by one of them."""
+    """An activation of standbys: when a request found too few replicas, and seconds from then until those of all
+    functions could be called, until the first call began at one of them, and until the first one was answered."""
 
     begun_s: float
     open_s: float | None = None
     first_call_s: float | None = None
+    first_answer_s: float | None = None
 
-    def served(self, now_s: float) -> None:
-        """A call was answered by a replica of this activation."""
+    def called(self, now_s: float) -> None:
+        """A call begins at a replica of this activation."""
         if self.first_call_s is None:
             self.first_call_s = now_s - self.begun_s
+
+    def answered(self, now_s: float) -> None:
+        """A call was answered by a replica of this activation."""
+        if self.first_answer_s is None:
+            self.first_answer_s = now_s - self.begun_s
 
 
 @dataclass(slots=True)
@@ -153,6 +159,8 @@ class Dispatcher:
         self._rule = rule
         self._node = own_node if rule == "local-first" else ""
         self._turn = 0
+        self.opening: Opening | None = None
+        """An activation under way: replicas that become known meanwhile are its."""
         self.version = 0
         """Counts tables of replicas, so that what is derived from one is made once."""
 
@@ -168,16 +176,13 @@ class Dispatcher:
             self._set_replicas(function, replicas.replicas)
             self._grant(function)
 
-    def merge(self, functions: Mapping[str, FunctionReplicas], opening: Opening) -> None:
-        """Ready replicas of some functions, the others as they are; those that are new were activated."""
+    def merge(self, functions: Mapping[str, FunctionReplicas]) -> None:
+        """Ready replicas of some functions, the others as they are."""
         self.version += 1
         for name, replicas in functions.items():
             function = self._functions.setdefault(name, _Function(name))
-            before = set(function.slots)
+            function.max_inflight = replicas.max_inflight
             self._set_replicas(function, replicas.replicas)
-            for replica_id, slot in function.slots.items():
-                if replica_id not in before:
-                    slot.opening = opening
             self._grant(function)
 
     def busy_s(self, name: str) -> float:
@@ -252,7 +257,7 @@ class Dispatcher:
             record.status = str(reply.status)
             if reply.status == 200:
                 if slot.opening is not None:
-                    slot.opening.served(self._loop.time())
+                    slot.opening.answered(self._loop.time())
                     slot.opening = None
                 return reply
             if reply.status == 429:  # not begun, so it counts as no attempt
@@ -320,7 +325,7 @@ class Dispatcher:
             if slot_or_none is None or slot_or_none.replica.address != replica.address:
                 if slot_or_none is not None:
                     slot_or_none.pool.close()
-                function.slots[replica_id] = Slot(replica, ConnectionPool(replica.address))
+                function.slots[replica_id] = Slot(replica, ConnectionPool(replica.address), opening=self.opening)
             else:
                 slot_or_none.replica = replica
 
@@ -439,6 +444,8 @@ class Dispatcher:
 def _taken(slot: Slot, now_s: float) -> Slot:
     if not slot.in_flight:
         slot.busy_from_s = now_s
+        if slot.opening is not None:
+            slot.opening.called(now_s)
     slot.in_flight += 1
     return slot
 

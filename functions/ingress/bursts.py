@@ -160,6 +160,8 @@ class BurstActivation:
                     await self._changed.wait()
             self._changed.clear()
             levels, begun_s, self._begun_s = self._counts, self._begun_s, None
+            opening = None if begun_s is None else Opening(begun_s)
+            self._dispatcher.opening = opening  # the feed may be faster than the reply
             try:
                 ready = await self._gateway.report(levels)
             except (OSError, TransportError, ValueError, KeyError, TypeError) as error:
@@ -171,21 +173,16 @@ class BurstActivation:
                 await asyncio.sleep(RETRY_S)
                 continue
             failed = False
-            self._opened(ready, begun_s)
+            self._dispatcher.merge(ready)
+            self._dispatcher.opening = None
+            if opening is not None:
+                opening.open_s = self._loop.time() - opening.begun_s
+                self.openings.append(opening)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._gateway.close()
-
-    def _opened(self, ready: Mapping[str, FunctionReplicas], begun_s: float | None) -> None:
-        """``begun_s``: when a request found too little; None where nothing was to be activated."""
-        now_s = self._loop.time()
-        opening = Opening(now_s if begun_s is None else begun_s)
-        self._dispatcher.merge(ready, opening)
-        if begun_s is not None:
-            opening.open_s = now_s - begun_s
-            self.openings.append(opening)
 
     def _refresh(self, now_s: float) -> None:
         """Have the levels reported if they changed, and look again when the next standby is no longer wanted."""

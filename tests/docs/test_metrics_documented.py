@@ -55,11 +55,11 @@ def labels_of(cell: str) -> set[str]:
 
 
 class Backend:
-    """A function with all limits, one replica and one start."""
+    """A function with all limits, one replica, a standby to have and one start."""
 
     def list(self, namespace: str | None = None) -> list[FunctionState]:
         spec = FunctionSpec("f", "image", limits={"cpu": "500m", "memory": "64Mi", "nvidia.com/gpu": "3"})
-        return [FunctionState(spec, 1, (Replica("r", "127.0.0.1:1", "ready"),), 1, 0.0)]
+        return [FunctionState(spec, 1, (Replica("r", "127.0.0.1:1", "ready"),), 1, 0.0, standbys=1)]
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
         return {"r": Usage(1.0, 2.0, 3)}

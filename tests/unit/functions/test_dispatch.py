@@ -440,10 +440,11 @@ async def test_activated_replicas_serve_those_who_wait_and_their_first_call_is_n
     await held.wait(1)
     second = asyncio.ensure_future(caller.call(b"second"))
     await asyncio.sleep(0)
-    opening = Opening(caller.loop.time())
+    opening = caller.dispatcher.opening = Opening(caller.loop.time())
     both = tuple(ReplicaAddress(one.address, one.address) for one in (full, standby))
-    caller.dispatcher.merge({"f": FunctionReplicas(1, both)}, opening)
+    caller.dispatcher.merge({"f": FunctionReplicas(1, both)})
     assert await second == b"second"
-    assert opening.first_call_s is not None and opening.first_call_s > 0
+    assert opening.first_call_s is not None and opening.first_answer_s is not None
+    assert 0 <= opening.first_call_s < opening.first_answer_s
     held.answer_all()
     await first
