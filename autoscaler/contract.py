@@ -252,12 +252,19 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Both meters of one window in the price sheet's currency (see ``autoscaler.prices``)."""
+    """The meters of one window in the price sheet's currency (see ``autoscaler.prices``)."""
 
     busy: float | None
     """Eq. (7): replicas × busy seconds × U_φ."""
     provisioned: float | None
-    """replicas × window seconds × U_φ."""
+    """replicas × window seconds × U_φ, and standbys."""
+    standbys: float | None = 0.0
+    """The part of ``provisioned`` that is standbys': their memory, and replicas while they are activated."""
+
+    @property
+    def amounts(self) -> tuple[float | None, ...]:
+        """Every meter, in the order of the fields."""
+        return self.busy, self.provisioned, self.standbys
 
 
 class MetricsSource(Protocol):

@@ -84,8 +84,8 @@ def function_cost(nodes: Sequence[NodeObservation], window_s: float, prices: Pri
         busy_s = None if seconds is None else min(seconds, replicas * window_s)
     # Where it is not known how long standbys were activated, all of them count as replicas.
     activated_s = configuration.standbys * window_s if nodes[0].activated_s is None else nodes[0].activated_s
-    provisioned = replicas * window_s * unit + prices.standbys(configuration, window_s, activated_s)
-    return Cost(None if busy_s is None else busy_s * unit, provisioned)
+    standbys = prices.standbys(configuration, window_s, activated_s)
+    return Cost(None if busy_s is None else busy_s * unit, replicas * window_s * unit + standbys, standbys)
 
 
 def _total(values: Sequence[float | None]) -> float | None:
@@ -112,15 +112,15 @@ def total_cost(observation: Observation, prices: PriceSheet) -> tuple[Cost, dict
         costs.append(cost)
         part = cost
         if len(nodes) > 1:
-            part = Cost(*(None if x is None else x / len(nodes) for x in (cost.busy, cost.provisioned)))
+            part = Cost(*(None if amount is None else amount / len(nodes) for amount in cost.amounts))
         for node in nodes:
             by_node[node.node] = part
     return summed(costs), by_node
 
 
 def summed(costs: Sequence[Cost]) -> Cost:
-    """Both meters of all together; None where one is not known: a part is no sum."""
-    return Cost(_sum([cost.busy for cost in costs]), _sum([cost.provisioned for cost in costs]))
+    """Each meter of all together; None where one is not known: a part is no sum."""
+    return Cost(*map(_sum, zip(*(cost.amounts for cost in costs), strict=True))) if costs else Cost(None, None)
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

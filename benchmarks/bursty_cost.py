@@ -9,7 +9,7 @@ chosen like the burst setting. *In hindsight*, which is harder than any constant
 test hour by itself the cheapest constant per expert found that breaks the SLO no more often than burst activation
 does in that hour. It knows the hour's own work of each expert; the number of times is searched by bisection, then
 replicas are taken from one layer's experts after the other for as long as the SLO holds as often. Where no constant
-holds it as often, the dearest stands for it, which is a bound in its favour.
+holds it as often, the largest of the search stands for it, which is a bound in its favour.
 
 The SLO is a multiple of the requests' P95 without queues. Costs are those of experts an hour; a standby costs its
 memory, and from its activation to its release what a replica costs.
@@ -62,7 +62,7 @@ BURSTS = tuple(
     for spare in (1.0, 2.0)
     for hold_s in (2.0, 10.0)
 )
-FINENESS, DEAREST = 1.1, 64.0
+FINENESS, LARGEST = 1.1, 64.0
 """Steps between two constants in hindsight, and the most times its mean work that an expert is staffed for there."""
 EXPERT = Configuration(256, 1.0, 0.0, 1, 1)
 
@@ -157,12 +157,12 @@ def in_hindsight(
     workload: Workload, hour: Hour, work: Floats, allowed: float, bursts: BurstSettings
 ) -> tuple[Outcome, bool]:
     """The cheapest constant per expert found that breaks the SLO in at most ``allowed`` of the hour's windows, and
-    whether there is one; the dearest where not. ``work`` [experts] is the hour's own, in replicas."""
+    whether there is one; the largest where not. ``work`` [experts] is the hour's own, in replicas."""
 
     def tried(replicas: Floats) -> Outcome:
         return judge("constant in hindsight", workload, [hour], bursts, replicas, None)
 
-    steps = [constant(work, FINENESS**step) for step in range(-12, int(math.log(DEAREST, FINENESS)) + 1)]
+    steps = [constant(work, FINENESS**step) for step in range(-12, int(math.log(LARGEST, FINENESS)) + 1)]
     number = first_keeping(len(steps), lambda step: tried(steps[step]).over <= allowed)
     if number == len(steps):
         return tried(steps[-1]), False
@@ -227,28 +227,30 @@ def main(
         steady = best([tried[name] for name, (_, burst) in settings.items() if burst is None])
         quick = best([tried[name] for name, (_, burst) in settings.items() if burst is not None], steady.over)
         table = [row_of("validation", outcome) for outcome in tried.values()]
-        ours, tuned, known, unheld = list[Outcome](), list[Outcome](), list[Outcome](), 0
+        ours, tuned, hindsight, unheld = list[Outcome](), list[Outcome](), list[Outcome](), 0
         for hour, work, source in hours_of("test", hours):
             show(f"test: {source}", len(tried) + len(ours))
             ours.append(judge(quick.name, workload, [hour], activation, *settings[quick.name]))
             tuned.append(judge(steady.name, workload, [hour], activation, *settings[steady.name]))
-            found, holds = in_hindsight(workload, hour, work, ours[-1].over, activation)
-            known.append(found)
+            cheapest, holds = in_hindsight(workload, hour, work, ours[-1].over, activation)
+            hindsight.append(cheapest)
             unheld += not holds
-            table += [row_of(f"test {len(ours)}", one) for one in (ours[-1], tuned[-1], found)]
+            table += [row_of(f"test {len(ours)}", one) for one in (ours[-1], tuned[-1], cheapest)]
     means = {name: together(name, outcomes) for name, outcomes in (
-        (quick.name, ours), (steady.name, tuned), ("constant in hindsight", known))}  # fmt: skip
+        (quick.name, ours), (steady.name, tuned), ("constant in hindsight", hindsight))}  # fmt: skip
     print_table(
         f"{pattern} hours at {rate:g} requests/s, bert-8, simulated",
         ("hours", "setting", "cost of experts an hour", "replicas an expert", "windows over the SLO"),
         table + [row_of("all test", outcome) for outcome in means.values()],
         texts=2,
     )
-    mine, theirs, hindsight = means.values()
+    mine, theirs, ideal = means.values()
     print_result({
-        "cost_ratio": round(mine.cost_per_hour / hindsight.cost_per_hour, 4), "windows_over": round(mine.over, 5),
-        "windows_over_constant": round(hindsight.over, 5), "hours_without_such_a_constant": unheld,
-        "cost_ratio_of_hours": [round(a.cost_per_hour / b.cost_per_hour, 3) for a, b in zip(ours, known, strict=True)],
+        "cost_ratio": round(mine.cost_per_hour / ideal.cost_per_hour, 4), "windows_over": round(mine.over, 5),
+        "windows_over_constant": round(ideal.over, 5), "hours_without_such_a_constant": unheld,
+        "cost_ratio_of_hours": [
+            round(burst.cost_per_hour / one.cost_per_hour, 3) for burst, one in zip(ours, hindsight, strict=True)
+        ],
         "cost_ratio_tuned": round(mine.cost_per_hour / theirs.cost_per_hour, 4),
         "windows_over_tuned": round(theirs.over, 5), "setting": quick.name, "constant": steady.name,
         "hours": len(ours), "rate": rate, "pattern": pattern, "seconds": seconds, "activation_s": activation_s,

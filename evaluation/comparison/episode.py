@@ -34,6 +34,7 @@ from simulation.workloads.worlds import PAPER_CAPACITY
 BOUND = "bound"
 """Name under which the bound stands among the policies."""
 METERS: tuple[Meter, ...] = ("busy", "provisioned")
+EXPERT_COSTS = ("busy_experts", "provisioned_experts", "standbys_experts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,6 +243,7 @@ def _row(step: Step, workload: Workload, experts: dict[str, NodeInfo]) -> dict[s
         "provisioned": report.cost.provisioned,
         "busy_experts": _sum([cost.busy for cost in expert_costs]),
         "provisioned_experts": _sum([cost.provisioned for cost in expert_costs]),
+        "standbys_experts": _sum([cost.standbys for cost in expert_costs]),
         "replicas": int(sum(window.replicas["ready"])),
         **_ordered(report.observation.nodes),
         "changes": len(report.applied),
@@ -277,7 +279,7 @@ def _totals(table: pa.Table, steps: list[Step], slo_s: float) -> dict[str, Any]:
     p95 = np.array([value for value in columns["p95_s"] if value is not None])
     latency = np.concatenate([step.window.latency_s for step in steps]) if steps else np.zeros(0)
     return {
-        **{name: _sum(columns[name]) for name in ("busy", "provisioned", "busy_experts", "provisioned_experts")},
+        **{name: _sum(columns[name]) for name in ("busy", "provisioned", *EXPERT_COSTS)},
         "requests": int(sum(columns["arrived"])),
         "answered": int(latency.size),
         "judged_windows": int(p95.size),

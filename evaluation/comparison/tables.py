@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evaluation.comparison.episode import BOUND, METERS
+from evaluation.comparison.episode import BOUND, EXPERT_COSTS, METERS
 from evaluation.comparison.intervals import Interval, interval, share
 
 Summary = Mapping[str, Any]
 NAMES = ("workload", "pattern", "tokens", "seed", "policy")
 COLUMNS = (
     *NAMES,
-    *("busy", "provisioned", "busy_experts", "provisioned_experts", "busy_over_bound", "provisioned_over_bound"),
+    *("busy", "provisioned", *EXPERT_COSTS, "busy_over_bound", "provisioned_over_bound"),
     *("windows", "judged_windows", "violated_windows", "mean_excess", "p95_over_slo", "requests", "answered"),
     *(
         "changes",
@@ -45,6 +45,8 @@ class Row:
     cost: Mapping[str, Interval]
     """By meter: experts' cost of a run, in the price sheet's currency. Runs in which the SLO does not bind on a meter
     have no part in it: there the cheapest configurations keep it."""
+    standbys: Interval | None
+    """The part of the provisioned cost that is standbys': their memory, and replicas while they were activated."""
     over_bound: Mapping[str, Interval | None]
     """By meter: cost over the bound of the same requests, 0 at the bound; None without a bound."""
     violations: Interval | None
@@ -104,7 +106,7 @@ def markdown(summaries: Sequence[Summary]) -> str:
 
 
 HEAD = (
-    *("pattern", "policy", "runs", "provisioned", "busy", "provisioned over bound", "busy over bound"),
+    *("pattern", "policy", "runs", "provisioned", "busy", "standbys", "provisioned over bound", "busy over bound"),
     *("P95 / SLO", "windows over SLO", "mean excess", "decision P99", "beyond the cluster"),
 )
 
@@ -116,6 +118,7 @@ def cells(row: Row) -> tuple[str, ...]:
         row.policy,
         str(row.runs),
         *(_money(row.cost.get(meter)) for meter in ("provisioned", "busy")),
+        _money(row.standbys),
         percent(row.over_bound["provisioned"]),
         percent(row.over_bound["busy"]),
         percent(row.p95),
@@ -155,6 +158,7 @@ def _row(policy: str, pattern: str, runs: Sequence[dict[str, Any]]) -> Row:
         pattern,
         len(runs),
         {meter: cost for meter, cost in costs.items() if cost is not None},
+        _interval(runs, "standbys_experts"),
         {meter: _interval(bound[meter], f"{meter}_over_bound") for meter in METERS},
         share(violated, judged),
         _interval(runs, "mean_excess"),

@@ -59,7 +59,8 @@ def test_a_standby_costs_its_memory_and_a_replica_while_it_is_activated(
 ) -> None:
     """Three standbys for ten seconds beside one replica, a quarter of a GiB each; what is not known counts in full."""
     node = observed(NODE, activated_s=activated_s, configuration=replace(configuration(), burst=Burst(3)))
-    assert function_cost([node], 10.0, PRICES).provisioned == pytest.approx(10 * 2.25 + paid_s)
+    cost = function_cost([node], 10.0, PRICES)
+    assert (cost.provisioned, cost.standbys) == (pytest.approx(10 * 2.25 + paid_s), pytest.approx(paid_s))
 
 
 def test_more_concurrency_alone_makes_nothing_cheaper() -> None:
