@@ -81,7 +81,7 @@ class Side:
     busy: float | None
     standby: float | None
     activated_share: float
-    """Of the standbys' time, the part in which they were activated."""
+    """The part of the standbys' time in which they were activated."""
     answered: int
     failed: int
 
@@ -101,7 +101,7 @@ def draw(seconds: float, base_rps: float, bursts: int, seed: int) -> Load:
 
 
 def warm(running: RunningPipeline, functions: set[str], standbys: int, texts: list[str]) -> None:
-    """Have every replica and standby serve calls: the first ones of a process are slower, by much under a small limit."""
+    """Have every replica and standby serve calls: a process's first ones are slower, by much under a small limit."""
     order = {"sender": "warm", "lease_s": 60, "functions": dict.fromkeys(functions, standbys)}
     feed = f"{running.gateway.connect().url}/system/replicas"
     requests.post(feed, json=order, auth=running.gateway.auth, timeout=30).raise_for_status()
@@ -180,9 +180,9 @@ def measured(running: RunningPipeline, topology: Topology, load: Load, texts: li
 
 
 def per_hour(costs: list[float | None], hours: float) -> float | None:
-    """The sum of all, None where one is not known."""
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) / hours if len(known) == len(costs) else None
+    """The sum of all, None where one is not priced."""
+    priced = [cost for cost in costs if cost is not None]
+    return sum(priced) / hours if len(priced) == len(costs) else None
 
 
 def activations(running: RunningPipeline) -> list[dict[str, Any]]:
@@ -225,13 +225,8 @@ def main(
         show("deploying", 0)
         with running_pipeline(gateway, deployment) as running:
             topology = load_topology(running.directory)
-            deploy(
-                running,
-                topology,
-                replace(target, burst=Burst(standbys, hold_s=hold_s)),
-                starts=True,
-                texts=texts[:WARM_REQUESTS],
-            )
+            bursting = replace(target, burst=Burst(standbys, hold_s=hold_s))
+            deploy(running, topology, bursting, starts=True, texts=texts[:WARM_REQUESTS])
             show("with standbys", 0)
             before = len(activations(running))
             sides["with"] = measured(running, topology, load, texts)
