@@ -37,7 +37,7 @@ class Backend:
             Replica("b", "127.0.0.1:2", "ready"),
             Replica("c", "", "starting"),
         )
-        return [FunctionState(spec, 3, replicas, 4, 0.0)]
+        return [FunctionState(spec, 3, replicas, 4, 0.0, standbys=1)]
 
     def usage(self, name: str, namespace: str) -> Mapping[str, Usage]:
         used = Usage(self.cpu_s, None, 64 * MIB)
