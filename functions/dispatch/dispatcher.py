@@ -124,6 +124,8 @@ class _Waiter:
 class _Function:
     name: str
     max_inflight: int = 0
+    in_turn: bool = False
+    """Equally loaded replicas take turns: it has standbys, and each has a CPU quota of its own to use."""
     busy_s: float = 0.0
     """Replica-seconds with a call, up to the last time that a replica had none."""
     slots: dict[str, Slot] = field(default_factory=dict)
@@ -172,7 +174,7 @@ class Dispatcher:
                 self._set_replicas(function, ())
         for name, replicas in functions.items():
             function = self._functions.setdefault(name, _Function(name))
-            function.max_inflight = replicas.max_inflight
+            function.max_inflight, function.in_turn = replicas.max_inflight, bool(replicas.burst)
             self._set_replicas(function, replicas.replicas)
             self._grant(function)
 
@@ -181,7 +183,7 @@ class Dispatcher:
         self.version += 1
         for name, replicas in functions.items():
             function = self._functions.setdefault(name, _Function(name))
-            function.max_inflight = replicas.max_inflight
+            function.max_inflight, function.in_turn = replicas.max_inflight, bool(replicas.burst)
             self._set_replicas(function, replicas.replicas)
             self._grant(function)
 
@@ -347,7 +349,8 @@ class Dispatcher:
             self._loop.call_at(until_s + 0.001, self._grant, function)
 
     def _choose(self, function: _Function, avoid: set[str], node: str, now_s: float) -> Slot | None:
-        """Take a free slot: on ``node`` where it can be, then by the rule, then in the feed's order.
+        """Take a free slot: on ``node`` where it can be, then by the rule, then in the feed's order, or in turn where
+        the function has standbys.
 
         Replicas that failed this call only where there is no other.
         """
@@ -362,7 +365,7 @@ class Dispatcher:
         rule = self._rule
         node = node or self._node
         best: Slot | None = None
-        best_rank: tuple[bool, bool, float] = (True, True, 0)
+        best_rank: tuple[bool, bool, float, int] = (True, True, 0, 0)
         others = False
         for slot in function.slots.values():
             avoided = slot.replica.id in avoid
@@ -377,7 +380,7 @@ class Dispatcher:
                 order: float = slot.turn
             else:
                 order = random.random() if rule == "random" else slot.in_flight
-            rank = (avoided, node != "" and slot.replica.node != node, order)
+            rank = (avoided, node != "" and slot.replica.node != node, order, slot.turn if function.in_turn else 0)
             if best is None or rank < best_rank:
                 best, best_rank = slot, rank
         # Where only replicas that failed this call are free, it waits for one of the others.
