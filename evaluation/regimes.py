@@ -4,7 +4,7 @@ Four ways to keep the SLO λ in the same windows, all on the provisioned meter:
 
 - the cheapest constant found that is the same for all experts, and the cheapest found that gives each its own;
 - the cheapest choice found for each window by itself, one for all experts, or each its own
-  (:func:`evaluation.bound.oracle.cheapest_feasible`).
+  (of that and :func:`evaluation.bound.oracle.cheapest_feasible` the cheaper one).
 
 The last two know the window beforehand, change between windows for nothing and begin each with an empty pipeline: what
 no policy can do, so they say how much scaling can save at most as far as the searches found it. Windows in which no
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,32 +66,43 @@ def ways(workload: Workload, requests: Requests, window_s: float, seconds: float
     """The four ways on ``seconds`` of ``requests``; None where no choice keeps λ in any window."""
     physics = Physics(workload, requests.most_tokens)
     loads = list(windows(physics, requests, window_s, seconds))[WARM_UP:]
-    chosen: dict[int, Deployment] = {}
-    own_cost = 0.0
-    for number, load in enumerate(loads, WARM_UP):
-        feasible = cheapest_feasible(load, "provisioned", seed) if load.count else None
-        if feasible is not None:
-            chosen[number] = configurations(physics, feasible.numbers)
-            own_cost += feasible.cost
-    if not chosen:
+    best = {number: each for number, load in enumerate(loads, WARM_UP) if load.count and (each := _best(load, seed))}
+    if not best:
         return None
-    hours = len(chosen) * window_s / 3600
-    uniform = [_uniform_of_window(loads[number - WARM_UP], seed) for number in chosen]
-
-    stretch = Stretch(workload, requests, window_s, seconds, frozenset(chosen), seed)
+    hours = len(best) * window_s / 3600
+    uniform = [each.uniform for each in best.values()]
+    stretch = Stretch(workload, requests, window_s, seconds, frozenset(best), seed)
     constant = stretch.cheapest(for_all_experts(workload, one) for one in _uniform(workload, requests))
     planned = stretch.cheapest(_each_its_own(physics, requests, seconds))
     descended = None if constant is None else stretch.descended(constant)
-    each = [_per_s(workload, one) for one in (planned, descended) if one is not None]
+    per_s = [_per_s(workload, one) for one in (planned, descended) if one is not None]
     return Ways(
         None if constant is None else 3600 * _per_s(workload, constant),
-        3600 * min(each) if each else None,
+        3600 * min(per_s) if per_s else None,
         None if None in uniform else sum(cost for cost in uniform if cost is not None) / hours,
-        own_cost / hours,
-        len(chosen),
-        sum(load.count > 0 for load in loads) - len(chosen),
-        _changes(list(chosen.values())),
+        sum(each.cost for each in best.values()) / hours,
+        len(best),
+        sum(load.count > 0 for load in loads) - len(best),
+        _changes([each.deployment for each in best.values()]),
     )
+
+
+class Best(NamedTuple):
+    """The least costly choices found for one window by itself."""
+
+    cost: float
+    deployment: Deployment
+    uniform: float | None
+    """Cost of the best uniform one; None where no uniform one keeps λ."""
+
+
+def _best(load: WindowLoad, seed: int) -> Best | None:
+    """None where nothing keeps λ."""
+    feasible, uniform = cheapest_feasible(load, "provisioned", seed), _uniform_of_window(load, seed)
+    if feasible is not None and (uniform is None or feasible.cost <= uniform.cost):
+        numbers = configurations(load.physics, feasible.numbers)
+        return Best(feasible.cost, numbers, None if uniform is None else uniform.cost)
+    return uniform
 
 
 def _uniform(workload: Workload, requests: Requests) -> list[Configuration]:
@@ -99,14 +111,15 @@ def _uniform(workload: Workload, requests: Requests) -> list[Configuration]:
     return [replace(one, concurrency=count) for one in candidates(workload, requests) for count in slots]
 
 
-def _uniform_of_window(load: WindowLoad, seed: int) -> float | None:
-    """Cost of the cheapest uniform configuration that keeps λ in the window by itself."""
+def _uniform_of_window(load: WindowLoad, seed: int) -> Best | None:
+    """The cheapest uniform configuration that keeps λ in the window by itself."""
     load = alone(load)
     workload = load.physics.workload
     for one in sorted(_uniform(workload, load.requests), key=lambda one: _price(workload, one)):
-        cost, p95_s = simulate(load, for_all_experts(workload, one), "provisioned", seed)
+        deployment = for_all_experts(workload, one)
+        cost, p95_s = simulate(load, deployment, "provisioned", seed)
         if p95_s <= workload.slo_s:
-            return cost
+            return Best(cost, deployment, cost)
     return None
 
 
