@@ -1,8 +1,8 @@
 """Where scaling pays: constants against what is best in each window by itself, one for all experts or each its own.
 
-Four ways to keep the SLO λ in the same windows, all on the provisioned meter:
+Five ways to keep the SLO λ in the same windows, all on the provisioned meter:
 
-- the cheapest constant found that is the same for all experts, and the cheapest found that gives each its own;
+- the cheapest constants found: the same for all experts, one for each layer, one for each expert;
 - the cheapest choice found for each window by itself, one for all experts, or each its own
   (of that and :func:`evaluation.bound.oracle.cheapest_feasible` the cheaper one).
 
@@ -38,8 +38,6 @@ TIMES_MEAN = (1.0, 1.25, 1.6, 2.0, 3.0, 4.0, 6.0)
 """Load that a constant for each expert is planned for, over the mean load."""
 SHARES = (0.5, 0.7, 0.85, 1.0)
 """Part of λ that the queueing model is given for it."""
-GROUPS = 6
-"""Into which experts are divided by their tokens; those of one are made cheaper together."""
 WARM_UP = 1
 """Windows at the start that are not judged."""
 
@@ -51,6 +49,7 @@ class Ways:
     """Cost of the experts an hour under each way; None where none was found that keeps λ in every judged window."""
 
     constant: float | None
+    constant_per_layer: float | None
     constant_per_expert: float | None
     window: float | None
     window_per_expert: float
@@ -63,7 +62,7 @@ class Ways:
 
 
 def ways(workload: Workload, requests: Requests, window_s: float, seconds: float, seed: int) -> Ways | None:
-    """The four ways on ``seconds`` of ``requests``; None where no choice keeps λ in any window."""
+    """All ways on ``seconds`` of ``requests``; None where no choice keeps λ in any window."""
     physics = Physics(workload, requests.most_tokens)
     loads = list(windows(physics, requests, window_s, seconds))[WARM_UP:]
     best = {number: each for number, load in enumerate(loads, WARM_UP) if load.count and (each := _best(load, seed))}
@@ -71,19 +70,25 @@ def ways(workload: Workload, requests: Requests, window_s: float, seconds: float
         return None
     hours = len(best) * window_s / 3600
     uniform = [each.uniform for each in best.values()]
+    optima = [each.deployment for each in best.values()]
     stretch = Stretch(workload, requests, window_s, seconds, frozenset(best), seed)
     constant = stretch.cheapest(for_all_experts(workload, one) for one in _uniform(workload, requests))
-    planned = stretch.cheapest(_each_its_own(physics, requests, seconds))
-    descended = None if constant is None else stretch.descended(constant)
-    per_s = [_per_s(workload, one) for one in (planned, descended) if one is not None]
+    each_largest = _largest(workload, optima)
+    starts = [one for one in (constant, each_largest) if one is not None]
+    layers = [[node.function for node in workload.topology.experts(layer)] for layer in range(workload.topology.layers)]
+    per_layer = None if constant is None else stretch.descended(constant, layers, optima)
+    planned = _each_its_own(physics, requests, seconds)
+    start = stretch.cheapest([*planned, *starts, *([] if per_layer is None else [per_layer])])
+    per_expert = None if start is None else stretch.descended(start, [[name] for name in start], optima)
     return Ways(
-        None if constant is None else 3600 * _per_s(workload, constant),
-        3600 * min(per_s) if per_s else None,
+        _per_hour(workload, constant),
+        _per_hour(workload, per_layer),
+        _per_hour(workload, per_expert),
         None if None in uniform else sum(cost for cost in uniform if cost is not None) / hours,
         sum(each.cost for each in best.values()) / hours,
         len(best),
         sum(load.count > 0 for load in loads) - len(best),
-        _changes([each.deployment for each in best.values()]),
+        _changes(optima),
     )
 
 
@@ -162,25 +167,30 @@ class Stretch:
         deployments = sorted(choices, key=lambda one: _per_s(self.workload, one))
         return next((one for one in deployments if self.keeps(one)), None)
 
-    def descended(self, uniform: Deployment) -> Deployment:
-        """From one configuration for all experts: the experts in :data:`GROUPS` by their tokens, those with the fewest
-        first, each group to ever cheaper uniform configurations for as long as λ is kept."""
-        one = next(iter(uniform.values()))
-        ladder = [
-            each
-            for each in candidates(self.workload, self.requests)
-            if _price(self.workload, each) < _price(self.workload, one)
-        ]
-        ladder.sort(key=lambda each: _price(self.workload, each), reverse=True)
-        order = np.argsort(self.requests.counts[1:].sum(axis=1), kind="stable")
-        experts, deployment = list(self.workload.experts), dict(uniform)
-        for group in np.array_split(order, GROUPS):
-            for cheaper in ladder:
-                step = {experts[place].function: replace(cheaper, concurrency=one.concurrency) for place in group}
-                if not self.keeps({**deployment, **step}):
+    def descended(
+        self, start: Deployment, groups: Iterable[Sequence[str]], optima: Sequence[Deployment]
+    ) -> dict[str, Configuration]:
+        """Group after group of functions takes the cheapest configuration with which λ is kept, of those that one of
+        the group has in ``optima`` and that are cheaper than the group's own."""
+        deployment = dict(start)
+        for functions in groups:
+            present = max(_price(self.workload, deployment[function]) for function in functions)
+            every = {optimum[function] for optimum in optima for function in functions}
+            for cheaper in sorted(every, key=lambda one: _price(self.workload, one)):
+                if _price(self.workload, cheaper) >= present:
                     break
-                deployment |= step
+                if self.keeps(step := deployment | dict.fromkeys(functions, cheaper)):
+                    deployment = step
+                    break
         return deployment
+
+
+def _largest(workload: Workload, optima: Sequence[Deployment]) -> Deployment:
+    """Each expert's most expensive choice of any window."""
+    return {
+        function: max((optimum[function] for optimum in optima), key=lambda one: _price(workload, one))
+        for function in optima[0]
+    }
 
 
 def _price(workload: Workload, configuration: Configuration) -> float:
@@ -189,6 +199,10 @@ def _price(workload: Workload, configuration: Configuration) -> float:
 
 def _per_s(workload: Workload, deployment: Deployment) -> float:
     return sum(_price(workload, configuration) for configuration in deployment.values())
+
+
+def _per_hour(workload: Workload, deployment: Deployment | None) -> float | None:
+    return None if deployment is None else 3600 * _per_s(workload, deployment)
 
 
 def _changes(chosen: Sequence[Deployment]) -> float:

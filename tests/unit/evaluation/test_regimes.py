@@ -31,8 +31,8 @@ def test_more_freedom_is_never_dearer(work: tuple[Workload, Requests]) -> None:
     workload, requests = work
     compared = ways(replace(workload, slo_s=0.4), requests, 30.0, 180.0, seed=0)
     assert compared is not None and compared.judged + compared.unmet == 5
-    assert None not in (compared.constant, compared.constant_per_expert, compared.window)
-    assert compared.constant_per_expert <= compared.constant  # type: ignore[operator]
+    assert None not in (compared.constant, compared.constant_per_layer, compared.constant_per_expert, compared.window)
+    assert compared.constant_per_expert <= compared.constant_per_layer <= compared.constant  # type: ignore[operator]
     assert compared.window_per_expert <= compared.window  # type: ignore[operator]
 
 
