@@ -77,6 +77,21 @@ def deployment_options(command: Command) -> Command:
                 help="CPU limit of each function in cores.",
             ),
             click.option(
+                "--segment-cpu",
+                "segment_cpu_cores",
+                type=click.FloatRange(min=0.05, max=64),
+                default=None,
+                help="CPU limit of each segment in cores. [default: --cpu]",
+            ),
+            click.option(
+                "--ingress-cpu",
+                "ingress_cpu_cores",
+                type=click.FloatRange(min=0.05, max=64),
+                default=defaults.ingress_cpu_cores,
+                show_default=True,
+                help="CPU limit of the ingress in cores.",
+            ),
+            click.option(
                 "--gpu-share",
                 "gpu_tenths",
                 type=Tenths(),
