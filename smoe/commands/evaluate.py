@@ -235,7 +235,7 @@ def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
     table_rows, narrow = rows(summaries), console.width < FULL_WIDTH
     bounded = any(interval is not None for row in table_rows for interval in row.over_bound.values())
     hidden = {"provisioned", "busy"} if bounded else {"provisioned over bound", "busy over bound"}
-    hidden |= {"decision P99", "beyond the cluster"} if narrow else set()
+    hidden |= {"standbys", "decision P99", "beyond the cluster"} if narrow else set()
     shown = [place for place, name in enumerate(HEAD) if name not in hidden]
     more = "\nwith intervals in results.md" if narrow else ""
     table = Table(title=f"simulated: experts' cost, P95, windows over the SLO, mean excess{more}", pad_edge=not narrow)

@@ -54,6 +54,8 @@ class Space:
         self._tasks: list[asyncio.Task[Any]] = []
         self._seen_starting: dict[str, float] = {}
         """Pod → when this gateway saw it without being ready (monotonic)."""
+        self._seen: set[str] = set()
+        """Pods of which this gateway knows."""
         self._start_seconds: builtins.list[float] = []
         self._states: dict[str, FunctionState | None] = {}
         """States of functions, rebuilt after each change of one; None: a Deployment that is not ours."""
@@ -250,7 +252,11 @@ class Space:
         self._notify()
 
     def _pods_changed(self, function: str | None) -> None:
-        """Times starts from first sight of a pod until it is seen ready; those that were ready before are not timed."""
+        """Times starts from first sight of a pod until it is seen ready; those that a list holds as ready are not.
+
+        Events that come together are one change, so a quick pod can be ready at first sight: it is timed from its
+        creation, which the API server gives in whole seconds.
+        """
         now_s = time.monotonic()
         for pod in self._pods.objects.values() if function is None else self._pods_of(function):
             name = pod["metadata"]["name"]
@@ -258,6 +264,10 @@ class Space:
                 self._seen_starting.setdefault(name, now_s)
             elif (begun_s := self._seen_starting.pop(name, None)) is not None:
                 self._start_seconds.append(max(1e-6, now_s - begun_s))
+            elif function is not None and name not in self._seen:
+                created_s = moment(pod["metadata"].get("creationTimestamp")) or time.time()
+                self._start_seconds.append(max(1e-6, time.time() - created_s))
+            self._seen.add(name)
         self._changed(function)
 
     async def _keep(self) -> None:
@@ -294,6 +304,7 @@ class Space:
         self._keeper.forget(self._pods.objects)
         for name in self._seen_starting.keys() - self._pods.objects.keys():
             del self._seen_starting[name]
+        self._seen &= self._pods.objects.keys()
 
     @staticmethod
     async def _forever(work: Callable[[], Awaitable[None]], interval_s: float) -> None:

@@ -19,7 +19,7 @@ def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
 ) -> None:
     one = Interval(0.1234, 0.05, 0.25)
     over = {"provisioned": one, "busy": one} if bounded else {"provisioned": None, "busy": None}
-    row = Row("serverlessmoe", "bursty", 30, {"provisioned": one, "busy": one}, over, one, one, one, 12.3, 30)
+    row = Row("serverlessmoe", "bursty", 30, {"provisioned": one, "busy": one}, one, over, one, one, one, 12.3, 30)
     monkeypatch.setattr(evaluate, "rows", lambda summaries: [row])
     console = Console(width=width, file=io.StringIO(), record=True)
     evaluate._show(console, [])
