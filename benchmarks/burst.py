@@ -154,11 +154,7 @@ def measured(running: RunningPipeline, topology: Topology, load: Load, texts: li
     nodes = [node for node in observation.nodes if node.kind == "expert"]
     costs = [function_cost([node], observation.window_s, prices) for node in nodes]
     hours = observation.window_s / 3600
-    standby, standby_s = 0.0, 0.0
-    for node in nodes:
-        if node.configuration is not None and node.activated_s is not None:
-            standby += prices.standbys(node.configuration, observation.window_s, node.activated_s)
-            standby_s += node.configuration.standbys * observation.window_s
+    standby_s = sum(node.configuration.standbys * observation.window_s for node in nodes if node.configuration)
     answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
     arrival_s = np.array([record.scheduled_s for record in answered])
     latency_ms = 1000 * np.array([record.latency_s for record in answered])
@@ -172,7 +168,7 @@ def measured(running: RunningPipeline, topology: Topology, load: Load, texts: li
         p50_ms,
         per_hour([cost.provisioned for cost in costs], hours),
         per_hour([cost.busy for cost in costs], hours),
-        standby / hours,
+        per_hour([cost.standbys for cost in costs], hours),
         sum(node.activated_s or 0.0 for node in nodes) / standby_s if standby_s else 0.0,
         len(answered),
         len(result.records) - len(answered),

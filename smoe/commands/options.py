@@ -55,6 +55,10 @@ class Tenths(click.ParamType[int]):
         return int(tenths)
 
 
+CORES = click.FloatRange(min=0.05, max=64)
+"""CPU limit of a function."""
+
+
 def deployment_options(command: Command) -> Command:
     """Options that make up :class:`DeploymentSettings`."""
     defaults = DeploymentSettings()
@@ -71,7 +75,7 @@ def deployment_options(command: Command) -> Command:
             click.option(
                 "--cpu",
                 "cpu_cores",
-                type=click.FloatRange(min=0.05, max=64),
+                type=CORES,
                 default=defaults.cpu_cores,
                 show_default=True,
                 help="CPU limit of each function in cores.",
@@ -79,14 +83,14 @@ def deployment_options(command: Command) -> Command:
             click.option(
                 "--segment-cpu",
                 "segment_cpu_cores",
-                type=click.FloatRange(min=0.05, max=64),
+                type=CORES,
                 default=None,
                 help="CPU limit of each segment in cores. [default: --cpu]",
             ),
             click.option(
                 "--ingress-cpu",
                 "ingress_cpu_cores",
-                type=click.FloatRange(min=0.05, max=64),
+                type=CORES,
                 default=defaults.ingress_cpu_cores,
                 show_default=True,
                 help="CPU limit of the ingress in cores.",
