@@ -229,8 +229,9 @@ class Grid:
             space = replace(workload.space, gpu_shares=()) if self.world == "cores-only" else workload.space
             unlimited_s = quickest_p95_s(replace(workload, space=space), requests, seed)
             workload = replace(workload, slo_s=self.relative_slo * unlimited_s)
+        assert self.world is not None  # __post_init__ has named it
         try:
-            return in_world(workload, self.world or "mixed", busiest_rps(requests.arrival_s))
+            return in_world(workload, self.world, busiest_rps(requests.arrival_s))
         except NoRoomError as error:
             raise EvaluationError(str(error)) from error
 
