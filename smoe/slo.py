@@ -1,0 +1,38 @@
+"""The SLO of ``smoe run`` where none is given: from what is known of a prompt's work, and nothing measured.
+
+A prompt's latency through functions with small CPU limits is no measure to hang a target on: a call that fits into its
+CFS quota takes a millisecond, one that just does not takes up to a tenth of a second, so a machine that is a third
+slower for a while shows prompts that are five times as long (decision 7). Pure.
+"""
+
+from __future__ import annotations
+
+from moe.manifest import Manifest
+
+FLOPS_PER_S, CALL_S = 24e9, 0.00075
+"""CPU of a call on one core of the reference machine: its arithmetic at this speed, and what every call takes on top
+(decision 3: passes of 573 MFLOP, with 25 ms in 24 experts and 21 ms in 7 segments)."""
+STEPS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0)
+"""An SLO is the first of these that is long enough, so that it is a number that people would choose."""
+
+
+def known_pass_s(manifest: Manifest, tokens: float, segment_cores: float, expert_cores: float) -> float:
+    """Seconds of a pass of ``tokens`` whose calls get the cores of their limits and no more, one layer after another,
+    each layer's tokens spread evenly over its experts. ``*_cores``: real ones; a call uses one at most."""
+    segments_s = sum(call_s(tokens * segment.flops_per_token) for segment in manifest.segments)
+    experts_s = 0.0
+    for layer in range(manifest.layers):
+        experts = manifest.experts(layer)
+        each = tokens * manifest.router.top_k / len(experts)
+        experts_s += max(call_s(each * expert.flops_per_token) for expert in experts)
+    return segments_s / min(1.0, segment_cores) + experts_s / min(1.0, expert_cores)
+
+
+def call_s(flops: float) -> float:
+    """CPU seconds of a call on the reference machine."""
+    return CALL_S + flops / FLOPS_PER_S
+
+
+def round_slo_s(least_s: float) -> float:
+    """The first of ``STEPS_S`` that is at least ``least_s`` seconds, else ``least_s`` itself."""
+    return next((step_s for step_s in STEPS_S if step_s >= least_s), least_s)
