@@ -7,7 +7,7 @@ one prompt spread, which no popularity can show (a prompt's tokens favour the sa
 Two logs are known (``traces/README.md``): per-token choices of DeepSeek-V2-Lite-Chat as parquet
 (``prompt, layer, pos, e0 … e5``) and OLMoE's and Mixtral's counts per text domain as CSV
 (``model,domain,layer,expert,assignments``). Neither has a clock: a *window* is a run of consecutive prompts, or one
-text domain. :func:`synthetic_routing` generates popularity of a wanted skew and drift where no log is at hand.
+text domain.
 
 Worked example: 2 tokens, top-2 of 4 experts, choices (0, 3) and (0, 1) give assignments [2, 1, 0, 1] and shares
 [.5, .25, 0, .25]; they sum to one, so tokens x top_k x share is the number of (token, expert) pairs.
@@ -16,7 +16,7 @@ Worked example: 2 tokens, top-2 of 4 experts, choices (0, 3) and (0, 1) give ass
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,33 +84,6 @@ class Routing:
         shares: FloatArray = self.assignments / self.assignments.sum(axis=2, keepdims=True)
         return shares
 
-    def fold(self, layers: int, experts: int) -> Routing:
-        """The same log seen by a pipeline of another size. Raises TraceError.
-
-        ``layers`` of the log's layers are taken, evenly spaced from its first to its last; ``experts`` neighbouring
-        groups of equal size stand for one expert each, whose assignments are the group's sum. Grouping evens skew
-        out (independent experts: by about the root of the group's size).
-        """
-        if not 1 <= layers <= self.layers:
-            raise TraceError(f"{self.source}: {self.layers} layers are logged, {layers} are wanted")
-        if not 1 <= experts <= self.experts or self.experts % experts:
-            raise TraceError(f"{self.source}: {self.experts} experts cannot be grouped into {experts} equal groups")
-        taken = np.linspace(0, self.layers - 1, layers).round().astype(int)
-        requests = self.requests
-        if requests is not None:
-            requests = replace(requests, assignments=_grouped(requests.assignments, taken, experts).astype(np.int32))
-        return make_routing(
-            _grouped(self.assignments, taken, experts),
-            self.tokens,
-            top_k=self.top_k,
-            window_names=self.window_names,
-            layer_names=tuple(self.layer_names[index] for index in taken),
-            model=self.model,
-            source=f"{self.source}, {layers} of {self.layers} layers, {self.experts} experts in {experts} groups",
-            sha256=self.sha256,
-            requests=requests,
-        )
-
 
 def make_routing(
     assignments: NDArray[np.integer] | Sequence[object],
@@ -149,80 +122,6 @@ def make_routing(
     counts.setflags(write=False)
     totals.setflags(write=False)
     return Routing(counts, totals, top_k, tuple(window_names), tuple(layer_names), model, source, sha256, requests)
-
-
-def synthetic_routing(
-    *,
-    windows: int,
-    layers: int,
-    experts: int,
-    top_k: int,
-    tokens_per_window: int = 10_000,
-    exponent: float = 0.8,
-    persistence: float = 0.9,
-    spread: float = 0.5,
-    seed: int = 0,
-) -> Routing:
-    """Synthetic popularity: Zipf with ``exponent`` over a random order of the experts, drifting. Raises TraceError.
-
-    The logarithm of every expert's weight is the Zipf value plus an autoregressive wander: in each window
-    ``persistence`` of the last one's remains, and its standard deviation is ``spread`` in every window. Counts are the
-    shares rounded so that they sum to tokens x top_k (largest remainders). ``exponent`` 0 and ``spread`` 0 is
-    uniform routing.
-    """
-    if min(windows, layers, experts, tokens_per_window) < 1 or not 1 <= top_k <= experts:
-        raise TraceError(
-            f"synthetic routing needs at least one window, layer, expert and token and 1 <= top_k <= experts, got "
-            f"{windows}, {layers}, {experts}, {tokens_per_window}, top {top_k}"
-        )
-    if not (0 <= exponent <= 10 and 0 <= persistence <= 1 and 0 <= spread <= 10):
-        raise TraceError(
-            f"synthetic routing takes an exponent of 0 to 10, a persistence of 0 to 1 and a spread of 0 to 10, got "
-            f"{exponent:g}, {persistence:g}, {spread:g}"
-        )
-    if windows * layers * experts > MAX_CELLS:
-        raise TraceError(
-            f"synthetic routing of {windows} x {layers} x {experts} is too large (at most {MAX_CELLS} cells)"
-        )
-    rng = np.random.default_rng(seed)
-    ranks = rng.permuted(np.tile(np.arange(1.0, experts + 1), (layers, 1)), axis=1)
-    wander = rng.normal(0.0, spread, (layers, experts))
-    logs = np.empty((windows, layers, experts))
-    for window in range(windows):
-        if window:
-            fresh = rng.normal(0.0, spread, (layers, experts))
-            # scaled so that the spread is the same in every window, whatever the persistence
-            wander = persistence * wander + np.sqrt(1 - persistence**2) * fresh
-        logs[window] = wander - exponent * np.log(ranks)
-    # the largest logarithm is taken off first: exp would overflow at an exponent or spread of 10
-    weights = np.exp(logs - logs.max(axis=2, keepdims=True))
-    shares = weights / weights.sum(axis=2, keepdims=True)
-    return make_routing(
-        _rounded(shares, tokens_per_window * top_k),
-        np.full(windows, tokens_per_window),
-        top_k=top_k,
-        window_names=[f"window {window}" for window in range(windows)],
-        layer_names=[str(layer) for layer in range(layers)],
-        model="none",
-        source=f"synthetic: Zipf {exponent:g}, persistence {persistence:g}, spread {spread:g}, seed {seed}",
-    )
-
-
-def _rounded(shares: FloatArray, total: int) -> IntArray:
-    """[..., experts] int64 near ``shares * total`` that sum to ``total``: the largest remainders get the rest."""
-    exact = shares * total
-    counts = np.floor(exact).astype(np.int64)
-    missing = total - counts.sum(axis=-1, keepdims=True)
-    order = np.argsort(np.argsort(-(exact - counts), axis=-1, kind="stable"), axis=-1, kind="stable")
-    counts += order < missing
-    return counts
-
-
-def _grouped(counts: NDArray[np.integer], taken: NDArray[np.integer], experts: int) -> IntArray:
-    """[n, len(taken), experts] int64 from [n, layers, more experts]."""
-    chosen = counts[:, taken].astype(np.int64)
-    grouped: IntArray = chosen.reshape(chosen.shape[0], chosen.shape[1], experts, -1).sum(axis=3)
-    return grouped
 
 
 def _check_requests(requests: RequestRouting, counts: IntArray, totals: IntArray, source: str) -> None:

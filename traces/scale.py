@@ -46,15 +46,6 @@ def compress(trace: Trace, speed: float) -> Trace:
     )
 
 
-def to_rate(trace: Trace, mean_rps: float) -> Trace:
-    """Compressed or stretched until the mean rate is ``mean_rps``. CV unchanged, duration not. Raises TraceError."""
-    if trace.mean_rps <= 0:
-        raise TraceError(f"{trace.source}: a trace without requests has no rate to change")
-    if not (math.isfinite(mean_rps) and mean_rps > 0):
-        raise TraceError(f"the mean rate must be a positive number, got {mean_rps:g}")
-    return compress(trace, mean_rps / trace.mean_rps)
-
-
 def thin(trace: Trace, keep: float, seed: int) -> Trace:
     """Each request kept with probability ``keep`` (0 to 1]. Same span; the CV moves towards 1. Raises TraceError."""
     if not 0 < keep <= 1:

@@ -1,4 +1,4 @@
-"""Platforms: the only code that changes functions, and its stand-in for tests.
+"""Platforms: the only code that changes functions.
 
 Never here: which change to make, and metrics.
 """

@@ -1,4 +1,4 @@
-"""Workloads of other sizes and of other machines, made from one that there is: what an agent must carry over to."""
+"""Workloads of other sizes, made from one that there is: what an agent must carry over to."""
 
 from __future__ import annotations
 
@@ -44,11 +44,6 @@ def resized(workload: Workload, layers: int, experts: int, seed: int = 0) -> Wor
         costs=costs,
         routing=zipf_routing([experts] * layers, seed=seed),
     )
-
-
-def without_gpu(workload: Workload) -> Workload:
-    """The same with CPU cores alone in Φ; segments stay as they are."""
-    return replace(workload, space=replace(workload.space, gpu_shares=()))
 
 
 def _nearest(i: int, layers: int, old: int) -> int:

@@ -14,7 +14,6 @@ from prometheus_client.core import Metric
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.exposition import ControllerMetrics
 from autoscaler.logger import DECISIONS, PIPELINE, WINDOWS
-from autoscaler.platforms.fake import FakePlatform
 from autoscaler.platforms.kubernetes.conditions import Condition
 from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
@@ -28,6 +27,7 @@ from functions.wire.messages import Request
 from gateway import metric_names as gateway_names
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
+from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import configuration, observation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -15,7 +15,6 @@ from kubernetes import client
 from autoscaler.actuator.actuator import apply
 from autoscaler.contract import Burst, Configuration, Decision, PlacedPlatform, Platform
 from autoscaler.errors import FunctionGoneError, PlatformError, UnreachableError
-from autoscaler.platforms.fake import FakePlatform
 from autoscaler.platforms.kubernetes import KubernetesClient, KubernetesPlatform
 from autoscaler.platforms.kubernetes.client import api_client
 from autoscaler.platforms.openfaas import OpenFaasPlatform
@@ -24,6 +23,7 @@ from simulation.engine.simulated_platform import SimulatedPlatform
 from simulation.engine.simulation import Simulation
 from tests.cluster.namespaces import CLUSTER, Namespaces
 from tests.contract.platform.server import AUTH, OpenFaas, status
+from tests.doubles.fake_platform import FakePlatform
 from tests.doubles.kubernetes import running
 from tests.doubles.kubernetes.functions import NAMESPACE, put, spec, writes
 from tests.unit.autoscaler.builders import configuration

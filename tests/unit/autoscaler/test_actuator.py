@@ -6,7 +6,7 @@ import threading
 
 from autoscaler.actuator.actuator import apply, plan, verify
 from autoscaler.contract import Configuration, Decision
-from autoscaler.platforms.fake import FakePlatform
+from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import configuration
 
 

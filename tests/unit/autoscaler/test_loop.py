@@ -15,10 +15,10 @@ from autoscaler.decision.limits import LimitSettings
 from autoscaler.errors import PlatformError
 from autoscaler.logger import FunctionLogger, read_decisions, read_pipeline
 from autoscaler.loop import Controller, describe, run, short
-from autoscaler.platforms.fake import FakePlatform
 from autoscaler.platforms.shadow import ShadowPlatform
 from autoscaler.policy.hpa import HpaPolicy, HpaSettings
 from autoscaler.policy.static import StaticPolicy
+from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 
 NODE, FUNCTION = "expert-0-0", "m-expert-0-0"

@@ -16,7 +16,6 @@ from autoscaler.decision.limits import LimitSettings, LimitState, decide
 from autoscaler.errors import PlatformError, SettingsError
 from autoscaler.logger import configuration_of
 from autoscaler.loop import Controller, short
-from autoscaler.platforms.fake import FakePlatform
 from autoscaler.platforms.openfaas import OpenFaasPlatform
 from autoscaler.platforms.shadow import ShadowPlatform
 from autoscaler.prices import load_prices
@@ -25,6 +24,7 @@ from autoscaler.state.features import observe
 from autoscaler.state.readings import Readings, Series
 from autoscaler.stored_deployment import Plan, load_plan, save_plan
 from tests.contract.platform.server import AUTH, OpenFaas, status
+from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import observation, topology
 from tests.unit.autoscaler.manifests import write_pipeline
 from tests.unit.autoscaler.servers import serve

@@ -21,7 +21,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from autoscaler.contract import Cost, Decision, TickReport
 from autoscaler.exposition import ControllerMetrics
-from autoscaler.platforms.fake import FakePlatform
 from autoscaler.platforms.kubernetes.conditions import Condition
 from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
@@ -30,6 +29,7 @@ from functions.dispatch.dispatcher import CallRecord
 from functions.serving.instruments import IngressInstruments
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
+from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import configuration, observation
 from tests.unit.autoscaler.servers import serve
 from tests.unit.autoscaler.test_prometheus import _poll, prometheus

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.unit.traces import popularity
 from traces import arrival_process, catalog, loading
 from traces.catalog import SAMPLES
 from traces.formats import azure_functions_2019
@@ -63,6 +62,12 @@ def test_the_even_cv_of_every_hour_is_that_of_the_derived_list() -> None:
         np.testing.assert_allclose(even, [float(hour["cv_iat_even"]) for hour in wanted], atol=1e-4)
 
 
+def skew(shares: np.ndarray) -> np.ndarray:
+    """Busiest expert over the mean, [...] from shares [..., experts]: 1 is even, E is all on one."""
+    skews: np.ndarray = shares.max(axis=-1) * shares.shape[-1]
+    return skews
+
+
 @real
 @pytest.mark.slow
 def test_the_deepseek_log_has_the_prompts_tokens_and_skew_that_are_stated() -> None:
@@ -71,7 +76,7 @@ def test_the_deepseek_log_has_the_prompts_tokens_and_skew_that_are_stated() -> N
     assert routing.requests is not None and routing.requests.tokens.size == 1272
     assert routing.requests.tokens.max() == 2850 and np.median(routing.requests.tokens) == 25
     whole = routing.assignments.sum(axis=0)
-    of_layers = popularity.skew(whole / whole.sum(axis=1, keepdims=True))[[0, 6, 12, 25]]
+    of_layers = skew(whole / whole.sum(axis=1, keepdims=True))[[0, 6, 12, 25]]
     assert of_layers.min() == pytest.approx(1.9, abs=0.06) and of_layers.max() == pytest.approx(2.1, abs=0.06)
 
 
@@ -80,7 +85,7 @@ def test_olmoe_and_mixtral_have_the_sizes_and_skews_that_are_stated() -> None:
     folder = DATA / "moe_routing"
     olmoe = read_counts(folder / "olmoe_mixtral_expert_counts.csv.gz", "olmoe")
     assert olmoe.assignments.shape == (5, 3, 64) and olmoe.layer_names == ("0", "7", "15")
-    skews = {name: popularity.skew(olmoe.shares[i]) for i, name in enumerate(olmoe.window_names)}
+    skews = {name: skew(olmoe.shares[i]) for i, name in enumerate(olmoe.window_names)}
     assert skews["c4"].min() >= 2.45 and skews["c4"].max() <= 3.05
     assert skews["arxiv"].min() >= 6.25 and skews["arxiv"].max() <= 7.85
     mixtral = read_counts(folder / "olmoe_mixtral_expert_counts.csv.gz", "mistral")

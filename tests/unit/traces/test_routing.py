@@ -12,9 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.traces import popularity
 from traces.errors import NoMatchError, TraceError
-from traces.routing import Routing, make_routing, synthetic_routing
+from traces.routing import Routing, make_routing
 from traces.routing_logs import read_choices, read_counts
 
 CHOICES = {
@@ -122,81 +121,6 @@ def test_an_unknown_models_top_k_has_to_be_given(tmp_path: Path) -> None:
         read_counts(counts(tmp_path, "m,a,0,0,1\n"), "olmoe")
 
 
-@given(
-    windows=st.integers(1, 4),
-    layers=st.integers(1, 3),
-    experts=st.integers(2, 12),
-    exponent=st.floats(0, 3),
-    spread=st.floats(0, 2),
-    seed=st.integers(0, 999),
-)
-def test_made_routing_keeps_every_token(
-    windows: int, layers: int, experts: int, exponent: float, spread: float, seed: int
-) -> None:
-    asked = {"windows": windows, "layers": layers, "experts": experts, "top_k": 2, "tokens_per_window": 77}
-    made = synthetic_routing(**asked, exponent=exponent, spread=spread, seed=seed)
-    assert (made.assignments.sum(axis=2) == 154).all() and made.assignments.shape == (windows, layers, experts)
-    assert made.source.startswith("synthetic") and made.sha256 is None
-    again = synthetic_routing(**asked, exponent=exponent, spread=spread, seed=seed)
-    assert (again.assignments == made.assignments).all()
-
-
-@pytest.mark.parametrize("exponent", [0.0, 0.4, 1.0, 2.0])
-def test_the_zipf_fit_finds_the_exponent_that_made_the_counts(exponent: float) -> None:
-    made = synthetic_routing(
-        windows=2, layers=3, experts=64, top_k=4, exponent=exponent, spread=0.0, tokens_per_window=10**7
-    )
-    fit = popularity.zipf(made.assignments)
-    np.testing.assert_allclose(fit.exponent, exponent, atol=1e-3)
-    assert fit.distance.max() < 1e-3
-
-
-def test_the_zipf_fit_beats_every_other_exponent_in_likelihood() -> None:
-    counts_ = np.random.default_rng(3).multinomial(5000, [0.4, 0.05, 0.25, 0.2, 0.1])[None, None]
-    ranked = -np.sort(-counts_[0, 0])
-    logs = np.log(np.arange(1, 6))
-
-    def likelihood(s: float) -> float:
-        return float((ranked * (-s * logs - np.log(np.exp(-s * logs).sum()))).sum())
-
-    grid = np.arange(0, 4, 0.001)
-    best = grid[int(np.argmax([likelihood(s) for s in grid]))]
-    assert popularity.zipf(counts_).exponent[0, 0] == pytest.approx(best, abs=1e-3)
-
-
-def test_skew_is_one_for_even_and_the_number_of_experts_for_one_favourite() -> None:
-    assert popularity.skew(np.array([[0.25] * 4, [1.0, 0, 0, 0]])).tolist() == [1.0, 4.0]
-
-
-def test_drift_measures_the_persistence_and_spread_that_were_asked_for() -> None:
-    made = synthetic_routing(
-        windows=400, layers=4, experts=32, top_k=2, persistence=0.8, spread=0.3, tokens_per_window=10**6
-    )
-    found = popularity.drift(made)
-    assert found.persistence == pytest.approx(0.8, abs=0.03)
-    assert found.spread == pytest.approx(0.3, rel=0.05)
-    assert 0 < found.distance < 0.3 and found.distance_shuffled is None
-
-
-def test_what_does_not_move_has_no_drift_and_shuffling_tells_prompts_from_time(tmp_path: Path) -> None:
-    still = synthetic_routing(windows=5, layers=2, experts=8, top_k=2, spread=0.0)
-    found = popularity.drift(still)
-    assert (found.distance, found.busiest_kept, found.persistence) == (0.0, 1.0, 1.0)
-    assert found.rank_correlation == pytest.approx(1.0)
-    logged = popularity.drift(read_choices(choices(tmp_path), windows=3))
-    assert logged.distance_shuffled is not None and 0 <= logged.distance_shuffled <= 1
-
-
-def test_folding_keeps_every_assignment_of_the_layers_taken(tmp_path: Path) -> None:
-    routing = read_choices(choices(tmp_path), windows=2)
-    folded = routing.fold(1, 2)
-    assert folded.layer_names == ("1",) and folded.assignments.tolist() == [[[4, 2]], [[0, 2]]]
-    assert folded.requests is not None and folded.requests.assignments[:, 0].tolist() == [[3, 1], [1, 1], [0, 2]]
-    for layers, experts in ((3, 2), (0, 2), (1, 3), (1, 0), (1, 8)):
-        with pytest.raises(TraceError, match=r"are wanted|cannot be grouped"):
-            routing.fold(layers, experts)
-
-
 def small(**changed: object) -> Routing:
     arguments: dict[str, object] = {
         "assignments": [[[1, 1]]], "tokens": [2], "top_k": 1, "window_names": ["w"], "layer_names": ["0"],
@@ -222,11 +146,3 @@ def test_routing_cannot_be_made_of_numbers_that_disagree(changed: dict[str, obje
         small(**changed)
     with pytest.raises(ValueError, match="read-only"):
         small().assignments[0, 0, 0] = 5
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"windows": 0}, {"top_k": 9}, {"exponent": -1.0}, {"persistence": 1.5}, {"experts": 10**9}]
-)
-def test_senseless_synthetic_routing_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(TraceError, match="synthetic routing"):
-        synthetic_routing(**{"windows": 2, "layers": 2, "experts": 8, "top_k": 2, **wrong})  # type: ignore[arg-type]

@@ -44,13 +44,6 @@ def test_compressing_keeps_the_cv_and_every_request(speed: float, seed: int) -> 
     assert own_cv(played) == pytest.approx(own_cv(trace), rel=1e-6)
 
 
-def test_reaching_a_rate_keeps_the_cv() -> None:
-    trace = synthetic(500, 3600, 2.5, 3)
-    played = scale.to_rate(trace, 25.0)
-    assert played.mean_rps == pytest.approx(25.0)
-    assert own_cv(played) == pytest.approx(own_cv(trace), rel=1e-6)
-
-
 def test_thinning_moves_the_cv_towards_one_as_documented() -> None:
     trace = synthetic(200_000, 3600, 2.5, 1)
     thinned = scale.thin(trace, 0.25, seed=2)

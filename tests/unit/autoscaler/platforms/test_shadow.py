@@ -8,8 +8,8 @@ import pytest
 
 from autoscaler.contract import Observation
 from autoscaler.errors import FunctionGoneError, UnreachableError
-from autoscaler.platforms.fake import FakePlatform
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
+from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import PRICES, configuration, observation
 
 F = "m-expert-0-0"

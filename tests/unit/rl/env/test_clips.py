@@ -15,7 +15,7 @@ from evaluation.comparison.arrivals import arrivals
 from evaluation.comparison.grid import Grid, Group
 from rl.episodes import Clip, episode_of, start_of, steady_cost, training_clips, work_of
 from rl.episodes.clips import SEEDS
-from rl.episodes.sizes import resized, without_gpu
+from rl.episodes.sizes import resized
 from simulation.workloads.paper import paper_workload
 from tests.unit.rl.env.builders import START, drawn, workload
 
@@ -91,11 +91,3 @@ def test_a_resized_pipeline_has_that_many_layers_and_experts_and_can_be_played(l
     one = episode_of(clip, start=made.initial(START), data=NO_TRACES, workload=made)
     outcome = one.step(drawn(one.encoder.configuration_index, one.state(), np.random.default_rng(0)))
     assert outcome.finished > 0 and one.encoder.configuration_index.mask.all() and outcome.reward.shape == (layers,)
-
-
-def test_without_gpu_only_cores_are_chosen() -> None:
-    made = without_gpu(workload())
-    one = episode_of(CLIP, start=made.initial(START), data=NO_TRACES, workload=made)
-    assert one.encoder.configuration_index.sizes == (159, 6, 8, 10) and one.encoder.space.sizes == (159, 6, 8, 10)
-    one.step(drawn(one.encoder.configuration_index, one.state(), np.random.default_rng(0)))
-    assert all(one.present[node.function].gpu_share == 0 for node in made.experts)

@@ -1,4 +1,4 @@
-"""A platform in memory, on a clock that its owner moves: for tests and for running a policy without functions."""
+"""A platform in memory, on a clock that its owner moves."""
 
 from __future__ import annotations
 
