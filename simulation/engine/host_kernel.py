@@ -181,11 +181,7 @@ def change(node: int, rules: Rules, replicas: Replicas, now_s: float) -> float:
     for r in range(order[COUNT]):
         if slot[ACTIVE, r] > 0:
             clock[LAST, r] = now_s
-    next_s, _, _ = control(
-        clock, slot, replicas.end[node].reshape(-1), replicas.call[node].reshape(-1), replicas.end.shape[2], order,
-        replicas.order_s[node], rules.rows.work, rules.rows.pace, rules.rows.stretch, rules.rows.use, rules.rows.bucket,
-        rules.counts[rules.source[node]], replicas.room[node], now_s,
-    )  # fmt: skip
+    next_s, _, _ = control(node, replicas, rules.rows, rules.counts[rules.source[node]], now_s)
     return next_s
 
 

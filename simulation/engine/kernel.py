@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulation.arrays import Calls, Floats, Ints, Keys, Marks, Tokens
+from simulation.arrays import Calls, Floats, Ints, Marks
 from simulation.engine.compiled import compiled, inner
 from simulation.engine.draws import ATOMS, COLD_START, LENGTH, SERVICE, draw, route, stream_key, uniform
 from simulation.engine.histograms import bucket_of, cells_of, count_spans
@@ -20,6 +20,8 @@ from simulation.engine.node import (
     SERVED_S,
     TOKENS,
     WAITED_S,
+    Tally,
+    Traffic,
     run_node,
 )
 from simulation.engine.replicas import ACTIVE, COUNT, FAR, HEAD, Limits, Replicas, Rows
@@ -40,6 +42,8 @@ __all__ = [
     "SERVICE",
     "TOKENS",
     "WAITED_S",
+    "Tally",
+    "Traffic",
     "cells_of",
     "count_spans",
     "draw",
@@ -82,9 +86,9 @@ def enter(due: Calls, arrived: Floats, gather: Floats, end_s: float) -> int:
 
 @compiled
 def run_nodes(
-    begin_s: float, end_s: float, keys: Keys, nodes: Ints, entering: Calls, held: Calls, held_from: Ints,
-    arrived: Floats, gather: Floats, marks: Marks, counts: Tokens, source: Ints, replicas: Replicas,
-    rows: Rows, limits: Limits, machines: Sited | None, cells: Marks, bounds: Floats, meter: Floats, histogram: Ints,
+    begin_s: float, end_s: float, nodes: Ints, entering: Calls, held: Calls, held_from: Ints, gather: Floats,
+    marks: Marks, traffic: Traffic, replicas: Replicas, rows: Rows, limits: Limits, machines: Sited | None,
+    tally: Tally,
 ) -> tuple[Calls, Ints]:  # fmt: skip
     """Some nodes of a stage over one window; returns what still waits at them, as ``held`` and ``held_from``.
 
@@ -96,7 +100,7 @@ def run_nodes(
     still_from = np.zeros(nodes.size + 1, dtype=np.int64)
     for k in range(nodes.size):
         node = nodes[k]
-        tokens = counts[source[node]]
+        tokens = traffic.counts[traffic.source[node]]
         waiting = held_from[k + 1] - held_from[k]
         queue[:waiting] = held[held_from[k] : held_from[k + 1]]
         size = waiting
@@ -104,11 +108,8 @@ def run_nodes(
             queue[size] = request
             size += tokens[request] > 0
         taken = run_node(
-            begin_s, end_s, keys[node], queue[:size], waiting, arrived, gather, tokens, replicas.clock[node],
-            replicas.slot[node], replicas.end[node], replicas.call[node], replicas.order[node], replicas.order_s[node],
-            replicas.room[node], rows.work, rows.pace, rows.stretch, rows.use, rows.bucket, rows.noise, limits,
-            machines, node, cells, bounds, meter[node], histogram[node],
-        )  # fmt: skip
+            begin_s, end_s, node, queue[:size], waiting, gather, traffic, replicas, rows, limits, machines, tally
+        )
         left = size - taken
         still[still_from[k] : still_from[k] + left] = queue[taken:size]
         still_from[k + 1] = still_from[k] + left
@@ -155,22 +156,23 @@ def leave(
 
 @compiled
 def run_stage(
-    begin_s: float, end_s: float, hop_s: float, keys: Keys, nodes: Ints, due: Calls, held: Calls,
-    held_from: Ints, unfinished: Calls, arrived: Floats, gather: Floats, marks: Marks, counts: Tokens,
-    source: Ints, replicas: Replicas, rows: Rows, limits: Limits, machines: Sited | None, cells: Marks,
-    bounds: Floats, meter: Floats, histogram: Ints, barrier: Ints,
+    begin_s: float, end_s: float, hop_s: float, nodes: Ints, due: Calls, held: Calls, held_from: Ints,
+    unfinished: Calls, gather: Floats, marks: Marks, traffic: Traffic, replicas: Replicas, rows: Rows, limits: Limits,
+    machines: Sited | None, tally: Tally, barrier: Ints,
 ) -> tuple[Calls, Calls, Calls, Calls, Ints]:  # fmt: skip
     """The nodes of one stage over one window: a segment, or the experts of a layer.
 
     ``due``: requests that will reach the stage, in order of ``arrived``; ``unfinished``: those that reached it before
     and have calls left there; ``held[held_from[k] : held_from[k + 1]]``: what waits at node k. Returns the requests
     that leave the stage, in order of ``gather`` (when their last call ended), and the new ``due``, ``unfinished``,
-    ``held``, ``held_from``. ``counts [rows, requests]``: tokens by ``source[node]``.
+    ``held``, ``held_from``.
     """
-    here = enter(due, arrived, gather, end_s)
+    here = enter(due, traffic.arrived, gather, end_s)
     still, still_from = run_nodes(
-        begin_s, end_s, keys, nodes, due[:here], held, held_from, arrived, gather[0], marks, counts, source, replicas,
-        rows, limits, machines, cells, bounds, meter, histogram,
+        begin_s, end_s, nodes, due[:here], held, held_from, gather[0], marks, traffic, replicas, rows, limits, machines,
+        tally,
     )  # fmt: skip
-    gone, remaining = leave(hop_s, due[:here], unfinished, arrived, gather, marks, cells, bounds, barrier)
+    gone, remaining = leave(
+        hop_s, due[:here], unfinished, traffic.arrived, gather, marks, tally.cells, tally.bounds, barrier
+    )
     return gone, due[here:].copy(), remaining, still, still_from

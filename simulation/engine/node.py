@@ -9,9 +9,11 @@ replica first; within a replica the call that began first.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from simulation.arrays import Calls, Floats, Ints, Marks, Tokens
+from simulation.arrays import Calls, Floats, Ints, Keys, Marks, Tokens
 from simulation.engine.compiled import inner
 from simulation.engine.draws import ATOM_SHIFT, draw_bits
 from simulation.engine.histograms import bucket_of
@@ -39,6 +41,8 @@ from simulation.engine.replicas import (
     SITE,
     VIRTUAL,
     Limits,
+    Replicas,
+    Rows,
     catch_up,
     choose,
     cpu_after,
@@ -58,17 +62,38 @@ CPU seconds used by replicas whose limit is simulated as a token bucket."""
 METERS = 9
 
 
+class Traffic(NamedTuple):
+    """Requests, and what of them each node gets: ``arrived [requests]``, seconds at which they reach the stage where
+    they are; ``counts [rows, requests]``, tokens by ``source [nodes]``, the row of each node; ``keys [nodes]`` of the
+    draws that scatter the nodes' service."""
+
+    arrived: Floats
+    counts: Tokens
+    source: Ints
+    keys: Keys
+
+
+class Tally(NamedTuple):
+    """What is counted in a window: ``meter [nodes, METERS]``, and ``histogram [nodes, bounds]`` of the calls' seconds,
+    whose ``bounds [bounds]`` are found through ``cells`` (:mod:`simulation.engine.histograms`)."""
+
+    meter: Floats
+    histogram: Ints
+    cells: Marks
+    bounds: Floats
+
+
 @inner
-def control(
-    clock: Floats, slot: Ints, ends: Floats, calls: Calls, slots: int, order: Ints, order_s: Floats, work: Floats,
-    pace: Floats, stretch: Floats, use: Floats, bucket: Floats, tokens: Tokens, room: Ints, now_s: float,
-) -> tuple[float, float, float]:  # fmt: skip
-    """Bring about what holds from ``now_s`` on: a new configuration, replicas that are ready or take no more calls.
-    Arrays [replicas].
+def control(node: int, replicas: Replicas, rows: Rows, tokens: Tokens, now_s: float) -> tuple[float, float, float]:
+    """Bring about what holds at ``node`` from ``now_s`` on: a new configuration, replicas that are ready or take no
+    more calls. ``tokens [requests]``.
 
     Returns when there is something to bring about next, and the call-seconds and CPU seconds served meanwhile by
     replicas that were brought up to date. All times in seconds.
     """
+    clock, slot = replicas.clock[node], replicas.slot[node]
+    order, order_s, slots = replicas.order[node], replicas.order_s[node], replicas.end.shape[2]
+    ends, calls = replicas.end[node].reshape(-1), replicas.call[node].reshape(-1)
     count, served_s, cpu_s = order[COUNT], 0.0, 0.0
     if order_s[CHANGE_AT] <= now_s:
         order[LIMIT] = order[NEXT_LIMIT]
@@ -77,33 +102,31 @@ def control(
             # Older generations leave when their successors are ready, and keep what they have until then.
             if row >= 0 and row != slot[ROW, r] and slot[GENERATION, r] == order[NOW_GENERATION]:
                 active = slot[ACTIVE, r]
-                limited = bucket[slot[ROW, r], REFILL] < 1
+                limited = rows.bucket[slot[ROW, r], REFILL] < 1
                 if active or limited:
-                    spent_s, used_s = catch_up(clock, slot, r, pace, use, bucket, now_s)
+                    spent_s, used_s = catch_up(clock, slot, r, rows, now_s)
                     served_s += spent_s * active
                     cpu_s += used_s if active and limited else 0.0
-                resize(clock, slot, ends, calls, slots, work, bucket, tokens, r, row)
+                resize(clock, slot, ends, calls, slots, rows, tokens, r, row)
                 if clock[READY, r] > now_s:  # a replica that is still starting has used nothing of its bucket
-                    clock[LEVEL, r] = bucket[row, BURST]
+                    clock[LEVEL, r] = rows.bucket[row, BURST]
                 if active:
                     left_s = ends[r * slots + slot[HEAD, r]]
-                    clock[NEXT, r] = now_s + reach(
-                        left_s, stretch[row, active], clock[LEVEL, r], use[row, active], bucket[row, REFILL]
-                    )
+                    stretched, used, refill = rows.stretch[row, active], rows.use[row, active], rows.bucket[row, REFILL]
+                    clock[NEXT, r] = now_s + reach(left_s, stretched, clock[LEVEL, r], used, refill)
         order_s[CHANGE_AT], order[NEXT_ROW] = FAR, -1
-    return open_up(clock[READY], clock[DRAIN], room, count, order[LIMIT], order_s[CHANGE_AT], now_s), served_s, cpu_s
+    next_s = open_up(clock[READY], clock[DRAIN], replicas.room[node], count, order[LIMIT], order_s[CHANGE_AT], now_s)
+    return next_s, served_s, cpu_s
 
 
 @inner
-def settle(
-    clock: Floats, slot: Ints, count: int, pace: Floats, use: Floats, bucket: Floats, meter: Floats, end_s: float
-) -> None:
-    """Bring all replicas that have calls to the window's end. Arrays [replicas]."""
+def settle(clock: Floats, slot: Ints, count: int, rows: Rows, meter: Floats, end_s: float) -> None:
+    """Bring all replicas that have calls to the window's end. Arrays [replicas]; ``meter [METERS]``."""
     for r in range(count):
         active = slot[ACTIVE, r]
         if active > 0:
-            limited = bucket[slot[ROW, r], REFILL] < 1
-            spent_s, used_s = catch_up(clock, slot, r, pace, use, bucket, end_s)
+            limited = rows.bucket[slot[ROW, r], REFILL] < 1
+            spent_s, used_s = catch_up(clock, slot, r, rows, end_s)
             meter[SERVED_S] += spent_s * active
             meter[CPU_S] += used_s if limited else 0.0
             meter[BUSY_S] += end_s - clock[SINCE, r]
@@ -111,34 +134,44 @@ def settle(
 
 
 @inner
+def next_end_s(
+    now_s: float, left_s: float, stretch: float, level: float, use: float, refill: float, limits: Limits
+) -> float:
+    """When ``left_s`` virtual seconds from now will have gone by, if nothing else happens."""
+    if limits is None:
+        return now_s + left_s * stretch
+    return now_s + reach(left_s, stretch, level, use, refill)
+
+
+@inner
 def run_node(
-    begin_s: float, end_s: float, key: np.uint64, queue: Calls, waiting: int, arrived: Floats, gather: Floats,
-    tokens: Tokens, clock: Floats, slot: Ints, end: Floats, call: Calls, order: Ints, order_s: Floats, room: Ints,
-    work: Floats, pace: Floats, stretch: Floats, use: Floats, bucket: Floats, noise: Floats, limits: Limits,
-    machines: Sited | None, node: int, cells: Marks, bounds: Floats, meter: Floats, histogram: Ints,
+    begin_s: float, end_s: float, node: int, queue: Calls, waiting: int, gather: Floats, traffic: Traffic,
+    replicas: Replicas, rows: Rows, limits: Limits, machines: Sited | None, tally: Tally,
 ) -> int:  # fmt: skip
     """One node from ``begin_s`` to ``end_s`` (events at ``end_s`` belong to the next window).
 
-    ``queue [n] uint32``: requests in order of arrival, the first ``waiting`` of which have arrived before; ``arrived
-    [requests]``: when, in seconds. Returns how many of them were taken into service: ``queue`` from there on still
-    waits. ``machines``: those of ``node``; with None the compiled code does without them. ``gather [requests]`` is
-    raised to the end of each call. ``clock`` to ``room`` are this node's state, ``work`` to ``noise`` the resource
-    tables (:class:`simulation.engine.replicas.Rows`).
+    ``queue [n] uint32``: requests in order of arrival, the first ``waiting`` of which have arrived before. Returns how
+    many of them were taken into service: ``queue`` from there on still waits. ``gather [requests]`` is raised to the
+    end of each call. With None for ``limits`` or ``machines`` the compiled code does without them.
 
     One loop over three kinds of events: control, the end of a call, the arrival of a request; after each of them calls
-    start while a replica has a free slot. It is in one piece with plain arrays as arguments, since arrays handed on
-    inside the loop would be counted by reference at each call, which takes four times as long as everything else.
-    Measured: arguments in tuples and events as inlined functions cost 2 to 8 % of long windows, 12 to 25 % of short.
+    start while a replica has a free slot. Tuples are taken apart ahead of the loop, and the loop is in one piece:
+    arrays handed on inside it are counted by reference each time, which takes four times as long as everything else.
     """
+    clock, slot, order, room = replicas.clock[node], replicas.slot[node], replicas.order[node], replicas.room[node]
     virtual, last, coming, since = clock[VIRTUAL], clock[LAST], clock[NEXT], clock[SINCE]
     level, row, active, heads = clock[LEVEL], slot[ROW], slot[ACTIVE], slot[HEAD]
-    slots = end.shape[1]
-    ends, calls, mask = end.reshape(-1), call.reshape(-1), slots - 1
+    slots = replicas.end.shape[2]
+    ends, calls, mask = replicas.end[node].reshape(-1), replicas.call[node].reshape(-1), slots - 1
+    work, pace, stretch, use, bucket, noise = rows.work, rows.pace, rows.stretch, rows.use, rows.bucket, rows.noise
+    arrived, tokens, key = traffic.arrived, traffic.counts[traffic.source[node]], traffic.keys[node]
+    meter, histogram, cells, bounds = tally.meter[node], tally.histogram[node], tally.cells, tally.bounds
     count, size = order[COUNT], queue.size
     taken, come, ended = 0, waiting, 0
     served_s, busy_s, latency_s, waited_s, cpu_s = 0.0, 0.0, 0.0, 0.0, 0.0
     flight, peak, sent = int(meter[FLIGHT]), int(meter[PEAK]), 0
-    control_s = open_up(clock[READY], clock[DRAIN], room, count, order[LIMIT], order_s[CHANGE_AT], begin_s)
+    change_s = replicas.order_s[node, CHANGE_AT]
+    control_s = open_up(clock[READY], clock[DRAIN], room, count, order[LIMIT], change_s, begin_s)
     # Calls left over from the last window may start now though nothing else happens: control is an event that lets
     # them.
     control_s = begin_s if waiting > 0 else control_s
@@ -149,9 +182,7 @@ def run_node(
         if now_s >= end_s:
             break
         if control_s <= now_s:
-            control_s, more_served_s, more_cpu_s = control(
-                clock, slot, ends, calls, slots, order, order_s, work, pace, stretch, use, bucket, tokens, room, now_s
-            )
+            control_s, more_served_s, more_cpu_s = control(node, replicas, rows, tokens, now_s)
             served_s += more_served_s
             cpu_s += more_cpu_s
             done_s, first = earliest(coming, count)
@@ -172,11 +203,8 @@ def run_node(
             head, size_r = (head + 1) & mask, size_r - 1
             active[q], heads[q] = size_r, head
             many = np.uint32(size_r)
-            left_s, stretched, idle_s = ends[np.uint32(base + head)] - virtual_s, stretch[kind, many], since[q]
-            if limits is None:
-                soon_s = now_s + left_s * stretched
-            else:
-                soon_s = now_s + reach(left_s, stretched, level[q], use[kind, many], bucket[kind, REFILL])
+            left_s, idle_s, refill = ends[np.uint32(base + head)] - virtual_s, since[q], bucket[kind, REFILL]
+            soon_s = next_end_s(now_s, left_s, stretch[kind, many], level[q], use[kind, many], refill, limits)
             coming[q] = soon_s if size_r else FAR
             busy_s += 0.0 if size_r else now_s - idle_s
             done_s, first = earliest(coming, count)
@@ -246,11 +274,8 @@ def run_node(
             insert(ends, calls, base, mask, head, size_r, virtual_s + alone_s, request)
             active[p] = size_r + 1
             many = np.uint32(size_r + 1)
-            left_s, stretched = ends[np.uint32(base + head)] - virtual_s, stretch[kind, many]
-            if limits is None:
-                soon_s = now_s + left_s * stretched
-            else:
-                soon_s = now_s + reach(left_s, stretched, level[p], use[kind, many], bucket[kind, REFILL])
+            left_s, refill = ends[np.uint32(base + head)] - virtual_s, bucket[kind, REFILL]
+            soon_s = next_end_s(now_s, left_s, stretch[kind, many], level[p], use[kind, many], refill, limits)
             coming[p] = soon_s
             if soon_s < done_s or (soon_s == done_s and r < first):
                 done_s, first = soon_s, r
@@ -268,5 +293,5 @@ def run_node(
     meter[PEAK], meter[FLIGHT] = peak, flight
     meter[LATENCY_S] += latency_s
     meter[CPU_S] += cpu_s
-    settle(clock, slot, count, pace, use, bucket, meter, end_s)
+    settle(clock, slot, count, rows, meter, end_s)
     return taken

@@ -156,31 +156,29 @@ def cpu_after(spent_s: float, level: float, use: float, refill: float) -> float:
 
 
 @inner
-def catch_up(
-    clock: Floats, slot: Ints, r: int, rate: Floats, use: Floats, bucket: Floats, now_s: float
-) -> tuple[float, float]:
+def catch_up(clock: Floats, slot: Ints, r: int, rows: Rows, now_s: float) -> tuple[float, float]:
     """Bring virtual time and bucket of replica ``r`` to ``now_s``; returns seconds that went by and CPU seconds used.
     Arrays [replicas] and, of calls, [replicas, slots].
 
     Without calls in service virtual time stands still.
     """
     row, active, spent_s = slot[ROW, r], slot[ACTIVE, r], max(0.0, now_s - clock[LAST, r])
-    level, used, refill = clock[LEVEL, r], use[row, active], bucket[row, REFILL]
+    level, used, refill = clock[LEVEL, r], rows.use[row, active], rows.bucket[row, REFILL]
     if active > 0:
-        clock[VIRTUAL, r] += worked(spent_s, rate[row, active], level, used, refill)
-    clock[LEVEL, r] = level_after(spent_s, level, used, refill, bucket[row, BURST])
+        clock[VIRTUAL, r] += worked(spent_s, rows.pace[row, active], level, used, refill)
+    clock[LEVEL, r] = level_after(spent_s, level, used, refill, rows.bucket[row, BURST])
     clock[LAST, r] = max(clock[LAST, r], now_s)
     return spent_s, cpu_after(spent_s, level, used, refill)
 
 
 @inner
 def resize(
-    clock: Floats, slot: Ints, ends: Floats, calls: Calls, slots: int, work: Floats, bucket: Floats, tokens: Tokens,
-    r: int, row: int,
-) -> None:  # fmt: skip
+    clock: Floats, slot: Ints, ends: Floats, calls: Calls, slots: int, rows: Rows, tokens: Tokens, r: int, row: int
+) -> None:
     """Give replica ``r``, caught up, the resources of ``row`` in place: what is left of each call scales with its work
     alone, what its bucket holds is kept as far as the new one takes it; the bucket of a new limit is full. Arrays
     [replicas] and, of calls, [replicas, slots]."""
+    work, bucket = rows.work, rows.bucket
     old, active, mask, base = slot[ROW, r], slot[ACTIVE, r], slots - 1, r * slots
     slot[ROW, r] = row
     clock[LEVEL, r] = min(clock[LEVEL, r], bucket[row, BURST]) if bucket[old, REFILL] < 1 else bucket[row, BURST]

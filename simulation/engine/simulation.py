@@ -131,6 +131,7 @@ class Simulation:
         self._source = np.array([max(0, node - segments + 1) for node in range(count)], dtype=np.int64)
         self._stages = self._lay_out()
         self._reached = np.zeros(size)
+        self._traffic = kernel.Traffic(self._reached, requests.counts, self._source, self._keys)
         self._gather = np.zeros((threads, size))
         self._sited = None if machines is None else sited(machines, workload, self.nodes, size)
         self._host = None
@@ -165,7 +166,10 @@ class Simulation:
         the coming window would be under other orders. Raises SimulationError while a window is open."""
         if self._stage < len(self._stages):
             raise SimulationError("a simulation cannot be forked while its window is open")
-        never_change = (self.workload, self.requests, self.tables, self.nodes, self.index, self._keys, self._source)
+        never_change = (
+            self.workload, self.requests, self.requests.counts, self.tables, self.nodes, self.index, self._keys,
+            self._source,
+        )  # fmt: skip
         memo: dict[int, object] = {id(one): one for one in never_change}
         memo[id(self._pool)] = None
         fork = copy.deepcopy(self, memo)
@@ -259,10 +263,9 @@ class Simulation:
 
     def _run_alone(self, stage: _Stage) -> Calls:
         gone, stage.due, stage.unfinished, stage.held, stage.held_from = kernel.run_stage(
-            self.now_s, self._until_s, self.workload.hop_s, self._keys, stage.nodes, stage.due, stage.held,
-            stage.held_from, stage.unfinished, self._reached, self._gather, self._marks, self.requests.counts,
-            self._source, self.fleet.replicas, self.tables.rows, self.tables.limits, self._sited, CELLS, BOUNDS,
-            self.meter, self._histogram, self._barrier_of(stage),
+            self.now_s, self._until_s, self.workload.hop_s, stage.nodes, stage.due, stage.held, stage.held_from,
+            stage.unfinished, self._gather, self._marks, self._traffic, self.fleet.replicas, self.tables.rows,
+            self.tables.limits, self._sited, self._tally, self._barrier_of(stage),
         )  # fmt: skip
         return gone
 
@@ -285,10 +288,9 @@ class Simulation:
 
     def _run_part(self, stage: _Stage, entering: Calls, part: Ints, thread: int) -> tuple[Calls, Ints]:
         return kernel.run_nodes(
-            self.now_s, self._until_s, self._keys, stage.nodes[part], entering, stage.held,
-            stage.held_from[part[0] : part[-1] + 2], self._reached, self._gather[thread], self._marks,
-            self.requests.counts, self._source, self.fleet.replicas, self.tables.rows, self.tables.limits,
-            self._sited, CELLS, BOUNDS, self.meter, self._histogram,
+            self.now_s, self._until_s, stage.nodes[part], entering, stage.held,
+            stage.held_from[part[0] : part[-1] + 2], self._gather[thread], self._marks, self._traffic,
+            self.fleet.replicas, self.tables.rows, self.tables.limits, self._sited, self._tally,
         )  # fmt: skip
 
     def _barrier_of(self, stage: _Stage) -> Ints:
@@ -345,6 +347,7 @@ class Simulation:
         self.meter[:, kernel.FLIGHT] = self.meter[:, kernel.PEAK] = flight
         size = BOUNDS.size
         self._histogram = np.zeros((len(self.nodes), size), dtype=np.int64)
+        self._tally = kernel.Tally(self.meter, self._histogram, CELLS, BOUNDS)
         self._barrier = np.zeros((self.workload.topology.layers, size), dtype=np.int64)
         self._request_histogram = np.zeros(size, dtype=np.int64)
         self._unread = np.zeros(size, dtype=np.int64)
