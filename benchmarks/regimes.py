@@ -1,24 +1,27 @@
 """Where scaling each expert by itself pays: ``python -m benchmarks.regimes``.
 
 Simulated: one of the paper's workloads on the paper's cluster, with and without its GPUs. Every cell is a world, a
-pattern, a rate, how unevenly tokens are routed (uniform, as DeepSeek-V2-Lite's log has it, Zipf with 1.2) and a
-relative λ. In each :func:`evaluation.regimes.ways` compares the best constants with the best choice of every window,
-for all experts or each its own, all with the same windows over λ. The last two know the window beforehand, so
-they bound what scaling can save. A cell that is in ``--out`` is not computed again.
+pattern, a rate, how unevenly tokens are routed (as DeepSeek-V2-Lite's log has it, uniform, Zipf with 1.2), a relative λ
+and a test hour; the first λ is combined with every routing, the others with the first routing. In each
+:func:`evaluation.regimes.ways.ways` compares the best constants with the best choice of every window, for all experts
+or each its own, with and without burst activation, all with the same windows over λ. The choices of windows know the
+window beforehand, so they bound what scaling can save. A cell that is in ``--out`` is not computed again. For a trace
+and pipeline of one's own: ``smoe lab advise``.
 
-Last line: ``cells``, ``refused`` (with reasons), and of the cells, as median, least and most: ``saving_scaling``
-(window per expert against the best constant for all), ``saving_own`` (per expert against one for all in every
-window; the latter has 1, 2 or 4 replicas), ``saving_own_constant`` (constant per expert against that for all),
-``saving_scaling_own`` (window per expert against constant per expert); ``constant_enough``: share of cells where
-the last one is under 5 %, so that a constant for each expert is enough.
+Last line: ``cells``, ``refused`` (with reasons); ``groups``: of each world, pattern and λ the interquartile mean of
+every saving with its 95 % interval over hours; of all cells the median, least and most of each saving;
+``constant_enough``: share of cells where scaling each expert saves less than 5 % on constants for each;
+``recommended``: how often each way is the simplest within 5 % of the cheapest; ``anchors``: share of cells in which
+scaling each expert, with burst activation, saves as much on whole replicas as MoEless (84 %) and Remoe (57 %) report.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,8 +36,10 @@ from benchmarks.motivation import routing_of
 from evaluation.comparison.arrivals import arrivals
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
+from evaluation.comparison.intervals import Interval, interval
 from evaluation.provenance import code_sha256
-from evaluation.regimes import ways
+from evaluation.regimes.advice import ENOUGH, advice
+from evaluation.regimes.ways import Ways, ways
 from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.routing import zipf_routing
 from simulation.workloads.workload import Workload
@@ -43,16 +48,27 @@ from traces.catalog import data_folder
 from traces.errors import TraceError
 
 WINDOW_S = 30.0
-ENOUGH = 0.05
-"""Where knowing every window would save less than this, a constant is enough."""
 ZIPF = {"uniform": 0.0, "zipf": 1.2}
-WAYS = ("constant", "constant_per_layer", "constant_per_expert", "window", "window_per_expert")
+ANCHORS = {"MoEless": 0.84, "Remoe": 0.57}
+"""What they report to save: 84 % against whole replicas (arXiv 2603.06350), 57 % against serverless ones
+(arXiv 2512.18674)."""
 SAVINGS = {
-    "saving_scaling": ("window_per_expert", "constant"),
-    "saving_own": ("window_per_expert", "window"),
-    "saving_own_constant": ("constant_per_expert", "constant"),
-    "saving_scaling_own": ("window_per_expert", "constant_per_expert"),
+    "own_constant": ("constant_per_expert", "constant"),
+    "burst_on_own": ("constant_per_expert_burst", "constant_per_expert"),
+    "scaling_on_own": ("window_per_expert", "constant_per_expert"),
+    "own_in_windows": ("window_per_expert", "window"),
+    "burst_in_windows": ("window_per_expert_burst", "window_per_expert"),
+    "all": ("window_per_expert_burst", "constant"),
 }
+"""Saving → the way that saves, and on which."""
+LABELS = (
+    "own constants on one for all",
+    "burst activation on own constants",
+    "scaling on own constants",
+    "own choices on alike ones, both scaled",
+    "burst activation on scaling",
+    "all together on one constant",
+)
 
 
 @dataclass(frozen=True)
@@ -64,19 +80,24 @@ class Cell:
     rate: float
     skew: str
     slo: float
+    hour: int
 
     @property
     def key(self) -> str:
-        return f"{self.world}.{self.pattern}.{self.rate:g}.{self.skew}.{self.slo:g}"
+        return f"{self.world}.{self.pattern}.{self.rate:g}.{self.skew}.{self.slo:g}.{self.hour}"
+
+    @property
+    def group(self) -> str:
+        return f"{self.world}, {self.pattern}, λ {self.slo:g}"
 
 
 def prepared(name: str, cell: Cell, seconds: float, data: Path | None) -> tuple[Workload, Requests]:
     """Raises EvaluationError, TraceError."""
     grid = Grid(
-        (name,), (cell.pattern,), (0,), ("static",), (0,), seconds=seconds, mean_rps=cell.rate, world=cell.world,
-        relative_slo=cell.slo, data=data, bound=False,
+        (name,), (cell.pattern,), (0,), ("static",), tuple(range(cell.hour + 1)), seconds=seconds, mean_rps=cell.rate,
+        world=cell.world, relative_slo=cell.slo, data=data, bound=False,
     )  # fmt: skip
-    group = Group(name, cell.pattern, 0, 0)
+    group = Group(name, cell.pattern, 0, cell.hour)
     drawn, workload = arrivals(grid, group), grid.workload_of(group, cell.rate)
     experts = [len(workload.topology.experts(layer)) for layer in range(workload.topology.layers)]
     if cell.skew in ZIPF:
@@ -86,8 +107,8 @@ def prepared(name: str, cell: Cell, seconds: float, data: Path | None) -> tuple[
     else:
         raise EvaluationError("measured routing needs the public routing log (traces/README.md)")
     workload = replace(workload, routing=routing)
-    requests = draw_requests(workload, drawn.arrival_s, seed=0, source=drawn.source)
-    return grid.walled(workload, requests, 0), requests
+    requests = draw_requests(workload, drawn.arrival_s, seed=cell.hour, source=drawn.source)
+    return grid.walled(workload, requests, cell.hour), requests
 
 
 def computed(name: str, cell: Cell, seconds: float, data: Path | None) -> dict[str, Any]:
@@ -95,7 +116,7 @@ def computed(name: str, cell: Cell, seconds: float, data: Path | None) -> dict[s
     begun_s = time.perf_counter()
     try:
         workload, requests = prepared(name, cell, seconds, data)
-        compared = ways(workload, requests, WINDOW_S, seconds, 0)
+        compared = ways(workload, requests, WINDOW_S, seconds, cell.hour)
         outcome = {"refused": "no choice keeps λ in any window"} if compared is None else asdict(compared)
     except (EvaluationError, TraceError) as error:
         outcome = {"refused": str(error)}
@@ -126,38 +147,61 @@ def spread(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float] | N
     return {"median": round(float(np.median(values)), 4), "least": round(min(values), 4), "most": round(max(values), 4)}
 
 
-def cells_of(row: Mapping[str, Any]) -> Iterator[str]:
-    yield from (row["world"], row["pattern"], f"{row['rate']:g}", row["skew"], f"{row['slo']:g}")
-    for name in WAYS:
-        yield "–" if row[name] is None else f"{row[name]:.2f}"
-    for name in SAVINGS:
-        value = saving(row, name)
-        yield "–" if value is None else f"{value:.0%}"
-    yield f"{row['unmet']} of {row['unmet'] + row['judged']}"
+def over_hours(rows: Sequence[Mapping[str, Any]], name: str) -> Interval | None:
+    """Of one group: hours are resampled within each rate and routing."""
+    strata: dict[tuple[float, str], list[float]] = {}
+    for row in rows:
+        if (value := saving(row, name)) is not None:
+            strata.setdefault((row["rate"], row["skew"]), []).append(value)
+    return interval(list(strata.values())) if strata else None
 
 
-HEAD = (
-    *("world", "pattern", "rate", "routing", "λ"),
-    *("constant", "per layer", "per expert", "windows", "windows, per expert"),
-    *("scaling saves", "own saves", "own constant saves", "scaling saves on own constant"),
-    "unmet windows",
-)
+def grouped(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(cell_of(row).group, []).append(row)
+    return groups
 
 
-def picture(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A bar a cell for each saving."""
-    figure = Figure(figsize=(9, 0.34 * len(rows) + 1.4), layout="constrained")
+def cell_of(row: Mapping[str, Any]) -> Cell:
+    return Cell(**{field.name: row[field.name] for field in fields(Cell)})
+
+
+def lines(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[tuple[str, ...]]:
+    """A line a group for :data:`HEAD`; intervals stand in the last line and in the picture."""
+    for group, rows in groups.items():
+        savings = [over_hours(rows, name) for name in SAVINGS]
+        shown = ["–" if one is None else f"{one.value:.0%}" for one in savings]
+        unmet, all_windows = sum(row["unmet"] for row in rows), sum(row["unmet"] + row["judged"] for row in rows)
+        yield (group, str(len(rows)), *shown, f"{unmet} of {all_windows}")
+
+
+HEAD = ("world, pattern, λ", "cells", *LABELS, "unmet windows")
+
+
+def picture(path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """A bar a group for each saving, with its interval."""
+    figure = Figure(figsize=(9, 0.75 * len(groups) + 1.8), layout="constrained")
     axes = figure.subplots()
-    places = np.arange(len(rows))
-    for number, (name, label) in enumerate(zip(SAVINGS, HEAD[-5:-1], strict=True)):
-        values = [100 * (saving(row, name) or 0.0) for row in rows]
-        axes.barh(places + 0.2 * (number - 1.5), values, height=0.19, label=label)
-    axes.set_yticks(places, [" ".join(list(cells_of(row))[:5]) for row in rows], fontsize=8)
+    places, height = np.arange(len(groups)), 0.8 / len(SAVINGS)
+    for number, (name, label) in enumerate(zip(SAVINGS, LABELS, strict=True)):
+        found = [(place, one) for place, rows in enumerate(groups.values()) if (one := over_hours(rows, name))]
+        values = np.array([100 * one.value for _, one in found])
+        ends = np.array([[100 * (one.value - one.low), 100 * (one.high - one.value)] for _, one in found]).T
+        at = np.array([place for place, _ in found]) + height * (number - (len(SAVINGS) - 1) / 2)
+        axes.barh(
+            at, values, height=0.95 * height, label=label, xerr=np.maximum(ends, 0.0), error_kw={"linewidth": 0.7}
+        )
+    axes.set_yticks(places, list(groups), fontsize=8)
     axes.invert_yaxis()
     axes.axvline(100 * ENOUGH, color="grey", linewidth=0.8, linestyle=":")
-    axes.set_xlabel("% of the experts' cost (bounds; dotted: below it a constant is enough)")
-    axes.legend(fontsize=8)
+    axes.set_xlabel("% of the experts' cost saved (scaling: bounds; dotted: below it the simpler way is enough)")
+    axes.legend(fontsize=7, loc="lower right")
     figure.savefig(path, dpi=110)
+
+
+def recommended(row: Mapping[str, Any]) -> str:
+    return advice(Ways(**{field.name: row[field.name] for field in fields(Ways)}), "USD").way
 
 
 @benchmark
@@ -165,41 +209,59 @@ def picture(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 @click.option("--worlds", callback=listed(), default="cores-only,mixed", help="Comma list.")
 @click.option("--patterns", callback=listed(), default="normal,bursty,diurnal", help="Comma list.")
 @click.option("--rates", callback=listed(float), default="20,50", help="Comma list, requests per second.")
-@click.option("--skews", callback=listed(), default="uniform,measured,zipf", help="Comma list, routing of tokens.")
-@click.option("--slos", callback=listed(float), default="2", help="Comma list, λ over the P95 without queues.")
+@click.option("--skews", callback=listed(), default="measured,uniform,zipf", help="Comma list, routing of tokens.")
+@click.option("--slos", callback=listed(float), default="2,1.5,4", help="Comma list, λ over the P95 without queues.")
+@click.option("--hours", type=click.IntRange(1, 10), default=2, help="Test hours of each pattern.")
 @click.option("--seconds", type=click.FloatRange(120, 3600), default=300.0, help="Of each hour.")
 @data_option
 @out_option("out/regimes", "Folder of the cells; what is there is not computed again.")
 @publish_option
 def main(
     name: str, worlds: tuple[World, ...], patterns: tuple[str, ...], rates: tuple[float, ...],
-    skews: tuple[str, ...], slos: tuple[float, ...], seconds: float, data: Path | None, out: Path, to: Path | None,
+    skews: tuple[str, ...], slos: tuple[float, ...], hours: int, seconds: float, data: Path | None, out: Path,
+    to: Path | None,
 ) -> None:  # fmt: skip
     unknown = set(skews) - {*ZIPF, "measured"}
     if unknown:
         raise click.ClickException(f"skews are uniform, measured, zipf; got {sorted(unknown)[0]!r}")
-    every = [Cell(*parts) for parts in product(worlds, patterns, rates, skews, slos)]
+    around = [*((skew, slos[0]) for skew in skews), *((skews[0], slo) for slo in slos[1:])]
+    every = [Cell(*parts, *pair, hour) for hour, pair in product(range(hours), around)
+             for parts in product(worlds, patterns, rates)]  # fmt: skip
     rows = []
     with progress(len(every), "cells") as show:
         for number, cell in enumerate(every):
             show(cell.key, number)
             rows.append(stored_or_computed(name, cell, seconds, data, out))
     measured = [row for row in rows if "refused" not in row]
-    refused = {Cell(*(row[key] for key in asdict(every[0]))).key: row["refused"] for row in rows if "refused" in row}
-    print_table(f"{name}: cost of the experts an hour, simulated", HEAD, [tuple(cells_of(row)) for row in measured])
+    refused = {cell_of(row).key: row["refused"] for row in rows if "refused" in row}
+    groups = grouped(measured)
+    print_table(f"{name}: what the experts' cost an hour is less by, simulated", HEAD, list(lines(groups)))
     for key, why in refused.items():
         click.echo(f"left out: {key}: {why}")
     if to is not None and measured:
         to.mkdir(parents=True, exist_ok=True)
         write_csv(to / "regimes.csv", [{key: row.get(key) for key in measured[0]} for row in measured])
-        picture(to / "regimes.png", measured)
-    scaling = [value for value in (saving(row, "saving_scaling_own") for row in measured) if value is not None]
+        picture(to / "regimes.png", groups)
+    scaling = [value for value in (saving(row, "scaling_on_own") for row in measured) if value is not None]
+    together = [value for value in (saving(row, "all") for row in measured) if value is not None]
     print_result({
-        "cells": len(measured), "refused": refused, **{name: spread(measured, name) for name in SAVINGS},
-        "constant_enough": None if not scaling else round(float(np.mean([value < ENOUGH for value in scaling])), 4),
+        "cells": len(measured), "refused": refused,
+        "groups": {
+            group: {name: None if (one := over_hours(own, name)) is None else asdict(one) for name in SAVINGS}
+            for group, own in groups.items()
+        },
+        **{name: spread(measured, name) for name in SAVINGS},
+        "constant_enough": share_of(value < ENOUGH for value in scaling),
         "no_constant_keeps": sum(row["constant"] is None for row in measured),
-        "workload": name, "seconds": seconds,
+        "recommended": Counter(map(recommended, measured)),
+        "anchors": {name: share_of(value >= least for value in together) for name, least in ANCHORS.items()},
+        "workload": name, "seconds": seconds, "hours": hours,
     })  # fmt: skip
+
+
+def share_of(holds: Iterable[bool]) -> float | None:
+    values = list(holds)
+    return round(float(np.mean(values)), 4) if values else None
 
 
 if __name__ == "__main__":

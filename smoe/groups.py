@@ -44,6 +44,9 @@ LAB = {
         essential=EVALUATE,
     ),
     "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
+    "advise": LazyCommand(
+        "evaluation.regimes.commands", "advise", "whether scaling pays for a trace, and which way to go"
+    ),
     "tune": LazyCommand(
         "evaluation.tuning.commands", "tune", "search the deployment that a static or HPA baseline is given"
     ),

@@ -6,7 +6,7 @@ lets through. So there the simulator is asked, with each resource of the configu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,8 +30,17 @@ Outcome = tuple[Configuration, float, float]
 def candidates(workload: Workload, requests: Requests) -> list[Configuration]:
     """Each resource with as many replicas of :data:`REPLICAS` as the space allows, :data:`CONCURRENCY`, and the least
     memory that is enough for every expert and, in coupled mode, for the cores, as far as the cluster has room."""
-    space, peak = workload.space, _peak_tokens(workload, requests)
+    space = workload.space
     slots = min(max(CONCURRENCY, space.concurrency_min), space.concurrency_max)
+    memory_mb = enough_memory(workload, requests)
+    counts = sorted({min(max(count, space.replicas_min), space.replicas_max) for count in REPLICAS})
+    every = uniform_configurations(space, counts, slots, memory_mb=memory_mb)
+    return [one for one in every if fits(workload, one)]
+
+
+def enough_memory(workload: Workload, requests: Requests) -> Callable[[int, float], int]:
+    """Replicas and CPU cores → the least memory that is enough for every expert and, in coupled mode, for the cores."""
+    space, peak = workload.space, _peak_tokens(workload, requests)
     needs = {workload.memory_need(node, peak) for node in workload.experts}
 
     def memory_mb(replicas: int, cores: float) -> int:
@@ -39,9 +48,7 @@ def candidates(workload: Workload, requests: Requests) -> list[Configuration]:
         wanted_mb = max(least_mb, cores * (workload.memory_mb_per_core or 0.0))
         return next((size for size in space.memory_sizes_mb if size >= wanted_mb), space.memory_max_mb)
 
-    counts = sorted({min(max(count, space.replicas_min), space.replicas_max) for count in REPLICAS})
-    every = uniform_configurations(space, counts, slots, memory_mb=memory_mb)
-    return [one for one in every if fits(workload, one)]
+    return memory_mb
 
 
 def _peak_tokens(workload: Workload, requests: Requests) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 from typing import Protocol, runtime_checkable
 
@@ -79,14 +80,19 @@ class Noise:
         if cv <= 0:
             return cls.none()
         sigma = float(np.sqrt(np.log1p(cv * cv)))
-        normal = NormalDist()
-        deviates = [normal.inv_cdf(min(max(i / (points - 1), tail), 1 - tail)) for i in range(points)]
-        return cls._normalised(np.exp(sigma * np.array(deviates)))
+        return cls._normalised(np.exp(sigma * np.array(_deviates(points, tail))))
 
     @classmethod
     def _normalised(cls, quantiles: Floats) -> Noise:
         mean = float((quantiles[:-1] + quantiles[1:]).sum() / (2 * (quantiles.size - 1)))
         return cls(np.round(quantiles / mean, DIGITS))
+
+
+@cache
+def _deviates(points: int, tail: float) -> tuple[float, ...]:
+    """Standard normal quantiles; asked for with every row of every simulation."""
+    normal = NormalDist()
+    return tuple(normal.inv_cdf(min(max(i / (points - 1), tail), 1 - tail)) for i in range(points))
 
 
 class LatencyModel(Protocol):

@@ -131,7 +131,7 @@ class TokenLengths:
         quantiles.setflags(write=False)
         object.__setattr__(self, "quantiles", quantiles)
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return float((self.quantiles[:-1] + self.quantiles[1:]).mean() / 2)
 

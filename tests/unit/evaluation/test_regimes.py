@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autoscaler.contract import ConfigurationSpace
-from evaluation.regimes import ways
+from evaluation.regimes.ways import ways
 from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.routing import zipf_routing

@@ -1,0 +1,125 @@
+"""``smoe lab advise``: whether scaling pays for a trace and a pipeline, and which way to go."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from evaluation.bound.inputs import asked_for, input_options, trace_requests
+from evaluation.comparison.errors import EvaluationError
+from evaluation.comparison.quickest import quickest_p95_s
+from evaluation.regimes.advice import NAMES, advice
+from evaluation.regimes.ways import WARM_UP, Ways, ways
+from simulation.engine.requests import Requests
+from simulation.workloads.workload import Workload
+from simulation.workloads.worlds import WORLDS, NoRoomError, World, busiest_rps, in_world
+from traces.options import json_option
+
+WINDOW_S = 30.0
+WINDOWS = 20
+
+
+@click.command()
+@input_options
+@click.option(
+    "--world", type=click.Choice(WORLDS), default=None, help="Cluster of a paper's workload. [default: mixed]"
+)
+@click.option(
+    "--relative-slo",
+    type=click.FloatRange(1, 1000, min_open=True),
+    default=None,
+    help="SLO of a paper's workload as so many times the P95 of the same requests with unlimited capacity.",
+)
+@click.option(
+    "--window",
+    "window_s",
+    type=click.FloatRange(0.5, 3600),
+    default=None,
+    help="Seconds between two decisions. [default: 30; the pipeline's own with --pipeline]",
+)
+@click.option(
+    "--windows",
+    "most",
+    type=click.IntRange(2, 10_000),
+    default=WINDOWS,
+    show_default=True,
+    help="Windows from the clip's begin on; the first is not judged.",
+)
+@json_option
+def advise(trace: str, data: Path | None, as_json: bool, **options: Any) -> None:
+    """Say whether scaling pays for a trace, and which way to go.
+
+    Compares constants (the same for all experts, for each layer, for each expert) with the best choice of every window,
+    without and with burst activation, all keeping the P95 target in the same windows, and recommends the simplest way
+    that comes within 5 % of the cheapest; "a constant is enough" is an answer. Costs are of the experts an hour.
+    Everything is simulated: a workload of the paper's on the modelled cluster, a custom pipeline on the machine of its
+    profile. Takes about a minute for 10 windows.
+    """
+    asked = asked_for(options)
+    if asked.custom is not None and (options["world"] or options["relative_slo"]):
+        raise click.UsageError("--world and --relative-slo are of the paper's workloads, not of a custom pipeline")
+    window_s = options["window_s"] or (WINDOW_S if asked.custom is None else asked.custom.window_s)
+    clip = {key: options[key] for key in ("row", "start_s", "duration_s", "seed")}
+    requests = trace_requests(
+        asked.workload, trace, data, **clip, mean_rps=asked.mean_rps, speed=asked.speed,
+        until_s=options["most"] * window_s,
+    )  # fmt: skip
+    workload = asked.workload
+    if asked.custom is None:
+        workload = _walled(workload, requests, options["world"] or "mixed", options["relative_slo"], options["seed"])
+    seconds = window_s * max(WARM_UP + 1, ceil(float(requests.arrival_s[-1]) / window_s))
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("windows", total=1.0)
+        compared = ways(
+            workload, requests, window_s, seconds, options["seed"],
+            lambda what, share: progress.update(task, description=what, completed=share),
+        )  # fmt: skip
+    if compared is None:
+        raise click.ClickException(
+            f"nothing that was tried keeps the SLO of {1000 * workload.slo_s:.4g} ms in any window; lower the load "
+            f"(--mean-rps) or raise the SLO"
+        )
+    _show(workload, requests, compared, as_json)
+
+
+def _walled(workload: Workload, requests: Requests, world: World, relative: float | None, seed: int) -> Workload:
+    """Raises ClickException."""
+    try:
+        if relative is not None:
+            space = replace(workload.space, gpu_shares=()) if world == "cores-only" else workload.space
+            unlimited_s = quickest_p95_s(replace(workload, space=space), requests, seed)
+            workload = replace(workload, slo_s=relative * unlimited_s)
+        return in_world(workload, world, busiest_rps(requests.arrival_s))
+    except (EvaluationError, NoRoomError) as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _show(workload: Workload, requests: Requests, compared: Ways, as_json: bool) -> None:
+    currency = workload.prices.currency
+    recommended = advice(compared, currency)
+    if as_json:
+        about = {
+            "workload": workload.name,
+            "trace": requests.source,
+            "slo_ms": 1000 * workload.slo_s,
+            "simulated": True,
+        }
+        click.echo(json.dumps({**about, **asdict(compared), "currency": currency, **asdict(recommended)}))
+        return
+    title = f"simulated: {workload.name}, {requests.source}, SLO {1000 * workload.slo_s:.4g} ms"
+    table = Table("way", f"{currency} an hour", "saves on one constant", title=title)
+    for way, words in NAMES.items():
+        cost = getattr(compared, way)
+        saved = "–" if cost is None or compared.constant is None else f"{1 - cost / compared.constant:.0%}"
+        table.add_row(words, "–" if cost is None else f"{cost:.4g}", saved)
+    Console().print(table)
+    for sentence in recommended.sentences:
+        click.echo(sentence)

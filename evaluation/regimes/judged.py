@@ -1,0 +1,163 @@
+"""What a deployment costs where it keeps the SLO λ: in a stretch that it runs through, or in one window by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from autoscaler.capacity import total_needs
+from autoscaler.contract import SLO_QUANTILE, Configuration
+from simulation.arrays import Floats
+from simulation.engine.bursts import BurstSettings
+from simulation.engine.requests import Requests
+from simulation.engine.simulation import Simulation
+from simulation.engine.tables import ResourceTables
+from simulation.workloads.workload import Workload
+
+Deployment = Mapping[str, Configuration]
+"""Function → configuration of every expert."""
+DRAINS = 20
+"""Windows in which the requests of one by itself have to be answered."""
+
+
+class Judged(Protocol):
+    """Requests with a workload, on which deployments are compared."""
+
+    @property
+    def workload(self) -> Workload: ...
+    @property
+    def requests(self) -> Requests: ...
+
+    def cost(self, deployment: Deployment) -> float | None:
+        """Provisioned cost of the experts an hour, standbys included; None where λ is not kept or there is no room."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Requests, and the seconds that a token costs each function, as a profile tells them."""
+
+    workload: Workload
+    requests: Requests
+    seed: int
+
+    def simulation(self, deployment: Deployment) -> Simulation | None:
+        """From an empty pipeline that is ready; None where the cluster has no room for it."""
+        room = self.workload.expert_room
+        if room is not None and not total_needs(deployment.values()).within(room):
+            return None
+        start = self.workload.initial(replace(next(iter(deployment.values())), burst=None)) | dict(deployment)
+        bursts = BurstSettings(seconds_per_token=self.seconds_per_token(deployment))
+        return Simulation(self.workload, self.requests, start, seed=self.seed, bursts=bursts)
+
+    def seconds_per_token(self, deployment: Deployment) -> dict[str, float]:
+        """Function → replica-seconds that a token of the pipeline costs it, where it has standbys."""
+        tokens = float(self.requests.tokens.sum())
+        if not tokens or all(configuration.burst is None for configuration in deployment.values()):
+            return {}
+        return {
+            node.function: float(self._seconds(number, deployment[node.function])) / tokens
+            for number, node in enumerate(self.workload.experts)
+        }
+
+    def _seconds(self, number: int, configuration: Configuration) -> float:
+        """Seconds of all calls of an expert, each alone at its replica."""
+        row = self._tables.row(self.workload.experts[number], configuration)
+        key = number, row
+        if key not in self._known:
+            self._known[key] = float(self._tables.seconds[row] @ self._calls[number])
+        return self._known[key]
+
+    @cached_property
+    def _tables(self) -> ResourceTables:
+        return ResourceTables(self.workload, self.requests.most_tokens, 1)
+
+    @cached_property
+    def _calls(self) -> Floats:
+        """[experts, tokens + 1] calls of each length; those of none are none."""
+        length = self._tables.seconds.shape[1]
+        calls = np.array([np.bincount(row, minlength=length) for row in self.requests.counts[1:]], dtype=np.float64)
+        calls[:, 0] = 0.0
+        return calls
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], float]:
+        return {}
+
+    def per_hour(self, deployment: Deployment, simulation: Simulation, seconds: float, activated_s: Floats) -> float:
+        """``activated_s`` [nodes] of ``seconds``."""
+        prices, cost = self.workload.prices, 0.0
+        for function, configuration in deployment.items():
+            cost += configuration.replicas * seconds * prices.unit_per_s(configuration)
+            if configuration.burst is not None:
+                cost += prices.standbys(configuration, seconds, float(activated_s[simulation.index[function]]))
+        return 3600 * cost / seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """One continuous simulation, in which what never changes has to keep λ in all ``windows``."""
+
+    work: Work
+    window_s: float
+    windows: frozenset[int]
+    """Numbers of those that are judged."""
+
+    @property
+    def workload(self) -> Workload:
+        return self.work.workload
+
+    @property
+    def requests(self) -> Requests:
+        return self.work.requests
+
+    def cost(self, deployment: Deployment) -> float | None:
+        simulation = self.work.simulation(deployment)
+        if simulation is None:
+            return None
+        activated_s: Floats = np.zeros(len(simulation.nodes))
+        for number in range(max(self.windows) + 1):
+            window = simulation.advance((number + 1) * self.window_s)
+            if number in self.windows:
+                p95_s = window.quantile_s(SLO_QUANTILE)
+                if window.in_flight if p95_s is None else p95_s > self.workload.slo_s:
+                    return None
+                activated_s += window.activated_s
+        return self.work.per_hour(deployment, simulation, len(self.windows) * self.window_s, activated_s)
+
+
+@dataclass(frozen=True, eq=False)
+class OneWindow:
+    """A window by itself: from an empty pipeline until its last request is answered, whatever follows it."""
+
+    work: Work
+    window_s: float
+
+    @property
+    def workload(self) -> Workload:
+        return self.work.workload
+
+    @property
+    def requests(self) -> Requests:
+        return self.work.requests
+
+    def cost(self, deployment: Deployment) -> float | None:
+        simulation = self.work.simulation(deployment)
+        if simulation is None:
+            return None
+        first = window = simulation.advance(self.window_s)
+        latencies = [window.latency_s]
+        for number in range(DRAINS):
+            if not window.in_flight:
+                break
+            window = simulation.advance((number + 2) * self.window_s)
+            latencies.append(window.latency_s)
+        every = np.concatenate(latencies)
+        p95_s = inf if window.in_flight else float(np.quantile(every, SLO_QUANTILE)) if every.size else 0.0
+        if p95_s > self.workload.slo_s:
+            return None
+        return self.work.per_hour(deployment, simulation, self.window_s, first.activated_s)

@@ -1,0 +1,120 @@
+"""The cheapest deployment found that keeps λ: one configuration for all experts, and then each its own by descent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+from autoscaler.contract import Burst, Configuration
+from evaluation.bound.uniform import enough_memory
+from evaluation.regimes.judged import Deployment, Judged
+from evaluation.uniform import first_keeping, fits, for_all_experts
+from simulation.workloads.workload import Workload
+
+CONCURRENCIES = (1, 4, 10)
+"""Costs nothing, so each is tried with every resource."""
+
+
+class Found(NamedTuple):
+    """A deployment that keeps λ, and its cost an hour."""
+
+    deployment: Deployment
+    cost: float
+
+
+def cheapest_uniform(
+    judged: Judged,
+    burst: Burst | None = None,
+    below: float = float("inf"),
+    concurrencies: Sequence[int] = CONCURRENCIES,
+) -> Found | None:
+    """The same for all experts: each resource at the fewest replicas that keep λ, of which the cheapest is taken.
+
+    Replicas are bisected, so more of them are taken to be at least as fast. None where none keeps λ for less than
+    ``below``.
+    """
+    workload, best = judged.workload, None
+    memory_mb = enough_memory(workload, judged.requests)
+    slots = [count for count in concurrencies if count in workload.space.concurrencies]
+    resources = sorted(workload.space.resources, key=lambda one: workload.prices.unit_per_s(_one(*one)))
+    for (cores, share), concurrency in product(resources, slots):
+        limit = below if best is None else best.cost
+        choices = [
+            one
+            for count in workload.space.replica_counts
+            if fits(workload, one := Configuration(memory_mb(count, cores), cores, share, count, concurrency, burst))
+            and price_per_hour(workload, for_all_experts(workload, one)) < limit
+        ]
+        costs: dict[int, float | None] = {}
+
+        def keeps(
+            number: int, choices: Sequence[Configuration] = choices, costs: dict[int, float | None] = costs
+        ) -> bool:
+            costs[number] = judged.cost(for_all_experts(workload, choices[number]))
+            return costs[number] is not None
+
+        if not choices or not keeps(len(choices) - 1):
+            continue
+        number = first_keeping(len(choices) - 1, keeps)
+        cost = costs[number]
+        if cost is not None and cost < limit:
+            best = Found(for_all_experts(workload, choices[number]), cost)
+    return best
+
+
+def descended(
+    judged: Judged,
+    start: Found,
+    groups: Iterable[Sequence[str]],
+    cheaper: Callable[[Sequence[str], Deployment], Iterable[Configuration]],
+) -> Found:
+    """Group after group of functions takes the first of ``cheaper``, by price, with which λ is kept for less."""
+    workload, best = judged.workload, start
+    for functions in groups:
+        present = _price(workload, max((best.deployment[name] for name in functions), key=_pricing(workload)))
+        for one in sorted(cheaper(functions, best.deployment), key=_pricing(workload)):
+            if _price(workload, one) >= present:
+                break
+            step = dict(best.deployment) | dict.fromkeys(functions, one)
+            cost = judged.cost(step)
+            if cost is not None and cost < best.cost:
+                best = Found(step, cost)
+                break
+    return best
+
+
+def neighbours(workload: Workload) -> Callable[[Sequence[str], Deployment], Iterator[Configuration]]:
+    """Fewer replicas, the next smaller resource, and fewer standbys than any of the group has."""
+    resources = sorted(workload.space.resources, key=lambda one: workload.prices.unit_per_s(_one(*one)))
+
+    def cheaper(functions: Sequence[str], deployment: Deployment) -> Iterator[Configuration]:
+        for one in {deployment[function] for function in functions}:
+            for count in workload.space.replica_counts:
+                if count < one.replicas:
+                    yield one.with_replicas(count)
+            if place := resources.index((one.cpu_cores, one.gpu_share)):
+                cores, share = resources[place - 1]
+                yield replace(one, cpu_cores=cores, gpu_share=share)
+            if one.burst is not None:
+                yield replace(one, burst=replace(one.burst, standbys=one.burst.standbys // 2))
+
+    return cheaper
+
+
+def price_per_hour(workload: Workload, deployment: Deployment) -> float:
+    """Of what always runs and waits: the cost where no standby is ever activated."""
+    return 3600 * sum(_price(workload, configuration) for configuration in deployment.values())
+
+
+def _price(workload: Workload, one: Configuration) -> float:
+    return one.replicas * workload.prices.unit_per_s(one) + workload.prices.standbys(one, 1.0)
+
+
+def _pricing(workload: Workload) -> Callable[[Configuration], float]:
+    return lambda one: _price(workload, one)
+
+
+def _one(cores: float, share: float) -> Configuration:
+    return Configuration(1, cores, share, 1, 1)
