@@ -52,7 +52,7 @@ class Work:
             return None
         start = self.workload.initial(replace(next(iter(deployment.values())), burst=None)) | dict(deployment)
         bursts = BurstSettings(seconds_per_token=self.seconds_per_token(deployment))
-        return Simulation(self.workload, self.requests, start, seed=self.seed, bursts=bursts)
+        return Simulation(self.workload, self.requests, start, seed=self.seed, bursts=bursts, tables=self._tables)
 
     def seconds_per_token(self, deployment: Deployment) -> dict[str, float]:
         """Function → replica-seconds that a token of the pipeline costs it, where it has standbys."""
@@ -74,7 +74,8 @@ class Work:
 
     @cached_property
     def _tables(self) -> ResourceTables:
-        return ResourceTables(self.workload, self.requests.most_tokens, 1)
+        slots = max(self.workload.space.concurrency_max, self.workload.segment_configuration.concurrency)
+        return ResourceTables(self.workload, self.requests.most_tokens, slots)
 
     @cached_property
     def _calls(self) -> Floats:

@@ -86,7 +86,7 @@ def descended(
 
 
 def neighbours(workload: Workload) -> Callable[[Sequence[str], Deployment], Iterator[Configuration]]:
-    """Fewer replicas, the next smaller resource, and fewer standbys than any of the group has."""
+    """Fewer replicas, the next smaller resource in any number, and fewer standbys than any of the group has."""
     resources = sorted(workload.space.resources, key=lambda one: workload.prices.unit_per_s(_one(*one)))
 
     def cheaper(functions: Sequence[str], deployment: Deployment) -> Iterator[Configuration]:
@@ -96,7 +96,8 @@ def neighbours(workload: Workload) -> Callable[[Sequence[str], Deployment], Iter
                     yield one.with_replicas(count)
             if place := resources.index((one.cpu_cores, one.gpu_share)):
                 cores, share = resources[place - 1]
-                yield replace(one, cpu_cores=cores, gpu_share=share)
+                for count in workload.space.replica_counts:
+                    yield replace(one, cpu_cores=cores, gpu_share=share, replicas=count)
             if one.burst is not None:
                 yield replace(one, burst=replace(one.burst, standbys=one.burst.standbys // 2))
 

@@ -82,7 +82,8 @@ class Simulation:
     ``threads`` above 1 share out a layer's experts, which pays for windows of thousands of requests and changes nothing
     else; on a shared machine there is only one. ``machines``: where replicas are, and which rule chooses among them;
     None: nowhere in particular. ``bursts``: how standbys of the configurations are simulated, which follow
-    the arrivals by themselves. ``seed`` scatters service and cold starts; requests bring their own draws. Two
+    the arrivals by themselves. ``tables``: those of another simulation of the same workload and requests with as many
+    slots, which are made once. ``seed`` scatters service and cold starts; requests bring their own draws. Two
     simulations with equal arguments that are advanced over the same windows are equal bit for bit, on any machine.
     Raises SimulationError.
     """
@@ -98,6 +99,7 @@ class Simulation:
         threads: int = 1,
         machines: Machines | None = None,
         bursts: BurstSettings = DEFAULT_BURSTS,
+        tables: ResourceTables | None = None,
     ) -> None:
         experts = workload.experts
         if requests.counts.shape[0] != 1 + len(experts):
@@ -111,7 +113,7 @@ class Simulation:
         self.index = {node.function: place for place, node in enumerate(self.nodes)}
         limits = [configurations[node.function].concurrency for node in self.nodes if node.function in configurations]
         slots = most_calls or max([workload.space.concurrency_max, *limits])
-        self.tables = ResourceTables(workload, requests.most_tokens, slots)
+        self.tables = tables or ResourceTables(workload, requests.most_tokens, slots)
         self._seed = seed
         self._machines = machines
         short = () if workload.capacity is None else workload.capacity.beyond(configurations.values())
