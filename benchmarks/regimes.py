@@ -65,7 +65,7 @@ LABELS = (
     "own constants on one for all",
     "burst activation on own constants",
     "scaling on own constants",
-    "own choices on alike ones, both scaled",
+    "own choices on one for all, both scaled",
     "burst activation on scaling",
     "all together on one constant",
 )
@@ -148,7 +148,7 @@ def spread(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, float] | N
 
 
 def over_hours(rows: Sequence[Mapping[str, Any]], name: str) -> Interval | None:
-    """Of one group: hours are resampled within each rate and routing."""
+    """A group's saving: hours are resampled within each rate and routing."""
     strata: dict[tuple[float, str], list[float]] = {}
     for row in rows:
         if (value := saving(row, name)) is not None:
@@ -185,10 +185,10 @@ def picture(path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> No
     axes = figure.subplots()
     places, height = np.arange(len(groups)), 0.8 / len(SAVINGS)
     for number, (name, label) in enumerate(zip(SAVINGS, LABELS, strict=True)):
-        found = [(place, one) for place, rows in enumerate(groups.values()) if (one := over_hours(rows, name))]
-        values = np.array([100 * one.value for _, one in found])
-        ends = np.array([[100 * (one.value - one.low), 100 * (one.high - one.value)] for _, one in found]).T
-        at = np.array([place for place, _ in found]) + height * (number - (len(SAVINGS) - 1) / 2)
+        there = [(place, one) for place, rows in enumerate(groups.values()) if (one := over_hours(rows, name))]
+        values = np.array([100 * one.value for _, one in there])
+        ends = np.array([[100 * (one.value - one.low), 100 * (one.high - one.value)] for _, one in there]).T
+        at = np.array([place for place, _ in there]) + height * (number - (len(SAVINGS) - 1) / 2)
         axes.barh(
             at, values, height=0.95 * height, label=label, xerr=np.maximum(ends, 0.0), error_kw={"linewidth": 0.7}
         )
@@ -247,8 +247,8 @@ def main(
     print_result({
         "cells": len(measured), "refused": refused,
         "groups": {
-            group: {name: None if (one := over_hours(own, name)) is None else asdict(one) for name in SAVINGS}
-            for group, own in groups.items()
+            group: {name: None if (one := over_hours(members, name)) is None else asdict(one) for name in SAVINGS}
+            for group, members in groups.items()
         },
         **{name: spread(measured, name) for name in SAVINGS},
         "constant_enough": share_of(value < ENOUGH for value in scaling),

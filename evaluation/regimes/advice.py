@@ -14,10 +14,10 @@ NAMES = {
     "constant_per_expert": "a constant for each expert",
     "constant_burst": "one constant for all, with burst activation",
     "constant_per_expert_burst": "a constant for each expert, with burst activation",
-    "window": "all experts scaled alike, window by window",
-    "window_burst": "all experts scaled alike, with burst activation",
-    "window_per_expert": "each expert scaled by itself",
-    "window_per_expert_burst": "each expert scaled by itself, with burst activation",
+    "window": "one choice for all experts in each window",
+    "window_burst": "one choice for all in each window, with burst activation",
+    "window_per_expert": "each expert its own choice in each window",
+    "window_per_expert_burst": "each expert its own choice in each window, with burst activation",
 }
 """Ways in words, from the simplest on."""
 

@@ -39,7 +39,7 @@ class Judged(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Requests, and the seconds that a token costs each function, as a profile tells them."""
+    """Requests, and the seconds that a token costs each function, as a profile has them."""
 
     workload: Workload
     requests: Requests

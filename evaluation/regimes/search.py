@@ -105,7 +105,7 @@ def neighbours(workload: Workload) -> Callable[[Sequence[str], Deployment], Iter
 
 
 def price_per_hour(workload: Workload, deployment: Deployment) -> float:
-    """Of what always runs and waits: the cost where no standby is ever activated."""
+    """The cost where no standby is ever activated: what always runs, and what waits."""
     return 3600 * sum(_price(workload, configuration) for configuration in deployment.values())
 
 

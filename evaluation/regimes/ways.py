@@ -74,7 +74,7 @@ class Best:
 
     judged: OneWindow
     uniform: Found | None
-    own: Found
+    per_expert: Found
 
 
 def ways(
@@ -98,7 +98,7 @@ def ways(
     if not best:
         return None
     judged = Stretch(Work(workload, requests, seed), window_s, frozenset(best))
-    optima = [each.own.deployment for each in best.values()]
+    optima = [each.per_expert.deployment for each in best.values()]
     progress("constants", 0.5)
     constant, per_layer, per_expert = _constants(judged, physics, seconds, optima)
     progress("constants with burst activation", 0.65)
@@ -114,9 +114,9 @@ def ways(
         _cost(burst),
         _cost(burst_per_expert),
         _mean(each.uniform for each in best.values()),
-        float(np.mean([each.own.cost for each in best.values()])),
+        float(np.mean([each.per_expert.cost for each in best.values()])),
         _mean(uniform for uniform, _ in with_bursts),
-        float(np.mean([own.cost for _, own in with_bursts])),
+        float(np.mean([each.cost for _, each in with_bursts])),
         len(best),
         sum(load.count > 0 for load in loads) - len(best),
         _changes(optima),
@@ -136,7 +136,7 @@ def _best(load: WindowLoad, seed: int) -> Best | None:
         starts.append(Found(numbers, price_per_hour(workload, numbers)))
     if not starts:
         return None
-    start = min(starts, key=lambda found: found.cost)
+    start = min(starts, key=lambda one: one.cost)
     return Best(judged, uniform, descended(judged, start, _each(start.deployment), neighbours(workload)))
 
 
@@ -157,10 +157,10 @@ def _constants(
     planned = [_largest(workload, optima)]
     if workload.host is None:
         planned += _each_its_own(physics, judged.requests, seconds)
-    starts = [found for found in (per_layer, _first(judged, planned)) if found is not None]
+    starts = [one for one in (per_layer, _first(judged, planned)) if one is not None]
     if not starts:
         return constant, per_layer, None
-    start = min(starts, key=lambda found: found.cost)
+    start = min(starts, key=lambda one: one.cost)
     return constant, per_layer, descended(judged, start, _each(start.deployment), cheaper)
 
 
@@ -171,34 +171,34 @@ def _with_bursts(
     only add to the cost. No rule on a shared machine, and where no constant with standbys was found."""
     if judged.workload.host is not None:
         return None, constant, per_expert
-    found, chosen = None, None
+    uniform, chosen = None, None
     for burst in BURSTS:
-        one = cheapest_uniform(judged, burst, np.inf if found is None else found.cost)
+        one = cheapest_uniform(judged, burst, np.inf if uniform is None else uniform.cost)
         if one is not None:
-            found, chosen = one, burst
-    if found is None:
+            uniform, chosen = one, burst
+    if uniform is None:
         return None, constant, per_expert
-    starts = [found]
+    starts = [uniform]
     if per_expert is not None:
         with_rule = {name: replace(one, burst=chosen) for name, one in per_expert.deployment.items()}
         cost = judged.cost(with_rule)
         starts += [] if cost is None else [Found(with_rule, cost)]
-    own = per_expert
+    cheapest = per_expert
     for start in starts:
-        own = _cheaper(descended(judged, start, _each(start.deployment), neighbours(judged.workload)), own)
-    return chosen, _cheaper(found, constant), own
+        cheapest = _cheaper(descended(judged, start, _each(start.deployment), neighbours(judged.workload)), cheapest)
+    return chosen, _cheaper(uniform, constant), cheapest
 
 
 def _burst_window(best: Best, rule: Burst | None) -> tuple[Found | None, Found]:
     """The window's choices with standbys where these are cheaper: one for all experts, and each its own."""
     if rule is None:
-        return best.uniform, best.own
+        return best.uniform, best.per_expert
     judged = best.judged
     uniform = cheapest_uniform(judged, rule)
     if uniform is None:
-        return best.uniform, best.own
-    own = descended(judged, uniform, _each(uniform.deployment), neighbours(judged.workload))
-    return _cheaper(uniform, best.uniform), _cheaper(own, best.own)
+        return best.uniform, best.per_expert
+    own_choices = descended(judged, uniform, _each(uniform.deployment), neighbours(judged.workload))
+    return _cheaper(uniform, best.uniform), _cheaper(own_choices, best.per_expert)
 
 
 def _each_its_own(physics: Physics, requests: Requests, seconds: float) -> Iterator[Deployment]:
@@ -239,13 +239,13 @@ def _cheaper(first: Found, second: Found | None) -> Found:
     return first if second is None or first.cost < second.cost else second
 
 
-def _cost(found: Found | None) -> float | None:
-    return None if found is None else found.cost
+def _cost(choice: Found | None) -> float | None:
+    return None if choice is None else choice.cost
 
 
-def _mean(found: Iterable[Found | None]) -> float | None:
+def _mean(choices: Iterable[Found | None]) -> float | None:
     """None where a window has none."""
-    costs = [_cost(one) for one in found]
+    costs = [_cost(one) for one in choices]
     measured = [cost for cost in costs if cost is not None]
     return float(np.mean(measured)) if len(measured) == len(costs) else None
 

@@ -1,4 +1,4 @@
-"""What is recommended: the simplest way that comes near the cheapest, said with numbers."""
+"""What is recommended: the simplest way that comes near the cheapest, in numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAME = Ways(10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, judged=5, unme
             "constant_burst",
             id="bursts",
         ),
-        pytest.param(replace(SAME, window=6.0, window_per_expert=5.9), "window", id="windows, all alike"),
+        pytest.param(replace(SAME, window=6.0, window_per_expert=5.9), "window", id="windows, one for all"),
         pytest.param(replace(SAME, window_per_expert=4.0, window_per_expert_burst=4.0), "window_per_expert", id="each"),
         pytest.param(replace(SAME, constant=None, constant_per_layer=None), "constant_per_expert", id="none for all"),
     ],
@@ -40,7 +40,7 @@ def test_the_simplest_way_near_the_cheapest_is_recommended(ways: Ways, way: str)
     assert recommended.sentences[0].lower().startswith(NAMES[way])
 
 
-def test_bounds_and_windows_that_nothing_keeps_are_said() -> None:
+def test_bounds_and_windows_that_nothing_keeps_are_named() -> None:
     sentences = " ".join(advice(replace(SAME, window_per_expert=4.0, unmet=3), "USD").sentences)
     assert "60% less than one constant" in sentences
     assert "knows each window beforehand" in sentences and "3 of 8 windows" in sentences
@@ -59,11 +59,11 @@ def call(trace: Path, *more: str) -> Result:
 
 def test_a_trace_gets_an_answer_for_people_and_as_json(trace: Path) -> None:
     options = ("--workload", "bert-4", "--world", "cores-only", "--relative-slo", "3")
-    found = json.loads(call(trace, *options, "--json").stdout)
-    assert found["simulated"] and found["way"] in NAMES and found["judged"] + found["unmet"] == 2
-    assert found["window_per_expert_burst"] <= found["window_per_expert"] <= found["window"] <= found["constant"]
+    answer = json.loads(call(trace, *options, "--json").stdout)
+    assert answer["simulated"] and answer["way"] in NAMES and answer["judged"] + answer["unmet"] == 2
+    assert answer["window_per_expert_burst"] <= answer["window_per_expert"] <= answer["window"] <= answer["constant"]
     people = call(trace, *options)
-    assert people.exit_code == 0 and found["sentences"][0] in people.stdout
+    assert people.exit_code == 0 and answer["sentences"][0] in people.stdout
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_what_cannot_be_answered_is_refused_in_a_sentence(trace: Path, options: 
 @pytest.mark.slow
 def test_a_pipeline_on_one_machine_gets_an_answer_without_standbys(trace: Path, minilm_pipeline: Path) -> None:
     options = ("--pipeline", str(minilm_pipeline), "--slo-ms", "400", "--cpu-scale", "0.015", "--other-machine")
-    found = json.loads(call(trace, *options, "--speed", "1", "--mean-rps", "0", "--json").stdout)
-    assert found["way"] in NAMES and found["burst"] == ""
-    assert found["constant_per_expert_burst"] == found["constant_per_expert"]
+    answer = json.loads(call(trace, *options, "--speed", "1", "--mean-rps", "0", "--json").stdout)
+    assert answer["way"] in NAMES and answer["burst"] == ""
+    assert answer["constant_per_expert_burst"] == answer["constant_per_expert"]

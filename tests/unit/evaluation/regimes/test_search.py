@@ -39,18 +39,18 @@ def every(judged: Stretch) -> list[tuple[Deployment, float | None]]:
 def test_uniform_is_the_cheapest_of_all_and_descent_comes_near_the_optimum(slo_s: float) -> None:
     judged = stretch(slo_s)
     deployments = every(judged)
-    alike = [cost for deployment, cost in deployments if cost is not None and len(set(deployment.values())) == 1]
+    uniforms = [cost for deployment, cost in deployments if cost is not None and len(set(deployment.values())) == 1]
     optimum = min(cost for _, cost in deployments if cost is not None)
     uniform = cheapest_uniform(judged, concurrencies=(1,))
-    assert uniform is not None and uniform.cost == pytest.approx(min(alike))
-    own = descended(judged, uniform, [[name] for name in uniform.deployment], neighbours(judged.workload))
-    assert optimum <= own.cost <= min(uniform.cost, NEAR * optimum)
-    assert judged.cost(own.deployment) == pytest.approx(own.cost)
+    assert uniform is not None and uniform.cost == pytest.approx(min(uniforms))
+    per_expert = descended(judged, uniform, [[name] for name in uniform.deployment], neighbours(judged.workload))
+    assert optimum <= per_expert.cost <= min(uniform.cost, NEAR * optimum)
+    assert judged.cost(per_expert.deployment) == pytest.approx(per_expert.cost)
 
 
 def test_the_levels_of_slo_ask_for_different_deployments() -> None:
     """Else the test above would hold for any search."""
-    costs = [found.cost for slo_s in (0.03, 0.04, 0.055) if (found := cheapest_uniform(stretch(slo_s))) is not None]
+    costs = [one.cost for slo_s in (0.03, 0.04, 0.055) if (one := cheapest_uniform(stretch(slo_s))) is not None]
     assert len(set(costs)) > 1
 
 
@@ -86,10 +86,10 @@ def test_standbys_keep_in_a_burst_what_their_floor_alone_does_not_and_cost_less_
     assert costs[1] < 0.6 * costs[2]
 
 
-def test_descent_never_makes_a_deployment_dearer() -> None:
+def test_descent_never_adds_cost() -> None:
     judged = stretch(0.04, seed=3)
     start = for_all_experts(judged.workload, Configuration(128, 3.0, 0.0, 2, 1))
     cost = judged.cost(start)
     assert cost is not None
-    found = descended(judged, Found(start, cost), [[name] for name in start], neighbours(judged.workload))
-    assert found.cost <= cost
+    after = descended(judged, Found(start, cost), [[name] for name in start], neighbours(judged.workload))
+    assert after.cost <= cost

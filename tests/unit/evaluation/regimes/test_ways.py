@@ -27,7 +27,7 @@ def work() -> tuple[Workload, Requests]:
     return workload, draw_requests(workload, arrival_s, seed=0, source="three minutes")
 
 
-def test_more_freedom_is_never_dearer(work: tuple[Workload, Requests]) -> None:
+def test_more_freedom_never_costs_more(work: tuple[Workload, Requests]) -> None:
     workload, requests = work
     compared = ways(replace(workload, slo_s=0.4), requests, 30.0, 180.0, seed=0)
     assert compared is not None and compared.judged + compared.unmet == 5
