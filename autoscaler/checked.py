@@ -44,6 +44,10 @@ class Flag:
     """The option is the setting times this: 1000 for an option in milliseconds and a setting in seconds."""
     file: bool = False
     """A path of a file that exists."""
+    folder: bool = False
+    """A path of a folder that exists."""
+    allowed: tuple[str, ...] = ()
+    """What a comma list may hold, for the help."""
     hidden: bool = False
     """There is no option."""
 

@@ -56,13 +56,16 @@ def _option(entry: Field[Any], hint: Any, text: str) -> Callable[[Command], Comm
     default = None if entry.default is MISSING else entry.default
     if plain is bool:
         return click.option(name, entry.name, is_flag=True, default=default, help=text)
+    if get_origin(plain) is tuple and get_args(plain)[1:] == (...,):
+        text = f"Comma list{' of ' + ','.join(flag.allowed) if flag.allowed else ''}. {text}".strip()
+        default = ",".join(map(str, default or ()))
 
     def scaled(_context: click.Context, _option: click.Parameter, value: Any) -> Any:
         return value if value is None or flag.times == 1 else value / flag.times
 
     return click.option(
         name, entry.name, type=_type(plain, limits, flag, in_seconds=entry.name.endswith("_s")), default=default,
-        show_default=default is not None, metavar=flag.metavar, callback=scaled, help=text,
+        show_default=default not in (None, ""), metavar=flag.metavar, callback=scaled, help=text,
     )  # fmt: skip
 
 
@@ -87,8 +90,13 @@ def _parts(hint: Any) -> tuple[Any, dict[str, Any], Flag]:
 def _type(plain: Any, limits: dict[str, Any], flag: Flag, in_seconds: bool) -> click.ParamType[Any]:
     if get_origin(plain) is Literal:
         return click.Choice(get_args(plain))
+    if get_origin(plain) is tuple:
+        parts = get_args(plain)
+        return CommaList(parts[0]) if parts[1:] == (...,) else click.Tuple([_type_of(part) for part in parts])
     if plain is Path:
-        return click.Path(path_type=Path, exists=flag.file, dir_okay=not flag.file)
+        return click.Path(
+            path_type=Path, exists=flag.file or flag.folder, dir_okay=not flag.file, file_okay=not flag.folder
+        )
     if plain is int:
         return click.IntRange(**limits) if limits else click.INT
     if plain is float and in_seconds and flag.times == 1:
@@ -96,6 +104,25 @@ def _type(plain: Any, limits: dict[str, Any], flag: Flag, in_seconds: bool) -> c
     if plain is float:
         return click.FloatRange(**limits) if limits else click.FLOAT
     return click.STRING
+
+
+def _type_of(hint: Any) -> click.ParamType[Any]:
+    return _type(*_parts(hint), in_seconds=False)
+
+
+class CommaList(click.ParamType[tuple[Any, ...]]):
+    """Texts or whole numbers with commas between them, as a tuple; none of them is empty."""
+
+    def __init__(self, part: type) -> None:
+        self.name = "numbers" if part is int else "names"
+        self._part = part
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        try:
+            parts = value if isinstance(value, list | tuple) else str(value).split(",")
+            return tuple(self._part(text) for part in parts if (text := str(part).strip()))
+        except ValueError:
+            self.fail(f"{value!r} is no list of whole numbers such as 0,1,2", param, ctx)
 
 
 class Seconds(click.FloatRange):

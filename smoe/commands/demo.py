@@ -12,11 +12,14 @@ import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import click
+from pydantic import Field
 from rich.console import Console
 
+from autoscaler.checked import Checked, Flag
+from autoscaler.options import options_of
 from gateway.client.client import GatewayClient
 from moe.manifest import Manifest
 from moe.reference import WholeModel
@@ -37,7 +40,7 @@ from traces.results import describe
 
 SLO_FACTOR = 1.25
 SLOW = 0.5
-"""Part of the SLO that a warm prompt alone may take; where it takes more, the plan line says so."""
+"""Part of the SLO that a warm prompt alone may take; where it takes more, the plan line states it."""
 INGRESS_CONCURRENCY = 512
 """An hour in two minutes makes bursts of hundreds of requests; they wait rather than being refused."""
 SEGMENT_CORES = 6.0
@@ -48,101 +51,46 @@ minute."""
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """Everything a run is made from; carried into the report."""
+class RunSettings(Checked):
+    """Everything a run is made from, and the options of ``smoe run``; carried into the report."""
 
-    pipeline: str
-    state: Path
-    out: Path
-    policy: Literal["hpa", "smoe", "static"]
-    baseline: bool
-    seconds: float
-    mean_rps: float
-    cpu_scale: float
-    interval_s: float
-    slo_ms: float | None
-    slo_factor: float
-    max_replicas: int
-    trace: str | None
-    data: Path | None
-    max_words: int
-    seed: int
+    error = SmoeError
+    pipeline: Annotated[str, Flag(hidden=True)]
+    state: Annotated[Path, Flag(hidden=True)]
+    data: Annotated[Path | None, Flag(hidden=True)]
+    out: Path = Path("out")
+    """Folder of the report, its numbers and logs."""
+    policy: Literal["hpa", "smoe", "static"] = "hpa"
+    """hpa: replicas of each function by CPU and calls in flight; smoe: the learnt policy sizes experts."""
+    baseline: Annotated[bool, Flag("--baseline/--no-baseline")] = True
+    """Replay as deployed first, without scaling, and compare; or do not."""
+    seconds: Annotated[float, Field(ge=10, le=86400)] = 120.0
+    """Length of the replay in seconds."""
+    mean_rps: Annotated[float, Field(ge=0.1, le=1000)] = 5.0
+    """Requests per second on average."""
+    cpu_scale: Annotated[float, Field(ge=0.001, le=10)] = 0.015
+    """Real cores per configured core: how a cluster's configurations are emulated on this machine."""
+    interval_s: Annotated[float, Field(ge=0.5)] = 2.0
+    """Seconds between decisions."""
+    slo_ms: Annotated[float | None, Field(ge=0.1)] = None
+    """P95 target in milliseconds. [default: by --slo-factor]"""
+    slo_factor: Annotated[float, Field(ge=1)] = SLO_FACTOR
+    """Least SLO over a prompt's known work at the deployed limits; the SLO is the next round number."""
+    max_replicas: Annotated[int, Field(ge=1, le=64)] = 8
+    """Most replicas of a function."""
+    trace: str | None = None
+    """Trace file or data set. [default: a bursty hour of the public traces]"""
+    max_words: Annotated[int, Field(ge=1, le=200)] = 24
+    """Longest prompt in words."""
+    seed: int = 0
+    """Seed of all random choices."""
 
 
 @click.command()
 @click.argument("pipeline", default="minilm")
 @state_option
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out"),
-    show_default=True,
-    help="Folder of the report, its numbers and logs.",
-)
-@click.option(
-    "--policy",
-    type=click.Choice(["hpa", "smoe", "static"]),
-    default="hpa",
-    show_default=True,
-    help="hpa: replicas of each function by CPU and calls in flight; smoe: the learnt policy sizes experts.",
-)
-@click.option(
-    "--baseline/--no-baseline",
-    default=True,
-    show_default=True,
-    help="Replay as deployed first, without scaling, and compare.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(10, 86400),
-    default=120.0,
-    show_default=True,
-    help="Length of the replay in seconds.",
-)
-@click.option(
-    "--mean-rps",
-    type=click.FloatRange(0.1, 1000),
-    default=5.0,
-    show_default=True,
-    help="Requests per second on average.",
-)
-@click.option(
-    "--cpu-scale",
-    type=click.FloatRange(0.001, 10),
-    default=0.015,
-    show_default=True,
-    help="Real cores per configured core: how a cluster's configurations are emulated on this machine.",
-)
-@click.option(
-    "--interval",
-    "interval_s",
-    type=click.FloatRange(0.5),
-    default=2.0,
-    show_default=True,
-    help="Seconds between decisions.",
-)
-@click.option(
-    "--slo-ms",
-    type=click.FloatRange(min=0.1),
-    default=None,
-    help="P95 target in milliseconds. [default: by --slo-factor]",
-)
-@click.option(
-    "--slo-factor",
-    type=click.FloatRange(min=1.0),
-    default=SLO_FACTOR,
-    show_default=True,
-    help="Least SLO over a prompt's known work at the deployed limits; the SLO is the next round number.",
-)
-@click.option(
-    "--max-replicas", type=click.IntRange(1, 64), default=8, show_default=True, help="Most replicas of a function."
-)
-@click.option("--trace", default=None, help="Trace file or data set. [default: a bursty hour of the public traces]")
+@options_of(RunSettings)
 @data_option
-@click.option(
-    "--max-words", type=click.IntRange(1, 200), default=24, show_default=True, help="Longest prompt in words."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all random choices.")
 def run(**options: Any) -> None:
     """Bring PIPELINE up, replay a bursty trace as deployed, then scaled, and write a report to OUT.
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import orjson
+from pydantic import Field
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Share
 from autoscaler.contract import Configuration
 from autoscaler.errors import AutoscalerError
+from autoscaler.options import options_of
 from evaluation.comparison.episode import BOUND
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import FROM_FILE, Grid
@@ -26,143 +30,74 @@ from simulation.profiles.model.errors import ProfileError
 from simulation.workloads.custom import HOUR_S, CustomPipeline, CustomPipelineError
 from simulation.workloads.custom_options import custom_options, custom_pipelines, prices_option, slo_option
 from simulation.workloads.paper import PAPER_WORKLOADS
-from simulation.workloads.worlds import WORLDS
+from simulation.workloads.worlds import World
 from smoe.errors import SmoeError
 from traces.errors import TraceError
 from traces.options import clip_options, data_option
 from traces.traffic import REPLAYED_PATTERNS
 
-DEFAULT_POLICIES = "static,hpa,kpa,keda,elasticmoe,openfaas"
 DEFAULT_WORKLOADS = ("bert-4",)
 FULL_WIDTH = 140
 """Columns of a terminal that has room for intervals."""
-_INPUT = click.Path(path_type=Path, file_okay=False, exists=True)
+Start = tuple[FromOne, NotNegative, Share, FromOne, FromOne]
+"""Memory in MiB, cores, share of a GPU, replicas, concurrency."""
 
 
-def _names(_: click.Context, option: click.Parameter, text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+@dataclass(frozen=True)
+class EvaluateSettings(Checked):
+    """Options of ``smoe lab evaluate``, named as in :class:`evaluation.comparison.grid.Grid`."""
 
-
-def _numbers(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of whole numbers such as 0,1,2") from None
+    error = SmoeError
+    workloads: Annotated[tuple[str, ...], Flag(allowed=PAPER_WORKLOADS)] = ()
+    """[default: bert-4; none with --pipeline]"""
+    patterns: Annotated[tuple[str, ...], Flag(allowed=REPLAYED_PATTERNS)] = ("bursty",)
+    """Hours of these patterns are replayed."""
+    tokens: Annotated[tuple[int, ...], Flag("--input-sizes")] = (0,)
+    """Mean tokens of a request; 0: the workload's."""
+    policies: tuple[str, ...] = ("static", "hpa", "kpa", "keda", "elasticmoe", "openfaas")
+    """Names (docs/policies.md), or MODULE:MAKER."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Each chooses clip, lengths, routing and noise."""
+    trace: str | None = None
+    """A trace file, or a name of `smoe traces list`. [default: hours by pattern]"""
+    out: Path = Path("out/evaluation")
+    """Folder of the results; runs there stay."""
+    mean_rps: Annotated[float | None, Field(ge=0, le=1e5)] = None
+    """Requests per second on average; 0: as the trace is. [default: 20; with --pipeline 2.83, 14.1 with --cluster]"""
+    speed: Annotated[float | None, Field(ge=0.01, le=3600)] = None
+    """Factor by which a trace's time is divided; windows, seconds and rate are those after the division. [default: 1;
+    with --pipeline 30, without --cluster]"""
+    seconds: Annotated[float | None, Field(ge=10, le=86400)] = None
+    """Length of an episode in seconds. [default: 3600; with --pipeline an hour of the trace, 3600 / speed]"""
+    window_s: Annotated[float | None, Field(ge=0.1, le=3600)] = None
+    """Length of a window in seconds. [default: 30; with --pipeline 2, without --cluster]"""
+    warm_up_windows: Annotated[FromZero, Flag("--warm-up")] = 4
+    """Windows that are not counted."""
+    plans: Annotated[Path | None, Flag(folder=True)] = None
+    """Folder of stored plans, POLICY.WORKLOAD.json."""
+    settings: Annotated[Path | None, Flag("--policy-settings", folder=True)] = None
+    """Folder of policies' settings, POLICY.toml."""
+    world: World | None = None
+    """Cluster of the paper's workloads: with the paper's GPUs (mixed), without them, or with room for everything.
+    [default: mixed; a custom pipeline runs on its own machine]"""
+    relative_slo: Annotated[float | None, Field(gt=1, le=1000)] = None
+    """SLO as so many times the P95 of the same requests with unlimited capacity. [default: the workload's]"""
+    hop_factor: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Sensitivity: factor of the modelled cost of a hop."""
+    gpu_price_factor: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """Sensitivity: factor of the price of a GPU."""
+    bound: Annotated[bool, Flag("--bound/--no-bound")] = True
+    """Compute the lower bound of cost, or not."""
+    start: Annotated[Start | None, Flag(metavar="MEMORY_MB CORES GPU_SHARE REPLICAS CONCURRENCY")] = None
+    """What every expert starts with. [default: the optimum at the warm-up's load]"""
 
 
 @click.command()
-@click.option(
-    "--workloads",
-    default=None,
-    callback=_names,
-    help=f"Comma list of {','.join(PAPER_WORKLOADS)}. [default: {','.join(DEFAULT_WORKLOADS)}; none with --pipeline]",
-)
+@options_of(EvaluateSettings)
 @custom_options(slo_option)
-@click.option(
-    "--patterns",
-    default="bursty",
-    show_default=True,
-    callback=_names,
-    help=f"Comma list of {','.join(REPLAYED_PATTERNS)}.",
-)
-@click.option(
-    "--input-sizes",
-    default="0",
-    show_default=True,
-    callback=_numbers,
-    help="Mean tokens of a request, comma list; 0: the workload's.",
-)
-@click.option(
-    "--policies",
-    default=DEFAULT_POLICIES,
-    show_default=True,
-    callback=_names,
-    help="Comma list of names (docs/policies.md), or MODULE:MAKER.",
-)
-@click.option(
-    "--seeds",
-    default="0,1,2",
-    show_default=True,
-    callback=_numbers,
-    help="Each chooses clip, lengths, routing and scatter.",
-)
-@click.option(
-    "--trace", default=None, help="A trace file, or a name of `smoe traces list`. [default: hours by pattern]"
-)
 @clip_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("out/evaluation"),
-    show_default=True,
-    help="Results; runs there stay.",
-)
-@click.option(
-    "--mean-rps",
-    type=click.FloatRange(0, 1e5),
-    default=None,
-    help="Requests per second on average; 0: as the trace is. [default: 20; with --pipeline 2.83, 14.1 with --cluster]",
-)
-@click.option(
-    "--speed",
-    type=click.FloatRange(0.01, 3600),
-    default=None,
-    help="Factor by which a trace's time is divided; windows, seconds and rate are those after the division. "
-    "[default: 1; with --pipeline 30, without --cluster]",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(10, 86400),
-    default=None,
-    help="Length of an episode in seconds. [default: 3600; with --pipeline an hour of the trace, 3600 / speed]",
-)
-@click.option(
-    "--window",
-    "window_s",
-    type=click.FloatRange(0.1, 3600),
-    default=None,
-    help="Length of a window in seconds. [default: 30; with --pipeline 2, without --cluster]",
-)
-@click.option("--warm-up", type=click.IntRange(0), default=4, show_default=True, help="Windows that are not counted.")
-@click.option("--plans", type=_INPUT, default=None, help="Folder of stored plans, POLICY.WORKLOAD.json.")
-@click.option("--policy-settings", type=_INPUT, default=None, help="Folder of policies' settings, POLICY.toml.")
 @data_option
 @prices_option
-@click.option(
-    "--world",
-    type=click.Choice(WORLDS),
-    default=None,
-    help="Cluster of the paper's workloads: with the paper's GPUs (mixed), without them, or with room for everything. "
-    "[default: mixed; a custom pipeline runs on its own machine]",
-)
-@click.option(
-    "--relative-slo",
-    type=click.FloatRange(1, 1000, min_open=True),
-    default=None,
-    help="SLO as so many times the P95 of the same requests with unlimited capacity. [default: the workload's]",
-)
-@click.option(
-    "--hop-factor",
-    type=click.FloatRange(0, 1000, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Sensitivity: factor of the modelled cost of a hop.",
-)
-@click.option(
-    "--gpu-price-factor",
-    type=click.FloatRange(0, 1000, min_open=True),
-    default=1.0,
-    show_default=True,
-    help="Sensitivity: factor of the price of a GPU.",
-)
-@click.option("--bound/--no-bound", default=True, show_default=True, help="Compute the lower bound of cost.")
-@click.option(
-    "--start",
-    type=(click.IntRange(1), click.FloatRange(0), click.FloatRange(0, 1), click.IntRange(1), click.IntRange(1)),
-    metavar="MEMORY_MB CORES GPU_SHARE REPLICAS CONCURRENCY",
-    default=None,
-    help="What every expert starts with. [default: the optimum at the warm-up's load]",
-)
 @click.option("--workers", type=click.IntRange(0), default=0, show_default=True, help="Processes; 0: one a core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
 def evaluate(**options: Any) -> None:
@@ -204,30 +139,20 @@ def evaluate(**options: Any) -> None:
 
 def _grid(options: dict[str, Any], custom: CustomPipeline | None) -> Grid:
     """One clock for all workloads: that of the custom pipeline where there is one, except for given options."""
-    named = {key: options[key] for key in ("window_s", "seconds", "mean_rps", "speed") if options[key] is not None}
+    given = vars(EvaluateSettings(**{entry.name: options[entry.name] for entry in fields(EvaluateSettings)}))
     clock: dict[str, float] = {}
     if custom is not None:
-        speed = named.get("speed", custom.speed)
+        speed = given["speed"] or custom.speed
         clock = {"window_s": custom.window_s, "seconds": HOUR_S / speed, "mean_rps": custom.rate_rps, "speed": speed}
-    workloads = (*options["workloads"], *([custom.pipeline] if custom is not None else []))
-    return Grid(
-        workloads=workloads or DEFAULT_WORKLOADS,
-        patterns=(FROM_FILE,) if options["trace"] else options["patterns"],
-        tokens=options["input_sizes"],
-        policies=options["policies"],
-        seeds=options["seeds"],
-        start=Configuration(*options["start"]) if options["start"] else None,
-        warm_up_windows=options["warm_up"],
-        trace=None if options["trace"] is None else Path(options["trace"]),
-        **{key: options[key] for key in ("row", "start_s", "duration_s", "prices")},
-        **{key: options[key] for key in ("world", "relative_slo", "hop_factor", "gpu_price_factor")},
-        data=options["data"],
-        plans=options["plans"],
-        settings=options["policy_settings"],
-        bound=options["bound"],
-        custom=custom,
-        **{**clock, **named},
-    )
+    named = {name: value for name, value in given.items() if value is not None and name not in ("out", "workloads")}
+    if custom is not None or given["workloads"]:
+        named["workloads"] = (*given["workloads"], *([custom.pipeline] if custom is not None else []))
+    if given["trace"]:
+        named |= {"trace": Path(given["trace"]), "patterns": (FROM_FILE,)}
+    if given["start"]:
+        named["start"] = Configuration(*given["start"])
+    parts = {key: options[key] for key in ("row", "start_s", "duration_s", "prices", "data")}
+    return Grid(**{"workloads": DEFAULT_WORKLOADS, "custom": custom, **parts, **clock, **named})
 
 
 def _show(console: Console, summaries: list[dict[str, Any]]) -> None:

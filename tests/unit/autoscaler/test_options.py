@@ -87,3 +87,45 @@ def test_a_table_is_refused_by_the_same_limits(table: dict[str, Any], sentence: 
 
 def test_a_table_becomes_settings() -> None:
     assert from_table(Oven, {"recipe": "a/b", "time_s": 5}) == Oven(recipe=Path("a/b"), time_s=5.0)
+
+
+@dataclass(frozen=True)
+class Party(Checked):
+    """Settings."""
+
+    guests: Annotated[tuple[str, ...], Flag(allowed=("ann", "bob"))] = ()
+    """Who comes."""
+    tables: tuple[int, ...] = (4, 6)
+    room: tuple[FromOne, Positive] | None = None
+    """Number and length."""
+    house: Annotated[Path | None, Flag(folder=True)] = None
+
+
+def invite(*arguments: str) -> tuple[dict[str, Any], str]:
+    seen: dict[str, Any] = {}
+
+    @click.command()
+    @options_of(Party)
+    def party(**given: Any) -> None:
+        seen.update(given)
+
+    return seen, CliRunner().invoke(party, arguments).output
+
+
+def test_lists_are_given_with_commas_and_short_tuples_value_by_value(tmp_path: Path) -> None:
+    assert Party(**invite()[0]) == Party()
+    seen, _ = invite("--guests", "ann, bob,", "--tables", "2", "--room", "3", "4.5", "--house", str(tmp_path))
+    assert Party(**seen) == Party(("ann", "bob"), (2,), (3, 4.5), tmp_path)
+    assert "Comma list of ann,bob. Who comes." in " ".join(invite("--help")[1].split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--tables", "two"), "'two' is no list of whole numbers"),
+        (("--room", "0", "4.5"), "x>=1"),
+        (("--house", __file__), "is a file"),
+    ],
+)
+def test_parts_of_lists_and_tuples_are_checked(arguments: tuple[str, ...], sentence: str) -> None:
+    assert sentence in invite(*arguments)[1]
