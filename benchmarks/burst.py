@@ -5,10 +5,12 @@ process whose rate rises to ten times itself for three seconds at random times. 
 standbys that the ingress activates, and without any.
 
 ``activation_ms``: from the request that finds too few replicas until the first call begins at an activated one;
-``open_ms``: until those of all layers can be called; ``answer_ms``: until the first such call was answered, its own
-time included. ``p95_ratio``: P95 of requests that arrive in a burst, over that of those between bursts (a second
-after one left out). Costs are the experts' in an hour: always-running replicas and standbys (``provisioned``), of
-which ``standby`` for standbys, waiting and activated, and ``busy``, Eq. (7). The last line is one JSON object.
+``open_ms``: until those of all layers can be called; ``next_ms``: until the next call is for one of its functions,
+whichever replica gets it; ``waited_ms_p99``: from that call until the first at a standby; ``answer_ms``: until the
+first such call was answered, its own time included. ``p95_ratio``: P95 of requests that arrive in a burst, over that
+of those between bursts (a second after one left out). Costs are the experts' in an hour: always-running replicas and
+standbys (``provisioned``), of which ``standby`` for standbys, waiting and activated, and ``busy``, Eq. (7).
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,12 @@ STARTING = Configuration(memory_mb=256, cpu_cores=40.0, gpu_share=0.0, replicas=
 BURST_S = 3.0
 TIMES = 10.0
 """Rate within a burst over the rate between bursts."""
+TIMES_OF = {
+    "open": "open_s", "next": "next_call_s", "activation": "first_call_s", "answer": "first_answer_s"
+}  # fmt: skip
+"""Names of times in the result, and fields of an activation (``functions.dispatch.dispatcher.Opening``)."""
+SLOWEST = 5
+"""Activations that the result lists one by one."""
 SETTLED_S = 1.0
 """After a burst until requests count as between bursts: what has piled up is answered meanwhile."""
 WARM_S = 12.0
@@ -196,6 +205,13 @@ def quantiles_ms(rows: list[dict[str, Any]], field: str) -> tuple[float | None, 
     return float(p50), float(p99)
 
 
+def waits(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What activations kept calls waiting for: of each, seconds from the first call for one of its functions until one
+    began at its standbys, none where that call itself did."""
+    both = [(row["next_call_s"], row["first_call_s"]) for row in rows]
+    return [{"waited_s": first_s - next_s} for next_s, first_s in both if next_s is not None and first_s is not None]
+
+
 @benchmark
 @click.option("--seconds", default=110.0, type=click.FloatRange(30), help="Length of each of the two runs.")
 @click.option("--bursts", default=9, type=click.IntRange(1), help="Load steps in a run.")
@@ -242,13 +258,15 @@ def main(
     )  # fmt: skip
     times = {
         f"{name}_ms_{quantile}": value
-        for name, field in (("activation", "first_call_s"), ("open", "open_s"), ("answer", "first_answer_s"))
+        for name, field in TIMES_OF.items()
         for quantile, value in zip(("p50", "p99"), quantiles_ms(rows, field), strict=True)
     }
     print_result(
         {
             **times,
             "activations": len(rows),
+            "waited_ms_p99": quantiles_ms(waits(rows), "waited_s")[1],
+            "slowest": sorted((row for row in rows if row["first_call_s"]), key=itemgetter("first_call_s"))[-SLOWEST:],
             **{name: asdict(side) for name, side in sides.items()},
             "failed": sum(side.failed for side in sides.values()),
             "bursts": bursts,

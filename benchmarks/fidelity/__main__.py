@@ -24,7 +24,9 @@ import numpy as np
 from autoscaler.contract import Configuration
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.topology import load_topology
+from benchmarks.fidelity.looped import POLICIES, SLO_S, run_policies, simulate_all
 from benchmarks.fidelity.machine import SINGLES, Singles, near, pace_of
+from benchmarks.fidelity.ranking import METRICS, compare_policies
 from benchmarks.fidelity.runs import (
     FULL,
     MEMORY_MB,
@@ -44,7 +46,7 @@ from benchmarks.fidelity.runs import (
     send_singles,
     steps,
 )
-from benchmarks.harness.options import PRESENT, benchmark
+from benchmarks.harness.options import PRESENT, benchmark, listed
 from benchmarks.harness.replay_process import ReplayProcess
 from benchmarks.harness.report import print_result, print_table, progress
 from benchmarks.harness.running import local_gateway, running_pipeline
@@ -70,9 +72,6 @@ IDLE_CORES, TRIES = 0.05, 3
 interference is kept."""
 SIMULATIONS = 20
 """Simulations of each run, with draws of their own: their mean is nearer to the model's value than one of them is."""
-METRICS = {"p50_ms": "p50", "p95_ms": "p95", "provisioned": "cost"}
-"""Fields of an outcome, and what their errors are called."""
-
 CELLS = (
     Cell("slow", 2.0, 0.35, 2, 0.55),
     Cell("normal", 3.0, 0.55, 2, 0.35),
@@ -215,25 +214,55 @@ def print_cells(rows: Sequence[dict[str, Any]]) -> None:
     print_table("the running pipeline and its simulation", columns, lines)
 
 
+def print_policies(compared: dict[str, Any]) -> None:
+    """For people."""
+    heads = ("policy", "P50 ms", "sim", "P95 ms", "sim", "cost/h", "sim", "pace", "others", "profiled", "failed")
+    lines = []
+    for row in compared["policies"]:
+        figures = []
+        for name, digits in zip(METRICS, (0, 0, 2), strict=True):
+            runs = " ".join(f"{value:.{digits}f}" for value in row[name]["measured"])
+            figures += [runs, f"{row[name]['simulated']:.{digits}f}"]
+        state = (" ".join(f"{one:.2f}" for one in row[name]) for name in ("pace", "others_cores"))
+        lines.append((row["policy"], *figures, *state, f"{row['measured_part']:.0%}", row["failed"]))
+    print_table(f"policies in the loop; λ {compared['slo_ms']:.0f} ms", heads, lines)
+
+
 @benchmark
 @click.option("--profile", type=PRESENT, help="[default: the one here]")
 @click.option("--seconds", default=60.0, type=click.FloatRange(30), help="Of a cell.")
-@click.option("--cells", "count", default=len(CELLS), type=click.IntRange(1, len(CELLS)))
+@click.option("--cells", "count", default=len(CELLS), type=click.IntRange(0, len(CELLS)))
 @click.option("--runs", default=2, type=click.IntRange(1, 10), help="Of each cell.")
-@click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured in this file.")
+@click.option("--policies", callback=listed(), default=",".join(POLICIES), help="In the loop; comma list, or none.")
+@click.option("--repeats", default=2, type=click.IntRange(1, 10), help="Of each policy.")
+@click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured of cells in this file.")
 @click.option("--replay", type=PRESENT, help="Compare with such a file.")
-def main(profile: Path | None, seconds: float, count: int, runs: int, record: Path | None, replay: Path | None) -> None:
+@click.option(
+    "--looped", type=click.Path(path_type=Path), help="Keep what was measured of policies here, and go on from there."
+)
+def main(
+    profile: Path | None, seconds: float, count: int, runs: int, policies: tuple[str, ...], repeats: int,
+    record: Path | None, replay: Path | None, looped: Path | None,
+) -> None:  # fmt: skip
+    rows: list[dict[str, Any]] = []
     if replay is not None:
-        records = load_records(replay)
-    else:
+        rows = compare_all(load_records(replay), profile)
+    elif count:
         with progress(count * runs) as show:
-            records = run_cells(CELLS[:count], runs, seconds, show, record)
-    rows = compare_all(records, profile)
-    print_cells(rows)
-    names = [f"{name}_{kind}" for kind in ("err", "repeat") for name in METRICS.values()]
-    worst = {name: max(row[name] for row in rows) for name in names}
-    failed = sum(row["failed"] for row in rows)
-    print_result({**worst, "failed": failed, "cores": os.cpu_count(), "cells": rows}, SEED)
+            rows = compare_all(run_cells(CELLS[:count], runs, seconds, show, record), profile)
+    in_loop: dict[str, Any] = {}
+    if policies:
+        with progress(len(policies) * repeats) as show:
+            records = run_policies(policies, repeats, show, looped)
+        in_loop = compare_policies(simulate_all(records, profile), 1000 * SLO_S)
+        print_policies(in_loop)
+    result: dict[str, Any] = {**in_loop, "cores": os.cpu_count(), "cells": rows}
+    if rows:
+        print_cells(rows)
+        names = [f"{name}_{kind}" for kind in ("err", "repeat") for name in METRICS.values()]
+        result |= {name: max(row[name] for row in rows) for name in names}
+    result["failed"] = sum(row["failed"] for row in (*rows, *in_loop.get("policies", ())))
+    print_result(result, SEED)
 
 
 if __name__ == "__main__":

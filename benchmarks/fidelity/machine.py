@@ -57,6 +57,8 @@ class Singles:
     records, which do not know it."""
     at_s: float = 0.0
     """Unix time; 0 in older records, which do not know it."""
+    cpu_s: float = 0.0
+    """CPU seconds of all functions for one of them, the ingress included; 0 in older records."""
 
 
 def pace_of(sets: Sequence[Singles], workload: Workload, asked_for: Configuration) -> float:
@@ -75,7 +77,15 @@ def pace_of(sets: Sequence[Singles], workload: Workload, asked_for: Configuratio
 def ratios(singles: Singles, workload: Workload, asked_for: Configuration) -> Floats:
     """[requests] seconds measured over the same text's median in the simulator at pace 1."""
     assert workload.host is not None
-    alone = replace(workload, request_s=0.0, host=replace(workload.host, pace=1.0, front_s=0.0))
+    expected = expected_s(singles, replace(workload, host=replace(workload.host, pace=1.0)), asked_for)
+    measured_s: Floats = np.array(singles.latency_s) - singles.front_s
+    return measured_s / np.resize(expected, measured_s.size)
+
+
+def expected_s(singles: Singles, workload: Workload, asked_for: Configuration) -> Floats:
+    """[texts] median seconds in the simulator, at the workload's pace, without what the ingress does not see."""
+    assert workload.host is not None
+    alone = replace(workload, request_s=0.0, host=replace(workload.host, front_s=0.0))
     texts = np.array(singles.counts, dtype=np.uint16).reshape(len(singles.counts), -1)
     many = texts.shape[1] * SIMULATED
     start = {node.function: asked_for for node in workload.topology.nodes}
@@ -83,9 +93,34 @@ def ratios(singles: Singles, workload: Workload, asked_for: Configuration) -> Fl
     window = Simulation(alone, requests, start, seed=SEED).advance(many / SINGLES_PER_S + 60.0)
     seconds = np.full(many, np.nan)
     seconds[window.finished] = window.latency_s
-    expected_s = np.nanmedian(seconds.reshape(SIMULATED, -1), axis=0)
-    measured_s: Floats = np.array(singles.latency_s) - singles.front_s
-    return measured_s / np.resize(expected_s, measured_s.size)
+    expected: Floats = np.nanmedian(seconds.reshape(SIMULATED, -1), axis=0)
+    return expected
+
+
+def cpu_pace_of(sets: Sequence[Singles], workload: Workload, asked_for: Configuration) -> tuple[float, float]:
+    """(pace by CPU seconds, seconds that requests wait on top): for machines that others use. Their processes make
+    functions wait for a core at each call, which is no work; the CPU seconds that functions count do not contain it.
+    ``asked_for``: what every function ran with."""
+    assert workload.host is not None
+    pace = float(np.mean([one.cpu_s / expected_cpu_s(one, workload, asked_for) for one in sets]))
+    paced = replace(workload, host=replace(workload.host, pace=pace))
+    seconds = [np.mean(expected_s(one, paced, asked_for)) for one in sets]
+    waits_s = [np.mean(one.latency_s) - one.front_s - mean_s for one, mean_s in zip(sets, seconds, strict=True)]
+    return pace, max(0.0, float(np.mean(waits_s)))
+
+
+def expected_cpu_s(singles: Singles, workload: Workload, asked_for: Configuration) -> float:
+    """Mean CPU seconds of functions and ingress for one of ``singles`` at pace 1."""
+    host, counts = workload.host, np.array(singles.counts, dtype=np.float64).reshape(len(singles.counts), -1)
+    assert host is not None
+    rows = [(node, 0) for node in workload.segments] + [(node, 1 + n) for n, node in enumerate(workload.experts)]
+    total_s = np.full(counts.shape[1], host.start_s + host.answer_s)
+    for node, row in rows:
+        cost, tokens, cores = workload.costs[node.id], counts[row], asked_for.cpu_cores
+        used = workload.latency.utilisation(cost, tokens, cores, 0.0)
+        real_s = workload.latency.seconds(cost, tokens, cores, 0.0) * used
+        total_s += (tokens > 0) * (real_s + host.send_s + host.receive_s + 2 * tokens * host.token_s)
+    return float(total_s.mean())
 
 
 def near(sets: Sequence[Singles], begun_s: float, ended_s: float) -> list[Singles]:
@@ -97,11 +132,11 @@ class Usage:
     """Cores in use since it was created: of the whole machine, and of others than this process and its descendants."""
 
     def __init__(self) -> None:
-        self._begun_s, self._machine_s, self._own_s = time.time(), busy_s(), own_cpu_s()
+        self.begun_s, self._machine_s, self._own_s = time.time(), busy_s(), own_cpu_s()
 
     def cores(self) -> tuple[float, float]:
         """(of the machine, of others), on average so far."""
-        seconds, machine_s = time.time() - self._begun_s, busy_s() - self._machine_s
+        seconds, machine_s = time.time() - self.begun_s, busy_s() - self._machine_s
         return machine_s / seconds, max(0.0, machine_s - (own_cpu_s() - self._own_s)) / seconds
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from autoscaler.contract import Configuration, Memory, Observation, Proposal, TickReport, Topology
 from autoscaler.decision.limits import LimitSettings
@@ -36,6 +37,8 @@ from traces.model import Trace
 IDLE_END_S = 2.0
 LATE_S = 10.0
 """How late the controller's last look may be."""
+SETTLE_S = 120.0
+"""Replicas with small CPU limits take long to start."""
 THIRDS = 3
 """Parts of a cell; the controller looks at it that often, as a look costs the pipeline some 50 ms of both cores."""
 MEMORY_MB = 256
@@ -178,6 +181,8 @@ class Bench:
     topology: Topology
     state: Path
     seconds: float
+    full: Configuration = FULL
+    """Configuration of every segment and expert while single requests are sent: a real core."""
 
     @property
     def auth(self) -> tuple[str, str]:
@@ -188,6 +193,11 @@ class Bench:
         gateway = running_pid(self.state)
         return cpu_s([self.sender.pid, *([] if gateway is None else [gateway])])
 
+    def functions_cpu_s(self) -> float:
+        """CPU seconds so far of all functions, the ingress included."""
+        gateway = running_pid(self.state)
+        return 0.0 if gateway is None else cpu_s([one.pid for one in psutil.Process(gateway).children(recursive=True)])
+
     @property
     def platform(self) -> OpenFaasPlatform:
         return OpenFaasPlatform(self.client.url, self.topology.pipeline, self.auth)
@@ -195,16 +205,17 @@ class Bench:
 
 def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Singles:
     """Single requests of ``texts`` in turn, every function with a full core. ``counts [1 + experts, texts]``."""
-    settle(bench.client, bench.platform, {node.function: FULL for node in bench.topology.nodes[1:]})
+    settle(bench.client, bench.platform, {node.function: bench.full for node in bench.topology.nodes[1:]})
     bench.sender.replay(generate.synthetic(WARM, WARM / SINGLES_PER_S, EVEN_CV, SEED), texts)
     idle = bench.front_cpu_s()
     time.sleep(IDLE_S)
     idle_cores = (bench.front_cpu_s() - idle) / IDLE_S
     source, begun_s, usage = ScrapeSource(bench.client.url, bench.auth), time.time(), Usage()
     source.read(begun_s, 1.0)
-    before_s, front_s = time.perf_counter(), bench.front_cpu_s()
+    before_s, front_s, functions_s = time.perf_counter(), bench.front_cpu_s(), bench.functions_cpu_s()
     _, result = bench.sender.replay(generate.synthetic(SINGLES, SINGLES / SINGLES_PER_S, EVEN_CV, SEED), texts)
     front_s = bench.front_cpu_s() - front_s - idle_cores * (time.perf_counter() - before_s)
+    functions_s = bench.functions_cpu_s() - functions_s
     _, others_cores = usage.cores()
     now_s = time.time()
     values = source.read(now_s, now_s - begun_s).values
@@ -219,6 +230,7 @@ def send_singles(bench: Bench, texts: Sequence[str], counts: np.ndarray) -> Sing
         others_cores,
         max(0.0, front_s / count),
         begun_s,
+        functions_s / count,
     )
 
 
@@ -270,7 +282,7 @@ def settle(client: GatewayClient, platform: OpenFaasPlatform, wanted: Mapping[st
     for function, configuration in wanted.items():
         if present[function] != configuration:
             platform.apply(function, present[function], configuration)
-    client.wait_ready(list(wanted), 60.0)
+    client.wait_ready(list(wanted), SETTLE_S)
     time.sleep(2.0)
 
 

@@ -73,12 +73,25 @@ class FunctionReplicas:
 @dataclass(slots=True)
 class Opening:
     """An activation of standbys: when a request found too few replicas, and seconds from then until those of all
-    functions could be called, until the first call began at one of them, and until the first one was answered."""
+    functions could be called, until the next call was for one of these functions, whichever replica got it, until the
+    first call began at one of the standbys, and until the first one was answered."""
 
     begun_s: float
+    functions: int = 0
+    """How many got one or more."""
     open_s: float | None = None
+    next_call_s: float | None = None
     first_call_s: float | None = None
     first_answer_s: float | None = None
+
+    def opened(self) -> None:
+        """Another function has a standby of this activation."""
+        self.functions += 1
+
+    def wanted(self, now_s: float) -> None:
+        """A call is for a function of this activation."""
+        if self.next_call_s is None:
+            self.next_call_s = now_s - self.begun_s
 
     def called(self, now_s: float) -> None:
         """A call begins at a replica of this activation."""
@@ -128,6 +141,8 @@ class _Function:
     """Equally loaded replicas take turns: it has standbys, and each has a CPU quota of its own to use."""
     busy_s: float = 0.0
     """Replica-seconds with a call, up to the last time that a replica had none."""
+    opening: Opening | None = None
+    """The last activation that opened a replica of it, until the next call."""
     slots: dict[str, Slot] = field(default_factory=dict)
     waiting: deque[_Waiter] = field(default_factory=deque)
 
@@ -328,6 +343,9 @@ class Dispatcher:
                 if slot_or_none is not None:
                     slot_or_none.pool.close()
                 function.slots[replica_id] = Slot(replica, ConnectionPool(replica.address), opening=self.opening)
+                if self.opening is not None and function.opening is not self.opening:
+                    function.opening = self.opening
+                    self.opening.opened()
             else:
                 slot_or_none.replica = replica
 
@@ -355,6 +373,9 @@ class Dispatcher:
         Replicas that failed this call only where there is no other.
         """
         limit = function.max_inflight
+        if function.opening is not None:
+            function.opening.wanted(now_s)
+            function.opening = None
         if len(function.slots) == 1:  # the usual case, once for each of a pass' calls: nothing to rank
             (slot,) = function.slots.values()
             if (limit and slot.in_flight >= limit) or slot.suspended_until_s > now_s:

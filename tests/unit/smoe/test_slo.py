@@ -1,4 +1,4 @@
-"""The SLO of ``smoe run`` comes from what is known of a prompt, so nothing that runs beside it moves it."""
+"""The SLO of ``smoe run`` comes from what is known of a prompt, so no other load moves it."""
 
 from __future__ import annotations
 

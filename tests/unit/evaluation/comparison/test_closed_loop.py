@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
-from benchmarks.closed_loop.__main__ import Outcome, Run, first_on_cost, refuse_slack, turns
-from traces.model import make_trace
-
-OUTCOME = Outcome(10.0, 30.0, 0.9, 0.0, 2.0, 1.0, 100, 0, 5)
+from benchmarks.closed_loop.__main__ import first_on_cost, half_width, steady_replicas, summaries, turns
+from benchmarks.closed_loop.runs import Outcome
 
 
 def cell(policy: str, over: float, cost: float) -> dict[str, Any]:
-    return {"policy": policy, "measured": {"p95_over_slo": over, "provisioned": cost}}
+    outcome = asdict(Outcome(10.0, 30.0, over, 0.0, cost, 1.0, None, cost, 100, 0, 5))
+    return {"policy": policy, "measured": outcome, "simulated": outcome | {"provisioned": 2 * cost}}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +27,7 @@ def cell(policy: str, over: float, cost: float) -> dict[str, Any]:
         ([cell("smoe", 1.1, 1.0), cell("hpa", 0.9, 3.0)], False),
         ([cell("smoe", 1.1, 2.0), cell("smoe", 0.9, 2.0), cell("smoe", 0.9, 9.0)], True),
     ],
-    ids=["cheapest", "dearer", "cheapest of those within", "over the target", "median of its repeats"],
+    ids=["cheapest", "more expensive", "cheapest of those within", "over the target", "median of its repeats"],
 )
 def test_the_learnt_policy_is_first_where_none_within_the_target_is_cheaper(
     cells: list[dict[str, Any]], first: bool
@@ -41,8 +40,27 @@ def test_each_policy_begins_a_repeat_in_its_turn() -> None:
     assert orders == [("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"), ("a", "b", "c")]
 
 
-def test_a_target_that_the_cheapest_configurations_keep_is_refused() -> None:
-    run = Run(make_trace([0.0], duration_s=1.0, source="one"), ("a",), 0.25, 2.0, 0.03, Path("profile"), 0)
-    refuse_slack(replace(OUTCOME, p95_over_slo=1.01), run)
-    with pytest.raises(click.ClickException, match=r"250 ms does not bind.*0\.90 of it"):
-        refuse_slack(OUTCOME, run)
+def test_all_start_from_the_fewest_replicas_that_keep_the_target() -> None:
+    assert steady_replicas(lambda replicas: 2.5 / replicas, 0.8) == 3
+
+
+@pytest.mark.parametrize(
+    ("over", "sentence"), [(0.9, r"800 ms does not bind.*0\.90 of it"), (9.0, r"no number of replicas keeps.*800 ms")]
+)
+def test_a_target_that_nothing_keeps_or_the_cheapest_does_is_refused(over: float, sentence: str) -> None:
+    with pytest.raises(click.ClickException, match=sentence):
+        steady_replicas(lambda replicas: over, 0.8)
+
+
+def test_a_policys_row_has_means_and_intervals_over_its_repeats() -> None:
+    rows = summaries([cell("hpa", 1.0, 2.0), cell("hpa", 1.0, 4.0), cell("static", 1.0, 5.0)])
+    assert [row["policy"] for row in rows] == ["hpa", "static"] and [row["repeats"] for row in rows] == [2, 1]
+    assert (rows[0]["provisioned_measured"], rows[0]["provisioned_simulated"]) == (3.0, 6.0)
+    # Two values, 2 apart: t of one degree of freedom (12.706) times the standard error 1.
+    assert rows[0]["provisioned_half_width"] == pytest.approx(12.706, abs=1e-3)
+    assert rows[1]["provisioned_half_width"] is None
+    assert rows[0]["steady_measured"] is None and rows[0]["steady_half_width"] is None
+
+
+def test_equal_repeats_have_no_width() -> None:
+    assert half_width(np.array([3.0, 3.0, 3.0])) == 0.0

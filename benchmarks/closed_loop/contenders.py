@@ -1,0 +1,47 @@
+"""Policies that are compared on the running pipeline: their publishers' times, all divided by the same number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autoscaler.contract import Configuration
+
+PUBLISHED_TICK_S = 15.0
+"""HPA's sync period. With a decision each ``window_s`` all published times are divided by ``15 / window_s``."""
+START = Configuration(memory_mb=256, cpu_cores=1.0, gpu_share=0.0, replicas=1, concurrency=2)
+"""Configuration of every expert at first, unless a contender has another."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A policy, its settings, and the replicas of every expert at first."""
+
+    policy: str
+    replicas: int
+    table: Mapping[str, Any]
+
+
+def contender(name: str, window_s: float, replicas: int) -> Contender:
+    """The policy ``name`` (``docs/policies.md``), or ``static-N``: N replicas of every expert and no change.
+    ``replicas``: what others start with."""
+    constant = name.removeprefix("static-")
+    if constant.isdigit():
+        return Contender("static", int(constant), {})
+    f = window_s / PUBLISHED_TICK_S
+    hpa = {"cpu_target": 0.5, "down_stabilisation_s": 300 * f, "period_s": 15 * f}
+    tables: dict[str, dict[str, Any]] = {
+        "hpa": hpa,
+        "kpa": {"stable_window_s": 60 * f},
+        "keda": {
+            "polling_interval_s": 30 * f, "cooldown_period_s": 300 * f, "down_stabilisation_s": 300 * f,
+            "period_s": 15 * f,
+        },
+        "apa": {"down_cooldown_s": 300 * f},
+        "slo-aware": {
+            "smoothing_s": 45 * f, "up_stabilisation_s": 30 * f, "down_stabilisation_s": 180 * f, "period_s": 60 * f
+        },
+        "smoe": {"hpa": hpa}, "last-window": {"hpa": hpa},
+    }  # fmt: skip
+    return Contender(name, replicas, tables.get(name, {}))

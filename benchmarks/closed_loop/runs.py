@@ -1,0 +1,199 @@
+"""A policy on the running pipeline and on its simulation: one replay each, driven by the controller's own loop.
+
+Policies scale experts and are billed for them; segments have what keeps them from being the bottleneck.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from autoscaler.build import build_controller
+from autoscaler.contract import Configuration, ConfigurationSpace, Cost, TickReport
+from autoscaler.decision.limits import LimitSettings
+from autoscaler.platforms.openfaas import OpenFaasPlatform
+from autoscaler.policies import Making, make_policy
+from autoscaler.settings import ControllerSettings
+from benchmarks.closed_loop.contenders import START, Contender
+from benchmarks.fidelity.runs import settle
+from benchmarks.harness.controlling import controlling
+from benchmarks.harness.replay_process import ReplayProcess
+from benchmarks.harness.stepped_load import since_step_s
+from gateway.client.client import GatewayClient
+from simulation.arrays import Floats
+from simulation.engine.controlled import simulate_policy
+from simulation.engine.regions import measured_part
+from simulation.engine.requests import Requests
+from simulation.engine.simulation import Simulation
+from simulation.workloads.workload import Workload
+from traces import generate
+from traces.model import Trace
+
+WITH_PROFILE = ("smoe", "last-window")
+SPACE = ConfigurationSpace(gpu_shares=())
+SEGMENT_CORES = 0.3
+"""Real cores of every segment, whatever a configured core is."""
+WARM, WARM_PER_S = 30, 4.0
+"""Requests before a run that are not counted, with a real core for every expert: the first calls of a new replica take
+so much CPU that under a hundredth of a core they last for tens of seconds."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all policies meet. Seconds are of the clock."""
+
+    trace: Trace
+    texts: tuple[str, ...]
+    mean_tokens: int
+    slo_s: float
+    window_s: float
+    """Between decisions."""
+    cpu_scale: float
+    """Real cores per configured core."""
+    profile: Path
+    seed: int
+    period_s: float
+    """Time between two steps up of the load."""
+    settled_s: float
+    """After a step until the load and what policies made of it count as steady."""
+
+    @property
+    def segment(self) -> Configuration:
+        """Every segment's configuration."""
+        return Configuration(1024, SEGMENT_CORES / self.cpu_scale, 0.0, 1, 10)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run; costs are the experts' in an hour, in the price sheet's currency."""
+
+    p50_ms: float
+    p95_ms: float
+    p95_over_slo: float
+    violations: float
+    """Share of windows with answers whose P95 was over the SLO."""
+    provisioned: float
+    busy: float
+    steady: float | None
+    """``provisioned`` of windows that lie ``Run.settled_s`` or more after a step of the load; None without any."""
+    transient: float | None
+    """The same of all others."""
+    answered: int
+    failed: int
+    changes: int
+    measured_part: float | None = None
+    """In a simulated run: part of the calls whose tokens and cores the profile covers; the rest is extrapolated."""
+
+
+def settings_of(contender: Contender, run: Run, directory: Path) -> ControllerSettings:
+    """The settings of a controller of one policy."""
+    table = dict(contender.table)
+    if contender.policy in WITH_PROFILE:
+        table |= {"profile": str(run.profile), "cpu_scale": run.cpu_scale, "mean_tokens": run.mean_tokens}
+    return ControllerSettings(
+        gateway_url="http://127.0.0.1:1",
+        manifest_dir=directory,
+        policy=contender.policy,
+        policy_settings=table or None,
+        interval_s=run.window_s,
+        slo_s=run.slo_s,
+        fallback_windows=0,
+        max_replicas=SPACE.replicas_max,
+        scale_segments=False,
+        space=SPACE,
+    )
+
+
+def measured(
+    run: Run, contender: Contender, directory: Path, client: GatewayClient, password: str
+) -> tuple[Outcome, Floats]:
+    """The policy on the running pipeline, and when each request was sent [requests] float64, in seconds after
+    the first look."""
+    settings = replace(settings_of(contender, run, directory), gateway_url=client.url, password=password)
+    controller, window_s = build_controller(settings)
+    topology = controller.topology
+    expert = replace(START, replicas=contender.replicas)
+    start = {node.function: expert if node.kind == "expert" else run.segment for node in topology.nodes[1:]}
+    warm = {name: replace(one, cpu_cores=max(one.cpu_cores, 1 / run.cpu_scale)) for name, one in start.items()}
+    platform = OpenFaasPlatform(client.url, topology.pipeline, (settings.user, password))
+    settle(client, platform, warm)
+    with ReplayProcess(f"{client.url}/function/{topology.pipeline}", run.seed) as sender:
+        sender.replay(generate.synthetic(WARM, WARM / WARM_PER_S, 0.5, run.seed), run.texts[:WARM])
+        settle(client, platform, start)
+        begun_s = time.time()
+        controller.tick(begun_s)  # the first look has nothing to compare with: no window, and so no change
+        with controlling(controller, run.window_s, window_s) as reports:
+            replayed_s, result = sender.replay(run.trace, run.texts)
+    offset_s = replayed_s - begun_s
+    sent_s = np.array([(record.sent_s or record.scheduled_s) + offset_s for record in result.records])
+    answered = [record for record in result.records if record.outcome == "ok" and record.latency_s is not None]
+    latencies = np.array([record.latency_s for record in answered], dtype=np.float64)
+    ends = np.array([(record.sent_s or record.scheduled_s) + offset_s for record in answered]) + latencies
+    failed = len(result.records) - len(answered)
+    return outcome(run, ends, latencies, reports, begun_s, failed), sent_s
+
+
+def simulated(
+    run: Run,
+    contender: Contender,
+    directory: Path,
+    workload: Workload,
+    sent_s: Floats,
+    counts: np.ndarray,
+    seed: int,
+    start: Configuration = START,
+) -> Outcome:
+    """The same policy on the simulated pipeline; ``sent_s`` [requests], ``counts`` [1 + experts, requests]."""
+    settings = settings_of(contender, run, directory)
+    limits = LimitSettings(space=workload.space, alpha=settings.alpha, runtime_mb=settings.runtime_mb)
+    policy = make_policy(Making(settings, workload.topology, limits, workload.prices))
+    order = np.argsort(sent_s, kind="stable")
+    sent_s, counts = sent_s[order], counts[:, order]
+    initial = workload.initial(replace(start, replicas=contender.replicas))
+    simulation = Simulation(workload, Requests(sent_s, counts, "prompts"), initial, seed=seed)
+    until_s = float(np.ceil(run.trace.duration_s / run.window_s) * run.window_s)
+    steps = simulate_policy(simulation, policy, limits, window_s=run.window_s, until_s=until_s)
+    windows = [step.window for step in steps]
+    if simulation.requests.arrival_s.size > sum(window.latency_s.size for window in windows):
+        windows.append(simulation.advance(simulation.now_s + 60.0))
+    ends = np.concatenate([sent_s[window.finished] + window.latency_s for window in windows])
+    latencies = np.concatenate([window.latency_s for window in windows])
+    without_part = outcome(run, ends, latencies, [step.report for step in steps], 0.0, 0)
+    return replace(without_part, measured_part=measured_part(workload, simulation.requests, steps))
+
+
+def outcome(
+    run: Run, ends_s: Floats, latencies_s: Floats, reports: Sequence[TickReport], begun_s: float, failed: int
+) -> Outcome:
+    """Quantiles of all answers, ``latencies_s`` [answers] at ``ends_s`` [answers] after ``begun_s`` (Unix time, as the
+    reports'); windows are those of the clock in which answers came."""
+    p50_s, p95_s = np.quantile(latencies_s, (0.5, 0.95))
+    numbers = (ends_s // run.window_s).astype(np.int64)
+    judged = [np.quantile(latencies_s[numbers == number], 0.95) > run.slo_s for number in np.unique(numbers)]
+    rows = []
+    for report in reports:
+        experts = [node.node for node in report.observation.nodes if node.kind == "expert"]
+        costs = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
+        if all(cost.provisioned is not None and cost.busy is not None for cost in costs):
+            provisioned, busy = (sum(getattr(cost, meter) for cost in costs) for meter in ("provisioned", "busy"))
+            observation = report.observation
+            rows.append((observation.end_s - begun_s, observation.window_s / 3600, provisioned, busy))
+    end_s, hours, provisioned, busy = np.array(rows).T
+    # A window is steady where the load did not change within it, nor shortly before.
+    steady = since_step_s(end_s - 1e-6, run.period_s) >= run.settled_s + 3600 * hours
+    return Outcome(
+        1000 * float(p50_s),
+        1000 * float(p95_s),
+        float(p95_s / run.slo_s),
+        float(np.mean(judged)),
+        float(provisioned.sum() / hours.sum()),
+        float(busy.sum() / hours.sum()),
+        *(float(provisioned[at].sum() / hours[at].sum()) if at.any() else None for at in (steady, ~steady)),
+        int(latencies_s.size),
+        failed,
+        sum(len(report.applied) for report in reports),
+    )

@@ -1,0 +1,169 @@
+"""``benchmarks.fidelity`` with the autoscaler in the loop: the same replay under several policies, live and simulated.
+
+Both sides begin with the same configurations, decide by the same code and are billed by the same meters. The simulation
+gets when requests were sent, the routing that the model gives their texts, and the machine's pace of lone requests near
+the run.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoscaler.contract import Configuration
+from autoscaler.topology import load_topology
+from benchmarks.closed_loop.contenders import contender
+from benchmarks.closed_loop.runs import SPACE, Outcome, Run, measured, simulated
+from benchmarks.fidelity.machine import SINGLES, Singles, Usage, cpu_pace_of, near
+from benchmarks.fidelity.runs import MEMORY_MB, Bench, routing_of, send_singles
+from benchmarks.harness.replay_process import ReplayProcess
+from benchmarks.harness.running import local_gateway, running_pipeline
+from benchmarks.harness.stepped_load import stepped
+from moe.reference import WholeModel
+from simulation.profiles.measure.machine import this_machine
+from simulation.profiles.model.bundled import fitting, open_profile
+from simulation.profiles.model.pipeline import measured_workload
+from simulation.profiles.model.storage import Profile
+from simulation.workloads.workload import Workload
+from smoe.deployment import DeploymentSettings
+from smoe.pipelines import ensure_pipeline
+from traces import catalog, prompts
+
+POLICIES = ("static-1", "static-2", "static-3", "hpa", "kpa", "keda", "apa", "slo-aware", "last-window")
+CPU_SCALE, MEAN_RPS, SLO_S = 0.015, 4.0, 0.8
+"""Real cores per configured core, and a load and a target at which the simulation has policies on both sides."""
+SECONDS, PERIOD_S, WINDOW_S, SETTLED_S = 120.0, 60.0, 2.0, 10.0
+MAX_WORDS, SEED, SIMULATIONS = 24, 3, 20
+FULL = Configuration(MEMORY_MB, 1 / CPU_SCALE, 0.0, 1, 8)
+"""A real core for every function, while lone requests are sent."""
+SINGLES_EVERY = 3
+"""Runs between two sets of lone requests."""
+
+
+@dataclass(frozen=True)
+class LoopedRecord:
+    """One policy, measured once."""
+
+    policy: str
+    repeat: int
+    at_s: float
+    """Unix time of its beginning."""
+    sent_s: list[float]
+    """When each request was sent, after the controller's first look."""
+    measured: Outcome
+    others_cores: float
+    """Cores that processes outside this benchmark used meanwhile."""
+    singles: Singles | None
+    """Lone requests just before; of every third run."""
+
+
+def the_run(directory: Path) -> Run:
+    """Load, texts and target of all policies."""
+    trace = stepped(SECONDS, MEAN_RPS, PERIOD_S, SEED)
+    chosen = prompts.load_prompts(catalog.text_folder(catalog.data_folder(None)), MAX_WORDS)
+    texts = tuple(chosen.choose(trace.requests, SEED))
+    tokenizer = WholeModel(directory).tokenizer
+    tokens = round(float(np.mean([len(ids) for ids in tokenizer.encode_all(texts)])))
+    profile = fitting(directory, this_machine())
+    return Run(trace, texts, tokens, SLO_S, WINDOW_S, CPU_SCALE, profile, SEED, PERIOD_S, SETTLED_S)
+
+
+def run_policies(
+    policies: Sequence[str], repeats: int, show: Callable[[str, float], object], kept: Path | None
+) -> list[LoopedRecord]:
+    """Every policy ``repeats`` times, in turns; what the file ``kept`` has already is not measured again, and it gets
+    every record as soon as it is there."""
+    records = load_looped(kept) if kept is not None and kept.exists() else []
+    done = {(record.policy, record.repeat) for record in records}
+    turns = [(policy, repeat) for repeat in range(repeats) for policy in policies if (policy, repeat) not in done]
+    if not turns:
+        return records
+    with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
+        gateway = local_gateway(Path(folder), cpu_scale=CPU_SCALE)
+        cores = 1 / CPU_SCALE
+        deployment = DeploymentSettings(cpu_cores=cores / 3, ingress_cpu_cores=cores, ingress_concurrency=512)
+        with running_pipeline(gateway, deployment) as served, ReplayProcess(served.url, SEED) as sender:
+            run, topology = the_run(served.directory), load_topology(served.directory)
+            lone = run.texts[:SINGLES]
+            tokens = routing_of(WholeModel(served.directory), lone)
+            bench = Bench(served.client, sender, topology, served.gateway.state, SECONDS, FULL)
+            for number, (policy, repeat) in enumerate(turns):
+                show(policy, number)
+                singles = send_singles(bench, lone, tokens) if number % SINGLES_EVERY == 0 else None
+                usage = Usage()
+                one, sent_s = measured(
+                    run, contender(policy, WINDOW_S, 1), served.directory, served.client, bench.auth[1]
+                )
+                others = usage.cores()[1]
+                record = LoopedRecord(policy, repeat, usage.begun_s, sent_s.tolist(), one, others, singles)
+                records.append(record)
+                if kept is not None:
+                    with kept.open("a") as file:
+                        file.write(json.dumps(asdict(record)) + "\n")
+    return records
+
+
+def load_looped(path: Path) -> list[LoopedRecord]:
+    """What :func:`run_policies` kept."""
+    records = []
+    for line in path.read_text().splitlines():
+        document = json.loads(line)
+        singles = document.pop("singles")
+        document["measured"] = Outcome(**document["measured"])
+        records.append(LoopedRecord(**document, singles=None if singles is None else Singles(**singles)))
+    return records
+
+
+def simulate_all(records: Sequence[LoopedRecord], profile_path: Path | None) -> list[dict[str, Any]]:
+    """For each policy its outcomes, measured and simulated (the mean over ``SIMULATIONS`` draws for each record)."""
+    with tempfile.TemporaryDirectory(prefix="smoe-fidelity-") as folder:
+        directory, _ = ensure_pipeline("minilm", Path(folder) / "pipelines")
+        run = the_run(directory)
+        if profile_path is not None:
+            run = replace(run, profile=profile_path)
+        profile = open_profile(run.profile, directory, this_machine())
+        counts = routing_of(WholeModel(directory), run.texts)
+        sets = [record.singles for record in records if record.singles is not None]
+        rows = []
+        for policy in dict.fromkeys(record.policy for record in records):
+            one = contender(policy, WINDOW_S, 1)
+            kept_runs = [record for record in records if record.policy == policy]
+            paced = [workload_of(directory, profile, run, counts[0], record, sets) for record in kept_runs]
+            ours = [
+                simulated(run, one, directory, workload, np.array(record.sent_s), counts, SEED + draw)
+                for record, workload in zip(kept_runs, paced, strict=True)
+                for draw in range(SIMULATIONS)
+            ]
+            rows.append(
+                {
+                    "policy": policy,
+                    "measured": [record.measured for record in kept_runs],
+                    "simulated": ours,
+                    "pace": [workload.host.pace for workload in paced if workload.host is not None],
+                    "others_cores": [record.others_cores for record in kept_runs],
+                }
+            )
+        return rows
+
+
+def workload_of(
+    directory: Path, profile: Profile, run: Run, tokens: np.ndarray, record: LoopedRecord, sets: Sequence[Singles]
+) -> Workload:
+    """The pipeline on the profile's machine at its pace near the record. ``tokens`` [requests]."""
+    close = near(sets, record.at_s, record.at_s + SECONDS) or list(sets)
+    front_s = float(np.mean([one.front_s for one in close]))
+    front_cpu_s = min(front_s, float(np.mean([one.front_cpu_s for one in close])))
+    workload = measured_workload(
+        directory, profile, tokens, slo_s=run.slo_s, cpu_scale=CPU_SCALE, space=SPACE, shared=True,
+        front_s=front_s - front_cpu_s, segment_configuration=run.segment,
+    )  # fmt: skip
+    assert workload.host is not None
+    pace, wait_s = cpu_pace_of(close, workload, FULL)
+    host = replace(workload.host, pace=pace, front_s=front_cpu_s)
+    return replace(workload, host=host, request_s=workload.request_s + wait_s)
