@@ -18,12 +18,11 @@ from gateway.contract import Backend, BackendError, GatewayError
 from gateway.forwarding import Forwarder
 from gateway.front import FrontDoor
 from gateway.metrics import GatewayMetrics
-from gateway.page import Page
 from gateway.scaling import ScaleFromZero
 from gateway.settings import Credentials, GatewaySettings
 from gateway.store import FunctionStore
 from gateway.system import SystemApi, gateway_error
-from gateway.views import Views
+from gateway.views import Page, Views
 
 log = logging.getLogger(__name__)
 

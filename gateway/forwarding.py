@@ -9,10 +9,10 @@ and 503 of the platform (those with X-OpenFaaS-Internal) are.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gateway.balancer import Balancer
 from gateway.calls import BodyTooLargeError, Call, Outcome
 from gateway.contract import Backend, FunctionSpec, FunctionState, GatewayError, NotFoundError, Replica
 from gateway.headers import failed_by_platform, refusal, reply_headers, request_head
@@ -20,6 +20,41 @@ from gateway.metrics import GatewayMetrics
 from gateway.scaling import ScaleFromZero
 from gateway.upstream import UpstreamConnection, UpstreamError, UpstreamPool, UpstreamTimeoutError
 from platform_words.labels import RETRY_ATTEMPTS, RETRY_CODES
+
+
+class Balancer:
+    """Counts calls in flight by replica id."""
+
+    def __init__(self) -> None:
+        self.in_flight: Counter[str] = Counter()
+        self._turn = 0
+
+    def choose(self, state: FunctionState, avoid: set[str]) -> Replica | None:
+        """The best ready replica not in ``avoid``, or None. A full replica is chosen only where all are full.
+
+        Replicas that are equal take turns.
+        """
+        replicas = [replica for replica in state.replicas if replica.state == "ready" and replica.id not in avoid]
+        if len(replicas) < 2:
+            return replicas[0] if replicas else None
+        self._turn += 1
+        start = self._turn % len(replicas)
+        limit = state.max_inflight
+
+        def rank(replica: Replica) -> tuple[bool, int]:
+            count = self.in_flight[replica.id]
+            return 0 < limit <= count, count
+
+        return min(replicas[start:] + replicas[:start], key=rank)
+
+    def begin(self, replica_id: str) -> None:
+        self.in_flight[replica_id] += 1
+
+    def end(self, replica_id: str) -> None:
+        self.in_flight[replica_id] -= 1
+        if self.in_flight[replica_id] <= 0:
+            del self.in_flight[replica_id]
+
 
 MAX_ATTEMPTS = 10
 _PLATFORM_CODES = frozenset((500, 502, 503))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from moe.checkpoints.bert import BertReader
-from moe.checkpoints.bert2bert import Bert2BertReader
+from moe.checkpoints.bert import Bert2BertReader, BertReader
 from moe.checkpoints.gpt2 import Gpt2Reader
 from moe.checkpoints.reader import DenseReader, NativeReader
 from moe.checkpoints.rope import RopeReader

@@ -6,12 +6,16 @@ training: here the actor's outputs are taken as they are.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from autoscaler.checked import Checked
-from autoscaler.contract import Configuration, Memory, MemoryNeed, Observation, Policy, Proposal, Topology
+from autoscaler.contract import Configuration, Memory, MemoryNeed, NodeInfo, Observation, Policy, Proposal, Topology
 from autoscaler.decision.limits import LimitSettings, memory_need
 from autoscaler.errors import SettingsError
 from autoscaler.policies import Making
@@ -19,8 +23,36 @@ from evaluation.comparison.learnt_files import learnt_file
 from rl.faasconf.actions import configuration
 from rl.faasconf.agent import Agent, load
 from rl.faasconf.features import states
-from rl.faasconf.graph import adjacency, agents
 from simulation.arrays import Singles
+
+
+def agents(topology: Topology) -> tuple[NodeInfo, ...]:
+    """The experts in order of layer and number: agent i everywhere in this package."""
+    return tuple(node for layer in range(topology.layers) for node in topology.experts(layer))
+
+
+def adjacency(topology: Topology) -> Tensor:
+    """[agents, agents] float32, symmetric: 1 where the pipeline's DAG leads from one to the other through nodes that
+    are no agents, as each expert's own neighbours are segments; 0 on the diagonal.
+    """
+    place = {node.id: number for number, node in enumerate(agents(topology))}
+    following: defaultdict[str, list[str]] = defaultdict(list)
+    for one, other in topology.edges:
+        following[one].append(other)
+    matrix = torch.zeros(len(place), len(place))
+    for node, number in place.items():
+        waiting, visited = list(following[node]), set[str]()
+        while waiting:
+            at = waiting.pop()
+            if at in visited:
+                continue
+            visited.add(at)
+            if at in place:
+                matrix[number, place[at]] = matrix[place[at], number] = 1.0
+            else:
+                waiting += following[at]
+    return matrix
+
 
 WEIGHTS = Path(__file__).with_name("weights")
 """``WORKLOAD.safetensors``, trained as ``docs/policies.md`` states."""

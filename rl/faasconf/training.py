@@ -26,9 +26,8 @@ from evaluation.tuning.deployments import Deployment
 from evaluation.tuning.outcomes import MOST_VIOLATED, p95s, tail_s
 from evaluation.tuning.searches import profile
 from rl.faasconf.actions import OUTPUTS, configuration, outputs_of
-from rl.faasconf.buffer import Buffer
 from rl.faasconf.features import FEATURES
-from rl.faasconf.learner import Learner, LearnerSettings
+from rl.faasconf.learner import Buffer, Learner, LearnerSettings
 from rl.faasconf.policy import FaasconfPolicy, Pipeline
 from rl.faasconf.safe import REPLAY_NOISE, History, noisy
 from simulation.arrays import Singles

@@ -13,8 +13,7 @@ from autoscaler.platforms.kubernetes import deployments as d
 from autoscaler.platforms.kubernetes.cache import ClientSource, Kept, WatchCache, trimmed_deployment, trimmed_pod
 from autoscaler.platforms.kubernetes.client import MERGE, KubernetesClient, Object, RefusedError
 from autoscaler.platforms.kubernetes.conditions import Condition, conditions_of, kind_of, leaving
-from autoscaler.platforms.kubernetes.holds import Holds
-from autoscaler.platforms.kubernetes.refusals import Refusals
+from autoscaler.platforms.kubernetes.holds import Holds, Refusals
 from autoscaler.platforms.kubernetes.room import (
     Order,
     complete,

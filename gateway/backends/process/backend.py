@@ -13,14 +13,13 @@ from typing import Any
 from gateway import __version__
 from gateway.backends.process.activations import Activations
 from gateway.backends.process.cgroup.usage import measure
-from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.machines import MachineFolders, check_machines, machine_variables, memory_root
 from gateway.backends.process.probes import probe
 from gateway.backends.process.programs import Prepared, prepare
-from gateway.backends.process.replica_changes import STARTED
+from gateway.backends.process.replica_changes import STARTED, Exchanges
 from gateway.backends.process.secret import mount as secret_mount
 from gateway.backends.process.secret.files import SecretFiles
 from gateway.backends.process.settings import ProcessSettings

@@ -14,13 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gateway.backends.process.backoff import Backoff
-from gateway.backends.process.exchanges import Exchanges
 from gateway.backends.process.gpu.seats import Gpu
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
 from gateway.backends.process.programs import Prepared
-from gateway.backends.process.replica_changes import STARTED, Member, next_change, opened
+from gateway.backends.process.replica_changes import STARTED, Backoff, Exchanges, Member, next_change, opened
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.standing_by import StandingBy
 from gateway.backends.process.workers.launcher import Ended, Launcher, Program

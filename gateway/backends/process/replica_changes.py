@@ -1,10 +1,12 @@
-"""Which replicas of a function to start and which to drain. Computes only; ``function.py`` carries it out."""
+"""Which replicas of a function to start and which to drain, when to start again after a crash, and whose turn it is to
+exchange replicas. Computes only; ``function.py`` carries it out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
+from gateway.backends.process.settings import BackoffSettings
 from gateway.contract import ReplicaState
 
 STARTED: tuple[ReplicaState, ...] = ("ready", "standby")
@@ -99,3 +101,70 @@ def _sorted_out(alive: list[Member], generation: int, wanted: Mapping[str, int])
             surplus.append(member)
     # Those still starting serve nobody: they go first, then the newest.
     return kept, old + surplus[::-1]
+
+
+@dataclass
+class Backoff:
+    """Crash series of one function."""
+
+    settings: BackoffSettings
+    crashes: int = 0
+    """Crashes in a row without a stable run between them."""
+    not_before_s: float = 0.0
+    """Monotonic time before which nothing is started."""
+
+    def crashed(self, now_s: float, ready_for_s: float | None) -> float:
+        """A replica ended after being ready for ``ready_for_s`` (None: never). Returns the delay in seconds."""
+        if ready_for_s is not None and ready_for_s >= self.settings.stable_after_s:
+            self.crashes = 0
+        self.crashes += 1
+        delay_s = self._delay_s()
+        self.not_before_s = max(self.not_before_s, now_s + delay_s)
+        return delay_s
+
+    def reset(self) -> None:
+        """Someone changed the function: try at once."""
+        self.crashes = 0
+        self.not_before_s = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until a start is allowed; 0 when it is."""
+        return max(0.0, self.not_before_s - now_s)
+
+    def _delay_s(self) -> float:
+        if self.crashes <= 1:
+            return 0.0
+        exponent = min(self.crashes - 2, 64)
+        return min(self.settings.limit_s, self.settings.first_s * self.settings.factor**exponent)
+
+
+@dataclass
+class Exchanges:
+    """Turns for exchanges. A function that gets none is called again when another is done; first come, first served."""
+
+    limit: int
+    _under_way: set[str] = field(default_factory=set)
+    _waiting: dict[str, Callable[[], None]] = field(default_factory=dict)
+
+    def begin(self, function: str, again: Callable[[], None]) -> bool:
+        """Whether ``function`` may go on with its exchange; if not, ``again`` is called when it is its turn."""
+        if function in self._under_way:
+            return True
+        if len(self._under_way) >= self.limit:
+            self._waiting[function] = again
+            return False
+        self._waiting.pop(function, None)
+        self._under_way.add(function)
+        return True
+
+    def done(self, function: str) -> None:
+        """``function`` has as many replicas as desired, or no longer exchanges any."""
+        self._waiting.pop(function, None)
+        if function not in self._under_way:
+            return
+        self._under_way.discard(function)
+        for waiting, again in list(self._waiting.items()):
+            if len(self._under_way) >= self.limit:
+                return
+            self._waiting.pop(waiting, None)
+            again()

@@ -19,8 +19,7 @@ from statistics import median, stdev
 from simulation.profiles.fit.rows import Row, spread
 from simulation.profiles.measure.load import Call, Recorded, timed
 from simulation.profiles.measure.measurement_plan import ProfileSettings
-from simulation.profiles.measure.requests import blank
-from simulation.profiles.measure.rounds import Counters, Interference, at_a_point, undisturbed
+from simulation.profiles.measure.requests import Counters, Interference, at_a_point, blank, undisturbed
 
 FAMILY = "overlap"
 SIZES = (1, 2, 3)

@@ -21,8 +21,7 @@ from simulation.profiles.measure.counters import ReplicaCounters, listening_pid
 from simulation.profiles.measure.idle_gap import idle_s, measure_idle
 from simulation.profiles.measure.load import CALL_TIMEOUT_S, Call, closed_loop
 from simulation.profiles.measure.measurement_plan import ProfileSettings
-from simulation.profiles.measure.requests import INGRESS, blank, close_all, request_to
-from simulation.profiles.measure.rounds import Counters
+from simulation.profiles.measure.requests import INGRESS, Counters, blank, close_all, request_to
 from simulation.profiles.measure.target import Function, Gateway, Setting
 from simulation.profiles.model.errors import MeasurementError
 

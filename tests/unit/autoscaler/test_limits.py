@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from autoscaler.contract import MIB, Bound, Configuration, ConfigurationSpace, Decision, Observation, Proposal
 from autoscaler.decision.budget import no_worse, per_hour
-from autoscaler.decision.limits import LimitSettings, LimitState, decide, memory_need
-from autoscaler.decision.rate import limits_in_step
+from autoscaler.decision.limits import LimitSettings, LimitState, decide, limits_in_step, memory_need
 from tests.unit.autoscaler.builders import NOW_S, PRICES, configuration, observation, topology
 
 FUNCTION, NODE = "m-expert-0-0", "expert-0-0"

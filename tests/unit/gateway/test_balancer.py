@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.balancer import Balancer
 from gateway.contract import FunctionSpec, FunctionState, Replica
+from gateway.forwarding import Balancer
 from tests.unit.gateway.gateways import Running
 
 

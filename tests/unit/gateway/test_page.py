@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from gateway.contract import FunctionState
-from gateway.page import TYPES
-from gateway.views import Views
+from gateway.views import TYPES, Views
 from tests.doubles.fake_backend import FakeBackend
 from tests.unit.autoscaler.servers import serve
 from tests.unit.gateway.gateways import Running, Starter

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.client.errors import GatewayRefusedError, GatewayUnreachableError
 from placement.moves.errors import ManagerGoneError
-from smoe.machines import NodeWatch
+from smoe.commands.top import NodeWatch
 from smoe.view.model import NodeRow
 
 MB = 1_000_000

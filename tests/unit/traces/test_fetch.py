@@ -14,7 +14,7 @@ import requests
 from click.testing import CliRunner
 
 from tests.unit.traces.conftest import Script
-from traces import catalog, fetch_command
+from traces import catalog, commands
 from traces.commands import traces
 from traces.errors import FetchError, TraceError
 from traces.fetch import Fetched, FetchSettings, _Download, _NotHereError, fetch
@@ -190,7 +190,7 @@ def test_the_command_fetches_and_its_name_can_be_used_afterwards(
 ) -> None:
     server.content = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,1,1\n2023-11-16 18:17:05.1,1,1\n"
     entry = what(server.address)
-    monkeypatch.setattr(fetch_command, "published", lambda name: entry)
+    monkeypatch.setattr(commands, "published", lambda name: entry)
     monkeypatch.setattr(catalog, "PUBLISHED", (entry,))
     outcome = CliRunner().invoke(traces, ["fetch", "one", "--out", str(tmp_path), "--json"], catch_exceptions=False)
     assert json.loads(outcome.output)["bytes"] == len(server.content)

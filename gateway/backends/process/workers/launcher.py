@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.backends.process import networks
-from gateway.backends.process.backoff import Backoff
 from gateway.backends.process.cgroup.limits import Cgroups
 from gateway.backends.process.cgroup.mounts import detect
 from gateway.backends.process.logs import LineReader
 from gateway.backends.process.machines import MACHINE_VARIABLE
 from gateway.backends.process.quantities import Limits
+from gateway.backends.process.replica_changes import Backoff
 from gateway.backends.process.settings import ProcessSettings
 from gateway.backends.process.workers import channel
 from gateway.backends.process.workers.parent_client import Exit, Forked, WarmParentClient

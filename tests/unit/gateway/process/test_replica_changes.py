@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.process.backoff import Backoff
-from gateway.backends.process.replica_changes import Member, next_change
+from gateway.backends.process.replica_changes import Backoff, Member, next_change
 from gateway.backends.process.settings import BackoffSettings
 from gateway.contract import ReplicaState
 

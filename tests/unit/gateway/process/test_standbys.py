@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.process.exchanges import Exchanges
+from gateway.backends.process.replica_changes import Exchanges
 from gateway.backends.process.workers.standbys import Standbys
 from gateway.contract import BackendError
 from tests.unit.gateway.process.conftest import ENTRIES, NAMESPACE, Starter, ask_json, eventually, ready, spec, until

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 
 from autoscaler.contract import NodeInfo, Topology
-from rl.faasconf.buffer import Buffer, Sample
-from rl.faasconf.graph import adjacency, agents
-from rl.faasconf.learner import Learner, LearnerSettings, room
+from rl.faasconf.learner import Buffer, Learner, LearnerSettings, Sample, room
 from rl.faasconf.networks import Actor, Attention, Critic
+from rl.faasconf.policy import adjacency, agents
 from simulation.workloads.paper import paper_workload
 
 
