@@ -27,7 +27,7 @@ from autoscaler.policy.static import StaticPolicy
 from autoscaler.policy.token_load import TokenLoadPolicy, TokenLoadSettings
 from autoscaler.policy.vertical import VerticalHpaPolicy, draw
 from autoscaler.prices import PriceSheet
-from autoscaler.settings import ELSEWHERE, HPA_NAMES, POLICY_NAMES, ControllerSettings
+from autoscaler.settings import ELSEWHERE, HPA_NAMES, PLAN_NAMES, POLICY_NAMES, ControllerSettings
 from autoscaler.stored_deployment import Plan, load_plan
 
 Settings = TypeVar("Settings", bound=Checked)
@@ -156,8 +156,8 @@ def _static(making: Making) -> Policy:
     return StaticPolicy(making.plan().configurations if making.settings.plan else None)
 
 
-def _serverless_moe(making: Making) -> Policy:
-    return StaticPolicy(making.plan().configurations, name="serverlessmoe")
+def _stored(making: Making) -> Policy:
+    return StaticPolicy(making.plan().configurations, name=making.settings.policy)
 
 
 def hpa_settings(making: Making) -> HpaSettings:
@@ -217,7 +217,7 @@ MAKERS: Mapping[str, Maker] = {
     "apa": _apa,
     "slo-aware": _slo_aware,
     "elasticmoe": _elastic_moe,
-    "serverlessmoe": _serverless_moe,
+    **dict.fromkeys(PLAN_NAMES, _stored),
 }
 WITH_FILE = (*HPA_NAMES, "kpa", "keda", "apa", "slo-aware", "elasticmoe")
 assert tuple(MAKERS) == POLICY_NAMES

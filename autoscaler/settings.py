@@ -16,6 +16,7 @@ from autoscaler.contract import NAMESPACE, ConfigurationSpace
 
 POLICY_NAMES = (
     "static", "hpa", "tuned-hpa", "openfaas", "kpa", "keda", "apa", "slo-aware", "elasticmoe", "serverlessmoe",
+    "constant", "constant-per-layer", "constant-per-expert",
 )  # fmt: skip
 """Policies of this package (``docs/policies.md``); any other is named ``MODULE:MAKER``."""
 ELSEWHERE = {
@@ -26,6 +27,8 @@ ELSEWHERE = {
 }
 """Policies with a name of their own that are loaded when one is chosen."""
 SHORT_NAMES = (*POLICY_NAMES, *ELSEWHERE)
+PLAN_NAMES = ("serverlessmoe", "constant", "constant-per-layer", "constant-per-expert")
+"""Policies that hold a stored plan and nothing else."""
 LEARNT = ("smoe", "faasconf")
 """Policies that came out of a simulator: where they misbehave, ``hpa`` takes over."""
 HPA_NAMES = ("hpa", "tuned-hpa", "openfaas")
@@ -138,7 +141,7 @@ class ControllerSettings(Checked):
     healthy. [default: 3 intervals, at least 30]"""
 
     def rules(self) -> Iterable[Rule]:
-        stored, factor = self.policy in ("tuned-hpa", "serverlessmoe"), self.max_step_factor
+        stored, factor = self.policy in ("tuned-hpa", *PLAN_NAMES), self.max_step_factor
         home = self.kubernetes_namespace in (None, self.namespace) or self.namespace == NAMESPACE
         return (
             ("stalled_s", self.stalled_s is None or self.stalled_s > self.interval_s, f"above {self.interval_s}"),

@@ -32,6 +32,8 @@ RUN = "evaluation.comparison.run"
 """Module that evaluates; what it imports makes a result."""
 FROM_FILE = "file"
 """Pattern of a trace that was given."""
+BURST_SUFFIX = "+burst"
+"""Ends the name of a policy that runs with standbys, as ``hpa+burst``."""
 
 
 @dataclass(frozen=True, order=True)
@@ -114,10 +116,11 @@ class Grid:
             if unknown or not values or len(set(values)) < len(values):
                 wrong = unknown[0] if unknown else f"{', '.join(values)}, each once"
                 raise EvaluationError(f"{name} are {', '.join(allowed)}; got {wrong!r}")
-        bad = [policy for policy in self.policies if not is_policy(policy)]
+        bad = [policy for policy in self.policies if not is_policy(without_burst(policy))]
         if bad or not self.policies or len(set(self.policies)) < len(self.policies):
             raise EvaluationError(
-                f"policies are {', '.join(SHORT_NAMES)} or MODULE:MAKER, each once; got {', '.join(self.policies)!r}"
+                f"policies are {', '.join(SHORT_NAMES)} or MODULE:MAKER, each once, also with "
+                f"{BURST_SUFFIX}; got {', '.join(self.policies)!r}"
             )
         if not self.seeds or min(self.seeds) < 0 or len(set(self.seeds)) < len(self.seeds):
             raise EvaluationError(f"seeds are whole numbers from 0, each once; got {self.seeds}")
@@ -184,7 +187,7 @@ class Grid:
             "split": self.split,
             "world": [self.world, self.relative_slo, self.hop_factor, self.gpu_price_factor],
             "files": [_digest(path) for path in (self.plan_of(policy, group), self.settings_of(policy, group))],
-            "learnt": _digest(learnt_file(policy, group.workload, self.settings_of(policy, group))),
+            "learnt": _digest(learnt_file(without_burst(policy), group.workload, self.settings_of(policy, group))),
             **self.made_by(group.workload, policy),
         }
         if (pipeline := self.custom_of(group.workload)) is not None:
@@ -236,17 +239,26 @@ class Grid:
             raise EvaluationError(str(error)) from error
 
     def plan_of(self, policy: str, group: Group) -> Path | None:
-        """The stored plan of a policy, where there is one."""
-        return _nearest(self.plans, policy, group, "json")
+        """The stored plan of a policy, where there is one; with standbys its own, else the one without."""
+        names = policy, without_burst(policy)
+        return next(filter(None, (_nearest(self.plans, name, group, "json") for name in names)), None)
 
     def settings_of(self, policy: str, group: Group) -> Path | None:
-        return _nearest(self.settings, policy, group, "toml")
+        """Likewise its settings."""
+        names = policy, without_burst(policy)
+        return next(filter(None, (_nearest(self.settings, name, group, "toml") for name in names)), None)
 
 
 def maker_modules(policy: str) -> list[str]:
     """The module of a policy's maker where it is loaded by name: no import leads there."""
+    policy = without_burst(policy)
     module, colon, _ = ELSEWHERE.get(policy, policy).partition(":")
     return [module] if colon else []
+
+
+def without_burst(policy: str) -> str:
+    """A policy's name without :data:`BURST_SUFFIX`."""
+    return policy.removesuffix(BURST_SUFFIX)
 
 
 def file_name(policy: str) -> str:

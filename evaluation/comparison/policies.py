@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from autoscaler.checked import read_toml
-from autoscaler.contract import Policy
+from autoscaler.contract import Burst, Policy
 from autoscaler.decision.limits import LimitSettings
-from autoscaler.policies import Making, make_policy
+from autoscaler.errors import SettingsError
+from autoscaler.policies import BURST_TABLE, Making, make_policy
 from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings
-from evaluation.comparison.grid import Grid, Group
+from autoscaler.stored_deployment import load_plan
+from evaluation.comparison.grid import BURST_SUFFIX, Grid, Group, without_burst
 from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
 
 PLANNING = frozenset(name for short in ("smoe", "last-window") for name in (short, ELSEWHERE[short]))
 """Policies that know the seconds of a call, which a profile holds."""
+
+
+DEFAULT_BURST = Burst(2)
+"""Standbys of a policy that has none of its own, and runs with them."""
+SETTINGS = "policy settings"
 
 
 def limits_of(workload: Workload) -> LimitSettings:
@@ -30,19 +37,19 @@ def limits_of(workload: Workload) -> LimitSettings:
 
 def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy:
     """The policy as the controller would make it. Segments are left alone, as in the paper. Raises SettingsError."""
-    settings_file, pipeline = grid.settings_of(name, group), grid.custom_of(group.workload)
-    table: Path | Mapping[str, Any] | None = settings_file
-    if grid.speed > 1 and name in HPA_NAMES:
+    pipeline, base, plan = grid.custom_of(group.workload), without_burst(name), grid.plan_of(name, group)
+    table = _table(name, workload, grid, group)
+    if grid.speed > 1 and base in HPA_NAMES:
         table = {
             **hpa_of_windows(grid.window_s),
-            **(read_toml(settings_file, "policy settings") if settings_file is not None else {}),
+            **(read_toml(table, SETTINGS) if isinstance(table, Path) else table or {}),
         }
     settings = ControllerSettings(
         gateway_url="http://127.0.0.1:8080",
         manifest_dir=Path() if pipeline is None else Path(pipeline.folder),
-        policy=name,
+        policy=base,
         policy_settings=table,
-        plan=grid.plan_of(name, group),
+        plan=plan,
         policy_seed=group.seed,
         interval_s=grid.window_s,
         slo_s=workload.slo_s,
@@ -54,9 +61,21 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
         runtime_mb=workload.runtime_mb,
     )
     parts = (settings, workload.topology, limits_of(workload), workload.prices)
-    if pipeline is None or name not in PLANNING:
+    if pipeline is None or base not in PLANNING:
         return make_policy(Making(*parts))
     return make_policy(MakingByProfile(*parts, pipeline, group.tokens))
+
+
+def _table(name: str, workload: Workload, grid: Grid, group: Group) -> Path | Mapping[str, Any] | None:
+    """The policy's settings; with standbys :data:`DEFAULT_BURST` where neither they nor its plan have some."""
+    given, plan = grid.settings_of(name, group), grid.plan_of(name, group)
+    if name == without_burst(name):
+        return given
+    if workload.host is not None:
+        raise SettingsError(f"{name}: standbys are not simulated on one shared machine; leave {BURST_SUFFIX} out")
+    table = {} if given is None else read_toml(given, SETTINGS)
+    in_plan = plan is not None and any(one.burst for one in load_plan(plan).configurations.values())
+    return table if BURST_TABLE in table or in_plan else {**table, BURST_TABLE: asdict(DEFAULT_BURST)}
 
 
 @dataclass(frozen=True)

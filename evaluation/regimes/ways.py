@@ -156,7 +156,7 @@ def _constants(
     per_layer = None if constant is None else descended(judged, constant, layers, cheaper)
     planned = [_largest(workload, optima)]
     if workload.host is None:
-        planned += _each_its_own(physics, judged.requests, seconds)
+        planned += planned_constants(physics, judged.requests, seconds)
     starts = [one for one in (per_layer, _first(judged, planned)) if one is not None]
     if not starts:
         return constant, per_layer, None
@@ -201,7 +201,7 @@ def _burst_window(best: Best, rule: Burst | None) -> tuple[Found | None, Found]:
     return _cheaper(uniform, best.uniform), _cheaper(own_choices, best.per_expert)
 
 
-def _each_its_own(physics: Physics, requests: Requests, seconds: float) -> Iterator[Deployment]:
+def planned_constants(physics: Physics, requests: Requests, seconds: float) -> Iterator[Deployment]:
     """Constants with a configuration for each expert: the queueing model's optimum for a multiple of the mean load and
     a part of λ."""
     for times, share in product(TIMES_MEAN, SHARES):

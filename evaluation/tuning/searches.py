@@ -1,4 +1,4 @@
-"""Plans of the baselines that hold one: parameters searched on validation hours, built for each seed's own profile.
+"""Plans of the policies that hold one, searched on validation hours and built for each seed's own profile.
 
 A seed has its own popularity of experts, in every set of hours. What is searched, for each workload and pattern, are
 the parameters of a deployment on the validation hours of the first seeds; then every seed gets the deployment that
@@ -7,10 +7,11 @@ these parameters make of its own validation hour's profile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import optuna
@@ -20,10 +21,13 @@ from autoscaler.stored_deployment import Plan, save_plan
 from evaluation.bound.loads import WindowLoad, windows
 from evaluation.comparison.episode import Work, prepare
 from evaluation.comparison.errors import EvaluationError
-from evaluation.comparison.grid import Grid, Group, stem
+from evaluation.comparison.grid import BURST_SUFFIX, Grid, Group, stem
+from evaluation.tuning.constants import NAMES, Constants, Hour, hour_of, search_constants
 from evaluation.tuning.deployments import AXES, Deployments, Parameters
 from evaluation.tuning.outcomes import Replay, tail_s
 from evaluation.tuning.search import Found, SearchSettings, Trial, search, write_trials
+
+Made = TypeVar("Made")
 
 
 class Planned(NamedTuple):
@@ -35,8 +39,14 @@ class Planned(NamedTuple):
 
 
 PLANNED = {"serverlessmoe": Planned(AXES, 2), "tuned-hpa": Planned(("compute", "concurrency"), 1)}
-"""Policies that hold a plan. The tuned HPA's replicas are its own; simulating it costs ten times as much."""
+"""Policies whose plan is made for a profile. The tuned HPA's replicas are its own; simulating it costs ten times as
+much."""
+CONSTANTS = (*NAMES, *(name + BURST_SUFFIX for name in NAMES))
+"""Policies whose plan is a best constant."""
+SEEDS = 2
+"""So many of the first seeds' validation hours constants are searched on."""
 METHOD = "optuna TPE with random and local trials around separable optima"
+CONSTANT_METHOD = "bisection over uniform configurations, then descent"
 PROFILING_WINDOWS = 12
 
 
@@ -60,27 +70,68 @@ def make_plans(
     out: Path,
     settings: SearchSettings,
     progress: Callable[[str, Trial], object] = lambda what, trial: None,
-) -> dict[str, Found]:
+    refused: dict[str, str] | None = None,
+) -> dict[str, Found | Constants]:
     """``POLICY.WORKLOAD.PATTERN.SEED.json`` in ``out`` for the policies of ``grid`` that hold a plan, and the trials of
     each search next to them as ``POLICY.WORKLOAD.PATTERN.csv``.
 
     Provisioned meter; input size the first of ``grid``. Searches whose plans are all there are not done again. Returns
-    the new ones. Raises what an evaluation raises.
+    the new ones. Raises what an evaluation raises; with ``refused`` given, a plan for whose hours nothing can be
+    measured (EvaluationError) is left out, and its name and the reason put there.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    results: dict[str, Found] = {}
+    results: dict[str, Found | Constants] = {}
     for workload in grid.workloads:
         for pattern in grid.patterns:
-            for policy in PLANNED:
+            for policy in (*PLANNED, *CONSTANTS):
                 name = stem(policy, workload, pattern)
                 missing = [seed for seed in grid.seeds if not _path(out, name, seed).is_file()]
                 if policy not in grid.policies or not missing:
                     continue
-                results[name] = _search(grid, policy, Group(workload, pattern, grid.tokens[0], 0), settings, progress)
-                write_trials(results[name].trials, out / f"{name}.csv")
-                for seed in missing:
-                    _store(grid, policy, Group(workload, pattern, grid.tokens[0], seed), results[name], out)
+                cell = Group(workload, pattern, grid.tokens[0], 0)
+                try:
+                    results[name] = (_search if policy in PLANNED else _constants)(
+                        grid, policy, cell, settings, progress
+                    )
+                    write_trials(results[name].trials, out / f"{name}.csv")
+                    for seed in missing:
+                        _store(grid, policy, replace(cell, seed=seed), results[name], out)
+                except EvaluationError as error:
+                    if refused is None:
+                        raise
+                    refused[name] = str(error)
     return results
+
+
+def _constants(
+    grid: Grid, policy: str, cell: Group, settings: SearchSettings, progress: Callable[[str, Trial], object]
+) -> Constants:
+    hours = _measurable(lambda seed: _hour(_validation(grid), replace(cell, seed=seed)), grid.seeds[:SEEDS])
+    name = stem(policy, cell.workload, cell.pattern)
+    return search_constants(policy, hours, settings.trials, lambda trial: progress(name, trial))
+
+
+def _validation(grid: Grid) -> Grid:
+    """The same for all policies."""
+    return replace(grid, split="validation", policies=("static",), plans=None, settings=None)
+
+
+@lru_cache(maxsize=SEEDS)
+def _hour(grid: Grid, group: Group) -> Hour:
+    return hour_of(prepare(grid, group))
+
+
+def _measurable(make: Callable[[int], Made], seeds: Sequence[int]) -> list[Made]:
+    """What ``make`` returns for the seeds for which it does. Raises its EvaluationError where there is none."""
+    every, errors = [], []
+    for seed in seeds:
+        try:
+            every.append(make(seed))
+        except EvaluationError as error:
+            errors.append(error)
+    if not every:
+        raise errors[0]
+    return every
 
 
 def _search(
@@ -88,8 +139,8 @@ def _search(
 ) -> Found:
     """``cell``: a group of the wanted workload and pattern."""
     axes, seeds = PLANNED[policy]
-    validation = replace(grid, split="validation")
-    profiles = [profile(validation, replace(cell, seed=seed), axes) for seed in grid.seeds[:seeds]]
+    validation = _validation(grid)
+    profiles = _measurable(lambda seed: profile(validation, replace(cell, seed=seed), axes), grid.seeds[:seeds])
     workload = profiles[0].replay.workload
     hpa = None
     if policy == "tuned-hpa":
@@ -98,7 +149,10 @@ def _search(
 
     def outcome(parameters: Parameters) -> tuple[float, float]:
         parts = [one.outcome(parameters, hpa) for one in profiles]
-        return sum(cost for cost, _ in parts), tail_s([value for _, values in parts for value in values])
+        # Where λ is relative each hour has its own, and a tail is given in seconds of the first hour's.
+        scales = [workload.slo_s / one.replay.workload.slo_s for one in profiles]
+        values = [scale * value for scale, (_, values) in zip(scales, parts, strict=True) for value in values]
+        return sum(cost for cost, _ in parts), tail_s(values)
 
     first, name = profiles[0].deployments, stem(policy, cell.workload, cell.pattern)
     return search(first.spans, outcome, workload.slo_s, settings, first.words, lambda trial: progress(name, trial))
@@ -124,21 +178,26 @@ def _stretches(work: Work, stretch_s: float) -> tuple[WindowLoad, ...]:
     return loads[(len(loads) - 1) // 2], loads[-1]
 
 
-def _store(grid: Grid, policy: str, group: Group, result: Found, out: Path) -> None:
-    one = profile(replace(grid, split="validation"), group, PLANNED[policy].axes)
+def _store(grid: Grid, policy: str, group: Group, result: Found | Constants, out: Path) -> None:
+    if isinstance(result, Constants):
+        hour = _hour(_validation(grid), group)
+        requests, chosen, words = hour.work.requests, hour.deployment(result.configurations), result.best.words
+    else:
+        one = profile(_validation(grid), group, PLANNED[policy].axes)
+        requests, chosen = one.replay.requests, one.deployments.build(result.parameters)
+        words = one.deployments.words(result.parameters)
     about: dict[str, object] = {
-        "method": METHOD,
+        "method": METHOD if policy in PLANNED else CONSTANT_METHOD,
         "policy": policy,
         "workload": group.workload,
         "pattern": group.pattern,
         "seed": group.seed,
-        "profile": one.replay.requests.source,
-        "words": one.deployments.words(result.parameters),
+        "profile": requests.source,
+        "words": words,
         "trials": len(result.trials),
         "converged": result.converged,
     }
-    plan = Plan(group.workload, one.deployments.build(result.parameters), about)
-    save_plan(plan, _path(out, stem(policy, group.workload, group.pattern), group.seed))
+    save_plan(Plan(group.workload, chosen, about), _path(out, stem(policy, group.workload, group.pattern), group.seed))
 
 
 def _path(out: Path, name: str, seed: int) -> Path:

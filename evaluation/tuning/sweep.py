@@ -1,9 +1,10 @@
 """Every baseline's own settings, tried on validation hours: the cheapest that keeps the SLO often enough is kept.
 
-For each workload by itself over all patterns, as whoever runs one pipeline would, and once for all of them, for
-workloads that were not swept. A sweep looks at validation hours only (:attr:`evaluation.comparison.grid.Grid.split`);
-every trial is recorded. Candidates are Knative's, KEDA's and Kubernetes' defaults first, then ever stronger reactions:
-where a call takes milliseconds, a replica that is loaded as it should be uses a hundredth of its slots.
+For each workload by itself, over all patterns and under each of them (as plans are searched), and once for all
+workloads, for those that were not swept. A sweep looks at validation hours only
+(:attr:`evaluation.comparison.grid.Grid.split`); every trial is recorded. Candidates are Knative's, KEDA's and
+Kubernetes' defaults first, then ever stronger reactions: where a call takes milliseconds, a replica that is loaded as
+it should be uses a hundredth of its slots.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.comparison.grid import Grid, file_name
+from evaluation.comparison.grid import Grid, file_name, without_burst
 from evaluation.comparison.run import evaluate
 from evaluation.comparison.tables import runs_of
 from evaluation.processes import worker_processes
+from evaluation.tuning.constants import BURSTS, NAMES
 from evaluation.tuning.outcomes import MOST_VIOLATED
 
 SWEEP_SEEDS = 2
@@ -68,9 +71,26 @@ CANDIDATES: Mapping[str, Sequence[Setting]] = {
 }
 
 
+_STANDBYS = [{"burst": asdict(burst)} for burst in BURSTS]
+_SOME_STANDBYS = [_STANDBYS[place] for place in (1, 2, 4, 7)]
+"""Each number of standbys, headroom and hold twice."""
+
+
+def candidates_of(policy: str) -> Sequence[Setting]:
+    """Settings that are tried: with standbys three of the policy's without, each with four rules; all rules where it
+    has no settings. None for policies that are not swept: constants' standbys are in their plans."""
+    base = without_burst(policy)
+    if base == policy or base in NAMES:
+        return CANDIDATES.get(policy, ())
+    settings = CANDIDATES.get(base)
+    if settings is None:
+        return _STANDBYS
+    return [{**setting, **rule} for setting in settings[:: len(settings) // 3][:3] for rule in _SOME_STANDBYS]
+
+
 @dataclass(frozen=True)
 class Swept:
-    """One setting of one policy on the validation hours of one workload, or of all."""
+    """One setting of one policy on the validation hours of one workload, or of all, under one pattern, or all."""
 
     policy: str
     workload: str
@@ -81,6 +101,7 @@ class Swept:
     violated: int
     judged: int
     """Windows over the SLO, and windows that could be judged."""
+    pattern: str = ALL
 
     @property
     def share(self) -> float:
@@ -102,49 +123,51 @@ def sweep(
     progress: Callable[[str, int], object] = lambda what, trials: None,
     workers: int = 1,
 ) -> list[Swept]:
-    """The best setting of each policy of ``grid`` that has candidates, for each workload and for all.
+    """The best setting of each policy of ``grid`` that has candidates, for each workload, over all of its patterns and
+    under each, and for all workloads.
 
-    A workload's trials are simulated in one process, as all of them meet the same work; ``workers``: workloads at once.
-    ``progress`` gets what was tried last and how many trials are done. ``POLICY.WORKLOAD.toml``, ``POLICY.toml`` and
-    ``sweep.csv`` go to ``out``, which is then a folder of policies' settings. Runs that are stored there are not
-    simulated again; hours that nothing can be measured with are left out. Raises what else an evaluation raises.
+    All settings of a policy on a workload are simulated in one process; ``workers``: so many of them at once.
+    ``progress`` gets what was tried last and how many settings are done. ``POLICY.WORKLOAD.PATTERN.toml``,
+    ``POLICY.WORKLOAD.toml``, ``POLICY.toml`` and ``sweep.csv`` go to ``out``, which is then a folder of policies'
+    settings. Runs that are stored there are not simulated again; hours that nothing can be measured with are left out.
+    Raises what else an evaluation raises.
     """
     validation = replace(grid, split="validation", bound=False, seeds=grid.seeds[:SWEEP_SEEDS])
-    policies = [policy for policy in grid.policies if policy in CANDIDATES]
+    policies = [policy for policy in grid.policies if candidates_of(policy)]
     for policy in policies:
-        for number, setting in enumerate(CANDIDATES[policy]):
+        for number, setting in enumerate(candidates_of(policy)):
             write_setting(_trial(out, policy, number), file_name(policy), setting)
-    swept: dict[str, list[list[Swept]]] = {policy: [] for policy in policies}
-    done = 0
-
-    def take(workload: str, policy: str, candidate: list[Swept]) -> None:
-        nonlocal done
-        swept[policy].append(candidate)
-        done += len(candidate)
-        progress(f"{policy} on {workload}", done)
-
-    custom_grids = [replace(validation, workloads=(workload,)) for workload in grid.workloads]
-    workers = min(workers, len(custom_grids))
-    if workers <= 1:
-        for custom_grid in custom_grids:
-            for policy in policies:
-                take(custom_grid.workloads[0], policy, _tried(custom_grid, policy, out))
-    else:
-        with worker_processes(workers) as pool:
-            parts = pool.map(_all_tried, custom_grids, itertools.repeat(policies), itertools.repeat(out))
-            for workload, by_policy in zip(grid.workloads, parts, strict=True):
-                for policy, candidate in by_policy.items():
-                    take(workload, policy, candidate)
+    tasks = [
+        (replace(validation, workloads=(workload,)), policy, out) for policy in policies for workload in grid.workloads
+    ]
+    workers, done = min(workers, len(tasks)), 0
+    parts: dict[str, list[list[Swept]]] = {policy: [] for policy in policies}
+    with worker_processes(workers) if workers > 1 else nullcontext() as pool:
+        tried = map(_tried, tasks) if pool is None else pool.map(_tried, tasks)
+        for (one, policy, _), swept in zip(tasks, tried, strict=True):
+            parts[policy].append(swept)
+            done += len(candidates_of(policy))
+            progress(f"{policy} on {one.workloads[0]}", done)
     trials: list[Swept] = []
     chosen: list[Swept] = []
-    for policy, candidates in swept.items():
-        for candidate in [*candidates, _together(candidates)]:
+    for every in parts.values():
+        for candidate in [*(part for swept in every for part in _parts(swept)), _together(every)]:
             trials += candidate
-            chosen.append(best(candidate))
-            name = file_name(policy) if chosen[-1].workload == ALL else f"{file_name(policy)}.{chosen[-1].workload}"
-            write_setting(out, name, chosen[-1].setting)
+            if candidate[0].pattern == ALL or any(one.judged for one in candidate):
+                chosen.append(best(candidate))
+                write_setting(out, _name(chosen[-1]), chosen[-1].setting)
     _record(out / "sweep.csv", trials, chosen)
     return chosen
+
+
+def _name(swept: Swept) -> str:
+    parts = (file_name(swept.policy), swept.workload, swept.pattern)
+    return ".".join(part for part in parts if part != ALL)
+
+
+def _parts(swept: Sequence[Swept]) -> list[list[Swept]]:
+    """By pattern."""
+    return [[one for one in swept if one.pattern == pattern] for pattern in dict.fromkeys(one.pattern for one in swept)]
 
 
 def _trial(out: Path, policy: str, number: int) -> Path:
@@ -152,43 +175,43 @@ def _trial(out: Path, policy: str, number: int) -> Path:
     return out / "trials" / f"{file_name(policy)}-{number}"
 
 
-def _tried(validation: Grid, policy: str, out: Path) -> list[Swept]:
-    """Every candidate of a policy on the validation hours of the one workload of ``validation``."""
+def _tried(task: tuple[Grid, str, Path]) -> list[Swept]:
+    """Every candidate of a policy on the validation hours of one workload, over all patterns and, of several, under
+    each."""
+    validation, policy, out = task
+    patterns = (ALL, *(validation.patterns if len(validation.patterns) > 1 else ()))
     tried = []
-    for number, setting in enumerate(CANDIDATES[policy]):
+    for number, setting in enumerate(candidates_of(policy)):
         folder = _trial(out, policy, number)
         summaries = evaluate(replace(validation, policies=(policy,), settings=folder), folder, workers=1, refused={})
-        tried.append(_judge(policy, validation.workloads[0], setting, summaries))
+        for pattern in patterns:
+            part = [summary for summary in summaries if pattern in (ALL, summary["pattern"])]
+            tried.append(_judge(policy, validation.workloads[0], setting, part, pattern))
     return tried
 
 
-def _all_tried(validation: Grid, policies: Sequence[str], out: Path) -> dict[str, list[Swept]]:
-    """By policy, in a process of its own."""
-    return {policy: _tried(validation, policy, out) for policy in policies}
-
-
-def _together(candidates: Sequence[Sequence[Swept]]) -> list[Swept]:
-    """Each setting over all workloads."""
+def _together(every: Sequence[Sequence[Swept]]) -> list[Swept]:
+    """Each setting over all workloads and patterns."""
     return [
-        Swept(
-            same[0].policy,
-            ALL,
-            same[0].setting,
-            sum(one.cost for one in same),
-            sum(one.violated for one in same),
-            sum(one.judged for one in same),
+        replace(
+            same[0],
+            workload=ALL,
+            cost=sum(one.cost for one in same),
+            violated=sum(one.violated for one in same),
+            judged=sum(one.judged for one in same),
         )
-        for same in zip(*candidates, strict=True)
+        for same in zip(*(_parts(swept)[0] for swept in every), strict=True)
     ]
 
 
 def write_setting(folder: Path, name: str, setting: Setting) -> None:
     """As the TOML file ``name`` that an evaluation and ``smoe autoscale --policy-settings`` read."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"{key} = {_toml(value)}" for key, value in setting.items() if not isinstance(value, list)]
-    for key, rows in setting.items():
-        for row in rows if isinstance(rows, list) else ():
-            lines += ["", f"[[{key}]]", *(f"{name} = {_toml(value)}" for name, value in row.items())]
+    lines = [f"{key} = {_toml(value)}" for key, value in setting.items() if not isinstance(value, list | Mapping)]
+    for key, value in setting.items():
+        head = f"[{key}]" if isinstance(value, Mapping) else f"[[{key}]]"
+        for row in [value] if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+            lines += ["", head, *(f"{name} = {_toml(entry)}" for name, entry in row.items())]
     (folder / f"{name}.toml").write_text("\n".join(lines) + "\n")
 
 
@@ -196,19 +219,22 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-def _judge(policy: str, workload: str, setting: Setting, summaries: Sequence[Mapping[str, Any]]) -> Swept:
+def _judge(policy: str, workload: str, setting: Setting, summaries: Sequence[Mapping[str, Any]], pattern: str) -> Swept:
     runs = runs_of(summaries)
     cost = sum(run["provisioned_experts"] for run in runs)
     judged, violated = (sum(run[name] for run in runs) for name in ("judged_windows", "violated_windows"))
-    return Swept(policy, workload, setting, float(cost), violated, judged)
+    return Swept(policy, workload, setting, float(cost), violated, judged, pattern)
 
 
 def _record(path: Path, trials: Sequence[Swept], chosen: Sequence[Swept]) -> None:
     kept = {id(trial) for trial in chosen}
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("policy", "workload", "setting", "provisioned_experts", "violated", "judged", "chosen"))
+        writer.writerow(
+            ("policy", "workload", "pattern", "setting", "provisioned_experts", "violated", "judged", "chosen")
+        )
         for trial in trials:
             setting = ", ".join(f"{key}={value}" for key, value in trial.setting.items())
             figures = f"{trial.cost:.6g}", trial.violated, trial.judged, "yes" if id(trial) in kept else ""
-            writer.writerow((trial.policy, trial.workload, setting, *figures))
+            writer.writerow((trial.policy, trial.workload, trial.pattern, setting, *figures))

@@ -1,0 +1,227 @@
+"""Best constants: one configuration for all experts, for each layer, or for each expert, searched on validation hours.
+
+The search is that of :mod:`evaluation.regimes.search`; this module judges it on several hours, by the rule that
+settings are swept by (:func:`evaluation.tuning.sweep.best`): the cheapest of those that break λ in at most
+:data:`evaluation.tuning.outcomes.MOST_VIOLATED` of the windows, or where none does in hardly more than the one that
+does so in the fewest. Each freedom starts from what was found with less, and all judge equally many deployments. With
+``+burst`` every function has standbys by one of :data:`BURSTS`, whose cost is part of what is compared.
+
+Every hour has its own popularity of experts. A constant for each expert is one for each *rank*: what the layer's most
+called expert of the first hour has, that of any other hour gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from autoscaler.contract import Burst, Configuration
+from evaluation.bound.physics import Physics
+from evaluation.comparison.episode import Work as Episode
+from evaluation.comparison.grid import BURST_SUFFIX, without_burst
+from evaluation.regimes.judged import Deployment, Work
+from evaluation.regimes.search import Found, cheapest_uniform, descended, neighbours, price_per_hour
+from evaluation.regimes.ways import planned_constants
+from evaluation.tuning.outcomes import MOST_VIOLATED, p95s, tail_s
+from evaluation.tuning.search import Trial
+from simulation.engine.requests import Requests
+from simulation.workloads.workload import Workload
+
+NAMES = ("constant", "constant-per-layer", "constant-per-expert")
+"""Policies that hold such a plan, in order of freedom."""
+BURSTS = tuple(
+    Burst(standbys, headroom, 1.0, hold_s) for standbys, headroom, hold_s in product((1, 3), (1.0, 1.5), (2.0, 10.0))
+)
+"""Standbys that are tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class Hour:
+    """What an hour's deployments are judged on."""
+
+    work: Work
+    window_s: float
+    windows: range
+    """Numbers of those that are judged."""
+    outcomes: dict[tuple[Configuration, ...], tuple[float, list[float]]] = field(default_factory=dict)
+    """Outcomes by :attr:`ranked`'s configurations."""
+
+    def outcome(self, configurations: tuple[Configuration, ...]) -> tuple[float, list[float]]:
+        """(cost of the experts an hour, P95 over λ of each judged window) where ``configurations`` are those of
+        :attr:`ranked`; infinite and none without room for them."""
+        if configurations not in self.outcomes:
+            self.outcomes[configurations] = self._simulated(self.deployment(configurations))
+        return self.outcomes[configurations]
+
+    def deployment(self, configurations: Iterable[Configuration]) -> dict[str, Configuration]:
+        """Function → its own of ``configurations``, which are in the order of :attr:`Hour.ranked`."""
+        return dict(zip(self.ranked, configurations, strict=True))
+
+    @cached_property
+    def ranked(self) -> tuple[str, ...]:
+        """Functions of the experts, layer by layer, those with most tokens first."""
+        experts, tokens = self.work.workload.experts, self.work.requests.counts[1:].sum(axis=1, dtype=np.int64)
+        order = sorted(range(len(experts)), key=lambda e: (experts[e].layer, -tokens[e], e))
+        return tuple(experts[e].function for e in order)
+
+    def _simulated(self, deployment: Deployment) -> tuple[float, list[float]]:
+        simulation = self.work.simulation(deployment)
+        if simulation is None:
+            return np.inf, []
+        every = [simulation.advance((number + 1) * self.window_s) for number in range(self.windows.stop)]
+        counted = every[self.windows.start :]
+        activated_s = np.sum([window.activated_s for window in counted], axis=0)
+        cost = self.work.per_hour(deployment, simulation, len(counted) * self.window_s, activated_s)
+        return cost, [p95_s / self.work.workload.slo_s for p95_s in p95s(counted)]
+
+
+def hour_of(episode: Episode) -> Hour:
+    """The windows after the warm-up."""
+    warm_up, count = (round(seconds / episode.window_s) for seconds in (episode.profiling_s, episode.arrivals.seconds))
+    work = Work(episode.workload, episode.requests, episode.group.seed)
+    return Hour(work, episode.window_s, range(warm_up, count))
+
+
+class Hours:
+    """Deployments of the first hour's experts, judged on all hours together: what a search asks."""
+
+    def __init__(self, hours: Sequence[Hour], trials: int, on_trial: Callable[[Trial], object]) -> None:
+        self.hours, self.trials = hours, dict[tuple[Configuration, ...], Trial]()
+        self.spent = False
+        """Whether something was left untried."""
+        self._most_trials, self._on_trial = trials, on_trial
+        self.allowed = MOST_VIOLATED
+        """Share of windows over λ up to which it counts as kept."""
+        self.shares: dict[tuple[Configuration, ...], float] = {}
+
+    @property
+    def workload(self) -> Workload:
+        return self.hours[0].work.workload
+
+    @property
+    def requests(self) -> Requests:
+        return self.hours[0].work.requests
+
+    def cost(self, deployment: Deployment) -> float | None:
+        """None where λ is not kept often enough, there is no room, or all trials are done."""
+        key = tuple(deployment[function] for function in self.hours[0].ranked)
+        if key not in self.trials and len(self.trials) >= self._most_trials:
+            self.spent = True
+            return None
+        trial = self.trials.get(key) or self._judge(key)
+        return trial.cost if self.shares[key] <= self.allowed else None
+
+    def best(self) -> tuple[tuple[Configuration, ...], Trial]:
+        """The cheapest trial that is allowed."""
+        allowed = [key for key, share in self.shares.items() if share <= self.allowed]
+        key = min(allowed or self.trials, key=lambda key: (self.trials[key].cost, self.trials[key].number))
+        return key, self.trials[key]
+
+    def _judge(self, key: tuple[Configuration, ...]) -> Trial:
+        costs, values = zip(*(hour.outcome(key) for hour in self.hours), strict=True)
+        every = [value for part in values for value in part]
+        cost, tail = float(np.mean(costs)), tail_s(every)
+        self.shares[key] = sum(value > 1 for value in every) / len(every) if every and np.isfinite(cost) else 1.0
+        meets = self.shares[key] <= MOST_VIOLATED
+        self.trials[key] = Trial(len(self.trials), cost, tail * self.workload.slo_s, meets, cost, _words(key))
+        self._on_trial(self.trials[key])
+        return self.trials[key]
+
+
+class Constants(NamedTuple):
+    """The best constants and how they were found."""
+
+    configurations: tuple[Configuration, ...]
+    """In the order of :attr:`Hour.ranked`."""
+    best: Trial
+    trials: tuple[Trial, ...]
+    converged: bool
+    """No trial that the search asked for was left out."""
+
+
+def search_constants(
+    policy: str, hours: Sequence[Hour], trials: int, on_trial: Callable[[Trial], object] = lambda trial: None
+) -> Constants:
+    """What ``policy``, one of :data:`NAMES` with or without :data:`BURST_SUFFIX`, holds; at most ``trials`` deployments
+    are judged on top of those of the policies with less freedom, whose outcomes ``hours`` remember."""
+    name, bursts = without_burst(policy), BURSTS if policy.endswith(BURST_SUFFIX) else (None,)
+    judged = Hours(hours, trials, on_trial)
+    if name == NAMES[0]:
+        _uniform(judged, bursts)
+        if (fewest := min(judged.shares.values(), default=1.0)) > MOST_VIOLATED:
+            judged.allowed = fewest + MOST_VIOLATED
+            _uniform(judged, bursts)
+    else:
+        less = search_constants(policy.replace(name, NAMES[NAMES.index(name) - 1]), hours, trials)
+        start = Found(hours[0].deployment(less.configurations), less.best.cost)
+        judged.cost(start.deployment)
+        judged.allowed = max(MOST_VIOLATED, judged.shares[less.configurations])
+        _descend(judged, start, name == NAMES[1])
+    configurations, best = judged.best()
+    return Constants(configurations, best, tuple(judged.trials.values()), not judged.spent)
+
+
+def _uniform(judged: Hours, bursts: Sequence[Burst | None]) -> None:
+    least = float("inf")
+    for burst in bursts:
+        cheapest = cheapest_uniform(judged, burst, least)
+        least = least if cheapest is None else cheapest.cost
+
+
+def _descend(judged: Hours, start: Found, by_layer: bool) -> None:
+    """Until no step of any group is left that keeps λ for less."""
+    workload, physics = judged.workload, Physics(judged.workload, judged.requests.most_tokens)
+    burst = next(iter(start.deployment.values())).burst
+    layers = [[node.function for node in workload.topology.experts(layer)] for layer in range(workload.topology.layers)]
+    seconds = judged.hours[0].windows.stop * judged.hours[0].window_s
+    plans = [] if workload.host is not None else list(planned_constants(physics, judged.requests, seconds))
+    for plan in plans if not by_layer else [_by_layer(workload, plan, layers) for plan in plans]:
+        one = {name: replace(configuration, burst=burst) for name, configuration in plan.items()}
+        if price_per_hour(workload, one) < start.cost and (cost := judged.cost(one)) is not None and cost < start.cost:
+            start = Found(one, cost)
+    steps = neighbours(workload) if by_layer else _steps(workload)
+    while not judged.spent:
+        lower = descended(judged, start, layers if by_layer else [[name] for name in start.deployment], steps)
+        if lower.cost >= start.cost:
+            break
+        start = lower
+
+
+def _steps(workload: Workload) -> Callable[[Sequence[str], Deployment], Iterator[Configuration]]:
+    """From :func:`evaluation.regimes.search.neighbours` those with the present resource and a replica less, or with the
+    next smaller one and as many or one more."""
+
+    every = neighbours(workload)
+
+    def near(functions: Sequence[str], deployment: Deployment) -> Iterator[Configuration]:
+        present = deployment[functions[0]]
+        for one in every(functions, deployment):
+            same = (one.cpu_cores, one.gpu_share) == (present.cpu_cores, present.gpu_share)
+            if one.replicas - present.replicas in ((-1,) if same and one.burst == present.burst else (0, 1)):
+                yield one
+
+    return near
+
+
+def _by_layer(workload: Workload, plan: Deployment, layers: Sequence[Sequence[str]]) -> Deployment:
+    """Each layer has the most expensive of its experts' configurations."""
+    prices, by_layer = workload.prices, dict[str, Configuration]()
+    for functions in layers:
+        largest = max((plan[name] for name in functions), key=lambda one: one.replicas * prices.unit_per_s(one))
+        by_layer |= dict.fromkeys(functions, largest)
+    return by_layer
+
+
+def _words(key: Sequence[Configuration]) -> str:
+    """How many experts have what, as ``40: 2 cores × 1, 4 calls; 8: …``."""
+    counts = {one: key.count(one) for one in dict.fromkeys(key)}
+    return "; ".join(
+        f"{count}: {f'{one.cpu_cores:g} cores' if one.cpu_cores else f'{one.gpu_share:g} GPU'} × {one.replicas}"
+        f"{f' + {one.standbys} standbys' if one.burst else ''}, {one.concurrency} calls"
+        for one, count in sorted(counts.items(), key=lambda item: -item[1])
+    )
