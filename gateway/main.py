@@ -86,7 +86,6 @@ class _Duration(click.ParamType[float]):
     metavar="NAME",
     help="process: a machine to emulate on this one; repeatable, the first is home.",
 )
-@click.option("--node", "older_machines", multiple=True, hidden=True, help="Older name of --machine.")
 @click.option(
     "--network",
     "networks",
@@ -164,9 +163,6 @@ def main(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     cluster = take_kubernetes_options(options)
-    if older := options.pop("older_machines"):
-        log.warning("--node is the older name of --machine; give --machine, the next release takes no --node")
-        options["machines"] += older
     settings = GatewaySettings(
         keeps_functions=backend == "process",
         images=_image_table(images),

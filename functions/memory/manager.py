@@ -71,7 +71,7 @@ def from_environment(environ: Mapping[str, str]) -> ManagerSettings:
     if missing:
         raise SettingsError(f"{missing[0]} is not set; a weights manager runs on a node (gateway option --machine)")
     return ManagerSettings(
-        node=environ.get("smoe_machine") or environ.get("smoe_node", ""),
+        node=environ.get("smoe_machine", ""),
         folder=Path(environ["smoe_weights_dir"]),
         pipelines=Path(environ["smoe_pipelines_dir"]),
         token=Path(environ["smoe_feed_token_file"]).read_text().strip(),

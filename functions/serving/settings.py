@@ -67,7 +67,7 @@ class FunctionSettings:
     max_passes: int = 0
     """Passes of the ingress at once; requests beyond are packed together (``smoe_max_passes``; 0: no limit)."""
     node: str = ""
-    """Machine of this replica (``smoe_machine``, or for one release its older name ``smoe_node``); empty if not set."""
+    """Machine of this replica (``smoe_machine``); empty if not set."""
     device: DeviceSettings = DeviceSettings()
     dispatch: Dispatch = "auto"
     """How the ingress chooses replicas (``smoe_dispatch``). ``auto``: ``aebs`` for a layer whose experts have replicas
@@ -127,7 +127,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         queue_limit=_whole(environ, "smoe_queue_limit", 1000),
         max_passes=_whole(environ, "smoe_max_passes", 0),
         weights_dir=Path(environ["smoe_weights_dir"]) if environ.get("smoe_weights_dir") else None,
-        node=(environ.get("smoe_machine") or environ.get("smoe_node", "")).strip(),
+        node=environ.get("smoe_machine", "").strip(),
         device=device_settings(environ),
         dispatch=cast(Dispatch, _choice(environ, "smoe_dispatch", get_args(Dispatch))),
         transfer=cast(Transfer, _choice(environ, "smoe_transfer", get_args(Transfer))),

@@ -40,8 +40,7 @@ SETTLE_S = 3
 LOST_S = 5
 """Replicas of a node that Kubernetes takes for lost are replaced after so many seconds; its own default is 300."""
 LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
-MACHINE_VARIABLES = ("smoe_machine", "smoe_node")
-"""Names of the variable that holds a pod's machine: the present one, and the older one for one release."""
+MACHINE_VARIABLE = "smoe_machine"
 _RESERVED = (
     "port",
     "secret_mount_path",
@@ -49,7 +48,7 @@ _RESERVED = (
     "smoe_live_period",
     "OPENFAAS_NAME",
     "OPENFAAS_NAMESPACE",
-    *MACHINE_VARIABLES,
+    MACHINE_VARIABLE,
 )
 _PROBES = {"livenessProbe": "com.openfaas.health.http", "readinessProbe": "com.openfaas.ready.http"}
 _PROBE_DEFAULTS = {"initialDelaySeconds": 2, "periodSeconds": 2, "timeoutSeconds": 1, "failureThreshold": 3}
@@ -298,8 +297,7 @@ def _environment(spec: FunctionSpec, settings: KubernetesSettings) -> list[Objec
         environment.pop("max_inflight", None)
         environment |= {"smoe_live_settings": f"{LIVE_FOLDER}/{LIVE_FILE}", "smoe_live_period": "2s"}
     entries: list[Object] = [{"name": key, "value": value} for key, value in sorted(environment.items())]
-    machine = {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    return [*entries, *({"name": name, "valueFrom": machine} for name in MACHINE_VARIABLES)]
+    return [*entries, {"name": MACHINE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]
 
 
 def _volumes(

@@ -16,7 +16,7 @@ from gateway.backends.process.cgroup.usage import measure
 from gateway.backends.process.function import Context, ManagedFunction, Record
 from gateway.backends.process.gpu.shares import GpuShares
 from gateway.backends.process.logs import FunctionLog
-from gateway.backends.process.machines import MachineFolders, check_machines, machine_variables, memory_root
+from gateway.backends.process.machines import MACHINE_VARIABLE, MachineFolders, check_machines, memory_root
 from gateway.backends.process.probes import probe
 from gateway.backends.process.programs import Prepared, prepare
 from gateway.backends.process.replica_changes import STARTED, Exchanges
@@ -217,7 +217,7 @@ class ProcessBackend(Changes):
     def _machine_environment(self, machine: str) -> dict[str, str]:
         if self.machines is None or not machine:
             return {}
-        return machine_variables(machine) | {"smoe_weights_dir": str(self.machines.of(machine))}
+        return {MACHINE_VARIABLE: machine, "smoe_weights_dir": str(self.machines.of(machine))}
 
     def _live_settings(self, spec: FunctionSpec) -> Path:
         return (self._settings.state / "live" / f"{spec.key}.json").resolve()

@@ -51,11 +51,6 @@ def check_machines(machines: tuple[str, ...]) -> None:
             )
 
 
-def machine_variables(machine: str) -> dict[str, str]:
-    """Environment by which a replica knows its machine; ``smoe_node``, the older name, is still set for one release."""
-    return {MACHINE_VARIABLE: machine, "smoe_node": machine}
-
-
 class MachineFolders:
     """One memory folder for each machine, below a folder of this gateway that a lock marks as in use."""
 

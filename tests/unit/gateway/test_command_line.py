@@ -44,20 +44,6 @@ def test_wrong_options_are_refused_with_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_older_name_of_an_option_is_taken_with_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    started: list[GatewaySettings] = []
-
-    async def serve(settings: GatewaySettings, cluster: object) -> None:
-        started.append(settings)
-
-    monkeypatch.setattr("gateway.main.serve", serve)
-    result = run("--state", str(tmp_path), "--machine", "a", "--node", "b")
-    assert (result.exit_code, started[0].machines) == (0, ("a", "b"))
-    assert "give --machine" in caplog.text
-
-
 def test_openfaas_variables_are_read(tmp_path: Path) -> None:
     result = run("--state", str(tmp_path / "s"), upstream_timeout="whenever")
     assert (result.exit_code, "'whenever' is no duration" in result.output) == (2, True)

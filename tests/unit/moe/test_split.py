@@ -15,8 +15,10 @@ from moe.errors import CheckpointError
 from moe.manifest import load
 from moe.preset import PRESETS, byte_tokenizer, preset_source, preset_tokenizer
 from moe.reference import WholeModel
+from moe.runtime import Tensors
 from moe.split import split
 from tests.unit.moe import tiny
+from tests.unit.moe.conftest import Case
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -252,3 +254,25 @@ def test_an_index_may_not_lead_out_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
     with pytest.raises(CheckpointError, match="not a file of this folder"):
         split(tmp_path, tmp_path / "p", "tiny")
+
+
+def test_bytes_per_token_are_those_of_the_tensors_that_travel(case: Case) -> None:
+    """In texts of one token, as many bytes go in and out of each call as the manifest states; lengths do not count, nor
+    does an embedding, of which a text has one."""
+    travelled: dict[str, tuple[int, int]] = {}
+
+    def note(node: str, inputs: Tensors, reply: Tensors) -> None:
+        tokens = len(next(tensor for name, tensor in inputs.items() if not name.endswith("lengths")))
+        sizes = [
+            sum(tensor.nbytes for name, tensor in tensors.items() if not name.endswith(("lengths", "embedding")))
+            for tensors in (inputs, reply)
+        ]
+        travelled[node] = (sizes[0] // tokens, sizes[1] // tokens)
+
+    model = case.pipeline(trace=note)
+    ids = [[token] for token in range(5, 25)]
+    (model.embed_ids if model.manifest.task == "embedding" else model.logits_ids)(ids)
+    nodes = [node for node in model.manifest.nodes if node.id in travelled]
+    assert {node.layer for node in nodes if node.kind == "expert"} == set(range(model.manifest.layers))
+    stated = {node.id: (node.bytes_in_per_token, node.bytes_out_per_token) for node in nodes}
+    assert travelled == stated

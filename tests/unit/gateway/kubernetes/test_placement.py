@@ -67,10 +67,9 @@ def test_another_plan_takes_new_pods_and_the_same_plan_written_otherwise_does_no
 def test_a_pod_knows_its_machine_and_no_function_may_override_it() -> None:
     made = objects.deployment(spec("f"), KubernetesSettings(), frozenset())
     env = made["spec"]["template"]["spec"]["containers"][0]["env"]
-    for name in ("smoe_machine", "smoe_node"):  # the older name, for functions of the release before
-        assert {"name": name, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in env
-        with pytest.raises(InvalidSpecError, match=name):
-            objects.check(spec("f", env_vars={name: "a"}))
+    assert {"name": "smoe_machine", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in env
+    with pytest.raises(InvalidSpecError, match="smoe_machine"):
+        objects.check(spec("f", env_vars={"smoe_machine": "a"}))
 
 
 def test_a_replica_is_known_with_its_node_once_it_is_scheduled() -> None:

@@ -90,7 +90,6 @@ async def test_a_replica_moves_to_another_machine_without_a_moment_in_which_none
         first = (await until(backend, "echo", ready(1))).ready[0]
         environ = (await ask_json(first.address))["environ"]
         assert (first.machine, environ["smoe_machine"]) == ("a", "a")
-        assert environ["smoe_node"] == "a"  # the older name, for functions of the release before
         assert Path(environ["smoe_weights_dir"]).is_dir()
         await backend.update(spec("echo", annotations={"smoe.placement": "b=1"}))
         while (state := backend.get("echo", NAMESPACE)).replicas != state.ready or state.ready[0].machine != "b":
