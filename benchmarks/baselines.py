@@ -2,7 +2,8 @@
 
 First each policy is tuned on validation hours, of which ``--tune-seconds`` are simulated, those whose CV is nearest to
 the hour's: plans by a search for each workload and pattern that goes on until it has converged, settings by a recorded
-sweep for each workload of ``--sweep-on`` and for all of them together, which the other workloads get; FaaSConf was
+sweep for each workload of ``--sweep-on``, under each pattern, and for all of them together, which the other workloads
+get; FaaSConf was
 trained on training hours (``docs/policies.md``).
 Then all meet the same requests of test hours. The table is policy × pattern: both costs above the bound, P95 over the
 SLO, windows over it. All of it is simulated on the modelled cluster. What is in ``--out`` already is not done again.
@@ -16,12 +17,9 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
-import os
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,75 +38,23 @@ from benchmarks.harness.options import (
     workloads_option,
 )
 from benchmarks.harness.report import command, print_result, print_table, write_csv
+from evaluation.compared import Tuning, compare, result_of
 from evaluation.comparison.grid import Grid
 from evaluation.comparison.report import ReportPaths, heading, write_report
-from evaluation.comparison.run import evaluate
 from evaluation.comparison.store import write_windows
-from evaluation.comparison.tables import HEAD, Row, cells, markdown, rows
+from evaluation.comparison.tables import HEAD, cells, markdown, rows
 from evaluation.tuning.curves import best_so_far, picture
 from evaluation.tuning.search import SearchSettings
-from evaluation.tuning.searches import PLANNED, make_plans
-from evaluation.tuning.sweep import CANDIDATES, sweep
 from simulation.workloads.worlds import WORLDS, World
 from traces import catalog
 from traces.provenance import path_sha256
 from traces.traffic import DATA_SETS
 
 POLICIES = (
+    *("constant", "constant-per-layer", "constant-per-expert", "constant+burst", "constant-per-expert+burst"),
     *("serverlessmoe", "elasticmoe", "faasconf", "openfaas"),
-    *("hpa", "tuned-hpa", "kpa", "keda", "apa", "slo-aware", "last-window"),
+    *("hpa", "hpa+burst", "tuned-hpa", "kpa", "keda", "apa", "slo-aware", "last-window"),
 )
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How settings and plans are found on validation hours."""
-
-    swept: tuple[str, ...]
-    """Workloads that settings are swept on."""
-    trials: int
-    """Most deployments judged in a search."""
-    seconds: float
-    """The part of each hour that is most like the whole."""
-
-
-def measure(
-    grid: Grid, tuning: Tuning, out: Path, workers: int, progress: Progress
-) -> tuple[list[dict[str, Any]], Grid, dict[str, str]]:
-    """Summaries of the tuned policies on the test hours, the grid they ran with, and groups that nothing can be
-    measured with, each with the reason."""
-    short = replace(grid, seconds=min(grid.seconds, tuning.seconds))
-    planned, tuned = replace(short, plans=out / "plans"), replace(grid, plans=out / "plans", settings=out / "settings")
-    task = progress.add_task("plans", total=None)
-    searched = SearchSettings(tuning.trials, least_trials=min(tuning.trials, SearchSettings.least_trials))
-    make_plans(short, out / "plans", searched, lambda name, trial: progress.update(task, description=f"plan of {name}"))
-    number = sum(len(CANDIDATES.get(policy, ())) for policy in grid.policies)
-    task = progress.add_task("sweep", total=number * len(tuning.swept))
-    sweep(
-        replace(planned, workloads=tuning.swept),
-        out / "settings",
-        lambda name, done: progress.update(task, description=name, completed=done),
-        workers or os.cpu_count() or 1,
-    )
-    task = progress.add_task("test hours", total=len(list(tuned.groups())))
-    refused: dict[str, str] = {}
-    summaries = evaluate(tuned, out, workers, lambda key, _: progress.update(task, description=key, advance=1), refused)
-    return summaries, tuned, refused
-
-
-def as_json(row: Row) -> dict[str, Any]:
-    """A row of the table."""
-    return json.loads(json.dumps(asdict(row)))  # type: ignore[no-any-return]
-
-
-def searches(plans: Path) -> dict[str, dict[str, Any]]:
-    """Each search in a folder of plans: how many trials, and whether it converged."""
-    summary_of = {}
-    for path in sorted(plans.glob("*.csv")):
-        plan = next(iter(sorted(plans.glob(f"{path.stem}.*.json"))), None)
-        made_by = json.loads(plan.read_text())["made_by"] if plan else {}
-        summary_of[path.stem] = {"trials": len(best_so_far(path)), "converged": made_by.get("converged")}
-    return summary_of
 
 
 def write_searches(path: Path, plans: Path) -> None:
@@ -152,7 +98,7 @@ def publish(to: Path, out: Path, paths: ReportPaths, summaries: Sequence[Mapping
     pack_plans(to / "plans.tar.gz", out / "plans")
     write_searches(to / "searches.csv", out / "plans")
     curves = {path.stem: best_so_far(path) for path in sorted((out / "plans").glob("*.csv"))}
-    picture(to / "searches.png", curves, columns=len(PLANNED))
+    picture(to / "searches.png", curves, columns=3)
     (to / "README.md").write_text(page)
 
 
@@ -213,20 +159,17 @@ def main(
     )  # fmt: skip
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as bar:
-        summaries, tuned, refused = measure(grid, Tuning(sweep_on, trials, tune_seconds), out, workers, bar)
+        task = bar.add_task("")
+        tuning = Tuning(sweep_on, trials, tune_seconds)
+        summaries, tuned, refused = compare(
+            grid, tuning, out, workers,
+            lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
+        )  # fmt: skip
     paths = write_report(tuned, summaries, out)
     title = "simulated: experts' cost above the bound, tuned policies on test hours"
     print_table(title, HEAD, map(cells, rows(summaries)), texts=2)
     console.print(f"report: {paths.html}")
-    result = {
-        "cells": [as_json(row) for row in rows(summaries)],
-        "policies": list(grid.policies),
-        "beyond_cluster": sum(bool(summary.get("beyond_cluster")) for summary in summaries),
-        "refused": refused,
-        "searches": searches(out / "plans"),
-        "trace_measured": all(summary.get("trace_measured", True) for summary in summaries),
-        "traces": trace_hashes(grid),
-    }
+    result = result_of(grid, summaries, refused, out) | {"traces": trace_hashes(grid)}
     if to is not None:
         publish(to, out, paths, summaries, page_of(tuned, summaries, result, command(), tune_seconds))
     print_result(result)

@@ -29,6 +29,10 @@ EVALUATE = frozenset(
     ("--workloads", "--pipeline", "--policies", "--patterns", "--trace", "--mean-rps", "--seeds", "--slo-ms", "--out",
      "--workers", "--json")
 )  # fmt: skip
+COMPARE = frozenset(
+    ("--workloads", "--pipeline", "--slo-ms", "--policies", "--patterns", "--mean-rps", "--world", "--relative-slo",
+     "--seeds", "--out", "--json")
+)  # fmt: skip
 TRAIN = frozenset(
     ("--workload", "--pipeline", "--slo-ms", "--profile", "--traces", "--minutes", "--seed", "--windows",
      "--out")
@@ -42,6 +46,12 @@ LAB = {
         "evaluate",
         "compare scaling policies in the simulator, with bound and report",
         essential=EVALUATE,
+    ),
+    "compare": LazyCommand(
+        "smoe.commands.compare",
+        "compare",
+        "tune every opponent on validation hours, then compare all on test hours",
+        essential=COMPARE,
     ),
     "bound": LazyCommand("evaluation.bound.commands", "bound", "the least cost that any policy could have for a trace"),
     "advise": LazyCommand(

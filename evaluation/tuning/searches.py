@@ -107,6 +107,8 @@ def _constants(
     grid: Grid, policy: str, cell: Group, settings: SearchSettings, progress: Callable[[str, Trial], object]
 ) -> Constants:
     hours = _measurable(lambda seed: _hour(_validation(grid), replace(cell, seed=seed)), grid.seeds[:SEEDS])
+    if policy.endswith(BURST_SUFFIX) and hours[0].work.workload.host is not None:
+        raise EvaluationError(f"standbys are not simulated on one shared machine; leave {policy} out")
     name = stem(policy, cell.workload, cell.pattern)
     return search_constants(policy, hours, settings.trials, lambda trial: progress(name, trial))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,8 @@ from traces.options import clip_options, data_option
 from traces.traffic import REPLAYED_PATTERNS
 
 DEFAULT_WORKLOADS = ("bert-4",)
+REFUSED = (EvaluationError, CustomPipelineError, ProfileError, TraceError, SimulationError, AutoscalerError)
+"""What an evaluation raises where nothing can be measured."""
 FULL_WIDTH = 140
 """Columns of a terminal that has room for intervals."""
 Start = tuple[FromOne, NotNegative, Share, FromOne, FromOne]
@@ -44,8 +47,9 @@ Start = tuple[FromOne, NotNegative, Share, FromOne, FromOne]
 
 
 @dataclass(frozen=True)
-class EvaluateSettings(Checked):
-    """Options of ``smoe lab evaluate``, named as in :class:`evaluation.comparison.grid.Grid`."""
+class GridSettings(Checked):
+    """Options of ``smoe lab evaluate`` and ``smoe lab compare``, named as in
+    :class:`evaluation.comparison.grid.Grid`."""
 
     error = SmoeError
     workloads: Annotated[tuple[str, ...], Flag(allowed=PAPER_WORKLOADS)] = ()
@@ -58,8 +62,6 @@ class EvaluateSettings(Checked):
     """Names (docs/policies.md), or MODULE:MAKER."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Each chooses clip, lengths, routing and noise."""
-    trace: str | None = None
-    """A trace file, or a name of `smoe traces list`. [default: hours by pattern]"""
     out: Path = Path("out/evaluation")
     """Folder of the results; runs there stay."""
     mean_rps: Annotated[float | None, Field(ge=0, le=1e5)] = None
@@ -73,10 +75,6 @@ class EvaluateSettings(Checked):
     """Length of a window in seconds. [default: 30; with --pipeline 2, without --cluster]"""
     warm_up_windows: Annotated[FromZero, Flag("--warm-up")] = 4
     """Windows that are not counted."""
-    plans: Annotated[Path | None, Flag(folder=True)] = None
-    """Folder of stored plans, POLICY.WORKLOAD.json."""
-    settings: Annotated[Path | None, Flag("--policy-settings", folder=True)] = None
-    """Folder of policies' settings, POLICY.toml."""
     world: World | None = None
     """Cluster of the paper's workloads: with the paper's GPUs (mixed), without them, or with room for everything.
     [default: mixed; a custom pipeline runs on its own machine]"""
@@ -90,6 +88,18 @@ class EvaluateSettings(Checked):
     """Compute the lower bound of cost, or not."""
     start: Annotated[Start | None, Flag(metavar="MEMORY_MB CORES GPU_SHARE REPLICAS CONCURRENCY")] = None
     """What every expert starts with. [default: the optimum at the warm-up's load]"""
+
+
+@dataclass(frozen=True)
+class EvaluateSettings(GridSettings):
+    """Options of ``smoe lab evaluate``."""
+
+    trace: str | None = None
+    """A trace file, or a name of `smoe traces list`. [default: hours by pattern]"""
+    plans: Annotated[Path | None, Flag(folder=True)] = None
+    """Folder of stored plans, POLICY.WORKLOAD.json."""
+    settings: Annotated[Path | None, Flag("--policy-settings", folder=True)] = None
+    """Folder of policies' settings, POLICY.toml."""
 
 
 @click.command()
@@ -108,13 +118,10 @@ def evaluate(**options: Any) -> None:
     was stopped goes on where it was. Writes results.csv, results.md, results.json, two figures and report.html.
     """
     console = Console(stderr=True)
-    slo_ms = options["slo_ms"]
-    targets = () if slo_ms is None else (slo_ms,)
-    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
-    pipeline = custom_pipelines(options["folder"], targets, *machine)
+    custom = custom_of(options)
     left_out: dict[str, str] = {}
     try:
-        grid = _grid(options, pipeline[0] if pipeline else None)
+        grid = grid_of(options, given_of(EvaluateSettings, options), custom)
         groups = list(grid.groups())
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
@@ -126,20 +133,29 @@ def evaluate(**options: Any) -> None:
         if all(summary["policy"] == BOUND for summary in summaries):
             raise EvaluationError("; ".join(dict.fromkeys(left_out.values())))
         paths = write_report(grid, summaries, options["out"], left_out)
-    except (EvaluationError, CustomPipelineError, ProfileError, TraceError, SimulationError, AutoscalerError) as error:
+    except REFUSED as error:
         raise SmoeError(str(error)) from error
     if options["as_json"]:
         sys.stdout.buffer.write(orjson.dumps(summaries, option=orjson.OPT_APPEND_NEWLINE))
         return
-    _show(Console(), summaries)
-    for key, why in left_out.items():
-        console.print(f"left out: {key}, as {why}", markup=False, highlight=False)
+    show(Console(), summaries, left_out)
     console.print(f"report: {paths.html}")
 
 
-def _grid(options: dict[str, Any], custom: CustomPipeline | None) -> Grid:
+def custom_of(options: dict[str, Any]) -> CustomPipeline | None:
+    """The custom pipeline of a command's options. Raises UsageError."""
+    targets = () if options["slo_ms"] is None else (options["slo_ms"],)
+    machine = (options[key] for key in ("profile", "cpu_scale", "other_machine", "slo_factor", "cluster"))
+    return next(iter(custom_pipelines(options["folder"], targets, *machine)), None)
+
+
+def given_of(kind: type[GridSettings], options: dict[str, Any]) -> dict[str, Any]:
+    """The settings among a command's options, checked. Raises SmoeError."""
+    return vars(kind(**{entry.name: options[entry.name] for entry in fields(kind)}))
+
+
+def grid_of(options: dict[str, Any], given: dict[str, Any], custom: CustomPipeline | None) -> Grid:
     """One clock for all workloads: that of the custom pipeline where there is one, except for given options."""
-    given = vars(EvaluateSettings(**{entry.name: options[entry.name] for entry in fields(EvaluateSettings)}))
     clock: dict[str, float] = {}
     if custom is not None:
         speed = given["speed"] or custom.speed
@@ -147,16 +163,16 @@ def _grid(options: dict[str, Any], custom: CustomPipeline | None) -> Grid:
     named = {name: value for name, value in given.items() if value is not None and name not in ("out", "workloads")}
     if custom is not None or given["workloads"]:
         named["workloads"] = (*given["workloads"], *([custom.pipeline] if custom is not None else []))
-    if given["trace"]:
+    if given.get("trace"):
         named |= {"trace": Path(given["trace"]), "patterns": (FROM_FILE,)}
     if given["start"]:
         named["start"] = Configuration(*given["start"])
-    parts = {key: options[key] for key in ("row", "start_s", "duration_s", "prices", "data")}
+    parts = {key: options[key] for key in ("row", "start_s", "duration_s", "prices", "data") if key in options}
     return Grid(**{"workloads": DEFAULT_WORKLOADS, "custom": custom, **parts, **clock, **named})
 
 
-def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
-    """One row a policy and pattern; a narrow terminal gets values alone."""
+def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[str, str]) -> None:
+    """One row a policy and pattern; a narrow terminal gets values alone. On stderr what was left out, and why."""
     table_rows, narrow = rows(summaries), console.width < FULL_WIDTH
     bounded = any(interval is not None for row in table_rows for interval in row.over_bound.values())
     hidden = {"provisioned", "busy"} if bounded else {"provisioned over bound", "busy over bound"}
@@ -172,3 +188,5 @@ def _show(console: Console, summaries: list[dict[str, Any]]) -> None:
         row_cells = cells(row)
         table.add_row(*(without_interval(row_cells[place]) if narrow else row_cells[place] for place in shown))
     console.print(table)
+    for key, why in left_out.items():
+        Console(stderr=True).print(f"left out: {key}, as {why}", markup=False, highlight=False)
