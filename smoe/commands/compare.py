@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -74,7 +75,7 @@ def compare(**options: Any) -> None:
     """
     console = Console(stderr=True)
     custom, given = custom_of(options), given_of(CompareSettings, options)
-    tuning, out = (given.pop("trials"), given.pop("tune_seconds")), given["out"]
+    trials, tune_seconds, out = given.pop("trials"), given.pop("tune_seconds"), given["out"]
     shared = custom is not None and not custom.cluster
     opponents = [name for name in OPPONENTS if not (shared and name.endswith(BURST_SUFFIX))]
     names = [name for one in given["policies"] for name in (opponents if one == ALL else (one,))]
@@ -87,7 +88,7 @@ def compare(**options: Any) -> None:
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task("plans", total=None)
             summaries, tuned, left_out = run_all(
-                grid, Tuning(grid.workloads, *tuning), out, options["workers"],
+                grid, Tuning(grid.workloads, trials, tune_seconds), out, options["workers"],
                 lambda what, done, total: bar.update(task, description=what, completed=done, total=total),
             )  # fmt: skip
         if all(summary["policy"] == BOUND for summary in summaries):
@@ -97,7 +98,7 @@ def compare(**options: Any) -> None:
         raise SmoeError(str(error)) from error
     if options["as_json"]:
         result = result_of(tuned, summaries, left_out, out)
-        click.get_binary_stream("stdout").write(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE))
+        sys.stdout.buffer.write(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE))
         return
     show(Console(), summaries, left_out)
     console.print(f"report: {paths.html}")

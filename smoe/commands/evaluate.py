@@ -167,8 +167,11 @@ def grid_of(options: dict[str, Any], given: dict[str, Any], custom: CustomPipeli
         named |= {"trace": Path(given["trace"]), "patterns": (FROM_FILE,)}
     if given["start"]:
         named["start"] = Configuration(*given["start"])
-    parts = {key: options[key] for key in ("row", "start_s", "duration_s", "prices", "data") if key in options}
-    return Grid(**{"workloads": DEFAULT_WORKLOADS, "custom": custom, **parts, **clock, **named})
+    parts: dict[str, Any] = {
+        key: options[key] for key in ("row", "start_s", "duration_s", "prices", "data") if key in options
+    }
+    every: dict[str, Any] = {"workloads": DEFAULT_WORKLOADS, "custom": custom, **parts, **clock, **named}
+    return Grid(**every)
 
 
 def show(console: Console, summaries: list[dict[str, Any]], left_out: Mapping[str, str]) -> None:

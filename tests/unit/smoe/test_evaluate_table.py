@@ -22,7 +22,7 @@ def test_names_and_values_are_whole_and_intervals_stand_where_there_is_room(
     row = Row("serverlessmoe", "bursty", 30, {"provisioned": one, "busy": one}, one, over, one, one, one, 12.3, 30)
     monkeypatch.setattr(evaluate, "rows", lambda summaries: [row])
     console = Console(width=width, file=io.StringIO(), record=True)
-    evaluate._show(console, [])
+    evaluate.show(console, [], {})
     text = console.export_text()
     assert "serverlessmoe" in text and "12.3 %" in text and "…" not in text
     assert ("(5.0–25.0)" in text) == intervals == ("decision P99" in text)

@@ -42,9 +42,9 @@ def cheapest(hours: list[Hour], deployments: list[tuple[Configuration, ...]]) ->
 @pytest.mark.parametrize("slo_s", [0.03, 0.04, 0.055])
 def test_one_for_all_is_the_cheapest_of_all_and_more_freedom_comes_near_its_optimum(slo_s: float) -> None:
     hours = [hour(slo_s, seed) for seed in (0, 1)]
-    found = [search_constants(name, hours, 60) for name in ("constant", "constant-per-layer", "constant-per-expert")]
-    assert all(one.best.meets for one in found)
-    uniform, per_layer, per_expert = (one.best.cost for one in found)
+    every = [search_constants(name, hours, 60) for name in ("constant", "constant-per-layer", "constant-per-expert")]
+    assert all(one.best.meets for one in every)
+    uniform, per_layer, per_expert = (one.best.cost for one in every)
     assert uniform == pytest.approx(cheapest(hours, [(one,) * 4 for one in ONE_EACH]))
     optimum = cheapest(hours, [(one, one, two, two) for one, two in product(ONE_EACH, repeat=2)])
     assert optimum * (1 - 1e-9) <= per_layer <= NEAR * optimum and per_layer <= uniform
@@ -65,10 +65,10 @@ def test_every_hour_gives_its_own_most_called_expert_what_the_first_hour_s_has()
 
 
 def test_no_more_deployments_are_judged_than_allowed_and_each_is_on_record() -> None:
-    seen: list[float] = []
-    found = search_constants("constant-per-expert", [hour(0.055, 0)], 3, lambda trial: seen.append(trial.cost))
-    assert [trial.cost for trial in found.trials] == seen and len(seen) == 3 and not found.converged
-    assert found.best.cost == min(trial.cost for trial in found.trials if trial.meets)
+    costs: list[float] = []
+    constants = search_constants("constant-per-expert", [hour(0.055, 0)], 3, lambda trial: costs.append(trial.cost))
+    assert [trial.cost for trial in constants.trials] == costs and len(costs) == 3 and not constants.converged
+    assert constants.best.cost == min(trial.cost for trial in constants.trials if trial.meets)
 
 
 def test_where_none_keeps_the_slo_the_last_windows_are_not_bought_at_any_price() -> None:
@@ -78,11 +78,11 @@ def test_where_none_keeps_the_slo_the_last_windows_are_not_bought_at_any_price()
         judged.cost(judged.hours[0].deployment((one,) * 4))
     fewest = min(judged.shares.values())
     assert MOST_VIOLATED < fewest < 1
-    found = search_constants("constant", judged.hours, 100)
+    constants = search_constants("constant", judged.hours, 100)
     shares = {key[0]: share for key, share in judged.shares.items()}
     allowed = [one for one, share in shares.items() if share <= fewest + MOST_VIOLATED]
     costs = {one: judged.trials[(one,) * 4].cost for one in allowed}
-    assert not found.best.meets and found.configurations[0] == min(allowed, key=costs.__getitem__)
+    assert not constants.best.meets and constants.configurations[0] == min(allowed, key=costs.__getitem__)
 
 
 def test_the_cluster_has_room_for_what_is_found() -> None:
@@ -90,8 +90,10 @@ def test_the_cluster_has_room_for_what_is_found() -> None:
     room = replace(small.work.workload, capacity=Capacity(40.0, 1e6, 0))
     small = replace(small, work=Work(room, small.work.requests, 0), outcomes={})
     assert small.outcome((ONE_EACH[3],) * 4) == (np.inf, [])
-    found = search_constants("constant-per-expert", [small], 60)
-    assert found.best.meets and sum(one.cpu_cores * one.replicas for one in found.configurations) <= 40 - 3 * 2 * 4
+    constants = search_constants("constant-per-expert", [small], 60)
+    assert (
+        constants.best.meets and sum(one.cpu_cores * one.replicas for one in constants.configurations) <= 40 - 3 * 2 * 4
+    )
 
 
 def test_standbys_are_part_of_a_constant_and_of_its_cost() -> None:
