@@ -179,12 +179,15 @@ def outcome(
         experts = [node.node for node in report.observation.nodes if node.kind == "expert"]
         costs = [report.cost_by_node.get(node, Cost(None, None)) for node in experts]
         if all(cost.provisioned is not None and cost.busy is not None for cost in costs):
-            provisioned, busy = (sum(getattr(cost, meter) for cost in costs) for meter in ("provisioned", "busy"))
+            spent = (sum(getattr(cost, meter) for cost in costs) for meter in ("provisioned", "busy"))
             observation = report.observation
-            rows.append((observation.end_s - begun_s, observation.window_s / 3600, provisioned, busy))
+            rows.append((observation.end_s - begun_s, observation.window_s / 3600, *spent))
     end_s, hours, provisioned, busy = np.array(rows).T
     # A window is steady where the load did not change within it, nor shortly before.
-    steady = since_step_s(end_s - 1e-6, run.period_s) >= run.settled_s + 3600 * hours
+    is_steady = since_step_s(end_s - 1e-6, run.period_s) >= run.settled_s + 3600 * hours
+    steady, transient = (
+        float(provisioned[at].sum() / hours[at].sum()) if at.any() else None for at in (is_steady, ~is_steady)
+    )
     return Outcome(
         1000 * float(p50_s),
         1000 * float(p95_s),
@@ -192,7 +195,8 @@ def outcome(
         float(np.mean(judged)),
         float(provisioned.sum() / hours.sum()),
         float(busy.sum() / hours.sum()),
-        *(float(provisioned[at].sum() / hours[at].sum()) if at.any() else None for at in (steady, ~steady)),
+        steady,
+        transient,
         int(latencies_s.size),
         failed,
         sum(len(report.applied) for report in reports),

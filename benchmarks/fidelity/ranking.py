@@ -47,15 +47,17 @@ def compare_policies(rows: Sequence[Mapping[str, Any]], slo_ms: float) -> dict[s
             means["measured"].setdefault(field, []).append(float(theirs.mean()))
             means["simulated"].setdefault(field, []).append(ours)
         policies.append(policy)
-    ours, theirs = (
-        places(one["p95_ms"], one["provisioned"], slo_ms) for one in (means["simulated"], means["measured"])
+    simulated, measured = (
+        places(means[side]["p95_ms"], means[side]["provisioned"], slo_ms) for side in ("simulated", "measured")
     )
-    result: dict[str, Any] = {f"kendall_tau_{order}": round(tau(ours[order], theirs[order]), 3) for order in ours}
+    result: dict[str, Any] = {
+        f"kendall_tau_{order}": round(tau(one, measured[order]), 3) for order, one in simulated.items()
+    }
     if all(len(row["measured"]) > 1 for row in rows):
         first, second = (
             places([one.p95_ms for one in outcomes], [one.provisioned for one in outcomes], slo_ms)
             for outcomes in ([row["measured"][repeat] for row in rows] for repeat in range(2))
         )
-        result |= {f"kendall_tau_{order}_repeat": round(tau(first[order], second[order]), 3) for order in ours}
+        result |= {f"kendall_tau_{order}_repeat": round(tau(first[order], second[order]), 3) for order in first}
     worst = {f"policy_{short}_err": max(one[f"{short}_err"] for one in policies) for short in METRICS.values()}
     return {"kendall_tau": result["kendall_tau_choice"], **result, **worst, "slo_ms": slo_ms, "policies": policies}
