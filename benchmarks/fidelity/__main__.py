@@ -6,7 +6,11 @@ the routing the model gives them, and the same script run in the simulator on th
 driven by the controller's own loop and billed by its own meters. Patterns, loads and configurations are not those that
 the profile was fitted on. Every cell is measured several times: ``*_err`` are the worst over ``cells`` of the relative
 error against the mean of a cell's runs (cost: provisioned), ``*_repeat`` of the runs' own distance from that mean,
-which no model can go below. The last line is one JSON object.
+which no model can go below.
+
+Then nine policies replay one load that steps, live and simulated (``benchmarks.fidelity.looped``): their errors, and
+Kendall's tau of the live and the simulated order of policies (``kendall_tau*``, ``policies``). The last line is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -236,7 +240,7 @@ def print_policies(compared: dict[str, Any]) -> None:
 @click.option("--policies", callback=listed(), default=",".join(POLICIES), help="In the loop; comma list, or none.")
 @click.option("--repeats", default=2, type=click.IntRange(1, 10), help="Of each policy.")
 @click.option("--record", type=click.Path(path_type=Path), help="Keep what was measured of cells in this file.")
-@click.option("--replay", type=PRESENT, help="Compare with such a file.")
+@click.option("--replay", type=PRESENT, help="Compare with such a file; nothing is measured.")
 @click.option(
     "--looped", type=click.Path(path_type=Path), help="Keep what was measured of policies here, and go on from there."
 )
@@ -251,7 +255,7 @@ def main(
         with progress(count * runs) as show:
             rows = compare_all(run_cells(CELLS[:count], runs, seconds, show, record), profile)
     in_loop: dict[str, Any] = {}
-    if policies:
+    if policies and replay is None:
         with progress(len(policies) * repeats) as show:
             records = run_policies(policies, repeats, show, looped)
         in_loop = compare_policies(simulate_all(records, profile), 1000 * SLO_S)
