@@ -75,7 +75,9 @@ def _table(name: str, workload: Workload, grid: Grid, group: Group) -> Path | Ma
         raise SettingsError(f"{name}: standbys are not simulated on one shared machine; leave {BURST_SUFFIX} out")
     table = {} if given is None else read_toml(given, SETTINGS)
     in_plan = plan is not None and any(one.burst for one in load_plan(plan).configurations.values())
-    return table if BURST_TABLE in table or in_plan else {**table, BURST_TABLE: asdict(DEFAULT_BURST)}
+    if BURST_TABLE in table or in_plan:
+        return table or None
+    return {**table, BURST_TABLE: asdict(DEFAULT_BURST)}
 
 
 @dataclass(frozen=True)

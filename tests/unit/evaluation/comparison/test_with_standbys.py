@@ -11,6 +11,9 @@ import pytest
 
 from autoscaler.contract import Burst, Configuration
 from autoscaler.errors import SettingsError
+from autoscaler.policy.bursting import BurstingPolicy
+from autoscaler.policy.static import StaticPolicy
+from autoscaler.stored_deployment import Plan, save_plan
 from evaluation.comparison.arrivals import Arrivals
 from evaluation.comparison.episode import Work, run_policy
 from evaluation.comparison.errors import EvaluationError
@@ -78,3 +81,14 @@ def test_names_and_machines_that_have_no_standbys_are_refused_in_a_sentence() ->
     shared = replace(paper_workload("bert-4"), host=object(), hop_s=0.0)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="hpa\\+burst: standbys are not simulated on one shared machine"):
         policy_of("hpa+burst", shared, GRID, CELL)
+
+
+def test_a_plan_with_standbys_is_held_as_it_is_and_one_without_gets_two(tmp_path: Path) -> None:
+    grid = replace(GRID, plans=tmp_path, policies=("constant+burst",))
+    with_standbys = {"bert-4-expert-0-0": replace(START, burst=Burst(3, 1.5))}
+    save_plan(Plan("bert-4", {"bert-4-expert-0-0": START}, {}), tmp_path / "constant.bert-4.json")
+    default = policy_of("constant+burst", paper_workload("bert-4"), grid, CELL)
+    assert isinstance(default, BurstingPolicy) and default.__dict__["_burst"] == Burst(2)
+    save_plan(Plan("bert-4", with_standbys, {}), tmp_path / "constant-burst.bert-4.json")
+    searched = policy_of("constant+burst", paper_workload("bert-4"), grid, CELL)
+    assert isinstance(searched, StaticPolicy) and searched.__dict__["_configurations"] == with_standbys
