@@ -41,10 +41,11 @@ from simulation.engine.requests import Requests, draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import Workload
+from traces import traffic
 from traces.catalog import data_folder
-from traces.model import PATTERNS
+from traces.model import PATTERNS, Trace
+from traces.scale import many_users
 from traces.splits import Split
-from traces.traffic import choose_hours
 
 WINDOW_S = 30.0
 WARM_UP = 2
@@ -89,6 +90,23 @@ class Outcome:
     """Mean of an expert, activated standbys included."""
     over: float
     """Share of judged windows whose P95 is over the SLO."""
+
+
+def replayed(
+    pattern: str, rate: float, split: Split, count: int, folder: Path | None, minutes: bool, most_cv: float
+) -> Iterator[tuple[Trace, int]]:
+    """``count`` distinct hours, each with its seed. Raises ClickException where there are fewer."""
+    kept = 0
+    for hour in traffic.hours_of(pattern, rate, split, data=folder):
+        trace = many_users(hour.replay(), 1.0, hour.seed) if minutes else hour.replay()
+        if (trace.iat_cv or math.inf) <= most_cv:
+            kept += 1
+            yield trace, hour.seed
+        if kept == count:
+            return
+    raise click.ClickException(
+        f"{split} has {kept} {pattern} hours at {rate:g} requests/s of this kind, {count} wanted"
+    )
 
 
 def windows_of(simulation: Simulation, hour: Hour) -> tuple[list[float], Floats]:
@@ -204,18 +222,21 @@ def row_of(hours: str, outcome: Outcome) -> tuple[str, ...]:
     "--seconds", type=click.FloatRange(120, 3600), default=3600.0, help="Of each hour, where it is most like itself."
 )
 @click.option("--slo-factor", type=click.FloatRange(1), default=1.3, help="SLO over the P95 without queues.")
+@click.option("--minutes", is_flag=True, help="Replay an hour's minutes as Poisson processes of their rates.")
+@click.option(
+    "--most-cv", type=click.FloatRange(1), default=math.inf, help="Only hours of at most this CV, as replayed."
+)
 @click.option("--activation-s", type=click.FloatRange(0), default=0.1, help="Until a standby takes calls.")
 def main(
     data: Path | None, hours: int, tuning_hours: int, rate: float, pattern: str, seconds: float, slo_factor: float,
-    activation_s: float,
+    minutes: bool, most_cv: float, activation_s: float,
 ) -> None:  # fmt: skip
     workload, folder, activation = paper_workload("bert-8"), data_folder(data), BurstSettings(activation_s)
 
     def hours_of(split: Split, count: int) -> Iterator[tuple[Hour, Floats, str]]:
-        for hour in choose_hours(pattern, rate, split, count, data=folder):
-            trace = hour.replay()
+        for trace, seed in replayed(pattern, rate, split, count, folder, minutes, most_cv):
             part = trace if seconds >= trace.duration_s else typical(trace, seconds)
-            yield *prepare(workload, part.arrival_s, seconds, slo_factor, hour.seed), trace.source
+            yield *prepare(workload, part.arrival_s, seconds, slo_factor, seed), trace.source
 
     with progress(len(CONSTANTS) + len(BURSTS) + hours, "validation hours") as show:
         tuning = list(hours_of("validation", tuning_hours))
@@ -262,7 +283,8 @@ def main(
             "windows_over_constant": round(tuned_constant.over, 5), "setting": quick.name, "constant": steady.name,
         },
         "hours": len(columns[COLUMNS[0]]), "rate": rate, "pattern": pattern, "seconds": seconds,
-        "activation_s": activation_s,
+        "activation_s": activation_s, "slo_factor": slo_factor, "minutes": minutes,
+        "most_cv": None if most_cv == math.inf else most_cv,
     })  # fmt: skip
 
 
