@@ -18,18 +18,23 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from autoscaler.contract import Configuration
+from evaluation.comparison.errors import EvaluationError
 from rl.agent.configuration_table import features_of
 from rl.agent.contract import CONFIGURATION_FEATURES, State
-from rl.episodes import WINDOW_S, Clip, Episode, episode_of
+from rl.episodes import WINDOW_S, Clip, Episode, episode_of, in_world_of, steady_cost, work_of
+from rl.episodes.clips import SEEDS
 from rl.episodes.episode import encoder_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 from rl.features.catalogue import Feature
 from rl.reward import RewardSettings
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import Workload
+from simulation.workloads.worlds import World
 from traces.splits import Split
 
 ENVIRONMENT = "smoe/Pipeline-v0"
+MOST_TRIED = 100
+"""Hours that a ``reset`` looks at."""
 Observed = dict[str, Any]
 CONFIGURATION_BOUNDS = (-1.0, 8.0)
 """Bounds of a configuration's features; the upper one is of pipelines with more than the paper's cores and replicas."""
@@ -55,19 +60,23 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         tokens: int = 0,
         seconds: float = 3600.0,
         window_s: float = WINDOW_S,
+        world: World = "mixed",
+        relative_slo: float | None = None,
         settings: RewardSettings | None = None,
         start: Configuration | None = None,
         cache: Path | None = None,
         data: Path | None = None,
     ) -> None:
         """``workload``: one of the paper's by name, or any. ``start``: of every expert; without it the evaluation's
-        (found by a search, kept in ``cache``). ``data``: folder of the public traces. The rest is as in
-        ``rl.episodes.Clip``."""
-        self._given = None if isinstance(workload, str) else workload
+        (found by a search, kept in ``cache``). ``relative_slo``: λ as so many times the P95 of steady requests with
+        unlimited capacity. ``data``: folder of the public traces. The rest is as in ``rl.episodes.Clip``; hours for
+        which ``world`` has no room are passed over. Raises EvaluationError."""
         name = workload if isinstance(workload, str) else workload.name
-        self._clip = Clip(name, pattern, 0, split, mean_rps, tokens, seconds, window_s)
+        self._clip = Clip(name, pattern, 0, split, mean_rps, tokens, seconds, window_s, world=world)
         self._settings, self._start, self._cache, self._data = settings, start, cache, data
-        self._workload = self._given or paper_workload(name, mean_tokens=tokens or None)
+        plain = paper_workload(name, mean_tokens=tokens or None) if isinstance(workload, str) else workload
+        self._workload = in_world_of(plain, world, relative_slo) if plain.host is None else plain
+        self._of_seeds = isinstance(workload, str)
         self._encoder = encoder_of(self._workload)
         self._layers, self._width = self._encoder.configuration_index.mask.shape
         self.observation_space = self._observation_space()
@@ -86,14 +95,36 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observed, dict[str, Any]]:
         super().reset(seed=seed)
-        episode_seed = int(self.np_random.integers(2**31))
-        clip = replace(self._clip, seed=episode_seed)
-        start = None if self._start is None else self._workload.initial(self._start)
+        clip, workload = self._drawn()
+        start = None
+        if self._start is not None:
+            start = work_of(clip, self._data, workload).workload.initial(self._start)
+        settings = self._settings or RewardSettings()
         self._episode = episode_of(
-            clip, settings=self._settings, start=start, cache=self._cache, data=self._data, workload=self._given
-        )
+            clip, settings=settings, start=start, cache=self._cache, data=self._data, workload=workload,
+            reference=steady_cost(self._workload, settings.meter, clip.window_s),
+        )  # fmt: skip
         self._begin()
         return self._observe(), {"clip": asdict(clip)}
+
+    def _drawn(self) -> tuple[Clip, Workload]:
+        """The next clip for which the world has room, and its workload. Raises EvaluationError without one."""
+        for _ in range(MOST_TRIED):
+            clip = replace(self._clip, seed=int(self.np_random.integers(2**31)))
+            workload = self._workload
+            if self._of_seeds:
+                drawn = paper_workload(
+                    clip.workload, mean_tokens=clip.tokens or None, mean_rps=clip.mean_rps,
+                    seed=SEEDS[clip.split] + clip.seed,
+                )  # fmt: skip
+                workload = replace(drawn, space=workload.space, slo_s=workload.slo_s)
+            try:
+                work_of(clip, self._data, workload)
+            except EvaluationError as error:
+                why = error
+            else:
+                return clip, workload
+        raise EvaluationError(f"none of {MOST_TRIED} hours can be served, the last because {why}")
 
     def step(self, action: NDArray[np.int64]) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
         episode, layer = self.episode, self._layer

@@ -15,14 +15,14 @@ from autoscaler.prices import PriceSheet, load_prices
 from autoscaler.settings import ELSEWHERE, SHORT_NAMES, is_policy
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.learnt_files import learnt_file
-from evaluation.comparison.quickest import quickest_p95_s
+from evaluation.comparison.quickest import walled
 from evaluation.provenance import code_sha256
 from simulation.engine.requests import Requests
 from simulation.latency.roofline import hops_times
 from simulation.workloads.custom import MOST_TOKENS, CustomPipeline
 from simulation.workloads.paper import PAPER_PRICES, PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
-from simulation.workloads.worlds import WORLDS, NoRoomError, World, busiest_rps, in_world
+from simulation.workloads.worlds import WORLDS, World
 from traces.splits import Split
 from traces.traffic import REPLAYED_PATTERNS
 
@@ -228,15 +228,8 @@ class Grid:
     def walled(self, workload: Workload, requests: Requests, seed: int) -> Workload:
         """``workload`` with the λ of this grid, in its world. Raises EvaluationError where λ is not defined, and where
         segments for the load do not fit."""
-        if self.relative_slo is not None:
-            space = replace(workload.space, gpu_shares=()) if self.world == "cores-only" else workload.space
-            unlimited_s = quickest_p95_s(replace(workload, space=space), requests, seed)
-            workload = replace(workload, slo_s=self.relative_slo * unlimited_s)
         assert self.world is not None  # __post_init__ has named it
-        try:
-            return in_world(workload, self.world, busiest_rps(requests.arrival_s))
-        except NoRoomError as error:
-            raise EvaluationError(str(error)) from error
+        return walled(workload, requests, self.world, self.relative_slo, seed)
 
     def plan_of(self, policy: str, group: Group) -> Path | None:
         """The stored plan of a policy, where there is one; with standbys its own, else the one without."""

@@ -1,10 +1,12 @@
-"""A relative λ: a multiple of what the same requests take where capacity is unlimited.
+"""A workload in a world with walls, and a relative λ: a multiple of what the same requests take without walls.
 
 Every function has its quickest configuration and a replica for every call, so that nothing waits. What is left is the
 work of the slowest expert of each layer, of the segments and of the ingress, with the simulation's own draws.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,6 +16,23 @@ from simulation.arrays import Floats
 from simulation.engine.requests import Requests
 from simulation.engine.tables import ResourceTables, call_factors
 from simulation.workloads.workload import Workload
+from simulation.workloads.worlds import NoRoomError, World, busiest_rps, in_world
+
+
+def walled(workload: Workload, requests: Requests, world: World, relative_slo: float | None, seed: int) -> Workload:
+    """``workload`` in ``world``, with segments for the busiest second of ``requests`` and, where ``relative_slo`` is
+    given, so many times their P95 with unlimited capacity as λ; ``seed`` as of the simulation.
+
+    Raises EvaluationError where λ is not defined, and where segments for the load do not fit.
+    """
+    if relative_slo is not None:
+        space = replace(workload.space, gpu_shares=()) if world == "cores-only" else workload.space
+        unlimited_s = quickest_p95_s(replace(workload, space=space), requests, seed)
+        workload = replace(workload, slo_s=relative_slo * unlimited_s)
+    try:
+        return in_world(workload, world, busiest_rps(requests.arrival_s))
+    except NoRoomError as error:
+        raise EvaluationError(str(error)) from error
 
 
 def quickest_p95_s(workload: Workload, requests: Requests, seed: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from rich.table import Table
 
 from evaluation.bound.inputs import asked_for, input_options, trace_requests
 from evaluation.comparison.errors import EvaluationError
-from evaluation.comparison.quickest import quickest_p95_s
+from evaluation.comparison.quickest import walled
 from evaluation.regimes.advice import NAMES, advice
 from evaluation.regimes.ways import WARM_UP, Ways, ways
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
-from simulation.workloads.worlds import WORLDS, NoRoomError, World, busiest_rps, in_world
+from simulation.workloads.worlds import WORLDS, World
 from traces.options import json_option
 
 WINDOW_S = 30.0
@@ -74,7 +74,11 @@ def advise(trace: str, data: Path | None, as_json: bool, **options: Any) -> None
     )  # fmt: skip
     workload = asked.workload
     if asked.custom is None:
-        workload = _walled(workload, requests, options["world"] or "mixed", options["relative_slo"], options["seed"])
+        try:
+            world: World = options["world"] or "mixed"
+            workload = walled(workload, requests, world, options["relative_slo"], options["seed"])
+        except EvaluationError as error:
+            raise click.ClickException(str(error)) from error
     seconds = window_s * max(WARM_UP + 1, ceil(float(requests.arrival_s[-1]) / window_s))
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("windows", total=1.0)
@@ -88,18 +92,6 @@ def advise(trace: str, data: Path | None, as_json: bool, **options: Any) -> None
             f"(--mean-rps) or raise the SLO"
         )
     _show(workload, requests, compared, as_json)
-
-
-def _walled(workload: Workload, requests: Requests, world: World, relative: float | None, seed: int) -> Workload:
-    """Raises ClickException."""
-    try:
-        if relative is not None:
-            space = replace(workload.space, gpu_shares=()) if world == "cores-only" else workload.space
-            unlimited_s = quickest_p95_s(replace(workload, space=space), requests, seed)
-            workload = replace(workload, slo_s=relative * unlimited_s)
-        return in_world(workload, world, busiest_rps(requests.arrival_s))
-    except (EvaluationError, NoRoomError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _show(workload: Workload, requests: Requests, compared: Ways, as_json: bool) -> None:

@@ -6,7 +6,17 @@ state and decision code. Never here: the test set, and any copy of the controlle
 
 from __future__ import annotations
 
-from rl.episodes.clips import Clip, Work, episode_of, paper_cost, start_of, steady_cost, training_clips, work_of
+from rl.episodes.clips import (
+    Clip,
+    Work,
+    episode_of,
+    in_world_of,
+    paper_cost,
+    start_of,
+    steady_cost,
+    training_clips,
+    work_of,
+)
 from rl.episodes.episode import WINDOW_S, Branch, Episode, Outcome
 
 __all__ = [
@@ -17,6 +27,7 @@ __all__ = [
     "Outcome",
     "Work",
     "episode_of",
+    "in_world_of",
     "paper_cost",
     "start_of",
     "steady_cost",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,20 +20,22 @@ from numpy.typing import NDArray
 from autoscaler.contract import Configuration
 from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic
-from evaluation.bound.frontier import frontier
 from evaluation.bound.loads import WindowLoad, expected_tables, windows
 from evaluation.bound.oracle import cheapest_feasible, configurations
 from evaluation.bound.physics import Physics
-from evaluation.bound.window import enclose, enclose_frontiers
+from evaluation.bound.walls import Problem
+from evaluation.bound.window import enclose
 from evaluation.comparison.arrivals import arrivals
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid, Group
+from evaluation.comparison.quickest import quickest_p95_s, walled
 from rl.episodes.episode import WINDOW_S, Episode
 from rl.reward import RewardSettings
 from simulation.arrays import Ints
 from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
+from simulation.workloads.worlds import World
 from traces.model import PATTERNS
 from traces.splits import Split
 from traces.traffic import MOST_SLOW_RPS
@@ -60,6 +62,8 @@ class Clip:
     window_s: float = WINDOW_S
     speed: float = 1.0
     """The trace's time is divided by it; ``seconds``, ``window_s`` and ``mean_rps`` are of what is simulated."""
+    world: World = "unlimited"
+    """Cluster (:mod:`simulation.workloads.worlds`); of no effect on a pipeline that runs on one machine."""
 
     def __post_init__(self) -> None:
         if self.split not in SEEDS:
@@ -77,6 +81,7 @@ def training_clips(
     seconds: float = 3600.0,
     window_s: float = WINDOW_S,
     speed: float = 1.0,
+    world: World = "unlimited",
 ) -> Iterator[Clip]:
     """Clips without end: workloads in turn (in a new order each round), pattern, size and rate (logarithmic between
     ``mean_rps``) drawn by ``seed``. Slow clips are at most as busy as slow hours are (:mod:`traces.traffic`)."""
@@ -90,7 +95,8 @@ def training_clips(
             low, high = np.log(np.minimum(mean_rps, most))
             rate = float(np.exp(low + share * (high - low)))
             draw_seed = int(hashlib.sha256(f"{seed}/{number}".encode()).hexdigest()[:6], 16)
-            yield Clip(str(name), pattern, draw_seed, split, round(rate, 3), size, seconds, window_s, speed)
+            rate, name = round(rate, 3), str(name)
+            yield Clip(name, pattern, draw_seed, split, rate, size, seconds, window_s, speed, world)
             number += 1
 
 
@@ -107,12 +113,31 @@ class Work:
     """Whole windows; less than asked for where the trace is shorter."""
 
 
+def in_world_of(workload: Workload, world: World, relative_slo: float | None) -> Workload:
+    """``workload`` with the Φ that it has in ``world`` and, where ``relative_slo`` is given, so many times the P95 of
+    steady requests with unlimited capacity as λ: one for all clips, since states and C_ref are made with it.
+
+    Walls and segments come with a clip's requests (:func:`work_of`). Raises EvaluationError.
+    """
+    if world == "cores-only":
+        workload = replace(workload, space=replace(workload.space, gpu_shares=()))
+    if relative_slo is None:
+        return workload
+    return replace(workload, slo_s=relative_slo * quickest_p95_s(workload, _steady(workload, REFERENCE_RPS), seed=0))
+
+
+def _steady(workload: Workload, rate_rps: float) -> Requests:
+    """:data:`REFERENCE_S` of requests at even distances."""
+    arrivals_s = (np.arange(round(rate_rps * REFERENCE_S)) + 0.5) / rate_rps
+    return draw_requests(workload, arrivals_s, seed=0, source=f"steady {rate_rps:g} requests/s")
+
+
 @lru_cache(maxsize=16)
 def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = None) -> Work:
-    """Arrivals, lengths and routing of a clip. ``data``: folder of the public traces, by default the usual one;
-    ``workload``: instead of the paper's of the clip's name, with its own lengths and routing.
+    """Arrivals, lengths and routing of a clip, in its world. ``data``: folder of the public traces, by default the
+    usual one; ``workload``: instead of the paper's of the clip's name, with its own lengths and routing.
 
-    Raises EvaluationError, TraceError, SimulationError.
+    Raises EvaluationError (also where the world has no room for the clip's segments), TraceError, SimulationError.
     """
     seed = SEEDS[clip.split] + clip.seed
     grid = Grid(
@@ -134,6 +159,8 @@ def work_of(clip: Clip, data: Path | None = None, workload: Workload | None = No
         tokens = clip.tokens or None
         workload = paper_workload(clip.workload, mean_tokens=tokens, mean_rps=clip.mean_rps, seed=seed)
     requests = draw_requests(workload, drawn.arrival_s, seed=seed, source=drawn.source)
+    if workload.host is None:
+        workload = walled(workload, requests, clip.world, None, seed)
     return Work(clip, seed, workload, requests, drawn.seconds)
 
 
@@ -173,9 +200,7 @@ def fastest(load: WindowLoad) -> tuple[Ints, ...]:
     """Per layer [experts]: numbers of the choice with the least sum of latencies, by the queueing model; among those
     of equal latency the cheapest. Raises EvaluationError where nothing serves the load."""
     tables, _ = expected_tables(load, "provisioned")
-    frontiers = [[frontier(table, load.physics.space_arrays) for table in layer] for layer in tables]
-    least_s = enclose_frontiers(frontiers, 0.0).fastest_s
-    enclosure = enclose_frontiers(frontiers, least_s * (1 + 1e-9))
+    enclosure = Problem(tables, load.physics.space_arrays, load.physics.workload.expert_room).quickest()
     if not enclosure.feasible:
         raise EvaluationError(f"{load.requests.source}: no configuration serves the load of its first windows")
     return enclosure.numbers
@@ -213,9 +238,8 @@ def _plain(name: str, tokens: int) -> Workload:
 def steady_cost(workload: Workload, meter: Meter, window_s: float = WINDOW_S, rate_rps: float = REFERENCE_RPS) -> float:
     """What a window costs at a steady rate by the queueing model's optimum (where λ cannot be met, by its fastest
     choice)."""
-    arrivals_s = (np.arange(round(rate_rps * REFERENCE_S)) + 0.5) / rate_rps
-    requests = draw_requests(workload, arrivals_s, seed=0, source=f"steady {rate_rps:g} requests/s")
-    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, len(arrivals_s), REFERENCE_S)
+    requests = _steady(workload, rate_rps)
+    load = WindowLoad(Physics(workload, requests.most_tokens), requests, 0, requests.arrival_s.size, REFERENCE_S)
     choice = deterministic(load, meter)
     if not choice.feasible:
         choice = enclose(expected_tables(load, meter)[0], load.physics.space_arrays, choice.fastest_s * (1 + 1e-9))

@@ -220,12 +220,12 @@ class Episode:
         self._limit_state = self._limit_state.after(result.applied, self._simulation.now_s)
 
     def _decided(self, desired: Mapping[str, Configuration]) -> tuple[Decision, ...]:
-        """What the decision limits make of ``desired``."""
+        """What the decision limits make of ``desired``, with what layers before took of the cluster."""
         return decide(
             self.workload.topology,
             self.observation,
             Proposal(desired, dict.fromkeys(desired, REASON)),
-            self.present,
+            self.present if self.workload.capacity is None else self._platform.configurations(),
             self._simulation.now_s,
             self._limit_state,
             self.limits,

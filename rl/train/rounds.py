@@ -6,6 +6,8 @@ checkpoint between two rounds draws what it would have drawn.
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,11 +29,15 @@ from rl.episodes.clips import SEEDS
 from rl.episodes.episode import encoder_of
 from rl.features.configuration_index import REPLICAS
 from rl.reward import RewardSettings
+from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Actions, Decide, EpisodeWindow, Vary, simulate_all
 from rl.train.settings import TrainingSettings
-from rl.train.training_workloads import Kind, reference_of
+from rl.train.training_workloads import Kind, reference_of, starts_within
 from rl.train.warm_start import Teachers
 
+MOST_TRIED = 1000
+"""Clips of which a round's are chosen."""
+log = logging.getLogger("smoe.train")
 MOVED = 0.3
 """Share of the layers that change in a branch that is not of the whole window."""
 
@@ -87,22 +93,31 @@ class Rounds:
             seconds=settings.episode_windows * kind.window_s,
             window_s=kind.window_s,
             speed=kind.speed,
+            world=kind.world,
         )
         reference, episodes = self.register(kind), list[Episode]()
-        while len(episodes) < settings.lanes:
-            clip = next(clips)
+        for clip in itertools.islice(clips, MOST_TRIED):
+            if len(episodes) == settings.lanes:
+                return episodes, tally
             workload = kind.workload(SEEDS[clip.split] + clip.seed, clip.mean_rps)
             try:
                 work = work_of(clip, self.data, workload)
-            except EvaluationError:
-                continue  # no request is left of it at this rate
-            start = workload.initial(kind.starts[int(rng.integers(len(kind.starts)))])
+            except EvaluationError as error:
+                log.info("a clip is left out: %s", error)  # no request is left of it, or no room for its segments
+                continue
+            starts = starts_within(kind, work.workload)
+            if not starts:
+                log.info("a clip is left out: %s: the cluster has no room to start in", work.requests.source)
+                continue
+            start = work.workload.initial(starts[int(rng.integers(len(starts)))])
             made = episode_of(
                 clip, settings=settings.reward, start=start, data=self.data, workload=workload, reference=reference
             )
             episodes.append(made)
             tally.clips.append((clip, work.requests.sha256))
-        return episodes, tally
+        raise TrainingError(
+            f"{kind.name}: {MOST_TRIED} clips hold fewer than {settings.lanes} that its world has room for"
+        )
 
     def register(self, kind: Kind) -> float:
         """Make a kind's pipeline known to the replay; returns its C_ref, the same for all its clips."""

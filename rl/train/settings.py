@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -18,6 +18,7 @@ from rl.train.teacher import TeacherSettings
 from rl.train.training_workloads import KINDS, VARIANTS, Kind
 from simulation.workloads.custom import CustomPipeline, CustomPipelineError
 from simulation.workloads.paper import PAPER_WORKLOADS
+from simulation.workloads.worlds import World
 from traces.model import PATTERNS
 
 
@@ -68,6 +69,10 @@ class TrainingSettings(Checked):
     """Windows of an episode."""
     mean_rps: Annotated[tuple[Positive, Positive], Flag(hidden=True)] = (5.0, 40.0)
     """Lowest and highest mean rate of a clip."""
+    world: World = "mixed"
+    """Cluster of the paper's workloads and their variants; a custom pipeline runs on its own machine."""
+    relative_slo: Annotated[float | None, Field(gt=1, lt=1000)] = None
+    """SLO of these as so many times the requests' P95 with unlimited capacity."""
     updates: NotNegative = 0.5
     """Updates of the networks, for each window."""
     branches: FromZero = 3
@@ -104,12 +109,15 @@ class TrainingSettings(Checked):
     @property
     def judged(self) -> tuple[Kind, ...]:
         """What validation simulates."""
-        return (*(KINDS[name] for name in self.workloads if name in KINDS), *self.pipelines)
+        return (*(self._in_world(name) for name in self.workloads if name in KINDS), *self.pipelines)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What is trained on."""
-        return (*self.judged, *(KINDS[name] for name in self.variants))
+        return (*self.judged, *(self._in_world(name) for name in self.variants))
+
+    def _in_world(self, name: str) -> Kind:
+        return replace(KINDS[name], world=self.world, relative_slo=self.relative_slo)
 
     @property
     def reward(self) -> RewardSettings:

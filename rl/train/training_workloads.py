@@ -14,13 +14,15 @@ from typing import Protocol
 import numpy as np
 
 from autoscaler.contract import Configuration, ConfigurationSpace
-from rl.episodes import WINDOW_S, steady_cost
+from evaluation.uniform import fits
+from rl.episodes import WINDOW_S, in_world_of, steady_cost
 from rl.episodes.clips import REFERENCE_RPS
 from rl.episodes.sizes import resized
 from rl.reward import RewardSettings
 from simulation.workloads.custom import CPU_STARTS, GPU_STARTS
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
+from simulation.workloads.worlds import World
 
 
 class Kind(Protocol):
@@ -41,6 +43,9 @@ class Kind(Protocol):
     def mean_rps(self) -> tuple[float, float] | None:
         """Lowest and highest mean rate of a clip; None: the run's."""
         ...
+
+    @property
+    def world(self) -> World: ...
 
     @property
     def starts(self) -> tuple[Configuration, ...]: ...
@@ -67,22 +72,28 @@ class PaperKind:
     """Where it is above 1, cold starts, resizes and drains are as much quicker: windows, load within them and what a
     change takes stay as they are to each other, and a window has that many times fewer requests to simulate."""
     mean_rps: tuple[float, float] | None = None
+    world: World = "unlimited"
+    relative_slo: float | None = None
+    """λ as so many times the P95 of steady requests with unlimited capacity."""
 
     @property
     def starts(self) -> tuple[Configuration, ...]:
-        return CPU_STARTS if self.slo_s is not None else (*GPU_STARTS, *CPU_STARTS)
+        cores = self.slo_s is not None or self.world == "cores-only"
+        return CPU_STARTS if cores else (*GPU_STARTS, *CPU_STARTS)
 
     def workload(self, seed: int, mean_rps: float = 0.0) -> Workload:
         space = None if self.slo_s is None else ConfigurationSpace(gpu_shares=())
         workload = paper_workload(self.paper, space=space, mean_rps=mean_rps, seed=seed)
         if self.size is not None:
             workload = resized(workload, *self.size, seed=seed)
-        return replace(
+        workload = replace(
             workload,
             name=self.name,
             slo_s=self.slo_s or workload.slo_s,
             lifecycle=workload.lifecycle.quickened(self.speed),
         )
+        slo_s = _slo_s(self) if self.relative_slo else workload.slo_s
+        return replace(in_world_of(workload, self.world, None), slo_s=slo_s)
 
 
 VARIANTS = (
@@ -99,6 +110,17 @@ QUICK = tuple(
 )
 """The paper's workloads at loads at which calls wait, in a fifth of the time."""
 KINDS = {kind.name: kind for kind in (*(PaperKind(name, name) for name in PAPER_WORKLOADS), *VARIANTS, *SIZES, *QUICK)}
+
+
+def starts_within(kind: Kind, workload: Workload) -> list[Configuration]:
+    """Those of the kind's starts for which the cluster has room in every expert."""
+    return [start for start in kind.starts if fits(workload, start)]
+
+
+@lru_cache(maxsize=64)
+def _slo_s(kind: PaperKind) -> float:
+    """The relative λ, the same for all seeds."""
+    return in_world_of(replace(kind, relative_slo=None).workload(0), kind.world, kind.relative_slo).slo_s
 
 
 @lru_cache(maxsize=32)

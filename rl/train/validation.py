@@ -18,12 +18,13 @@ from autoscaler.contract import SLO_QUANTILE
 from evaluation.bound.bounds import lower_bound
 from evaluation.bound.loads import windows
 from evaluation.bound.physics import Physics
+from evaluation.comparison.errors import EvaluationError
 from rl.episodes import WINDOW_S, Clip, Episode, Work, episode_of, training_clips, work_of
 from rl.episodes.clips import SEEDS, work_key
 from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Decide, simulate_all
 from rl.train.settings import TrainingSettings, ValidationSettings
-from rl.train.training_workloads import Kind, reference_of
+from rl.train.training_workloads import Kind, reference_of, starts_within
 from traces.model import PATTERNS
 
 FEWEST_JUDGED = 6
@@ -121,11 +122,16 @@ class Validator:
         drawn = training_clips(
             (name,), (pattern,), seed=len(name), split="validation",
             seconds=settings.seconds * kind.window_s / WINDOW_S, mean_rps=rates,
-            window_s=kind.window_s, speed=kind.speed,
+            window_s=kind.window_s, speed=kind.speed, world=kind.world,
         )  # fmt: skip
         clips: list[Clip] = []
         for clip in itertools.islice(drawn, MOST_TRIED):
-            work = self.work(clip)
+            try:
+                work = self.work(clip)
+            except EvaluationError:
+                continue  # no room for its segments
+            if not starts_within(self._kinds[name], work.workload):
+                continue
             busy = np.unique(work.requests.arrival_s // clip.window_s)
             if (busy >= settings.warm_up).sum() >= min(FEWEST_JUDGED, work.seconds // clip.window_s - settings.warm_up):
                 clips.append(clip)
@@ -157,7 +163,7 @@ class Validator:
 
     def _episode(self, clip: Clip, profiled: bool) -> Episode:
         kind, workload = self._kinds[clip.workload], self.work(clip).workload
-        start = None if profiled else workload.initial(kind.starts[0])
+        start = None if profiled else workload.initial(starts_within(kind, workload)[0])
         return episode_of(
             clip, settings=self.settings.reward, start=start, cache=self.cache, data=self.data, workload=workload,
             reference=reference_of(kind, self.settings.reward),

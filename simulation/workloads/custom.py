@@ -21,6 +21,7 @@ from simulation.profiles.model.pipeline import clustered_workload, measured_work
 from simulation.workloads.paper import LIFECYCLE, PAPER_PRICES, PAPER_WORKLOADS, segments_at
 from simulation.workloads.routing import zipf_routing
 from simulation.workloads.workload import TokenLengths, Workload
+from simulation.workloads.worlds import World
 from traces.provenance import file_sha256
 
 GPU_STARTS = (
@@ -106,6 +107,11 @@ class CustomPipeline:
     @property
     def starts(self) -> tuple[Configuration, ...]:
         return (*GPU_STARTS, *CPU_STARTS) if self.cluster else CPU_STARTS
+
+    @property
+    def world(self) -> World:
+        """It runs on the machine of its profile, or on a cluster with room."""
+        return "unlimited"
 
     @property
     def prices(self) -> PriceSheet:
