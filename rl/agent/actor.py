@@ -9,7 +9,7 @@ after layer costs one small product a layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from rl.agent.configuration_table import features_of
 from rl.agent.contract import Batch, Space
 from rl.agent.decisions import Decided
 from rl.agent.encoder import Encoded, Encoder, padded
+from rl.agent.room import Masked, Room
 from rl.agent.settings import NetworkSettings
 from rl.agent.siso import JunctionScores, Scored
 
@@ -135,21 +136,37 @@ class Actor(SisoActor):
         """See ``ActorNetwork``. Returns [B, n, K, 4]."""
         with torch.inference_mode():
             actions = self._decide(batch, temperature, generator)
+            if batch.room is not None and batch.space.amounts is not None and self.settings.arm != "full-joint":
+                beyond = Room(batch).beyond(actions)
+                if beyond.any():
+                    within = self._decide(batch, temperature, generator, Room(batch))
+                    actions = torch.where(beyond[:, None, None, None], within, actions)
         return actions.clone()  # what leaves inference mode may be used where gradients are recorded
 
-    def _decide(self, batch: Batch, temperature: float, generator: torch.Generator | None) -> Tensor:
+    def _decide(
+        self, batch: Batch, temperature: float, generator: torch.Generator | None, room: Room | None = None
+    ) -> Tensor:
+        """Without ``room`` each layer's experts at once, else one after the other within what is left of it."""
         space, scoring, decided = batch.space, self.scoring, self.decided
+
+        def pick(scored: Any) -> Tensor:
+            chosen: Tensor = scored.sample(temperature, generator) if temperature > 0 else scored.best()
+            return chosen
+
         prepared = self.prepared(space)
         encoded = self.encoder(batch)
         filters = scoring.filters(space, batch.least_memory, batch.present)
         parts = (self._known(encoded), decided.of_expert(encoded.experts), *filters)
         layers = zip(*(_by_layer(part, space.mask) for part in parts), strict=True)
         summary, steps = decided.nothing(len(batch.experts)), []
-        for expert_embedding, beside, *drawn_uniform in layers:  # [B, K_i, …]: of the experts that there are
+        for layer, (expert_embedding, beside, *drawn_uniform) in enumerate(layers):  # [B, K_i, …]: of those there are
             queries = self._query(expert_embedding, summary).flatten(0, 1)
             scored = scoring.scores(prepared, queries, [part.flatten(0, 1) for part in drawn_uniform])
-            chosen = scored.sample(temperature, generator) if temperature > 0 else scored.best()
-            chosen = chosen.view(*expert_embedding.shape[:2], 4)
+            if room is None:
+                chosen = pick(scored).view(*expert_embedding.shape[:2], 4)
+            else:
+                weights = encoded.weights[:, layer].expand(len(batch.experts), -1)[:, space.mask[layer]]
+                chosen = room.decide(layer, cast(Masked, scored), weights, pick)
             pooled = decided.pool(features_of(space, chosen), beside, None)
             summary = decided.step(summary, pooled)
             steps.append(chosen)

@@ -40,6 +40,20 @@ class State:
     """[n, K, 4] configuration in force, the nearest of Φ; axes as in ``AXES``."""
     least_memory: NDArray[np.int16]
     """[n, K, P] Eq. (2): first memory size that is enough for so many replicas; M where none is."""
+    room: Floats32 | None = None
+    """[3] cores, MiB and tenths of GPUs that all experts may take together; None: anything."""
+
+
+@dataclass(frozen=True, eq=False)
+class Amounts:
+    """What a configuration takes of a cluster; float32."""
+
+    resources: Tensor
+    """[R, 2] cores and tenths of a GPU of a replica."""
+    memory_mb: Tensor
+    """[M] MiB of a replica."""
+    replicas: Tensor
+    """[P]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +70,8 @@ class Space:
     """[Q] float32: feature of each concurrency."""
     edges: tuple[tuple[int, int], ...]
     """Edges of the DAG, nodes numbered segments first, then experts by layer."""
+    amounts: Amounts | None = None
+    """None: what configurations take is not known, so decisions know no walls."""
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -74,6 +90,8 @@ class Batch:
     pipeline: Tensor
     present: Tensor
     least_memory: Tensor
+    room: Tensor | None = None
+    """[B, 3]; None where a state has none."""
 
     @classmethod
     def of(cls, space: Space, states: list[State]) -> Batch:
@@ -89,6 +107,7 @@ class Batch:
             stack("pipeline").float(),
             stack("present").long(),
             stack("least_memory").long(),
+            None if any(state.room is None for state in states) else stack("room").float(),
         )
 
 
@@ -98,7 +117,8 @@ class ActorNetwork(Protocol):
     def decide(self, batch: Batch, temperature: float = 0.0, generator: torch.Generator | None = None) -> Tensor:
         """[B, n, K, 4] int64: layer after layer, each seeing the decisions just taken. Temperature 0: the arg max of
         Eq. (12); above it an exact sample of the softmax at that temperature. Eq. (2) and (4) always hold (where no
-        memory is enough for any replica count: the largest memory and the most replicas). Padding is zeros."""
+        memory is enough for any replica count: the largest memory and the most replicas). Where the batch has room
+        all decisions of a state together stay within it, if Eq. (2) lets them. Padding is zeros."""
 
     def relaxed(self, batch: Batch, executed: Tensor) -> Tensor:
         """[B, n, K, C] float32: features of the arg max with the gradient of the expected features (straight-through);

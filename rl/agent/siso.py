@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rl.agent.configuration_table import Rows, allowed, features_of, rows
-from rl.agent.contract import Space
+from rl.agent.contract import Amounts, Space
 
 FORBIDDEN = -1e9
 """Score of what a mask forbids: finite, so that a clique that is forbidden altogether has no NaN in it."""
@@ -72,6 +72,18 @@ class Cliques:
     """[N, P, M]."""
     space: Space
     rows: Rows
+
+    def of(self, rows: Tensor) -> Cliques:
+        """Scores of these experts alone, ``rows`` [X] int64."""
+        return replace(self, compute=self.compute[rows], memory=self.memory[rows])
+
+    def within(self, limits: Tensor, amounts: Amounts) -> Cliques:
+        """What takes more than ``limits`` [N, 3] (cores, MiB, tenths of GPUs; all replicas) is forbidden, too."""
+        counts = amounts.replicas
+        resource = (counts[:, None, None] * amounts.resources > limits[:, None, None, [0, 2]]).any(-1)  # [N, P, R]
+        memory = counts[:, None] * amounts.memory_mb > limits[:, None, None, 1]
+        compute = self.compute.masked_fill(resource.repeat_interleave(len(self.space.concurrencies), -1), FORBIDDEN)
+        return replace(self, compute=compute, memory=self.memory.masked_fill(memory, FORBIDDEN))
 
     def best(self) -> Tensor:
         """[N, 4] int64: the arg max of Eq. (12), the first one where several are equal."""

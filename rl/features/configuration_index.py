@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autoscaler.contract import MIB, Configuration, ConfigurationSpace, Topology
+from autoscaler.capacity import replica_needs
+from autoscaler.contract import MIB, Configuration, ConfigurationSpace, Resources, Topology
 from autoscaler.prices import PriceSheet
-from rl.agent.contract import CONFIGURATION_FEATURES, Space
+from rl.agent.contract import CONFIGURATION_FEATURES, Amounts, Space
 from rl.features.calls import CallTimes
 from simulation.arrays import Bools, Floats
 
@@ -153,7 +154,18 @@ def space_of(
         replicas=torch.tensor([count / REPLICAS for count in space.replica_counts], dtype=torch.float32),
         concurrencies=torch.tensor([calls_ / CONCURRENCY for calls_ in space.concurrencies], dtype=torch.float32),
         edges=_edges(topology),
+        amounts=Amounts(
+            torch.tensor(
+                [(each.cores, each.gpu_tenths) for each in map(_replica_needs, space.resources)], dtype=torch.float32
+            ),
+            torch.tensor(space.memory_sizes_mb, dtype=torch.float32),
+            torch.tensor(list(space.replica_counts), dtype=torch.float32),
+        ),
     )
+
+
+def _replica_needs(resource: tuple[float, float]) -> Resources:
+    return replica_needs(Configuration(1, *resource, 1, 1))
 
 
 def scaled_log(values: Floats, low: float, high: float) -> Floats:

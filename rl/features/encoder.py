@@ -9,10 +9,11 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
+from autoscaler.capacity import total_needs
 from autoscaler.contract import MIB, LayerObservation, Memory, NodeObservation, Observation, Topology
 from autoscaler.decision.limits import LimitSettings
 from autoscaler.prices import PriceSheet
-from rl.agent.contract import Space, State
+from rl.agent.contract import Floats32, Space, State
 from rl.features.calls import CallTimes
 from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Scales
 from rl.features.configuration_index import CONCURRENCY, CORES, REPLICAS, ConfigurationIndex, space_of, unit_prices
@@ -90,9 +91,18 @@ class Encoder:
                 pipeline=pipeline[0],
                 present=self._present(configured),
                 least_memory=self._least_memory(loads[:, _AT["peak_tokens"]]),
+                room=self._room(observation),
             ),
             history,
         )
+
+    def _room(self, observation: Observation) -> Floats32 | None:
+        """[3] of the capacity that segments and ingress leave; None without one, and where they are not known."""
+        others = [node.configuration for node in observation.nodes if node.kind != "expert"]
+        if self.limits.capacity is None or any(configuration is None for configuration in others):
+            return None
+        taken = total_needs(configuration for configuration in others if configuration is not None)
+        return np.array(self.limits.capacity.total.minus(taken), dtype=np.float32)
 
     def _rows(self, observation: Observation) -> list[NodeObservation]:
         """Segments and experts in the topology's order. Raises ValueError for an observation of another pipeline."""

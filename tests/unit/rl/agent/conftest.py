@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl.agent.contract import CONFIGURATION_FEATURES, Batch, Space, State
+from rl.agent.contract import CONFIGURATION_FEATURES, Amounts, Batch, Space, State
 from rl.agent.settings import NetworkSettings
 
 F, G = 7, 5
@@ -44,6 +44,11 @@ def make_space(
         torch.arange(1, replicas + 1) / 8,
         torch.arange(1, concurrencies + 1) / 10,
         tuple(edges),
+        Amounts(
+            torch.tensor([(core, 10 * share) for core, share in resources]),
+            64.0 * torch.arange(1, memories + 1),
+            torch.arange(1.0, replicas + 1),
+        ),
     )
 
 
