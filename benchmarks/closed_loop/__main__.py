@@ -237,7 +237,7 @@ def print_policies(rows: Sequence[Mapping[str, Any]], slo_s: float) -> None:
 @click.option("--policies", callback=listed(), default=",".join(POLICIES), help="Comma list (docs/policies.md).")
 @click.option("--repeats", default=5, type=AT_LEAST_1, help="Runs of each policy.")
 @click.option("--seconds", default=600.0, type=click.FloatRange(PERIOD_S), help="Length of a run in seconds.")
-@click.option("--mean-rps", default=4.0, type=click.FloatRange(0.1), help="Requests per second on average.")
+@click.option("--mean-rps", default=5.0, type=click.FloatRange(0.1), help="Requests per second on average.")
 @click.option("--cpu-scale", default=0.015, type=click.FloatRange(0.001, 10), help="Real cores per configured core.")
 @click.option("--interval", "window_s", default=2.0, type=click.FloatRange(0.5), help="Seconds between decisions.")
 @click.option("--slo-factor", default=1.7, help="SLO over a pass's known work at the limits of the start.")
