@@ -121,7 +121,7 @@ def _help_all_option() -> click.Option:
 
 def _settings_option() -> click.Option:
     return click.Option(
-        ["--settings"],
+        ["--settings", "settings_file"],
         type=click.Path(exists=True, dir_okay=False),
         is_eager=True,
         expose_value=False,

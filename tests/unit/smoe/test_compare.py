@@ -13,6 +13,7 @@ from evaluation import compared
 from evaluation.comparison import run
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid
+from smoe.cli import cli
 from smoe.commands import compare as module
 from smoe.commands.compare import OPPONENTS, compare
 from smoe.errors import SmoeError
@@ -87,6 +88,14 @@ def test_what_nothing_can_be_measured_with_is_refused_in_a_sentence(
 ) -> None:
     answer = CliRunner().invoke(compare, options(tmp_path, **more))
     assert isinstance(answer.exception, SmoeError) and sentence in str(answer.exception)
+
+
+def test_policies_settings_are_a_folder_and_the_options_settings_a_file(tmp_path: Path) -> None:
+    """``--policy-settings`` and ``--settings`` of one command."""
+    (tmp_path / "options.toml").write_text('patterns = "wild"\n')
+    given = ["lab", "evaluate", "--policy-settings", str(tmp_path), "--out", str(tmp_path / "out")]
+    answer = CliRunner().invoke(cli, [*given, "--settings", str(tmp_path / "options.toml")])
+    assert isinstance(answer.exception, SmoeError) and "got 'wild'" in str(answer.exception)
 
 
 def test_plans_are_searched_apart_from_each_other_by_what_they_share() -> None:
