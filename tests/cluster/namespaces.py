@@ -106,9 +106,9 @@ class Kubelet:
                 self._ended.wait(0.2)  # a watch that broke off, or a pod that somebody else changed
 
     def _pods(self) -> Iterator[Object]:
-        told: list[str] = []
-        yield from list(self._asking.listed("pods", "faas_function", told.append))
-        for kind, pod in self._asking.watch("pods", "faas_function", told[-1], 60, self._opened):
+        reported: list[str] = []
+        yield from list(self._asking.listed("pods", "faas_function", reported.append))
+        for kind, pod in self._asking.watch("pods", "faas_function", reported[-1], 60, self._opened):
             if kind in ("ADDED", "MODIFIED"):
                 yield pod
 
@@ -184,14 +184,16 @@ class Namespaces:
 
     def _left(self, end_s: float) -> set[str]:
         """Those that are there still when the last one goes, or the watch ends."""
-        asking, told, selector = self._asking("default"), list[str](), f"{RUN}={self._run}"
-        found = list(asking.listed("namespaces", selector, told.append))
+        asking, reported, selector = self._asking("default"), list[str](), f"{RUN}={self._run}"
+        found = list(asking.listed("namespaces", selector, reported.append))
         for one in found:
             if "deletionTimestamp" not in one["metadata"]:  # an interrupt came just before it was removed
                 self._asking(one["metadata"]["name"]).delete("")
         left = {one["metadata"]["name"] for one in found}
         seconds = max(1, round(end_s - time.monotonic()))
-        for kind, document in asking.watch("namespaces", selector, told[-1], seconds, lambda cut: None) if left else ():
+        for kind, document in (
+            asking.watch("namespaces", selector, reported[-1], seconds, lambda cut: None) if left else ()
+        ):
             if kind == "DELETED":
                 left.discard(document["metadata"]["name"])
             if not left:

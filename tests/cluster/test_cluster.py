@@ -58,8 +58,8 @@ async def test_the_controller_changes_every_axis(target: Target, backends: Backe
     def in_line() -> bool:
         platform.configurations()
         platform.keep()
-        told = [pod["metadata"]["annotations"]["smoe.settings"] for pod in target.pods()]
-        return told == ['{"max_inflight":9}'] * 2 and target.limits() == [(512, 2)] * 2
+        reported = [pod["metadata"]["annotations"]["smoe.settings"] for pod in target.pods()]
+        return reported == ['{"max_inflight":9}'] * 2 and target.limits() == [(512, 2)] * 2
 
     await until(in_line)
     share = configuration(2, memory_mb=512, cpu_cores=0.0, gpu_share=0.3, concurrency=9)

@@ -75,8 +75,8 @@ def test_the_suite_passes_on_a_cluster_known_by_its_kubeconfig_and_leaves_nothin
 
 
 @pytest.mark.parametrize("kubeconfig", ["--kubelet"], indirect=True)
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM], ids=["interrupted", "told to end"])
-def test_a_run_that_is_stopped_removes_its_namespace(kubeconfig: Path, told: signal.Signals) -> None:
+@pytest.mark.parametrize("reported", [signal.SIGINT, signal.SIGTERM], ids=["interrupted", "told to end"])
+def test_a_run_that_is_stopped_removes_its_namespace(kubeconfig: Path, reported: signal.Signals) -> None:
     with suite(kubeconfig, "-v") as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -85,7 +85,7 @@ def test_a_run_that_is_stopped_removes_its_namespace(kubeconfig: Path, told: sig
         end_s = time.monotonic() + 30
         while not namespaces(kubeconfig):
             assert time.monotonic() < end_s, "no test makes a namespace any more"
-        process.send_signal(told)
+        process.send_signal(reported)
         output, _ = process.communicate(timeout=100)
     assert "KeyboardInterrupt" in output and process.returncode != 0
     assert namespaces(kubeconfig) == []

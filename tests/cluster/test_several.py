@@ -62,7 +62,7 @@ async def test_functions_of_one_name_live_apart_in_two_namespaces_of_one_gateway
     assert team.read("apps/v1:deployments/f")["spec"]["replicas"] == 1
 
 
-async def test_of_two_creates_that_cross_one_wins_whole_and_the_other_is_told(
+async def test_of_two_creates_that_cross_one_wins_whole_and_the_other_is_reported(
     target: Target, backends: Backends
 ) -> None:
     one, two = await backends(), await backends()

@@ -210,11 +210,11 @@ def test_a_dry_run_prints_what_would_move_and_moves_nothing(running: Running) ->
     arguments = ["migrate", "minilm", "--to", "a=1,b=1", "--only", "*-expert-0-*", "--dry-run", "--json"]
     result = CliRunner().invoke(cli, [*arguments, "--state", str(running.state)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.output)
+    reported = json.loads(result.output)
     experts = [node for node in running.manifest.nodes if node.kind == "expert" and node.layer == 0]
-    assert told["nodes"]["b"]["peer"] == len(experts)
-    assert told["peer_bytes"] == sum(running.manifest.files[node.weights.file].bytes for node in experts)
-    assert told["predicted_s"] > 0
+    assert reported["nodes"]["b"]["peer"] == len(experts)
+    assert reported["peer_bytes"] == sum(running.manifest.files[node.weights.file].bytes for node in experts)
+    assert reported["predicted_s"] > 0
     assert running.nodes_of(FUNCTION) == ["a"]
     assert running.managers.held("b")["held"] == {}
 
@@ -231,8 +231,8 @@ def test_rebalancing_puts_experts_where_memory_allows_and_no_request_notices(run
     with running.asking() as statuses:
         result = CliRunner().invoke(cli, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    told = json.loads(result.output)
-    assert (told["fits"], told["moved"]) == (False, True)
+    reported = json.loads(result.output)
+    assert (reported["fits"], reported["moved"]) == (False, True)
     assert set(statuses) == {200}
     experts = [manifest.function_name(node.id) for node in manifest.nodes if node.kind == "expert"]
     places = [running.nodes_of(function) for function in experts]

@@ -84,7 +84,9 @@ def test_a_missing_picture_is_a_difference() -> None:
     assert differences(shown(image_png=picture(0.5)), shown(text_plain="none")) == ["the text below cell 0"]
 
 
-def test_readers_of_stored_results_tell_numbers_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_of_stored_results_distinguish_numbers_from_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from notebooks import stored as reader
 
     (tmp_path / "runs.csv").write_text("policy,cost,seed,kept\nhpa,1.5,3,True\nkpa,,0,False\n")

@@ -110,8 +110,8 @@ def _note_failure(cluster: Cluster, deployment: dict[str, Any], failure: str) ->
     since = next((one["lastTransitionTime"] for one in conditions if one["type"] == "ReplicaFailure"), now())
     conditions[:] = [one for one in conditions if one["type"] != "ReplicaFailure"]
     if failure:
-        told = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": failure}
-        conditions.append({**told, "lastTransitionTime": since})
+        reported = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": failure}
+        conditions.append({**reported, "lastTransitionTime": since})
     cluster.store.replace("deployments", changed, "controller", status=True)
 
 

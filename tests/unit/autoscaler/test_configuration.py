@@ -87,7 +87,7 @@ def test_a_space_with_one_kind_of_resource_takes_any_configuration(
         "not a configuration",
     ],
 )
-def test_what_is_off_the_lattice_is_no_member(outside: object) -> None:
+def test_what_is_off_the_space_is_no_member(outside: object) -> None:
     assert outside not in PAPER
 
 

@@ -67,7 +67,7 @@ def test_demand_never_turns_the_direction_of_the_metric(utilisation: float, pres
         assert wanted <= present
 
 
-def play(story: list[tuple[float, int]], pace: Pace = PACE, start: int = 1) -> list[int]:
+def simulate(story: list[tuple[float, int]], pace: Pace = PACE, start: int = 1) -> list[int]:
     """Replicas after each (time, recommendation), each applied at once."""
     history, present, found = History(), start, []
     for now_s, raw in story:
@@ -78,42 +78,42 @@ def play(story: list[tuple[float, int]], pace: Pace = PACE, start: int = 1) -> l
 
 def test_scaling_up_is_immediate_and_at_most_4_or_double_in_15_seconds() -> None:
     wide = replace(PACE, max_replicas=100)
-    assert play([(0, 100), (5, 100), (15, 100), (16, 100), (30, 100)], wide) == [5, 5, 10, 10, 20]
+    assert simulate([(0, 100), (5, 100), (15, 100), (16, 100), (30, 100)], wide) == [5, 5, 10, 10, 20]
 
 
 def test_a_second_step_inside_the_period_gets_what_is_left_of_it() -> None:
-    assert play([(0, 3), (5, 8), (10, 8), (15, 8), (20, 8)]) == [3, 5, 5, 7, 8]
+    assert simulate([(0, 3), (5, 8), (10, 8), (15, 8), (20, 8)]) == [3, 5, 5, 7, 8]
 
 
 def test_scaling_down_waits_for_the_largest_recommendation_of_five_minutes_to_pass() -> None:
     story = [(0, 6), (10, 1), (200, 3), (299, 1), (300, 1), (499, 1), (500, 1), (600, 1)]
-    assert play(story, start=6) == [6, 6, 6, 6, 3, 3, 1, 1]
+    assert simulate(story, start=6) == [6, 6, 6, 6, 3, 3, 1, 1]
 
 
 def test_the_first_look_never_shrinks_what_is_found() -> None:
-    assert play([(0, 1), (299, 1), (300, 1)], start=5) == [5, 5, 1]
+    assert simulate([(0, 1), (299, 1), (300, 1)], start=5) == [5, 5, 1]
 
 
 def test_a_spike_inside_the_scale_up_window_is_not_followed() -> None:
     slow = replace(PACE, up_stabilisation_s=30)
-    assert play([(0, 1), (10, 8), (20, 1), (30, 8), (40, 8), (51, 8)], slow) == [1, 1, 1, 1, 1, 5]
+    assert simulate([(0, 1), (10, 8), (20, 1), (30, 8), (40, 8), (51, 8)], slow) == [1, 1, 1, 1, 1, 5]
 
 
 def test_scaling_down_is_limited_by_its_rate() -> None:
     gentle = replace(PACE, down_stabilisation_s=0.0, down_pods=2, down_percent=0.0)
-    assert play([(0, 8), (1, 1), (5, 1), (16, 1), (31, 1)], gentle, start=8) == [8, 6, 6, 4, 2]
+    assert simulate([(0, 8), (1, 1), (5, 1), (16, 1), (31, 1)], gentle, start=8) == [8, 6, 6, 4, 2]
 
 
 @pytest.mark.parametrize(("raw", "expected"), [(0, 2), (20, 6)])
 def test_bounds_hold_at_once_whatever_the_rate(raw: int, expected: int) -> None:
     bounded = replace(PACE, min_replicas=2, max_replicas=6, down_stabilisation_s=0.0)
-    assert play([(0, raw)], bounded, start=4)[0] in (expected, 4)
-    assert play([(0, 4)], bounded, start=1) == [4]
-    assert play([(0, raw), (20, raw)], bounded, start=4)[-1] == expected
+    assert simulate([(0, raw)], bounded, start=4)[0] in (expected, 4)
+    assert simulate([(0, 4)], bounded, start=1) == [4]
+    assert simulate([(0, raw), (20, raw)], bounded, start=4)[-1] == expected
 
 
 def test_a_scale_of_zero_is_left_alone() -> None:
-    assert play([(0, 5)], start=0) == [0]
+    assert simulate([(0, 5)], start=0) == [0]
 
 
 def test_rates_count_what_was_really_changed_and_not_what_was_desired() -> None:
@@ -169,7 +169,7 @@ def test_no_story_leaves_the_bounds_or_outruns_the_rate(steps: list[tuple[float,
     for pause_s, raw in steps:
         now_s += pause_s
         times.append((now_s, raw))
-    found = play(times, start=start)
+    found = simulate(times, start=start)
     assert all(1 <= replicas <= 8 for replicas in found)
     for before, after in zip([start, *found], found, strict=False):
         assert after <= max(before + 4, 2 * before)

@@ -69,7 +69,7 @@ class World:
     def leaders(self) -> list[int]:
         return [i for i, elector in enumerate(self.electors) if elector.leads()]
 
-    def play(self, seconds: float, *ticking: int) -> list[list[int]]:
+    def simulate(self, seconds: float, *ticking: int) -> list[list[int]]:
         """Who leads after every half second, in which ``ticking`` go on and each elector does its step in time."""
         seen = []
         for _ in range(round(seconds / 0.5)):
@@ -92,8 +92,8 @@ def test_the_first_leads_and_the_second_does_not_act() -> None:
 
 def test_a_leader_that_renews_keeps_the_lease() -> None:
     world = World(0.0, 0.0)
-    world.play(2.0, 0, 1)
-    assert world.play(400.0, 0, 1) == [[0]] * 800
+    world.simulate(2.0, 0, 1)
+    assert world.simulate(400.0, 0, 1) == [[0]] * 800
 
 
 @pytest.mark.parametrize("skew_s", [0.0, 86_400.0, -86_400.0])
@@ -156,47 +156,47 @@ def test_a_lease_given_back_is_taken_at_once() -> None:
 @pytest.mark.parametrize("skew_s", [0.0, 86_400.0, -86_400.0])
 def test_a_leader_whose_tick_hangs_renews_no_more_and_does_not_act_when_it_wakes(skew_s: float) -> None:
     world = World(0.0, skew_s)
-    assert world.play(10.0, 0, 1)[-1] == [0]
-    seen = world.play(STALLED_S + TAKEOVER_S, 1)  # the first one's process is there, its tick is not
+    assert world.simulate(10.0, 0, 1)[-1] == [0]
+    seen = world.simulate(STALLED_S + TAKEOVER_S, 1)  # the first one's process is there, its tick is not
     assert seen[: round(STALLED_S / 0.5) - 1] == [[0]] * (round(STALLED_S / 0.5) - 1)
     assert seen[-1] == [1] and all(len(leaders) <= 1 for leaders in seen)
     world.ticks[0].sign()  # it wakes in the middle of its orders
     with pytest.raises(NotLeaderError, match="c0 may not act: its tick has stood still"):
         world.electors[0].guard()
-    assert world.play(60.0, 0, 1) == [[1]] * 120  # it stands by when its tick has ended
+    assert world.simulate(60.0, 0, 1) == [[1]] * 120  # it stands by when its tick has ended
     with pytest.raises(NotLeaderError, match="c0 does not hold the lease"):
         world.electors[0].guard()
 
 
 def test_a_tick_that_wakes_before_another_took_over_does_nothing_more_and_the_next_one_acts() -> None:
     world = World(0.0)
-    world.play(2.0, 0)
-    assert world.play(STALLED_S + 5.0)[-1] == []
+    world.simulate(2.0, 0)
+    assert world.simulate(STALLED_S + 5.0)[-1] == []
     world.ticks[0].sign()
     with pytest.raises(NotLeaderError):
         world.electors[0].guard()
-    assert world.play(2.0, 0)[-1] == [0]
+    assert world.simulate(2.0, 0)[-1] == [0]
 
 
 def test_a_long_tick_that_gets_on_is_no_hung_one() -> None:
     world = World(0.0, 0.0)
-    world.play(2.0, 0, 1)
+    world.simulate(2.0, 0, 1)
     for _ in range(10):
-        assert world.play(STALLED_S - 1.0, 1)[-1] == [0]
+        assert world.simulate(STALLED_S - 1.0, 1)[-1] == [0]
         world.ticks[0].sign()
 
 
 def test_a_standby_whose_loop_hangs_takes_nothing_over() -> None:
     world = World(0.0, 0.0)
-    world.play(2.0, 0, 1)
-    world.play(STALLED_S, 0)
+    world.simulate(2.0, 0, 1)
+    world.simulate(STALLED_S, 0)
     world.electors.pop(0).release()
-    assert world.play(60.0) == [[]] * 120
+    assert world.simulate(60.0) == [[]] * 120
 
 
 def test_whoever_resigns_acts_no_more_and_keeps_the_lease_until_its_last_order_is_answered() -> None:
     world = World(0.0, 0.0)
-    world.play(2.0, 0, 1)
+    world.simulate(2.0, 0, 1)
     world.electors[0].resign()
     assert world.leaders() == [] and not world.electors[1].step()
     world.electors[0].release()

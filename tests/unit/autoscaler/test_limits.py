@@ -161,7 +161,7 @@ def test_equation_2_raises_the_memory_of_fewer_replicas() -> None:
     assert found.limits_hit == ("memory of Eq. (2)",)
 
 
-def test_equation_2_keeps_the_present_where_the_lattice_has_too_little_memory() -> None:
+def test_equation_2_keeps_the_present_where_the_space_has_too_little_memory() -> None:
     space = ConfigurationSpace(memory_max_mb=256)
     found = decision(configuration(1), configuration(2), seen=peak(32768.0), settings=LimitSettings(space=space))
     assert found.target == found.present and found.limits_hit == ("memory of Eq. (2)",)

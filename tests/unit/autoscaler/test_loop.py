@@ -224,13 +224,13 @@ class Clock:
         return self.now_s > self.ends_s
 
 
-def play(subject: Controller, clock: Clock, on_tick: Callable[[TickReport], None] = lambda report: None) -> None:
+def simulate(subject: Controller, clock: Clock, on_tick: Callable[[TickReport], None] = lambda report: None) -> None:
     run(subject, 5.0, clock.stop, on_tick, clock=lambda: clock.now_s, window_s=5.0)
 
 
 def test_ticks_come_every_interval() -> None:
     plant, clock, times = Plant(), Clock(21.0), []
-    play(controller(plant), clock, lambda report: times.append(report.observation.end_s - NOW_S))
+    simulate(controller(plant), clock, lambda report: times.append(report.observation.end_s - NOW_S))
     assert times == [5, 10, 15, 20]
 
 
@@ -241,7 +241,7 @@ def test_a_tick_that_takes_too_long_is_not_made_up_for() -> None:
         times.append(report.observation.end_s - NOW_S)
         clock.now_s += 12.0 if len(times) == 1 else 0.0
 
-    play(controller(plant), clock, slow)
+    simulate(controller(plant), clock, slow)
     assert times == [5, 17, 22, 27]
 
 
@@ -266,7 +266,7 @@ def test_a_listener_that_fails_does_not_stop_the_loop_and_the_log_is_written_at_
     def fail(report: TickReport) -> None:
         raise RuntimeError("no screen")
 
-    play(controller(plant, StaticPolicy(), logger=FunctionLogger(tmp_path, {}, None)), clock, fail)
+    simulate(controller(plant, StaticPolicy(), logger=FunctionLogger(tmp_path, {}, None)), clock, fail)
     assert read_pipeline(tmp_path).num_rows == 2
 
 

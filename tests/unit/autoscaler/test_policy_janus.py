@@ -212,7 +212,7 @@ def test_experts_alone_leave_the_segments_as_they_are() -> None:
     assert set(counts(found)) == set(EXPERTS) and counts(found)["expert-0-0"] == 2
 
 
-def test_dearer_segments_are_spared_where_either_side_would_do() -> None:
+def test_more_expensive_segments_are_spared_where_either_side_would_do() -> None:
     """Both sides are slow; with segments that cost a hundred times as much, slots are what grows."""
     alone = {"segment-1": 0.03, "expert-0-0": 0.08}
     cheap = PriceSheet("x", "made up", "USD", 1.0, 0.0, 0.0)

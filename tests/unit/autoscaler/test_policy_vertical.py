@@ -61,7 +61,7 @@ def test_draws_are_uniform_over_what_is_valid() -> None:
     assert sizes[0] == 1024 and sizes[-1] == 10240 and abs(sizes[2000] - (1024 + 10240) / 2) < 300
 
 
-def test_alike_draws_one_for_all_that_holds_the_largest_need() -> None:
+def test_a_uniform_draw_is_one_for_all_that_holds_the_largest_need() -> None:
     large = MemoryNeed(9000 * MIB, 4096, 0.0)
     drawn = draw({"a": NEED, "b": large}, ConfigurationSpace(), 1, uniform=True)
     assert drawn["a"] == drawn["b"] and large.holds(drawn["a"])

@@ -116,7 +116,7 @@ def test_settings_that_stay_are_understood_once_and_a_change_is_seen_at_once() -
     assert second is first and first == {("m0.openfaas-fn",): 5.0} and third == {("m0.openfaas-fn",): 6.0}
 
 
-def assert_alike(one: Observation, other: Observation, relative: float) -> None:
+def assert_equal(one: Observation, other: Observation, relative: float) -> None:
     assert not one.stale and not other.stale, (one.problems, other.problems)
     pairs = [(f"pipeline {name}", getattr(one, name), getattr(other, name)) for name in _NUMBERS]
     for left, right in zip(one.nodes, other.nodes, strict=True):
@@ -213,7 +213,7 @@ def test_a_real_server_holding_the_same_samples_gives_the_direct_scrape_s_number
         # A millisecond more, since ranges hold their left end in some versions and not in others.
         found = Monitor(topology(), PrometheusSource(url, "m")).observe(NOW_S, WINDOW_S + 0.001)
     assert direct.requests_per_s is not None and direct.requests_per_s > 3
-    assert_alike(found, direct, 1e-3)
+    assert_equal(found, direct, 1e-3)
 
 
 @pytest.mark.prometheus
@@ -253,14 +253,14 @@ def test_a_real_server_scraping_the_same_targets_gives_the_direct_scrape_s_numbe
                 )
                 now_s = time.time()
                 served, scraped = Monitor(topology(), source).observe(now_s, window_s), direct.observe(now_s, window_s)
-                if attempt == 3 or _alike(served, scraped):
+                if attempt == 3 or _equal(served, scraped):
                     break
-            assert_alike(served, scraped, 0.1)
+            assert_equal(served, scraped, 0.1)
 
 
-def _alike(one: Observation, other: Observation) -> bool:
+def _equal(one: Observation, other: Observation) -> bool:
     try:
-        assert_alike(one, other, 0.1)
+        assert_equal(one, other, 0.1)
     except AssertionError:
         return False
     return True

@@ -54,7 +54,7 @@ def call(instruments: IngressInstruments, node: str, tokens: int, wait_s: float,
     instruments.nodes[node].end(tokens, 0.0, wait_s + busy_s, record)
 
 
-def played() -> dict[str, TargetHistory]:
+def simulated() -> dict[str, TargetHistory]:
     """Two scrapes of both, 10 s apart; between them 20 requests, one of them refused, and calls of two experts."""
     backend = Backend()
     gateway = GatewayMetrics(backend, 0.5)  # type: ignore[arg-type]
@@ -79,10 +79,10 @@ def played() -> dict[str, TargetHistory]:
 
 @pytest.fixture(scope="module")
 def seen() -> Observation:
-    return observe(topology(), readings_of(played(), NOW_S, WINDOW_S))
+    return observe(topology(), readings_of(simulated(), NOW_S, WINDOW_S))
 
 
-def test_the_pipeline_is_seen_as_it_was_played(seen: Observation) -> None:
+def test_the_pipeline_is_seen_as_it_was_recorded(seen: Observation) -> None:
     assert not seen.stale and not seen.problems
     assert (seen.requests, seen.failed, seen.in_flight) == (20, 1, 3)
     assert seen.tokens_per_s == pytest.approx(19 * 10 / WINDOW_S)
@@ -90,7 +90,7 @@ def test_the_pipeline_is_seen_as_it_was_played(seen: Observation) -> None:
     assert seen.latency_p95_s is not None and 0.2 / 1.3 < seen.latency_p95_s < 0.2 * 1.3
 
 
-def test_an_expert_is_seen_as_it_was_played(seen: Observation) -> None:
+def test_an_expert_is_seen_as_it_was_recorded(seen: Observation) -> None:
     expert = seen.node(NODE)
     assert expert is not None
     assert expert.configuration == Configuration(256, 0.5, 0.0, 3, 4)
@@ -106,14 +106,14 @@ def test_an_expert_is_seen_as_it_was_played(seen: Observation) -> None:
     assert expert.memory_utilisation == pytest.approx(64 / 256)
 
 
-def test_a_layer_is_seen_as_it_was_played(seen: Observation) -> None:
+def test_a_layer_is_seen_as_it_was_recorded(seen: Observation) -> None:
     layer = seen.layers[0]
     assert layer.token_routing_entropy == pytest.approx(-(0.75 * math.log(0.75) + 0.25 * math.log(0.25)))
     assert layer.barrier_p95_s is not None and 0.05 / 1.3 < layer.barrier_p95_s < 0.05 * 1.3
 
 
 def test_every_series_of_the_monitor_is_exposed_under_its_name_with_its_labels() -> None:
-    samples = {key for history in played().values() for _, scrape in history.scrapes for key in scrape}
+    samples = {key for history in simulated().values() for _, scrape in history.scrapes for key in scrape}
     assert {name for name, _ in samples} == set(SAMPLES)
     for name, labels in samples:
         assert set(SHAPES[SAMPLES[name]].labels) <= {label for label, _ in labels}, name

@@ -54,11 +54,12 @@ def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
     assert document["history"][-1]["end_s"] == document["decisions"][-1]["time_s"] == 100.0 + HISTORY + 9
 
 
-def test_the_file_is_whole_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_the_file_is_whole_in_a_folder_of_its_owner_and_nothing_else_is_left(tmp_path: Path) -> None:
     found = view(tmp_path / "view")
     found.add(report(MORE))
     assert json.loads((tmp_path / "view" / "m.json").read_text())["policy"] == "hpa"
     assert [path.name for path in (tmp_path / "view").iterdir()] == ["m.json"]
+    assert (tmp_path / "view").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_view_that_cannot_be_written_is_a_named_error(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_metrics_and_view_are_served_side_by_side() -> None:
     assert document["leads"] is False and document["pipeline"] == "m"
 
 
-def told(metrics: ControllerMetrics) -> list[tuple[dict[str, str], float]]:
+def reported(metrics: ControllerMetrics) -> list[tuple[dict[str, str], float]]:
     """Labels and time of every last decision, as Prometheus reads them."""
     registry = CollectorRegistry()
     registry.register(metrics)
@@ -128,7 +129,7 @@ def test_the_last_decision_of_a_function_is_reported_with_its_reason_and_limits_
         "limits": "step",
         "reason": "busier",
     }
-    assert told(metrics) == [(expected, 105.0)]
+    assert reported(metrics) == [(expected, 105.0)]
 
 
 def test_no_more_than_the_last_decisions_are_reported_however_many_functions_and_words_there_are() -> None:
@@ -136,7 +137,7 @@ def test_no_more_than_the_last_decisions_are_reported_however_many_functions_and
     many = [MORE._replace(function=f"m-{i}", reason=f"{i} " * 300) for i in range(3 * REPORTED)]
     metrics.add(report(*many))
     metrics.add(report(many[0], end_s=105.0))
-    found = told(metrics)
+    found = reported(metrics)
     assert [labels["function"] for labels, _ in found] == [f"m-{i}" for i in range(2 * REPORTED + 1, 3 * REPORTED)] + [
         "m-0"
     ]

@@ -44,7 +44,7 @@ def test_the_worked_example() -> None:
     st.integers(0, 3),
     st.sampled_from([0.7, 5.0, 1000.0]),
 )
-def test_a_standby_is_active_while_the_last_hold_has_a_wish_for_it_however_time_is_cut(
+def test_a_standby_is_active_while_the_last_hold_asks_for_it_however_time_is_cut(
     arrival_s: np.ndarray, counts: list[int], hold_s: float, replicas: int, window_s: float
 ) -> None:
     wanted = np.array(counts[: arrival_s.size])

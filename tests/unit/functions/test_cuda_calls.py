@@ -30,7 +30,7 @@ UUIDS = [bytes(range(16)), bytes(range(16, 32))]
 FIRST, SECOND = "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f", "GPU-10111213-1415-1617-1819-1a1b1c1d1e1f"
 
 
-class PlayedHandle:
+class FakeHandle:
     def __init__(self, data: bytes = bytes(HANDLE_BYTES)) -> None:
         self.memory = ctypes.create_string_buffer(data, HANDLE_BYTES)
 
@@ -38,7 +38,7 @@ class PlayedHandle:
         return ctypes.addressof(self.memory)
 
 
-class PlayedRuntime:
+class FakeRuntime:
     """``cuda.bindings.runtime`` on a machine with two GPUs; memory is counted, not there."""
 
     cudaError_t = SimpleNamespace(cudaSuccess=0, cudaErrorMemoryAllocation=2)
@@ -51,8 +51,8 @@ class PlayedRuntime:
         self.calls: list[tuple[Any, ...]] = []
         self.copied = b""
 
-    def cudaIpcMemHandle_t(self) -> PlayedHandle:
-        return PlayedHandle()
+    def cudaIpcMemHandle_t(self) -> FakeHandle:
+        return FakeHandle()
 
     def cudaGetErrorString(self, code: int) -> tuple[int, bytes]:
         return 0, {2: b"out of memory", 46: b"device unavailable"}[code]
@@ -75,7 +75,7 @@ class PlayedRuntime:
         found: dict[str, Any] = {
             "cudaGetDeviceCount": 2,
             "cudaMalloc": 1000 * len(self.calls),
-            "cudaIpcGetMemHandle": PlayedHandle(b"h" * HANDLE_BYTES),
+            "cudaIpcGetMemHandle": FakeHandle(b"h" * HANDLE_BYTES),
             "cudaIpcOpenMemHandle": 777,
         }
         if name == "cudaGetDeviceProperties":
@@ -84,11 +84,11 @@ class PlayedRuntime:
 
 
 def test_a_gpu_is_named_as_nvml_names_it() -> None:
-    assert gpu_uuid(PlayedRuntime(), 1) == SECOND
+    assert gpu_uuid(FakeRuntime(), 1) == SECOND
 
 
 def test_memory_is_taken_on_the_gpu_that_was_named_beside_a_spark_of_our_own() -> None:
-    cuda = PlayedRuntime()
+    cuda = FakeRuntime()
     memory = CudaMemory(lambda: cuda)
     memory.allocate(SECOND, 4 << 20)
     memory.allocate(SECOND, 2 << 20)
@@ -104,7 +104,7 @@ def test_memory_is_taken_on_the_gpu_that_was_named_beside_a_spark_of_our_own() -
 
 
 def test_bytes_of_the_host_go_where_they_are_to_and_are_there_before_the_handle_is() -> None:
-    cuda = PlayedRuntime()
+    cuda = FakeRuntime()
     memory = CudaMemory(lambda: cuda)
     pointer = memory.allocate(FIRST, 2 << 20)
     memory.write(pointer, 5, memoryview(b"0123456789")[2:6])
@@ -116,7 +116,7 @@ def test_bytes_of_the_host_go_where_they_are_to_and_are_there_before_the_handle_
 
 
 def test_a_check_writes_to_the_spark_of_every_gpu_in_use_and_waits() -> None:
-    cuda = PlayedRuntime()
+    cuda = FakeRuntime()
     memory = CudaMemory(lambda: cuda)
     memory.check()
     assert cuda.calls == []
@@ -129,8 +129,8 @@ def test_a_check_writes_to_the_spark_of_every_gpu_in_use_and_waits() -> None:
         memory.check()
 
 
-def test_a_full_gpu_is_told_from_every_other_error() -> None:
-    cuda = PlayedRuntime()
+def test_a_full_gpu_is_distinguished_from_every_other_error() -> None:
+    cuda = FakeRuntime()
     memory = CudaMemory(lambda: cuda)
     memory.allocate(FIRST, 2 << 20)
     cuda.codes["cudaMalloc"] = 2
@@ -144,7 +144,7 @@ def test_a_full_gpu_is_told_from_every_other_error() -> None:
 
 def test_a_gpu_that_is_not_there_is_a_sentence() -> None:
     with pytest.raises(LendError, match="sees no GPU GPU-x"):
-        CudaMemory(PlayedRuntime).allocate("GPU-x", 1)
+        CudaMemory(FakeRuntime).allocate("GPU-x", 1)
 
 
 def test_without_the_package_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_without_a_driver_there_is_a_sentence() -> None:
 
 
 def test_a_worker_maps_the_handle_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, taken = PlayedRuntime(), list[Any]()
+    cuda, taken = FakeRuntime(), list[Any]()
     monkeypatch.setattr(cuda_calls, "runtime", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch, "as_tensor", lambda memory, device: taken.extend([memory, device]))
@@ -190,7 +190,7 @@ def test_memory_that_pytorch_does_not_take_is_mapped_no_more(monkeypatch: pytest
     def refuse(memory: object, device: object) -> Any:
         raise TypeError("no such interface")
 
-    cuda = PlayedRuntime()
+    cuda = FakeRuntime()
     monkeypatch.setattr(cuda_calls, "runtime", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch, "as_tensor", refuse)

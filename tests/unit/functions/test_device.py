@@ -49,7 +49,7 @@ from tests.unit.moe import tiny
 SHARE = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=24000M"}
 
 
-class PlayedDriver:
+class FakeDriver:
     """A device whose memory is the host's; ``plan`` is called at the start of each computation and may raise."""
 
     def __init__(self, plan: Callable[[int], object] = lambda count: None, touched: bool = False) -> None:
@@ -87,7 +87,7 @@ class PlayedDriver:
         return "a played device"
 
 
-def gpu(driver: PlayedDriver, deadline_s: float = 30.0) -> GpuDevice:
+def gpu(driver: FakeDriver, deadline_s: float = 30.0) -> GpuDevice:
     return GpuDevice(driver, HOST, deadline_s)
 
 
@@ -144,7 +144,7 @@ def test_the_variables_of_a_share_are_set_before_the_device_is_opened(
 ) -> None:
     for key in SHARE:
         monkeypatch.setenv(key, "of somebody else")
-    driver = PlayedDriver()
+    driver = FakeDriver()
     opened = open_device(DeviceSettings("cuda", {**SHARE, "CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}), driver)
     assert isinstance(opened, GpuDevice)
     assert {key: driver.environ_at_open[key] for key in SHARE} == SHARE
@@ -154,7 +154,7 @@ def test_the_variables_of_a_share_are_set_before_the_device_is_opened(
 
 def test_a_process_that_has_used_cuda_gets_no_share() -> None:
     with pytest.raises(DeviceLostError, match="before its share was known"):
-        open_device(DeviceSettings("cuda", SHARE), PlayedDriver(touched=True))
+        open_device(DeviceSettings("cuda", SHARE), FakeDriver(touched=True))
 
 
 def test_cuda_is_asked_in_the_right_order_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_what_the_warm_parent_imports_touches_no_gpu() -> None:
 
 @pytest.mark.parametrize("family", list(tiny.BUILDERS))
 def test_every_node_answers_through_the_device_as_on_the_host(pipeline_of: Callable[[str], Path], family: str) -> None:
-    device = gpu(PlayedDriver())
+    device = gpu(FakeDriver())
     for _, program in every_node(pipeline_of(family)):
         calls = [made_up_call(program, tokens) for tokens in (1, 5, 300)]
         for number, call in enumerate(calls):
@@ -248,7 +248,7 @@ def test_every_node_answers_through_the_device_as_on_the_host(pipeline_of: Calla
 
 
 def test_nothing_is_answered_before_the_device_has_finished(bert: Path) -> None:
-    driver = PlayedDriver()
+    driver = FakeDriver()
     device = gpu(driver)
     program = load_node(bert, load(bert, verify=False), "expert-0-0")
     device.run(program, [made_up_call(program, 3), made_up_call(program, 4)], False)
@@ -256,7 +256,7 @@ def test_nothing_is_answered_before_the_device_has_finished(bert: Path) -> None:
 
 
 def test_a_node_is_rehearsed_before_it_serves(bert: Path) -> None:
-    driver = PlayedDriver()
+    driver = FakeDriver()
     program = gpu(driver).load(bert, load(bert, verify=False), "segment-1")
     assert program.device == HOST
     assert driver.computed == len(devices.REHEARSED_TOKENS)
@@ -267,7 +267,7 @@ def test_calls_that_do_not_fit_together_are_computed_one_by_one(bert: Path) -> N
         if count == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    driver = PlayedDriver(tight)
+    driver = FakeDriver(tight)
     program = load_node(bert, load(bert, verify=False), "expert-0-0")
     calls = [made_up_call(program, 2), made_up_call(program, 3)]
     replies = gpu(driver).run(program, calls, False)
@@ -295,11 +295,11 @@ def test_errors_of_a_program_are_not_taken_for_the_devices(error: Exception, ber
     assert lost_reason(error) is None
     program = load_node(bert, load(bert, verify=False), "expert-0-0")
     with pytest.raises(type(error), match=str(error)):
-        gpu(PlayedDriver(fail_at(1, error))).run(program, [made_up_call(program, 1)], False)
+        gpu(FakeDriver(fail_at(1, error))).run(program, [made_up_call(program, 1)], False)
 
 
 def test_weights_that_do_not_fit_name_the_node_and_its_size(bert: Path) -> None:
-    device = gpu(PlayedDriver(fail_at(1, torch.OutOfMemoryError("CUDA out of memory."))))
+    device = gpu(FakeDriver(fail_at(1, torch.OutOfMemoryError("CUDA out of memory."))))
     with pytest.raises(DeviceLostError, match=r"expert-0-0 with its 0 MiB of weights .* out of device memory"):
         device.load(bert, load(bert, verify=False), "expert-0-0")
 
@@ -307,14 +307,14 @@ def test_weights_that_do_not_fit_name_the_node_and_its_size(bert: Path) -> None:
 # Serving
 
 
-def hosted(folder: Path, device: GpuDevice, told: list[str]) -> NodeHost:
+def hosted(folder: Path, device: GpuDevice, reported: list[str]) -> NodeHost:
     program = load_node(folder, load(folder, verify=False), "expert-0-0")
-    return NodeHost({"expert-0-0": program}, asyncio.get_running_loop(), device, told.append)
+    return NodeHost({"expert-0-0": program}, asyncio.get_running_loop(), device, reported.append)
 
 
 async def test_a_gpu_computes_in_the_thread_and_answers_as_the_host_does(bert: Path) -> None:
     threads = []
-    driver = PlayedDriver(lambda count: threads.append(threading.current_thread()))
+    driver = FakeDriver(lambda count: threads.append(threading.current_thread()))
     host = hosted(bert, gpu(driver), [])
     asker = Asker(host)
     x = torch.randn(3, 32)
@@ -328,11 +328,11 @@ async def test_a_gpu_computes_in_the_thread_and_answers_as_the_host_does(bert: P
 
 
 @pytest.mark.parametrize(("error", "says"), LOST)
-async def test_a_lost_device_is_503_for_everybody_at_once_and_told_once(
+async def test_a_lost_device_is_503_for_everybody_at_once_and_reported_once(
     bert: Path, error: Exception, says: str
 ) -> None:
-    told: list[str] = []
-    host = hosted(bert, gpu(PlayedDriver(fail_at(1, error))), told)
+    reported: list[str] = []
+    host = hosted(bert, gpu(FakeDriver(fail_at(1, error))), reported)
     asker = Asker(host)
     for _ in range(3):
         asker.ask({"x": torch.ones(1, 32)})
@@ -341,14 +341,14 @@ async def test_a_lost_device_is_503_for_everybody_at_once_and_told_once(
     replies += [(await asker.all())[-1]]
     assert {reply.status for reply in replies} == {503}
     assert {reply.headers["x-openfaas-internal"] for reply in replies} == {"smoe"}
-    assert len(told) == 1
-    assert says in told[0]
+    assert len(reported) == 1
+    assert says in reported[0]
     host.close()
 
 
 async def test_a_device_that_hangs_holds_nobody_back(bert: Path, start: Any) -> None:
-    go, told = threading.Event(), list[str]()
-    host = hosted(bert, gpu(PlayedDriver(lambda count: go.wait(20)), deadline_s=0.2), told)
+    go, reported = threading.Event(), list[str]()
+    host = hosted(bert, gpu(FakeDriver(lambda count: go.wait(20)), deadline_s=0.2), reported)
     running = await start(host)
     body = wire.encode_bytes({"x": torch.ones(2, 32)})
     calls = [asyncio.ensure_future(running.send(post(body=body))) for _ in range(4)]
@@ -356,18 +356,18 @@ async def test_a_device_that_hangs_holds_nobody_back(bert: Path, start: Any) -> 
     answers = [(await call)[0] for call in calls]
     assert {status for status, _, _ in answers} == {503}
     assert all(b"did not finish within 0.2 s" in text for _, _, text in answers)
-    assert told == ["the device did not finish within 0.2 s"]
+    assert reported == ["the device did not finish within 0.2 s"]
     go.set()
     for _ in range(3):
         await asyncio.sleep(0)
-    assert len(told) == 1
+    assert len(reported) == 1
     host.close()
 
 
 async def test_an_idle_worker_notices_that_its_device_is_gone(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_host, "CHECK_S", 0.01)
     gone = asyncio.Event()
-    driver = PlayedDriver(fail_at(3, torch.AcceleratorError("CUDA error: the MPS client has been terminated")))
+    driver = FakeDriver(fail_at(3, torch.AcceleratorError("CUDA error: the MPS client has been terminated")))
     host = hosted(bert, gpu(driver), [])
     host._on_lost = lambda reason: gone.set()
     async with asyncio.timeout(100):
@@ -406,7 +406,7 @@ def test_a_forked_worker_answers_503_and_ends_when_its_device_is_lost(
     bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost_after = len(devices.REHEARSED_TOKENS) + 1
-    driver = PlayedDriver(fail_at(lost_after + 1, torch.AcceleratorError("CUDA error: unspecified launch failure")))
+    driver = FakeDriver(fail_at(lost_after + 1, torch.AcceleratorError("CUDA error: unspecified launch failure")))
     monkeypatch.setattr(nodes, "open_device", lambda settings: open_device(settings, driver))
     monkeypatch.setattr(node_host, "CHECK_S", 3600.0)
     environ = {"smoe_pipeline": str(bert), "smoe_nodes": "expert-0-0", "max_inflight": "4", **SHARE}

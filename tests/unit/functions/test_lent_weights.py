@@ -1,6 +1,6 @@
 """Workers on weights that their node's manager lends: the same answers, one copy, and what happens when it ends.
 
-GPUs are played by files (``tests.doubles.played_gpu``); managers, workers and the socket between them are real, and so
+GPUs are faked by files (``tests.doubles.fake_gpu``); managers, workers and the socket between them are real, and so
 are the processes where a test starts some.
 """
 
@@ -38,8 +38,8 @@ from functions.serving.device_loss import EXIT_DEVICE_LOST
 from functions.wire import format as wire
 from moe.manifest import load
 from moe.runtime import HOST, load_node
-from tests.doubles.played_gpu import PlayedMemory, PlayedOpener
-from tests.unit.functions.test_device import SHARE, PlayedDriver, made_up_call
+from tests.doubles.fake_gpu import FakeMemory, FakeOpener
+from tests.unit.functions.test_device import SHARE, FakeDriver, made_up_call
 from tests.unit.moe import tiny
 
 NAME = "tiny"
@@ -58,10 +58,10 @@ class Ground:
         return self.memory / NAME
 
     def lender(self, gpu: str = "GPU-a") -> Lender:
-        return Lender(self.memory, PlayedOpener(self.gpu, gpu), answer_s=10.0)
+        return Lender(self.memory, FakeOpener(self.gpu, gpu), answer_s=10.0)
 
     def device(self) -> GpuDevice:
-        device = GpuDevice(PlayedDriver(), HOST, 30.0)
+        device = GpuDevice(FakeDriver(), HOST, 30.0)
         device.borrow(self.lender())
         return device
 
@@ -83,13 +83,13 @@ def ground(tmp_path: Path, bert: Path) -> Ground:
 
 
 @contextmanager
-def lends(ground: Ground, memory: PlayedMemory | None = None) -> Iterator[DeviceRegions]:
+def lends(ground: Ground, memory: FakeMemory | None = None) -> Iterator[DeviceRegions]:
     """A manager's lending side in a thread of its own."""
     started, stopping = threading.Event(), asyncio.Event()
     found: list[tuple[DeviceRegions, asyncio.AbstractEventLoop]] = []
 
     async def serve() -> None:
-        devices = DeviceRegions(Regions(ground.memory), memory or PlayedMemory(ground.gpu))
+        devices = DeviceRegions(Regions(ground.memory), memory or FakeMemory(ground.gpu))
         lending = Lending(ground.memory, devices)
         lending.start()
         found.append((devices, asyncio.get_running_loop()))
@@ -188,7 +188,7 @@ def test_weights_from_the_pipelines_folder_are_copied(ground: Ground, caplog: py
 def test_what_the_manager_says_no_to_is_copied_and_its_sentence_is_in_the_log(
     ground: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with lends(ground, PlayedMemory(ground.gpu, room=10)):
+    with lends(ground, FakeMemory(ground.gpu, room=10)):
         assert loads(ground, ground.device()).shape[0] == 3
     assert "cudaMalloc: out of memory" in caplog.text
 
@@ -199,7 +199,7 @@ def test_a_handle_that_cannot_be_mapped_is_let_go_of_at_once(
     def refuses(*_: object) -> Tensor:
         raise LeaseError("cudaIpcOpenMemHandle: not supported")
 
-    monkeypatch.setattr(PlayedOpener, "open", refuses)
+    monkeypatch.setattr(FakeOpener, "open", refuses)
     with lends(ground) as devices:
         assert loads(ground, ground.device()).shape[0] == 3
         _until(lambda: devices.held()[0]["leases"] == 0)
@@ -238,8 +238,8 @@ def test_a_manager_that_answers_something_else_is_done_without(
 
 
 def test_a_manager_that_does_not_answer_is_waited_for_once(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
-    device = GpuDevice(PlayedDriver(), HOST, 30.0)
-    device.borrow(Lender(ground.memory, PlayedOpener(ground.gpu), answer_s=0.02))
+    device = GpuDevice(FakeDriver(), HOST, 30.0)
+    device.borrow(Lender(ground.memory, FakeOpener(ground.gpu), answer_s=0.02))
     with leases.listen(ground.memory):
         for _ in range(2):
             assert loads(ground, device).shape[0] == 3
@@ -257,8 +257,8 @@ def test_the_successor_of_a_killed_manager_is_waited_for(ground: Ground, monkeyp
 
 def test_where_no_successor_comes_the_worker_copies(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
     leases.listen(ground.memory).close()
-    device = GpuDevice(PlayedDriver(), HOST, 30.0)
-    device.borrow(Lender(ground.memory, PlayedOpener(ground.gpu), answer_s=10.0, successor_s=0.0))
+    device = GpuDevice(FakeDriver(), HOST, 30.0)
+    device.borrow(Lender(ground.memory, FakeOpener(ground.gpu), answer_s=10.0, successor_s=0.0))
     assert loads(ground, device).shape[0] == 3
     assert "is copied to the GPU, not mapped there: [Errno 111] Connection refused" in caplog.text
 
@@ -280,7 +280,7 @@ def test_when_the_manager_ends_the_device_counts_as_lost(ground: Ground) -> None
 
 def test_what_was_computed_while_the_manager_ended_is_answered_to_nobody(ground: Ground) -> None:
     manifest = load(ground.pipeline, verify=False)
-    driver = PlayedDriver()
+    driver = FakeDriver()
     device = GpuDevice(driver, HOST, 30.0)
     device.borrow(ground.lender())
     with ExitStack() as manager:
@@ -306,9 +306,9 @@ def test_a_device_that_borrows_nothing_outlives_managers(ground: Ground) -> None
 def start(ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], WorkerProcess]]:
     """Starts the node's manager (``weights``) or a worker of a node, as the process backend would."""
     (tmp_path / "token").write_text("secret")
-    monkeypatch.setattr(managers, "CudaMemory", lambda: PlayedMemory(ground.gpu))
-    monkeypatch.setattr(nodes, "CudaOpener", lambda: PlayedOpener(ground.gpu))
-    monkeypatch.setattr(nodes, "open_device", lambda settings: open_device(settings, PlayedDriver()))
+    monkeypatch.setattr(managers, "CudaMemory", lambda: FakeMemory(ground.gpu))
+    monkeypatch.setattr(nodes, "CudaOpener", lambda: FakeOpener(ground.gpu))
+    monkeypatch.setattr(nodes, "open_device", lambda settings: open_device(settings, FakeDriver()))
     monkeypatch.setattr(node_host, "CHECK_S", 0.02)
     begun: list[WorkerProcess] = []
 
@@ -391,7 +391,7 @@ def test_processes_compute_on_one_copy_which_stays_when_one_is_killed(
     assert (ground.copies(), _leases(manager)) == (1, [2])
 
 
-def test_workers_whose_manager_is_killed_end_and_their_successors_borrow_anew(
+def test_workers_whose_manager_is_killed_end_and_their_successors_borrow_again(
     start: Callable[[str], WorkerProcess],
 ) -> None:
     manager = start("weights")

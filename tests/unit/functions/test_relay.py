@@ -170,7 +170,7 @@ async def test_connections_to_siblings_are_bounded(start: Any, monkeypatch: pyte
     assert list(application._pools) == [sibling.address for sibling in siblings[2:]]
 
 
-def test_the_key_is_made_of_the_token_and_does_not_tell_it(tmp_path: Path) -> None:
+def test_the_key_is_made_of_the_token_and_does_not_reveal_it(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a-token\n")
     assert relay_key(token) == relay_key(token) != ""

@@ -34,7 +34,7 @@ def test_a_pipeline_is_named_by_folder_or_under_the_folder_of_pipelines(folder: 
     assert named.nodes == ("segment-0", "expert-0-1")
 
 
-def test_a_function_looks_for_others_in_the_namespace_it_was_told(folder: Path) -> None:
+def test_a_function_looks_for_others_in_the_namespace_it_was_given(folder: Path) -> None:
     own = {"smoe_pipeline": str(folder / "m"), "smoe_nodes": "ingress"}
     assert from_environment({**own, "OPENFAAS_NAMESPACE": "team-a"}).namespace == "team-a"
     assert from_environment({**own, "OPENFAAS_NAMESPACE": ""}).namespace == "openfaas-fn"
@@ -43,7 +43,8 @@ def test_a_function_looks_for_others_in_the_namespace_it_was_told(folder: Path) 
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"smoe_dispatch": "nearest"}, "smoe_dispatch is 'nearest'.*least-loaded"),
+        ({"smoe_dispatch": "nearest"}, "smoe_dispatch is 'nearest'; .*local-first, .*token-balanced or aebs$"),
+        ({"smoe_transfer": "pigeon"}, "smoe_transfer is 'pigeon'; it takes direct, two-phase or adaptive$"),
         ({"smoe_pipeline": ""}, "smoe_pipeline is not set"),
         ({"smoe_pipeline": "other"}, "does not exist"),
         ({"smoe_nodes": ""}, "smoe_nodes"),

@@ -111,7 +111,7 @@ def test_a_wrong_file_is_refused_and_nothing_of_it_is_kept(
     assert list((tmp_path / "cache" / "blobs").iterdir()) == []
 
 
-def test_a_damaged_cache_is_fetched_anew(store: Path, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_fetched_again(store: Path, tmp_path: Path) -> None:
     found = provide(settings(store, tmp_path / "cache"), prove=True)
     blob = weights_file(found.pipeline_dir).resolve()
     blob.chmod(0o644)

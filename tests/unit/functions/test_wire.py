@@ -169,7 +169,7 @@ def test_what_the_wire_does_not_carry_is_refused_when_encoding(tensors_: dict[st
 
 
 @given(st.lists(st.tuples(st.sampled_from(["x", "y", "hidden"]), st.integers(1, 4), st.integers(1, 4)), max_size=8))
-def test_messages_of_a_known_length_are_told_apart_by_their_headers(shapes: list[tuple[str, int, int]]) -> None:
+def test_messages_of_a_known_length_are_distinguished_by_their_headers(shapes: list[tuple[str, int, int]]) -> None:
     for name, rows, width in shapes:
         tensor = torch.arange(rows * width, dtype=torch.float32).view(rows, width)
         for _ in range(2):

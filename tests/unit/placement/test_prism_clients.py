@@ -64,7 +64,7 @@ def test_counts_of_a_time_are_those_at_its_end_less_those_at_its_beginning() -> 
     assert np.isnan((later - later).local_ratio)
 
 
-def test_mixed_tokens_are_alike_on_all_nodes_and_as_many() -> None:
+def test_mixed_tokens_are_equal_on_all_nodes_and_as_many() -> None:
     counts = Counts(np.array([[[4.0, 0.0]], [[2.0, 6.0]]]), 0, 0, 0)
     assert counts.mixed().tolist() == [[[3, 3]], [[3, 3]]]
 

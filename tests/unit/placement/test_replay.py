@@ -33,42 +33,42 @@ def calls(arrivals: list[tuple[float, int]], experts: list[list[int]], tokens: i
     )
 
 
-def play(requests: Requests, plan: np.ndarray = HALVES, cluster: Cluster | None = None) -> np.ndarray:
+def simulate(requests: Requests, plan: np.ndarray = HALVES, cluster: Cluster | None = None) -> np.ndarray:
     done = replay(requests, [PlanChange(0.0, plan)], cluster or two_nodes(), COSTS, bin_s=10.0, bins=3)
     return done.latency_s
 
 
 def test_local_call_costs_dense_part_and_expert() -> None:
-    assert play(calls([(3.0, 0)], [[0]])).tolist() == pytest.approx([1.4 + 4.0])
+    assert simulate(calls([(3.0, 0)], [[0]])).tolist() == pytest.approx([1.4 + 4.0])
 
 
 def test_remote_call_adds_bytes_and_messages_both_ways() -> None:
-    assert play(calls([(0.0, 0)], [[1]])).tolist() == pytest.approx([1.4 + 2 * (40 / 20 + 0.25) + 4.0])
+    assert simulate(calls([(0.0, 0)], [[1]])).tolist() == pytest.approx([1.4 + 2 * (40 / 20 + 0.25) + 4.0])
 
 
 def test_layer_waits_for_its_slowest_part() -> None:
-    assert play(calls([(0.0, 0)], [[0, 1]])) == pytest.approx(play(calls([(0.0, 0)], [[1]])))
+    assert simulate(calls([(0.0, 0)], [[0, 1]])) == pytest.approx(simulate(calls([(0.0, 0)], [[1]])))
 
 
 def test_node_serves_its_requests_one_after_another() -> None:
-    assert play(calls([(0.0, 0), (1.0, 0)], [[0], [0]])).tolist() == pytest.approx([5.4, 5.4 + 5.4 - 1.0])
+    assert simulate(calls([(0.0, 0), (1.0, 0)], [[0], [0]])).tolist() == pytest.approx([5.4, 5.4 + 5.4 - 1.0])
 
 
 def test_gpu_serves_a_remote_call_after_what_came_before() -> None:
     # node 1 computes for itself until 1.4 + 4 = 5.4; the message is there at 1.4 + 2 + .25
-    latency = play(calls([(0.0, 0), (0.0, 1)], [[1], [1]]))
+    latency = simulate(calls([(0.0, 0), (0.0, 1)], [[1], [1]]))
     assert latency.tolist() == pytest.approx([5.4 + 4.0 + 2.0 + 0.25, 5.4])
 
 
 def test_faster_gpu_computes_faster() -> None:
-    assert play(calls([(0.0, 0)], [[0]]), cluster=two_nodes([2.0, 1.0])).tolist() == pytest.approx([5.4 / 2])
+    assert simulate(calls([(0.0, 0)], [[0]]), cluster=two_nodes([2.0, 1.0])).tolist() == pytest.approx([5.4 / 2])
 
 
 def test_own_copy_is_preferred_and_else_the_gpu_that_is_free_first() -> None:
     three = make_cluster([1, 1, 1], 5, load_bytes_per_s=1.0, bytes_per_s=20.0)
     everywhere = np.array([[[False]], [[True]], [[True]]])
     requests = calls([(0.0, 1), (0.0, 0)], [[0], [0]])
-    assert play(requests, everywhere, three).tolist() == pytest.approx([5.4, 1.4 + 2 * 2.25 + 4.0])
+    assert simulate(requests, everywhere, three).tolist() == pytest.approx([5.4, 1.4 + 2 * 2.25 + 4.0])
 
 
 def test_passes_and_layers_add_up() -> None:
@@ -82,7 +82,7 @@ def test_passes_and_layers_add_up() -> None:
         np.zeros(6, dtype=np.int32),
         np.array([4, 4, 4, 1, 1, 1], dtype=np.int32),
     )
-    assert play(requests, both).tolist() == pytest.approx([3 * 5.4 + 3 * (1.1 + 2.5)])
+    assert simulate(requests, both).tolist() == pytest.approx([3 * 5.4 + 3 * (1.1 + 2.5)])
 
 
 def test_new_plan_holds_from_its_time_on() -> None:

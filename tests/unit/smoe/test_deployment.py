@@ -35,7 +35,7 @@ def test_grouping_fits_the_community_edition_and_loses_no_node(manifest: Manifes
     assert all(len(deployment["labels"]["smoe.nodes"]) <= 63 for deployment in deployments)
 
 
-def test_memory_limit_is_the_smallest_lattice_point_that_satisfies_eq_2() -> None:
+def test_memory_limit_is_the_smallest_space_point_that_satisfies_eq_2() -> None:
     settings = DeploymentSettings(runtime_mib=64, peak_tokens=1024, memory_share=0.5)
     # (64 + 10 + 2 · 1024 · 1024 / MiB) / 0.5 = 152 MiB: above 128, so 192.
     assert memory_limit_mib(10 * 2**20, 1024, settings) == 192

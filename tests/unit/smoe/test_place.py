@@ -22,7 +22,7 @@ def run(pipeline: Path, tmp_path: Path, statistics: Any, *options: str) -> Resul
     return CliRunner().invoke(cli, [*arguments, *options])
 
 
-def told(result: Result) -> dict[str, Any]:
+def reported(result: Result) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.output)
     return found
@@ -32,7 +32,7 @@ def test_every_expert_gets_a_place_and_the_busiest_a_second_one(minilm_pipeline:
     manifest = load(minilm_pipeline, verify=False)
     tokens = [[100.0, 10.0, 10.0, 10.0]] * manifest.layers
     options = ("--node", "a", "--node", "b", "--slots", "3", "--json")
-    found = told(run(minilm_pipeline, tmp_path, {"tokens": tokens}, *options))
+    found = reported(run(minilm_pipeline, tmp_path, {"tokens": tokens}, *options))
     for layer in range(manifest.layers):
         places = [found["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer)]
         assert places[0] == {"a": 1, "b": 1}
@@ -87,7 +87,7 @@ def test_what_cannot_be_placed_gets_a_sentence(
     "options",
     [(), ("--node", "a", "--nodes", "FILE"), ("--nodes", "FILE", "--slots", "2"), ("--node", "a", "--method", "exact")],
 )
-def test_options_of_like_and_unlike_nodes_do_not_mix(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_options_of_homogeneous_and_heterogeneous_machines_do_not_mix(tmp_path: Path, options: tuple[str, ...]) -> None:
     file = tmp_path / "some.json"
     file.write_text("{}")
     given = [str(file) if option == "FILE" else option for option in options]
@@ -105,7 +105,7 @@ async def test_an_ingresss_statistics_are_taken_as_they_are(minilm_pipeline: Pat
     statistics = Statistics(instruments, loop)
     document = json.loads(statistics.document())
     statistics.close()
-    found = told(run(minilm_pipeline, tmp_path, document, "--node", "a", "--node", "b", "--json"))
+    found = reported(run(minilm_pipeline, tmp_path, document, "--node", "a", "--node", "b", "--json"))
     for layer in range(manifest.layers):
         first, second, *_ = (found["plan"][manifest.function_name(node.id)] for node in manifest.experts(layer))
         assert first != second, "experts chosen together are kept apart"

@@ -22,7 +22,7 @@ from smoe.cli import cli
 from smoe.commands import rebalance as command
 
 
-class Played:
+class Simulated:
     """Two nodes with an ingress each and every expert on the other node than its callers'; moves are noted."""
 
     def __init__(self, manifest: Manifest, calls: float) -> None:
@@ -95,8 +95,10 @@ def manifest(minilm_pipeline: Path) -> Manifest:
 
 
 @pytest.fixture(params=[1e9])
-def played(request: pytest.FixtureRequest, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
-    found = Played(manifest, request.param)
+def simulated(
+    request: pytest.FixtureRequest, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Simulated]:
+    found = Simulated(manifest, request.param)
     monkeypatch.setattr(command, "connect", lambda *_: found)
     monkeypatch.setattr(command, "Coordinator", lambda *_: nullcontext(found))
     yield found
@@ -118,13 +120,13 @@ def run(minilm_pipeline: Path, manifest: Manifest, tmp_path: Path) -> Any:
     return invoke
 
 
-def test_experts_go_to_their_callers_when_that_pays(played: Played, run: Any) -> None:
+def test_experts_go_to_their_callers_when_that_pays(simulated: Simulated, run: Any) -> None:
     result = run("--once", "--json")
     assert result.exit_code == 0, result.output
-    told = json.loads(result.output)
-    assert (told["worth"], told["moved"], told["then_s"], told["moved_s"]) == (True, True, 0, 0.5)
-    manifest = played.manifest
-    assert played.orders == [
+    reported = json.loads(result.output)
+    assert (reported["worth"], reported["moved"], reported["then_s"], reported["moved_s"]) == (True, True, 0, 0.5)
+    manifest = simulated.manifest
+    assert simulated.orders == [
         {
             manifest.function_name(node.id): {"a" if (node.expert or 0) < 2 else "b": 1}
             for layer in range(manifest.layers)
@@ -133,38 +135,38 @@ def test_experts_go_to_their_callers_when_that_pays(played: Played, run: Any) ->
     ]
 
 
-def test_a_dry_run_says_what_would_pay_and_moves_nothing(played: Played, run: Any) -> None:
+def test_a_dry_run_says_what_would_pay_and_moves_nothing(simulated: Simulated, run: Any) -> None:
     result = run("--dry-run")
     assert result.exit_code == 0, result.output
     assert "worth a move" in result.output
-    assert played.orders == []
+    assert simulated.orders == []
 
 
-@pytest.mark.parametrize("played", [1.0], indirect=True)
-def test_few_calls_are_not_worth_a_move(played: Played, run: Any) -> None:
+@pytest.mark.parametrize("simulated", [1.0], indirect=True)
+def test_few_calls_are_not_worth_a_move(simulated: Simulated, run: Any) -> None:
     assert "nothing moves" in run("--once").output
-    assert played.orders == []
+    assert simulated.orders == []
 
 
-def test_without_one_ingresss_account_nothing_is_decided(played: Played, run: Any) -> None:
-    played.lose("b")
+def test_without_one_ingresss_account_nothing_is_decided(simulated: Simulated, run: Any) -> None:
+    simulated.lose("b")
     result = run("--once")
     assert result.exit_code == 1
     assert "gave no statistics" in str(result.exception)
-    assert played.orders == []
+    assert simulated.orders == []
 
 
-def test_decisions_go_on_after_one_that_failed(played: Played, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    played.refuses = True
+def test_decisions_go_on_after_one_that_failed(simulated: Simulated, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated.refuses = True
     waited: list[float] = []
 
     def wait(seconds: float) -> None:
         waited.append(seconds)
-        played.refuses = False
+        simulated.refuses = False
         if len(waited) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(command.time, "sleep", wait)
     result = run("--every", "7")
     assert "no decision: the move was taken back: played" in result.output
-    assert (waited, len(played.orders)) == ([7.0, 7.0], 1)
+    assert (waited, len(simulated.orders)) == ([7.0, 7.0], 1)

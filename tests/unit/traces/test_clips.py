@@ -205,7 +205,7 @@ def test_sets_of_a_file_share_no_hour_and_no_function() -> None:
     assert all(clip.split == split for split, part in zip(SPLITS, parts, strict=True) for clip in part)
 
 
-def test_a_file_of_one_function_is_told_to_be_split_by_time() -> None:
+def test_for_a_file_of_one_function_a_split_by_time_is_advised() -> None:
     table = hours(SAMPLES / "made_azure_llm.csv")
     other = "test" if split_of(table.names[0]) != "test" else "train"
     with pytest.raises(NoMatchError, match="split by time"):

@@ -90,7 +90,7 @@ def by_blocks(path: Path) -> list[tuple[int, float, int, str, str]]:
 
 @given(rows=st.lists(SOUND, max_size=30), end=st.sampled_from(["\n", "", "\n\n", "\r\n"]))
 @settings(deadline=None)
-def test_sound_files_are_read_alike(
+def test_sound_files_are_read_the_same_way(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]], end: str
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "sound.csv"
@@ -99,7 +99,7 @@ def test_sound_files_are_read_alike(
 
 
 @pytest.mark.parametrize("column", range(5), ids="nxtwp")
-def test_every_odd_cell_in_every_column_is_judged_alike(tmp_path: Path, column: int) -> None:
+def test_every_odd_cell_in_every_column_is_judged_the_same_way(tmp_path: Path, column: int) -> None:
     path = tmp_path / "odd.csv"
     for odd in ODD_CELLS:
         cells = ["1", "0.5", "2024-05-10 00:00:00+00:00", "a", "Gamma"]
@@ -146,7 +146,7 @@ def test_what_rows_refuse_blocks_refuse_with_the_same_sentence(
         ),
     ],
 )
-def test_a_broken_table_is_told_with_its_line(tmp_path: Path, text: str, rule: str) -> None:
+def test_a_broken_table_is_reported_with_its_line(tmp_path: Path, text: str, rule: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes((HEAD + text).encode("latin-1"))
     with pytest.raises(TraceError, match=rule):
@@ -160,7 +160,7 @@ def test_stamps_with_and_without_zone_in_one_file_are_refused(tmp_path: Path) ->
         by_blocks(path)
 
 
-def test_a_gap_between_blocks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_between_blocks_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BLOCK_BYTES", 80)
     row = "1,1,2024-05-10 00:00:00+00:00,a,Gamma\n"
     path = tmp_path / "t.csv"

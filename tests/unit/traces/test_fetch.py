@@ -88,7 +88,7 @@ def test_a_refusal_goes_on_to_the_next_address_at_once(
     assert got.sha256 == SHA256 and not waits and got.address.endswith("file2")
 
 
-def test_a_file_that_is_nowhere_is_told_with_status_and_place(server: Script, tmp_path: Path) -> None:
+def test_a_file_that_is_nowhere_is_reported_with_status_and_place(server: Script, tmp_path: Path) -> None:
     server.answers = ["404"]
     with pytest.raises(FetchError, match=r"answered 404 Not Found\. Fetch it elsewhere and put it at .*one\.csv"):
         run(what(server.address), tmp_path)
@@ -143,7 +143,7 @@ def test_the_servers_own_checksum_is_followed(server: Script, tmp_path: Path, he
         run(what(server.address), tmp_path / "other")
 
 
-def test_a_sound_file_is_not_fetched_twice_and_a_changed_one_is_told(server: Script, tmp_path: Path) -> None:
+def test_a_sound_file_is_not_fetched_twice_and_a_changed_one_is_reported(server: Script, tmp_path: Path) -> None:
     server.content = CONTENT
     first = run(what(server.address), tmp_path)
     again = run(what(server.address), tmp_path)
@@ -160,7 +160,7 @@ def test_a_published_file_put_there_by_hand_is_known(tmp_path: Path) -> None:
     assert got.was_there and got.checked == "git-blob"
 
 
-def test_a_folder_that_cannot_be_made_is_told(server: Script, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(server: Script, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FetchError, match="cannot be written"):
         run(what(server.address), tmp_path / "file")

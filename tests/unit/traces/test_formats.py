@@ -38,8 +38,8 @@ def test_invocations_of_2021_arrive_when_they_began(tmp_path: Path) -> None:
     assert loading.load(path, row="a/f").arrival_s.tolist() == [0.5, 2.0]
     assert loading.load(path, row="b").arrival_s.tolist() == [2.5]
     assert loading.load(path, row="a/f").duration_s == trace.duration_s == 4.0
-    alike = written(tmp_path, F2021 + "a,f,1.0,0.0\na,ff,2.0,0.0\n", "alike.csv")
-    assert loading.load(alike, row="a/f").arrival_s.tolist() == [1.0]
+    equal = written(tmp_path, F2021 + "a,f,1.0,0.0\na,ff,2.0,0.0\n", "alike.csv")
+    assert loading.load(equal, row="a/f").arrival_s.tolist() == [1.0]
     with pytest.raises(TraceError, match=r"several rows start with 'a' \(a/f, a/g\)"):
         loading.load(path, row="a")
     with pytest.raises(NoMatchError, match="no row's name starts with 'z'"):
@@ -113,7 +113,7 @@ def test_mooncakes_milliseconds_become_seconds_with_their_tokens(tmp_path: Path)
         pytest.param(mooncake() + mooncake(timestamp=10**13), 2, "allowed maximum", id="mooncake microseconds"),
     ],
 )
-def test_damage_is_told_with_file_line_and_rule(tmp_path: Path, text: str, line: int, rule: str) -> None:
+def test_damage_is_reported_with_file_line_and_rule(tmp_path: Path, text: str, line: int, rule: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as error:
         loading.load(path)
@@ -183,14 +183,14 @@ def test_servegens_published_tree_and_its_archive_hold_what_the_table_does(tmp_p
         ("0,1,1,Gamma,1\n", 1, "5 fields, this format has 6"),
     ],
 )
-def test_a_damaged_client_file_is_told(tmp_path: Path, text: str, line: int, rule: str) -> None:
+def test_a_damaged_client_file_is_reported(tmp_path: Path, text: str, line: int, rule: str) -> None:
     path = written(tmp_path, text, "chunk-3-trace.csv")
     with pytest.raises(TraceError) as error:
         loading.load(path)
     assert str(error.value).startswith(f"{path}:{line}: ") and rule in str(error.value)
 
 
-def test_an_idle_client_and_one_that_is_not_there_are_told(tmp_path: Path) -> None:
+def test_an_idle_client_and_one_that_is_not_there_are_reported(tmp_path: Path) -> None:
     path = written(tmp_path, "0,0,0,,0,0\n600,0,0,,0,0\n", "chunk-3-trace.csv")
     with pytest.raises(NoMatchError, match="no rows"):
         loading.load(path)

@@ -44,7 +44,7 @@ def test_every_placement_keeps_each_minutes_count(counts: list[int], seed: int) 
         assert (np.diff(times) >= 0).all()
 
 
-def test_gzip_is_told_by_content_and_a_part_of_the_day_is_read(tmp_path: Path) -> None:
+def test_gzip_is_recognised_by_content_and_a_part_of_the_day_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, FUNCTIONS_HEAD + "o,a,f,timer,1,1,1\n", "trace.csv.gz").rename(tmp_path / "plainname")
     (row,) = azure_functions_2019.read_minute_counts(path)
     assert (row.first_minute, row.trigger, row.counts.tolist()) == (480, "timer", [1, 1, 1])
@@ -90,7 +90,7 @@ def test_llm_times_start_at_zero_with_their_tokens(tmp_path: Path) -> None:
         pytest.param("# sha256: 00\narrival_s\n1\n", 1, "sha256", id="changed arrivals"),
     ],
 )
-def test_damage_is_told_with_file_line_and_rule(tmp_path: Path, text: str, line: int, rule: str) -> None:
+def test_damage_is_reported_with_file_line_and_rule(tmp_path: Path, text: str, line: int, rule: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(TraceError) as error:
         loading.load(path)
@@ -98,14 +98,14 @@ def test_damage_is_told_with_file_line_and_rule(tmp_path: Path, text: str, line:
     assert rule in str(error.value)
 
 
-def test_a_truncated_gzip_is_told_not_raised_raw(tmp_path: Path) -> None:
+def test_a_truncated_gzip_is_reported_not_raised_raw(tmp_path: Path) -> None:
     path = written(tmp_path, FUNCTIONS_HEAD + "o,a,f,http,1,2,3\n" * 500, "cut.csv.gz")
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(TraceError, match=r"cut\.csv\.gz:\d+: the compressed data is damaged"):
         list(azure_functions_2019.read_minute_counts(path))
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         loading.load(tmp_path / "nothing.csv")
 

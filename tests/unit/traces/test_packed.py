@@ -83,7 +83,7 @@ def test_a_packed_file_holds_what_the_plain_one_does(tmp_path: Path, how: str, n
 
 
 @pytest.mark.parametrize("how", [how for how in PACKERS if how != "plain"])
-def test_a_truncated_archive_is_told(tmp_path: Path, how: str) -> None:
+def test_a_truncated_archive_is_reported(tmp_path: Path, how: str) -> None:
     path = tmp_path / "published"
     packed = PACKERS[how](LLM)
     for kept in (len(packed) // 3, len(packed) * 9 // 20, len(packed) // 2):
@@ -92,7 +92,7 @@ def test_a_truncated_archive_is_told(tmp_path: Path, how: str) -> None:
             loading.load(path)
 
 
-def test_a_tar_cut_off_between_two_rows_is_told(tmp_path: Path) -> None:
+def test_a_tar_cut_off_between_two_rows_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "published.tar"
     packed = tarred(LLM, "w")
     begin = packed.index(LLM[:100])

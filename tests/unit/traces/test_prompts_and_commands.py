@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from traces import catalog, prompts
 from traces.commands import replay, traces
 from traces.errors import NoMatchError, ReplayError, TraceError
+from traces.replay_command import Part, _load
 
 
 def test_real_texts_are_read_from_each_known_format_and_cut(tmp_path: Path) -> None:
@@ -33,13 +34,13 @@ def test_without_a_folder_made_sentences_are_used_and_said_to_be_made() -> None:
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"task": 1}', '{"input": 5}', '"x"'])
-def test_a_damaged_prompt_file_is_told_with_its_line(tmp_path: Path, line: str) -> None:
+def test_a_damaged_prompt_file_is_reported_with_its_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "bbh.jsonl").write_text('{"input": "fine"}\n' + line + "\n")
     with pytest.raises(TraceError, match=r"bbh\.jsonl:2: "):
         prompts.load_prompts(tmp_path)
 
 
-def test_prompt_folders_without_known_texts_are_told(tmp_path: Path) -> None:
+def test_prompt_folders_without_known_texts_are_reported(tmp_path: Path) -> None:
     with pytest.raises(NoMatchError, match="no known texts"):
         prompts.load_prompts(tmp_path)
     with pytest.raises(NoMatchError, match="gsm8k"):
@@ -90,7 +91,7 @@ def test_clips_are_shown_with_the_sizes_of_the_sets() -> None:
     assert list(by_set) == ["train", "validation", "test"]  # type: ignore[call-overload]
 
 
-def test_list_tells_what_is_here_from_what_can_be_fetched() -> None:
+def test_list_distinguishes_what_is_here_from_what_can_be_fetched() -> None:
     outcome = CliRunner().invoke(traces, ["list"])
     assert outcome.exit_code == 0 and "to fetch" in outcome.output and "here" in outcome.output
     with pytest.raises(TraceError, match="smoe traces fetch llm-2024-conv"):
@@ -134,3 +135,16 @@ def test_the_real_bursty_hour_is_what_the_readme_of_the_data_says() -> None:
     even = catalog.bursty_hour(catalog.data_folder(), "even")
     assert trace.requests == 10169 and trace.iat_cv == pytest.approx(5.98, abs=0.2)
     assert even.iat_cv == pytest.approx(5.14, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "duration_s", "span"),
+    [(None, None, (0, 3600)), (None, 600.0, (0, 600)), (1200.0, None, (1200, 3600)), (1200.0, 600.0, (1200, 1800))],
+)
+def test_a_part_of_the_bursty_hour_is_replayed(
+    start_s: float | None, duration_s: float | None, span: tuple[int, int]
+) -> None:
+    hour = _load(Part(None, None, None, None, "uniform", 0), None)
+    part = _load(Part(None, None, start_s, duration_s, "uniform", 0), None)
+    inside = (hour.arrival_s >= span[0]) & ((hour.arrival_s < span[1]) | (span[1] == hour.duration_s))
+    assert part.requests == int(inside.sum()) and part.duration_s == span[1] - span[0]

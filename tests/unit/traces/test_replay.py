@@ -76,7 +76,7 @@ async def test_the_loop_stays_open_while_no_answer_has_come() -> None:
     assert result.summary["ok"] == 60 and result.summary["peak_in_flight"] == 60
 
 
-async def test_failures_are_told_apart() -> None:
+async def test_failures_are_distinguished() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         text = (await request.json())["inputs"]
         if text == "hang":
@@ -212,7 +212,7 @@ async def test_the_file_holds_every_request_as_it_was(tmp_path: Path) -> None:
     json.dumps(result.summary, allow_nan=False)
 
 
-def test_a_damaged_request_file_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_damaged_request_file_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     path.write_text(",".join(CSV_COLUMNS) + "\n0,0.0,0.0,0.1,fine,200,,1,1,x,0\n")
     with pytest.raises(TraceError, match=r"r\.csv:2: outcome 'fine'"):

@@ -66,7 +66,7 @@ def test_choices_become_assignments_per_window_layer_and_expert(tmp_path: Path) 
         pytest.param({name: [] for name in CHOICES}, "no rows|whole numbers", id="empty"),
     ],
 )
-def test_damaged_choices_are_told_with_row_and_rule(tmp_path: Path, changed: dict[str, object], rule: str) -> None:
+def test_damaged_choices_are_reported_with_row_and_rule(tmp_path: Path, changed: dict[str, object], rule: str) -> None:
     path = choices(tmp_path, **changed)
     with pytest.raises(TraceError, match=rule) as error:
         read_choices(path, windows=1)
@@ -109,7 +109,7 @@ def test_counts_of_domains_become_windows(tmp_path: Path) -> None:
         pytest.param("", "no model 'm'; there are: none", id="empty"),
     ],
 )
-def test_damaged_counts_are_told_with_line_and_rule(tmp_path: Path, text: str, rule: str) -> None:
+def test_damaged_counts_are_reported_with_line_and_rule(tmp_path: Path, text: str, rule: str) -> None:
     with pytest.raises(TraceError, match=rule):
         read_counts(counts(tmp_path, text), "m", top_k=1)
 

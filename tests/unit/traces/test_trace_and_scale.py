@@ -38,10 +38,10 @@ def test_made_arrivals_say_that_they_are_made_and_repeat_with_their_seed() -> No
 @given(st.floats(0.01, 1000), st.integers(0, 1000))
 def test_compressing_keeps_the_cv_and_every_request(speed: float, seed: int) -> None:
     trace = synthetic(200, 3600, 3.5, seed)
-    played = scale.compress(trace, speed)
-    assert played.requests == trace.requests
-    assert played.duration_s == pytest.approx(3600 / speed)
-    assert own_cv(played) == pytest.approx(own_cv(trace), rel=1e-6)
+    simulated = scale.compress(trace, speed)
+    assert simulated.requests == trace.requests
+    assert simulated.duration_s == pytest.approx(3600 / speed)
+    assert own_cv(simulated) == pytest.approx(own_cv(trace), rel=1e-6)
 
 
 def test_thinning_moves_the_cv_towards_one_as_documented() -> None:

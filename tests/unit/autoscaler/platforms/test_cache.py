@@ -248,7 +248,7 @@ def thing(name: str, version: str, **more: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "resourceVersion": version, "uid": name}, **more}
 
 
-def played(*watches: list[Event] | Exception) -> tuple[Script, WatchCache]:
+def simulated(*watches: list[Event] | Exception) -> tuple[Script, WatchCache]:
     script, clock = Script(list(watches)), itertools.count(0.0, cache.LIVED_S)
     found = WatchCache(script, lambda document: document, lambda: next(clock))
     found.start()
@@ -257,13 +257,13 @@ def played(*watches: list[Event] | Exception) -> tuple[Script, WatchCache]:
 
 
 def test_each_watch_begins_where_the_last_one_ended() -> None:
-    script, found = played([("MODIFIED", thing("a", "7"))], [("BOOKMARK", thing("", "9"))])
+    script, found = simulated([("MODIFIED", thing("a", "7"))], [("BOOKMARK", thing("", "9"))])
     assert script.asked[:3] == ["5", "7", "9"] and script.lists == 1
     found.close()
 
 
 def test_an_expired_version_lists_again() -> None:
-    script, found = played(ExpiredError("watch"), [("ADDED", thing("b", "8"))])
+    script, found = simulated(ExpiredError("watch"), [("ADDED", thing("b", "8"))])
     assert script.lists == 2
     assert {one.name for one in found.objects() or ()} == {"a", "b"}
     found.close()
@@ -304,7 +304,7 @@ def test_pauses_between_watches_that_end_at_once_grow_up_to_the_longest(monkeypa
 
 
 def test_an_older_form_does_not_undo_what_a_write_was_answered() -> None:
-    script, found = played()
+    script, found = simulated()
     found.put(Kept.of(thing("a", "12", spec={"replicas": 1})))
     script.watches.append([("MODIFIED", thing("a", "11", spec={"replicas": 0}))])
     until(lambda: not script.watches)

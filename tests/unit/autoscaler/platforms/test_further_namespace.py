@@ -34,8 +34,8 @@ class Selecting(Prometheus):
     """Answers with what the query's matcher of function names selects; of home's functions it knows nothing."""
 
     def reply(self, method: str, path: str, body: bytes, authorization: str) -> Reply:
-        status, told = super().reply(method, path, body, authorization)
-        document = json.loads(told)
+        status, reported = super().reply(method, path, body, authorization)
+        document = json.loads(reported)
         matcher = re.search(r'function_name=~"([^"]*)"', parse_qs(urlsplit(path).query)["query"][0])
         if matcher is not None and document["data"]["result"][0]["metric"]:  # the age of samples is of no function
             wanted = re.compile(matcher[1].replace("\\\\", "\\"))
@@ -53,16 +53,16 @@ def both(double: Running) -> None:
         put(double, spec(function, namespace=TEAM))
 
 
-@pytest.mark.parametrize(("told", "ends_with"), [(TEAM, (3, 3)), (NAMESPACE, (1, 1))])
+@pytest.mark.parametrize(("reported", "ends_with"), [(TEAM, (3, 3)), (NAMESPACE, (1, 1))])
 def test_a_controller_scales_its_namespace_by_the_numbers_of_its_own_functions(
-    double: Running, platforms: Platforms, both: None, told: str, ends_with: tuple[int, int]
+    double: Running, platforms: Platforms, both: None, reported: str, ends_with: tuple[int, int]
 ) -> None:
     """Told the wrong name it finds no replica of its own ready, and holds."""
     server = Selecting(Exporter(double, TEAM), TICK_S)
     with serve(server.reply) as running:
-        source = PrometheusSource(running.url, "m", namespace=told)
-        story = Story(double, platforms(namespace=TEAM), Monitor(topology(), source, told), TEAM)
-        story.play(6)
+        source = PrometheusSource(running.url, "m", namespace=reported)
+        story = Story(double, platforms(namespace=TEAM), Monitor(topology(), source, reported), TEAM)
+        story.simulate(6)
     assert server.exporter.calls == BUSY and story.seen[-1] == ends_with
     assert [double.deployment(name)["spec"]["replicas"] for name in FUNCTIONS] == [1, 1]
 

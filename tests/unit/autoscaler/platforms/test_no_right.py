@@ -36,8 +36,8 @@ def test_without_the_right_to_resize_limits_are_rolled_out_in_the_same_tick_and_
     assert set(report.applied) == {F, G} and not report.failures
     assert [resources(pod)["limits"]["memory"] for pod in double.pods(F)] == ["512Mi"]
     assert story.asked() == 1 and story.kinds() == [("m", "forbidden")] and story.count("forbidden", "m") == 1
-    (told,) = [record.message for record in caplog.records if "pods/resize" in record.message]
-    assert "changed limits are rolled out" in told
+    (reported,) = [record.message for record in caplog.records if "pods/resize" in record.message]
+    assert "changed limits are rolled out" in reported
 
 
 def without(double: Running, missing: str) -> None:

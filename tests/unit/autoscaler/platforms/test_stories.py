@@ -70,7 +70,7 @@ class Story:
         self.now_s = NOW_S
         self.seen: list[tuple[int, ...]] = []
 
-    def play(self, ticks: int) -> None:
+    def simulate(self, ticks: int) -> None:
         for _ in range(ticks):
             self.now_s += TICK_S
             self.controller.tick(self.now_s)
@@ -103,14 +103,14 @@ BOTH = pytest.mark.parametrize("story", ["lists", "watches"], indirect=True)
 def test_ten_minutes_without_an_api_server_change_nothing_and_the_first_tick_after_them_catches_up(
     double: Running, story: Story
 ) -> None:
-    story.play(2)
+    story.simulate(2)
     story.load.calls = 8.4
     double.set(down=True)
     begun = len(writes(double))
-    story.play(TEN_MINUTES)
+    story.simulate(TEN_MINUTES)
     assert set(story.seen) == {(1, 1)} and len(writes(double)) == begun
     double.set(down=False)
-    story.play(6)
+    story.simulate(6)
     assert story.seen[TEN_MINUTES + 2 :] == [(3, 3)] * 6
 
 
@@ -128,25 +128,25 @@ def test_a_prometheus_that_lies_takes_no_function_below_its_minimum_and_is_forgo
     story: Story, lie: dict[str, Any]
 ) -> None:
     story.load.calls = 8.4
-    story.play(4)
+    story.simulate(4)
     assert story.seen[-1] == (3, 3)
     story.load.lie = lie
-    story.play(20)
+    story.simulate(20)
     assert min(min(row) for row in story.seen) >= 1
     assert max(max(row) for row in story.seen) <= 3
     story.load.lie = None
-    story.play(8)
+    story.simulate(8)
     assert story.seen[-1] == (3, 3)
 
 
 def test_old_data_hold_the_scale_for_as_long_as_they_are_old(story: Story) -> None:
     story.load.calls = 8.4
-    story.play(4)
+    story.simulate(4)
     story.load.calls, story.load.stale = 0.0, True
-    story.play(TEN_MINUTES)
+    story.simulate(TEN_MINUTES)
     assert set(story.seen[3:]) == {(3, 3)}
     story.load.stale = False
-    story.play(12)
+    story.simulate(12)
     assert story.seen[-1] == (1, 1)
 
 
@@ -164,11 +164,11 @@ def test_a_leader_killed_within_its_orders_leaves_what_the_next_one_completes(
 
     dying = Story(double, platforms(guard=killed_after_one))
     dying.load.calls = 8.4
-    dying.play(1)
+    dying.simulate(1)
     assert sorted(dying.replicas()) == [1, 3]
     story.load.calls = 8.4
     story.now_s = dying.now_s
-    story.play(5)
+    story.simulate(5)
     assert story.seen == [(3, 3)] * 5
 
 
@@ -181,7 +181,7 @@ def test_watches_that_are_dropped_in_every_tick_miss_nothing_and_flap_nothing(
         if tick == 8:
             story.load.calls = 2.8
         double.end_watches()
-        story.play(1)
+        story.simulate(1)
     end_s, pause = time.monotonic() + 20, threading.Event()
     while story.platform.behind() and time.monotonic() < end_s:
         pause.wait(0.01)
@@ -192,7 +192,7 @@ def test_watches_that_are_dropped_in_every_tick_miss_nothing_and_flap_nothing(
 def test_load_that_trembles_around_a_target_flaps_nothing(story: Story) -> None:
     for i in range(30):
         story.load.calls = 5.6 * (1.05 if i % 2 else 0.95)
-        story.play(1)
+        story.simulate(1)
     assert len(set(story.seen[2:])) == 1
 
 

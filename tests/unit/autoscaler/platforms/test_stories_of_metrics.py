@@ -113,12 +113,12 @@ def functions(double: Running) -> None:
 
 
 @pytest.fixture
-def told(double: Running, platforms: Platforms, functions: None) -> Iterator[tuple[Prometheus, Story]]:
+def reported(double: Running, platforms: Platforms, functions: None) -> Iterator[tuple[Prometheus, Story]]:
     """Two experts under load, four ticks in, whose metrics come from a Prometheus."""
     server = Prometheus(Exporter(double), TICK_S)
     with serve(server.reply) as running:
         story = Story(double, platforms(), Monitor(topology(), PrometheusSource(running.url, "m")))
-        story.play(4)
+        story.simulate(4)
         assert story.seen[-1] == (3, 3)
         yield server, story
 
@@ -141,15 +141,15 @@ def valued(text: str) -> Callable[[list[Row]], list[Row]]:
     ],
 )
 def test_while_prometheus_has_nothing_true_to_say_the_scale_is_held(
-    told: tuple[Prometheus, Story], lie: Callable[[list[Row]], list[Row]]
+    reported: tuple[Prometheus, Story], lie: Callable[[list[Row]], list[Row]]
 ) -> None:
-    server, story = told
+    server, story = reported
     server.lie = lie
-    story.play(6)
+    story.simulate(6)
     assert set(story.seen[3:]) == {(3, 3)}
     server.lie = list
     server.exporter.calls = 2.8
-    story.play(6)
+    story.simulate(6)
     assert story.seen[-1] == (1, 1)
 
 
@@ -163,29 +163,31 @@ def test_while_prometheus_has_nothing_true_to_say_the_scale_is_held(
     ],
 )
 def test_a_lie_that_cannot_be_seen_stays_within_the_bounds_and_is_forgotten(
-    told: tuple[Prometheus, Story], lie: Callable[[list[Row]], list[Row]]
+    reported: tuple[Prometheus, Story], lie: Callable[[list[Row]], list[Row]]
 ) -> None:
-    server, story = told
+    server, story = reported
     server.lie = lie
-    story.play(12)
+    story.simulate(12)
     assert all(1 <= replicas <= 8 for row in story.seen for replicas in row)
     server.lie = list
-    story.play(8)
+    story.simulate(8)
     assert story.seen[-1] == (3, 3)
     for column in zip(*story.seen, strict=True):
         turns = [after - before for before, after in itertools.pairwise(column) if after != before]
         assert sum(one * other < 0 for one, other in itertools.pairwise(turns)) <= 2
 
 
-def test_a_prometheus_whose_clock_is_behind_is_old_and_one_ahead_is_believed(told: tuple[Prometheus, Story]) -> None:
-    server, story = told
+def test_a_prometheus_whose_clock_is_behind_is_old_and_one_ahead_is_believed(
+    reported: tuple[Prometheus, Story],
+) -> None:
+    server, story = reported
     server.exporter.calls = 2.8
     for behind_s in (-90.0, -600.0):
         server.ahead_s = behind_s
-        story.play(6)
+        story.simulate(6)
     assert set(story.seen[3:]) == {(3, 3)}
     server.ahead_s = 600.0
-    story.play(6)
+    story.simulate(6)
     assert story.seen[-1] == (1, 1)
 
 
@@ -222,8 +224,8 @@ class Scraped:
             for labels, value in self.exporter.values(series, *self._counted[job]) if shape.job == job else ():
                 known = [f'{key}="{labels[key]}"' for key in shape.labels]
                 for i in range(self.exporter.replicas(labels) if shape.counted else 1):
-                    told = ",".join([*known, f'replica="{i}"'] if shape.counted else known)
-                    lines.append(f"{METRICS[series]}{{{told}}} {value}")
+                    reported = ",".join([*known, f'replica="{i}"'] if shape.counted else known)
+                    lines.append(f"{METRICS[series]}{{{reported}}} {value}")
         return 200, "\n".join([*lines, ""]).encode()
 
 
@@ -238,14 +240,14 @@ def scraped(double: Running, platforms: Platforms, functions: None) -> Iterator[
     ):
         found.addresses = {"gateway": gateway.address, "ingress": ingress.address}
         story = Story(double, platforms(), Monitor(topology(), ScrapeSource(front.url, None)))
-        play(found, story, 5)
+        simulate(found, story, 5)
         assert story.seen[-1] == (3, 3)
         yield found, story
 
 
-def play(found: Scraped, story: Story, ticks: int) -> None:
+def simulate(found: Scraped, story: Story, ticks: int) -> None:
     for _ in range(ticks):
-        story.play(1)
+        story.simulate(1)
         found.pass_tick()
 
 
@@ -256,10 +258,10 @@ def test_what_starts_again_with_its_counters_at_zero_moves_no_replica(
 ) -> None:
     found, story = scraped
     found.away.add(job)
-    play(found, story, ticks)
+    simulate(found, story, ticks)
     found.restart(job)
-    play(found, story, 12)
+    simulate(found, story, 12)
     assert set(story.seen[4:]) == {(3, 3)}
     found.exporter.calls = 2.8
-    play(found, story, 8)
+    simulate(found, story, 8)
     assert story.seen[-1] == (1, 1)

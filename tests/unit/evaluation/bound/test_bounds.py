@@ -21,10 +21,10 @@ from simulation.engine.requests import Requests
 from tests.unit.evaluation.bound.builders import FOUR, PRICES, requests, window, with_slo, workload
 
 METERS: tuple[Meter, Meter] = ("busy", "provisioned")
-Played = dict[Meter, np.ndarray]
+Simulated = dict[Meter, np.ndarray]
 
 
-def play_all(load: WindowLoad) -> Played:
+def simulate_all(load: WindowLoad) -> Simulated:
     """Meter → [choices, (cost, P95)] of all 4^4 choices."""
     choices = list(product(range(len(FOUR)), repeat=4))
     busy = np.array([simulate_numbers(load, (np.array(c[:2]), np.array(c[2:])), "busy", 0) for c in choices])
@@ -33,18 +33,18 @@ def play_all(load: WindowLoad) -> Played:
 
 
 @pytest.fixture(scope="module", params=[15.0, 90.0], ids=["quiet", "busy"])
-def played(request: pytest.FixtureRequest) -> tuple[WindowLoad, Played]:
+def simulated(request: pytest.FixtureRequest) -> tuple[WindowLoad, Simulated]:
     load = window(0.05, request.param, 1.5, seed=int(request.param))
-    return load, play_all(load)
+    return load, simulate_all(load)
 
 
 @pytest.mark.parametrize("meter", METERS)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 0.7, 1.0])
 def test_bound_optimum_and_oracle_are_in_this_order(
-    played: tuple[WindowLoad, Played], meter: Meter, share: float
+    simulated: tuple[WindowLoad, Simulated], meter: Meter, share: float
 ) -> None:
     """The SLO is the P95 of one of the choices, so that the best of those that meet it is known."""
-    load, every = played
+    load, every = simulated
     cost, p95_s = every[meter].T
     slo_s = float(np.quantile(p95_s, share, method="nearest"))
     at = with_slo(load, slo_s)
@@ -57,9 +57,9 @@ def test_bound_optimum_and_oracle_are_in_this_order(
 
 
 @pytest.mark.parametrize("meter", METERS)
-def test_the_bound_is_worth_something(played: tuple[WindowLoad, Played], meter: Meter) -> None:
+def test_the_bound_is_worth_something(simulated: tuple[WindowLoad, Simulated], meter: Meter) -> None:
     """At least half of the best with the least P95 that there is, and all of it where any choice will do."""
-    load, every = played
+    load, every = simulated
     cost, p95_s = every[meter].T
     tight = with_slo(load, float(p95_s.min()))
     assert lower_bound(tight, meter).cost >= 0.5 * cost[p95_s <= p95_s.min()].min()
@@ -68,8 +68,8 @@ def test_the_bound_is_worth_something(played: tuple[WindowLoad, Played], meter: 
 
 
 @pytest.mark.parametrize("meter", METERS)
-def test_the_bound_never_grows_with_the_slo(played: tuple[WindowLoad, Played], meter: Meter) -> None:
-    load, every = played
+def test_the_bound_never_grows_with_the_slo(simulated: tuple[WindowLoad, Simulated], meter: Meter) -> None:
+    load, every = simulated
     slos = np.linspace(0.8, 1.5, 8) * every[meter][:, 1].min()
     bounds = [lower_bound(with_slo(load, float(slo_s)), meter) for slo_s in slos]
     costs = [bound.cost for bound in bounds if bound.reachable]
@@ -77,9 +77,9 @@ def test_the_bound_never_grows_with_the_slo(played: tuple[WindowLoad, Played], m
 
 
 def test_an_slo_below_all_work_cannot_be_met_by_anyone_and_the_work_still_costs(
-    played: tuple[WindowLoad, Played],
+    simulated: tuple[WindowLoad, Simulated],
 ) -> None:
-    load, every = played
+    load, every = simulated
     found = lower_bound(with_slo(load, 0.004), "busy")
     assert not found.reachable and 0 < found.cost <= every["busy"][:, 0].min()
 

@@ -81,7 +81,7 @@ def test_other_prices_are_other_bounds_in_proportion(trace: Path, tmp_path: Path
         assert mine["totals"][meter]["lower_bound"] == pytest.approx(3 * total["lower_bound"])
 
 
-def test_an_slo_that_cannot_be_met_is_told(trace: Path) -> None:
+def test_an_slo_that_cannot_be_met_is_reported(trace: Path) -> None:
     found = call(trace, "--slo-ms", "1", "--json", "--meter", "busy")
     assert json.loads(found.stdout)["totals"]["busy"]["unreachable"] == 2
 

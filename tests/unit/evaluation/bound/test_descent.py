@@ -38,7 +38,7 @@ def test_it_lies_between_the_optimum_and_where_it_began_and_meets_the_slo(
     assert simulate_numbers(at, found.numbers, "provisioned", 0) == (found.cost, found.p95_s) and found.p95_s <= slo_s
 
 
-def test_from_the_dearest_choice_it_goes_down_and_looks_no_more_often_than_told(
+def test_from_the_most_expensive_choice_it_goes_down_and_looks_no_more_often_than_allowed(
     every: tuple[WindowLoad, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load, (cost, p95_s) = every[0], every[1].T

@@ -19,14 +19,14 @@ from simulation.arrays import Floats
 PRICES = PriceSheet("test", "made up", "USD", cpu_core_s=2.0, memory_gib_s=1.0, gpu_s=10.0)
 TINY = ConfigurationSpace(128, 256, 64, (1.0, 2.0), (0.5,), 1, 2, 1, 2)
 """3 memories, 3 resources, 2 replicas, 2 concurrencies: 36 configurations."""
-LATTICE = space_arrays(TINY, PRICES)
+SPACE = space_arrays(TINY, PRICES)
 """Memory is a constraint: 3 rows."""
 COUPLED = space_arrays(TINY, PRICES, memory_mb_per_core=100.0)
 """128 and 192 MiB are 1.28 and 1.92 cores at most: rows of 1, 1.28, 1.92 and 2 cores, and the GPU share."""
 NO_NEED = np.zeros(2, np.int64)
 
 
-def table(rng: np.random.Generator, space: SpaceArrays = LATTICE, least: tuple[int, int] = (0, 0)) -> ExpertTable:
+def table(rng: np.random.Generator, space: SpaceArrays = SPACE, least: tuple[int, int] = (0, 0)) -> ExpertTable:
     """Made numbers, rounded so that ties happen; some configurations cannot serve."""
     latency = np.round(rng.uniform(0.01, 1.0, space.shape), 1)
     latency[rng.random(space.shape) < 0.1] = np.inf
@@ -42,7 +42,7 @@ def of(one: ExpertTable, space: SpaceArrays, number: int) -> tuple[float, float]
     return float(one.latency_s[row, p, c]), float(one.charged_s[row, p, c] * PRICES.unit_per_s(space.space[number]))
 
 
-def points(one: ExpertTable, space: SpaceArrays = LATTICE) -> list[tuple[float, float]]:
+def points(one: ExpertTable, space: SpaceArrays = SPACE) -> list[tuple[float, float]]:
     """(latency, cost) of every valid configuration."""
     found = [of(one, space, number) for number in range(len(space.space))]
     return [pair for pair in found if np.isfinite(pair[0])]
@@ -74,7 +74,7 @@ seeds = st.integers(0, 2**32 - 1)
 def test_the_frontier_is_every_undominated_valid_configuration(
     seed: int, coupled: bool, least: tuple[int, int]
 ) -> None:
-    space = COUPLED if coupled else LATTICE
+    space = COUPLED if coupled else SPACE
     one = table(np.random.default_rng(seed), space, least)
     found, oracle = frontier(one, space), undominated(points(one, space))
     assert len(found) == len(oracle) and np.allclose(np.reshape(pairs(found), (-1, 2)), np.reshape(oracle, (-1, 2)))
@@ -83,7 +83,7 @@ def test_the_frontier_is_every_undominated_valid_configuration(
 
 
 def test_rows_are_the_compute_that_replicas_really_have() -> None:
-    assert list(zip(LATTICE.cpu_cores, LATTICE.gpu_share, strict=True)) == [(0, 0.5), (1, 0), (2, 0)]
+    assert list(zip(SPACE.cpu_cores, SPACE.gpu_share, strict=True)) == [(0, 0.5), (1, 0), (2, 0)]
     assert COUPLED.cpu_cores.tolist() == [0, 1, 1.28, 1.92, 2] and COUPLED.gpu_share[0] == 0.5
     assert COUPLED.row.tolist() == [[1, 2, 0], [1, 3, 0], [1, 4, 0]]
 
@@ -108,21 +108,21 @@ def test_the_whole_space_of_the_paper_is_looked_at(coupled: float | None) -> Non
 
 def test_eq_2_is_masked_as_the_space_says() -> None:
     need = MemoryNeed(100 * MIB, MIB, 40.0, alpha=0.9)
-    least = LATTICE.least_memory(need)
+    least = SPACE.least_memory(need)
     assert [TINY.memory_sizes_mb[m] for m in least] == [TINY.least_memory_mb(need, p) for p in (1, 2)] == [256, 192]
-    assert LATTICE.least_memory(MemoryNeed(10**12, 1, 0.0)).tolist() == [3, 3]
+    assert SPACE.least_memory(MemoryNeed(10**12, 1, 0.0)).tolist() == [3, 3]
 
 
 def test_tables_of_another_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="rows, replicas, concurrencies are"):
-        frontier(ExpertTable(np.ones((3, 2, 2)), np.ones((2, 2, 2)), NO_NEED), LATTICE)
+        frontier(ExpertTable(np.ones((3, 2, 2)), np.ones((2, 2, 2)), NO_NEED), SPACE)
 
 
 @pytest.mark.parametrize("latency", [0.0, np.inf])
 def test_an_idle_expert_costs_its_cheapest_and_an_overloaded_one_has_no_configuration(latency: float) -> None:
-    shape = LATTICE.shape
-    found = frontier(ExpertTable(np.full(shape, latency), np.ones(shape), NO_NEED), LATTICE)
-    assert pairs(found) == ([] if latency else [(0.0, float(LATTICE.unit_per_s.min()))])
+    shape = SPACE.shape
+    found = frontier(ExpertTable(np.full(shape, latency), np.ones(shape), NO_NEED), SPACE)
+    assert pairs(found) == ([] if latency else [(0.0, float(SPACE.unit_per_s.min()))])
 
 
 @settings(deadline=None)
@@ -130,7 +130,7 @@ def test_an_idle_expert_costs_its_cheapest_and_an_overloaded_one_has_no_configur
 def test_a_layer_s_steps_are_the_cheapest_of_each_expert_within_t(seed: int, experts: int) -> None:
     rng = np.random.default_rng(seed)
     tables = [table(rng) for _ in range(experts)]
-    frontiers = [frontier(one, LATTICE) for one in tables]
+    frontiers = [frontier(one, SPACE) for one in tables]
     found = steps(frontiers)
     for latency in sorted({p[0] for one in tables for p in points(one)}):
         costs = [min((c for t, c in points(one) if t <= latency), default=np.inf) for one in tables]
@@ -147,7 +147,7 @@ def test_a_layer_s_steps_are_the_cheapest_of_each_expert_within_t(seed: int, exp
 def test_brute_force_lies_between_the_bounds(seed: int, n: int, experts: int, budget_s: float, buckets: int) -> None:
     rng = np.random.default_rng(seed)
     layers = [[table(rng, least=(0, 1)) for _ in range(experts)] for _ in range(n)]
-    found, exact = enclose(layers, LATTICE, budget_s, buckets), brute_force(layers, budget_s)
+    found, exact = enclose(layers, SPACE, budget_s, buckets), brute_force(layers, budget_s)
     assert found.lower <= exact * (1 + 1e-12) and exact <= found.upper * (1 + 1e-12)
     assert found.feasible == bool(np.isfinite(exact))
     if found.feasible:
@@ -162,7 +162,7 @@ def assert_choice_is_real(
     for layer, chosen in zip(layers, numbers, strict=True):
         slowest = 0.0
         for one, number in zip(layer, chosen, strict=True):
-            latency, price = of(one, LATTICE, int(number))
+            latency, price = of(one, SPACE, int(number))
             slowest, cost = max(slowest, latency), cost + price
         total_s += slowest
     assert total_s <= budget_s * (1 + 1e-12) and cost <= upper * (1 + 1e-12)
@@ -231,23 +231,23 @@ def test_twelve_layers_of_many_steps_are_enclosed_within_three_parts_in_a_thousa
 def test_a_budget_below_the_fastest_has_no_choice_and_one_above_the_cheapest_does_not_bind() -> None:
     rng = np.random.default_rng(3)
     layers = [[table(rng) for _ in range(2)] for _ in range(2)]
-    ends = enclose(layers, LATTICE, 100.0)
+    ends = enclose(layers, SPACE, 100.0)
     assert ends.gap == 0.0 and not ends.binds and ends.upper == ends.cheapest == ends.lower
-    below = enclose(layers, LATTICE, ends.fastest_s * 0.99)
+    below = enclose(layers, SPACE, ends.fastest_s * 0.99)
     assert below.lower == below.upper == np.inf and below.numbers == () and not below.feasible and not below.binds
-    assert enclose(layers, LATTICE, (ends.fastest_s + ends.cheapest_s) / 2).binds
+    assert enclose(layers, SPACE, (ends.fastest_s + ends.cheapest_s) / 2).binds
 
 
 def test_a_layer_with_an_expert_that_cannot_serve_makes_the_window_infeasible() -> None:
-    shape = LATTICE.shape
+    shape = SPACE.shape
     dead = ExpertTable(np.full(shape, np.inf), np.ones(shape), NO_NEED)
-    found = enclose([[table(np.random.default_rng(0)), dead]], LATTICE, 10.0)
+    found = enclose([[table(np.random.default_rng(0)), dead]], SPACE, 10.0)
     assert not found.feasible and found.fastest_s == np.inf
 
 
 def test_layers_without_experts_and_windows_without_layers_cost_nothing() -> None:
-    assert enclose([], LATTICE, 1.0).upper == 0.0
-    assert enclose([[]], LATTICE, 1.0).upper == 0.0
+    assert enclose([], SPACE, 1.0).upper == 0.0
+    assert enclose([[]], SPACE, 1.0).upper == 0.0
 
 
 def test_a_layer_s_part_of_the_budget_must_be_enough_for_each_expert() -> None:
@@ -257,5 +257,5 @@ def test_a_layer_s_part_of_the_budget_must_be_enough_for_each_expert() -> None:
 
 
 def test_the_price_of_a_replica_grows_with_memory() -> None:
-    values: Floats = LATTICE.unit_per_s
+    values: Floats = SPACE.unit_per_s
     assert values.shape == (3, 3) and (np.diff(values, axis=0) > 0).all()

@@ -51,7 +51,7 @@ def replicas(policy: LastWindowPolicy, found: Observation) -> list[int]:
     return [desired[f"t-expert-{i}-{j}"].replicas for i in range(2) for j in range(2)]
 
 
-def test_it_wishes_the_optimum_of_the_window_it_saw() -> None:
+def test_it_proposes_the_optimum_of_the_window_it_saw() -> None:
     """Requests of one length at an even rate: the observation says as much as the requests do."""
     one = replace(workload(SLO_S), tokens=TokenLengths.fixed(32))
     arrivals = np.arange(0.005, 10.0, 0.01)

@@ -53,14 +53,14 @@ def test_no_choice_that_meets_the_slo_is_cheaper(seed: int, rate: float, shared:
     load = load_of(one, rate, 1.0, seed)
     choices = [tuple(rng.integers(0, len(SPACE), size) for size in (3, 2)) for _ in range(6)]
     for meter in METERS:
-        played = [simulate_numbers(load, numbers, meter, seed) for numbers in choices]
-        known = sorted(p95_s for _, p95_s in played if np.isfinite(p95_s))
+        simulated = [simulate_numbers(load, numbers, meter, seed) for numbers in choices]
+        known = sorted(p95_s for _, p95_s in simulated if np.isfinite(p95_s))
         if not known:
             continue
         slo_s = known[int(rng.integers(len(known)))]
         found = lower_bound(with_slo(load, slo_s), meter, seed)
         assert found.reachable
-        assert all(found.cost <= cost for cost, p95_s in played if p95_s <= slo_s)
+        assert all(found.cost <= cost for cost, p95_s in simulated if p95_s <= slo_s)
 
 
 @pytest.mark.parametrize("host", [None, HOST], ids=["cores-apart", "shared"])

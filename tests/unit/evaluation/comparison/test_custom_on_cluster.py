@@ -34,7 +34,7 @@ def grid(own: CustomPipeline) -> Grid:
 
 
 @pytest.fixture(scope="module")
-def played(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def simulated(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The command's folder and its JSON."""
     out = tmp_path_factory.mktemp("cluster")
     given = (
@@ -47,8 +47,8 @@ def played(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     return out, json.loads(found.stdout)
 
 
-def test_every_result_tells_measured_and_modelled_apart(played: tuple[Path, list[dict[str, Any]]]) -> None:
-    out, runs = played
+def test_every_result_distinguishes_measured_and_modelled(simulated: tuple[Path, list[dict[str, Any]]]) -> None:
+    out, runs = simulated
     assert {"static", "last-window", "smoe"} <= {one["policy"] for one in runs}
     shared = [one for one in runs if one["policy"] != "bound"]
     assert all("measured: " in one["latency"] and "GPU shares modelled (roofline)" in one["latency"] for one in shared)

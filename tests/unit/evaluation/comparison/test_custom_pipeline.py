@@ -53,7 +53,7 @@ def call(pipeline: Path, out: Path, *more: str) -> Result:
 
 
 @pytest.fixture(scope="module")
-def played(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def simulated(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """The command's folder and its JSON."""
     out = tmp_path_factory.mktemp("own")
     asked = ["--slo-ms", "300", "--cpu-scale", "0.015", "--policies", ",".join(POLICIES), "--json"]
@@ -62,8 +62,10 @@ def played(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     return out, json.loads(found.stdout)
 
 
-def test_all_policies_meet_the_same_requests_on_the_measured_machine(played: tuple[Path, list[dict[str, Any]]]) -> None:
-    _, runs = played
+def test_all_policies_meet_the_same_requests_on_the_measured_machine(
+    simulated: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    _, runs = simulated
     assert [one["policy"] for one in runs] == ["static", "hpa", "last-window", "smoe"]
     assert len({one["requests_sha256"] for one in runs}) == 1
     for one in runs:
@@ -73,9 +75,9 @@ def test_all_policies_meet_the_same_requests_on_the_measured_machine(played: tup
 
 
 def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(
-    played: tuple[Path, list[dict[str, Any]]], own: CustomPipeline
+    simulated: tuple[Path, list[dict[str, Any]]], own: CustomPipeline
 ) -> None:
-    out, _ = played
+    out, _ = simulated
     text = (out / "results.md").read_text()
     assert "Left out: faasconf, as minilm: faasconf: there are no weights of minilm" in text
     assert f"on the machine of the profile {own.profile_file.name}" in text and "modelled cluster" not in text
@@ -87,14 +89,14 @@ def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(
     assert np.allclose(np.diff(rows.column("end_s").to_pylist()), 2.0)
 
 
-def test_stored_runs_are_not_played_again_unless_pipeline_profile_or_scale_are_others(
-    played: tuple[Path, list[dict[str, Any]]],
+def test_stored_runs_are_not_simulated_again_unless_pipeline_profile_or_scale_are_others(
+    simulated: tuple[Path, list[dict[str, Any]]],
     grid: Grid,
     own: CustomPipeline,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    out, runs = played
+    out, runs = simulated
     monkeypatch.setattr(run, "run_policy", lambda *given: pytest.fail(f"{given[-1]} was played again"))
     again = evaluate(replace(grid, policies=("hpa", "smoe"), bound=False), out, workers=1)
     assert again == [one for one in runs if one["policy"] in ("hpa", "smoe")]
@@ -175,7 +177,7 @@ def test_a_traces_time_is_divided_by_the_speed(grid: Grid) -> None:
     assert other.source == f"{one.source}, 30 times as fast" and other.cv == one.cv
 
 
-def test_policies_that_plan_with_seconds_of_calls_plan_with_those_that_are_played(
+def test_policies_that_plan_with_seconds_of_calls_plan_with_those_that_are_simulated(
     grid: Grid, own: CustomPipeline, tmp_path: Path
 ) -> None:
     """A copied profile of the pipeline, elsewhere: what the policy is given is that file, unless told otherwise."""

@@ -72,23 +72,23 @@ def test_no_policy_that_keeps_the_slo_costs_less_than_the_bound(summaries: list[
             assert found["provisioned_over_bound"] >= 0
 
 
-def test_what_is_stored_is_not_played_again_but_another_grid_is(
+def test_what_is_stored_is_not_simulated_again_but_another_grid_is(
     grid: Grid, out: Path, summaries: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played: list[str] = []
+    simulated: list[str] = []
     real = episode.run_policy
 
     def counted(*given: Any) -> Any:
-        played.append(given[-1])
+        simulated.append(given[-1])
         return real(*given)
 
     monkeypatch.setattr(run, "run_policy", counted)
     assert evaluate(grid, out, workers=1) == summaries
-    assert played == []
+    assert simulated == []
     evaluate(replace(grid, policies=("static", "kpa"), seeds=(0,)), out, workers=1)
-    assert played == ["kpa"]
+    assert simulated == ["kpa"]
     evaluate(replace(grid, warm_up_windows=3, bound=False, seeds=(0,)), out / "other", workers=1)
-    assert played == ["kpa", "static", "hpa"]
+    assert simulated == ["kpa", "static", "hpa"]
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_every_result_says_what_its_seconds_are_of_and_shows_costs_and_decision_
     assert "measured_part" in paths.csv.read_text().splitlines()[0].split(",")
 
 
-def test_the_heading_says_how_bursty_was_played_what_a_pattern_is_named_for(
+def test_the_heading_states_how_bursty_the_replay_of_each_pattern_was(
     grid: Grid, summaries: list[dict[str, Any]]
 ) -> None:
     of_pattern = [{**run, "cv": 3.5 + run["seed"]} for run in summaries if run["policy"] != BOUND]
@@ -155,11 +155,11 @@ def test_every_window_is_in_a_table_with_its_costs_and_its_decisions_seconds(
     paths = write_report(grid, summaries, out)
     with paths.windows.open(newline="") as file:
         windows = list(csv.DictReader(file))
-    for played in (one for one in summaries if one["policy"] != BOUND):
-        own = [row for row in windows if (row["policy"], int(row["seed"])) == (played["policy"], played["seed"])]
-        assert len(own) == played["windows"]
-        assert sum(float(row["provisioned_experts"]) for row in own) == pytest.approx(played["provisioned_experts"])
-        assert sum(row["violated"] == "true" for row in own) == played["violated_windows"]
+    for simulated in (one for one in summaries if one["policy"] != BOUND):
+        own = [row for row in windows if (row["policy"], int(row["seed"])) == (simulated["policy"], simulated["seed"])]
+        assert len(own) == simulated["windows"]
+        assert sum(float(row["provisioned_experts"]) for row in own) == pytest.approx(simulated["provisioned_experts"])
+        assert sum(row["violated"] == "true" for row in own) == simulated["violated_windows"]
         assert all(float(row["decision_s"]) > 0 for row in own)
 
 
@@ -180,8 +180,8 @@ def test_runs_are_marked_that_want_more_than_the_papers_cluster(summaries: list[
     assert beyond_cluster(peaks, Capacity(500.0, 3e6)) == ["gpus"]
     marked = [{**run, "beyond_cluster": ["gpus"] * run["seed"]} for run in summaries]
     assert {(row.policy, row.beyond) for row in rows(marked)} == {("static", 1), ("hpa", 1)}
-    for played in (one for one in summaries if one["policy"] == "static"):
-        assert played["peak_cores"] + played["peak_gpus"] > 0 and played["peak_memory_mb"] > 0
+    for simulated in (one for one in summaries if one["policy"] == "static"):
+        assert simulated["peak_cores"] + simulated["peak_gpus"] > 0 and simulated["peak_memory_mb"] > 0
 
 
 def test_runs_that_answered_nothing_are_drawn_without_a_tail(
@@ -316,7 +316,7 @@ def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid, tm
         ({"warm_up_windows": 0}, "profile"),
     ],
 )
-def test_a_grid_that_cannot_be_played_is_refused_by_name(grid: Grid, change: dict[str, Any], word: str) -> None:
+def test_a_grid_that_cannot_be_simulated_is_refused_by_name(grid: Grid, change: dict[str, Any], word: str) -> None:
     with pytest.raises(EvaluationError, match=word):
         replace(grid, **change)
 
@@ -337,7 +337,7 @@ def test_the_command_says_what_is_wrong() -> None:
         assert found.exit_code == 2 and "no-such-folder" in found.output
 
 
-def test_runs_of_other_code_or_prices_are_played_anew_which_is_said_once(
+def test_runs_of_other_code_or_prices_are_simulated_again_which_is_logged_once(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = replace(grid, policies=("static",), bound=False)

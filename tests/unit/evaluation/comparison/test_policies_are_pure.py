@@ -58,7 +58,7 @@ def made(name: str) -> Policy:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_same_window_and_memory_give_the_same_wishes_whoever_is_asked(name: str) -> None:
+def test_the_same_window_and_memory_give_the_same_proposals_whoever_is_asked(name: str) -> None:
     workload = paper_workload("bert-4")
     requests = draw_requests(workload, poisson(10.0, 250), seed=1)
     start = workload.initial(configuration(1, memory_mb=1024, cpu_cores=4.0))

@@ -43,10 +43,10 @@ def around(load: WindowLoad) -> Deployments:
 
 def judged(load: WindowLoad, around: Deployments) -> Outcome:
     """The whole window, played."""
-    played = Replay(load.physics.workload, load.requests, load.window_s, load.window_s, 0)
+    simulated = Replay(load.physics.workload, load.requests, load.window_s, load.window_s, 0)
 
     def outcome(parameters: Parameters) -> tuple[float, float]:
-        cost, values = played.static(around.build(parameters))
+        cost, values = simulated.static(around.build(parameters))
         return cost, tail_s(values)
 
     return outcome
@@ -169,21 +169,21 @@ def test_the_tail_is_what_all_but_a_twentieth_of_the_windows_keep() -> None:
 
 def test_the_hpa_is_judged_by_what_it_pays_after_the_warm_up(load: WindowLoad, around: Deployments) -> None:
     """With equal bounds the HPA cannot move, so two of three windows cost the same as the static deployment's."""
-    played = Replay(load.physics.workload, load.requests, 1.0, 3.0, 1)
+    simulated = Replay(load.physics.workload, load.requests, 1.0, 3.0, 1)
     fixed = {function: found.with_replicas(2) for function, found in around.build({"anchor": 0}).items()}
-    cost, values = played.with_hpa(fixed, HpaSettings(min_replicas=2, max_replicas=2))
-    alone, same = played.static(fixed)
+    cost, values = simulated.with_hpa(fixed, HpaSettings(min_replicas=2, max_replicas=2))
+    alone, same = simulated.static(fixed)
     assert cost == pytest.approx(alone) and values == same and len(values) == 2
     free = HpaSettings(down_stabilisation_s=0.0, max_replicas=3)
-    assert played.with_hpa(fixed, free)[0] < cost
+    assert simulated.with_hpa(fixed, free)[0] < cost
 
 
 def test_both_meters_are_those_of_the_controller(load: WindowLoad, around: Deployments) -> None:
     fixed = {function: found.with_replicas(2) for function, found in around.build({"anchor": 0}).items()}
     still = HpaSettings(min_replicas=2, max_replicas=2)
     for meter in ("busy", "provisioned"):
-        played = Replay(load.physics.workload, load.requests, 1.0, 3.0, 0, meter)
-        assert played.static(fixed)[0] == pytest.approx(played.with_hpa(fixed, still)[0])
+        simulated = Replay(load.physics.workload, load.requests, 1.0, 3.0, 0, meter)
+        assert simulated.static(fixed)[0] == pytest.approx(simulated.with_hpa(fixed, still)[0])
 
 
 def test_plans_are_built_for_every_seed_from_one_search_and_not_searched_again(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from functions.memory import device_regions
 from functions.memory.device_regions import Copy, DeviceRegions, LendError
 from functions.memory.regions import RegionError, Regions
-from tests.doubles.played_gpu import PlayedMemory
+from tests.doubles.fake_gpu import FakeMemory
 
 CONTENT = bytes(range(100))
 A, B = "GPU-a", "GPU-b"
@@ -52,7 +52,7 @@ def fail_at(call: str, error: Exception) -> Callable[[str], None]:
 
 
 async def test_a_region_is_copied_once_for_all_who_ask_at_once_and_later(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
     found = await asyncio.gather(*(devices.lend("p/one", A) for _ in range(5)))
     found.append(await devices.lend("p/one", A))
@@ -63,7 +63,7 @@ async def test_a_region_is_copied_once_for_all_who_ask_at_once_and_later(tmp_pat
 
 
 async def test_each_gpu_has_a_copy_of_its_own(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
     one, other = await asyncio.gather(devices.lend("p/one", A), devices.lend("p/one", B))
     assert one.handle != other.handle
@@ -72,14 +72,14 @@ async def test_each_gpu_has_a_copy_of_its_own(tmp_path: Path) -> None:
 
 async def test_a_large_region_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_regions, "PIECE", 33)
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     await DeviceRegions(filled(tmp_path, "p/one"), memory).lend("p/one", A)
     assert memory.counts["write"] == 4
     assert next(iter(memory.files.values())).read_bytes() == CONTENT
 
 
 async def test_what_nobody_has_stays_for_the_next_worker_while_its_region_is_held(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
     first = await devices.lend("p/one", A)
     devices.give_back(first)
@@ -89,7 +89,7 @@ async def test_what_nobody_has_stays_for_the_next_worker_while_its_region_is_hel
 
 
 async def test_a_released_region_is_freed_with_its_last_lease_and_not_before(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
     first, second = await devices.lend("p/one", A), await devices.lend("p/one", A)
     devices.released("p/one")
@@ -103,7 +103,7 @@ async def test_a_released_region_is_freed_with_its_last_lease_and_not_before(tmp
 
 async def test_a_region_released_while_it_comes_is_freed_once_nobody_has_it(tmp_path: Path) -> None:
     go = threading.Event()
-    memory = PlayedMemory(tmp_path / "gpu", plan=lambda call: call == "write" and go.wait(10))
+    memory = FakeMemory(tmp_path / "gpu", plan=lambda call: call == "write" and go.wait(10))
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
     asking = asyncio.ensure_future(devices.lend("p/one", A))
     await asyncio.sleep(0)
@@ -115,8 +115,8 @@ async def test_a_region_released_while_it_comes_is_freed_once_nobody_has_it(tmp_
     assert (memory.counts["free"], memory.files) == (1, {})
 
 
-async def test_a_region_of_other_content_is_copied_anew(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+async def test_a_region_of_other_content_is_copied_again(tmp_path: Path) -> None:
+    memory = FakeMemory(tmp_path / "gpu")
     regions = filled(tmp_path, "p/one")
     devices = DeviceRegions(regions, memory)
     old = await devices.lend("p/one", A)
@@ -130,7 +130,7 @@ async def test_a_region_of_other_content_is_copied_anew(tmp_path: Path) -> None:
 
 
 async def test_where_room_is_needed_the_least_recently_lent_goes_first(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/1", "p/2", "p/3", "p/4"), memory, limit_bytes=300)
     first, second, third = [await devices.lend(f"p/{number}", A) for number in (1, 2, 3)]
     devices.give_back(first)
@@ -142,7 +142,7 @@ async def test_where_room_is_needed_the_least_recently_lent_goes_first(tmp_path:
 
 
 async def test_a_region_takes_whole_granules_and_the_limit_counts_them(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     memory.granule = 256
     devices = DeviceRegions(filled(tmp_path, "p/one", "p/two"), memory, limit_bytes=500)
     await devices.lend("p/one", A)
@@ -152,7 +152,7 @@ async def test_a_region_takes_whole_granules_and_the_limit_counts_them(tmp_path:
 
 
 async def test_what_is_lent_is_never_dropped_for_another(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/1", "p/2"), memory, limit_bytes=150)
     await devices.lend("p/1", A)
     with pytest.raises(LendError, match=r"p/2 takes 100 bytes of GPU-a; of the 150 .* 100 are lent"):
@@ -162,13 +162,13 @@ async def test_what_is_lent_is_never_dropped_for_another(tmp_path: Path) -> None
 
 
 async def test_two_that_fit_one_at_a_time_do_not_refuse_each_other(tmp_path: Path) -> None:
-    devices = DeviceRegions(filled(tmp_path, "p/1", "p/2"), PlayedMemory(tmp_path / "gpu"), limit_bytes=150)
+    devices = DeviceRegions(filled(tmp_path, "p/1", "p/2"), FakeMemory(tmp_path / "gpu"), limit_bytes=150)
     found = await asyncio.gather(devices.lend("p/1", A), devices.lend("p/2", A), return_exceptions=True)
     assert [type(one) for one in found] == [Copy, device_regions.DeviceFullError]
 
 
 async def test_a_gpu_that_is_full_gives_up_what_nobody_has(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu", room=250)
+    memory = FakeMemory(tmp_path / "gpu", room=250)
     devices = DeviceRegions(filled(tmp_path, "p/1", "p/2", "p/3"), memory)
     devices.give_back(await devices.lend("p/1", A))
     await devices.lend("p/2", A)
@@ -179,7 +179,7 @@ async def test_a_gpu_that_is_full_gives_up_what_nobody_has(tmp_path: Path) -> No
 
 
 async def test_what_is_not_held_or_has_no_allowed_name_is_not_lent(tmp_path: Path) -> None:
-    devices = DeviceRegions(filled(tmp_path), PlayedMemory(tmp_path / "gpu"))
+    devices = DeviceRegions(filled(tmp_path), FakeMemory(tmp_path / "gpu"))
     with pytest.raises(LendError, match="p/none is not in the memory of this node"):
         await devices.lend("p/none", A)
     with pytest.raises(RegionError, match="PIPELINE/FILE"):
@@ -187,8 +187,8 @@ async def test_what_is_not_held_or_has_no_allowed_name_is_not_lent(tmp_path: Pat
 
 
 @pytest.mark.parametrize("call", ["write", "handle"])
-async def test_a_copy_that_fails_is_told_to_all_and_leaves_nothing(tmp_path: Path, call: str) -> None:
-    memory = PlayedMemory(tmp_path / "gpu", plan=fail_at(call, LendError("cudaMemcpy: unknown error")))
+async def test_a_copy_that_fails_is_reported_to_all_and_leaves_nothing(tmp_path: Path, call: str) -> None:
+    memory = FakeMemory(tmp_path / "gpu", plan=fail_at(call, LendError("cudaMemcpy: unknown error")))
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
     found = await asyncio.gather(*(devices.lend("p/one", A) for _ in range(3)), return_exceptions=True)
     assert [str(one) for one in found] == ["cudaMemcpy: unknown error"] * 3
@@ -197,29 +197,29 @@ async def test_a_copy_that_fails_is_told_to_all_and_leaves_nothing(tmp_path: Pat
     await devices.lend("p/one", A)
 
 
-async def test_a_gpu_that_hangs_is_told_and_nobody_waits(tmp_path: Path) -> None:
-    go, told = threading.Event(), list[str]()
-    memory = PlayedMemory(tmp_path / "gpu", plan=lambda call: go.wait(10))
-    devices = DeviceRegions(filled(tmp_path, "p/one"), memory, on_lost=told.append, call_s=0.05)
+async def test_a_gpu_that_hangs_is_reported_and_nobody_waits(tmp_path: Path) -> None:
+    go, reported = threading.Event(), list[str]()
+    memory = FakeMemory(tmp_path / "gpu", plan=lambda call: go.wait(10))
+    devices = DeviceRegions(filled(tmp_path, "p/one"), memory, on_lost=reported.append, call_s=0.05)
     with pytest.raises(LendError, match=r"within 0\.05 s"):
         await devices.lend("p/one", A)
     with pytest.raises(LendError, match="stops"):
         await devices.lend("p/one", A)
     go.set()
-    assert told == ["a GPU did not answer the weights manager within 0.05 s"]
+    assert reported == ["a GPU did not answer the weights manager within 0.05 s"]
 
 
-async def test_a_gpu_that_is_gone_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gpu_that_is_gone_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_regions, "CHECK_S", 0.001)
-    told: list[str] = []
-    memory = PlayedMemory(tmp_path / "gpu", plan=fail_at("check", LendError("cudaMemset: device unavailable")))
+    reported: list[str] = []
+    memory = FakeMemory(tmp_path / "gpu", plan=fail_at("check", LendError("cudaMemset: device unavailable")))
     async with asyncio.timeout(100):
-        await DeviceRegions(filled(tmp_path), memory, on_lost=told.append).watch()
-    assert told == ["cudaMemset: device unavailable"]
+        await DeviceRegions(filled(tmp_path), memory, on_lost=reported.append).watch()
+    assert reported == ["cudaMemset: device unavailable"]
 
 
 async def test_nothing_is_freed_when_the_manager_ends(tmp_path: Path) -> None:
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(filled(tmp_path, "p/one"), memory)
     copy = await devices.lend("p/one", A)
     devices.released("p/one")
@@ -242,7 +242,7 @@ def test_whatever_happens_lent_memory_is_there_and_the_limit_holds(
     folder = tmp_path_factory.mktemp("devices")
 
     async def story() -> None:
-        memory = PlayedMemory(folder / "gpu")
+        memory = FakeMemory(folder / "gpu")
         regions = filled(folder, *(f"p/{number}" for number in range(4)))
         devices = DeviceRegions(regions, memory, limit_bytes=250)
         lent: list[Copy] = []

@@ -22,7 +22,7 @@ from functions.memory import lending
 from functions.memory.device_regions import DeviceRegions
 from functions.memory.lending import Lending
 from functions.memory.regions import Regions
-from tests.doubles.played_gpu import PlayedMemory
+from tests.doubles.fake_gpu import FakeMemory
 from tests.unit.functions.memory.test_device_regions import A, filled
 
 QUESTION = leases.ask("p/one", A)
@@ -31,7 +31,7 @@ QUESTION = leases.ask("p/one", A)
 @dataclass
 class Node:
     folder: Path
-    memory: PlayedMemory
+    memory: FakeMemory
     devices: DeviceRegions
     lending: Lending
 
@@ -77,7 +77,7 @@ async def lease(node: Node) -> socket.socket:
 @asynccontextmanager
 async def lends(tmp_path: Path, folder: str = "node", **options: float) -> AsyncIterator[Node]:
     regions = filled(tmp_path, "p/one") if folder == "node" else Regions(tmp_path / folder)
-    memory = PlayedMemory(tmp_path / "gpu")
+    memory = FakeMemory(tmp_path / "gpu")
     devices = DeviceRegions(regions, memory)
     lending = Lending(regions.folder, devices, **options)  # type: ignore[arg-type]
     lending.start()
@@ -193,7 +193,7 @@ async def test_a_request_that_cannot_be_met_gets_a_sentence_and_harms_nobody(
         assert leases.lent(await node.say(QUESTION)).nbytes == 100
 
 
-async def test_who_says_nothing_is_told_so_and_cut_off(tmp_path: Path) -> None:
+async def test_a_silent_client_gets_an_answer_and_is_cut_off(tmp_path: Path) -> None:
     async with lends(tmp_path, ask_s=0.02) as node:
         assert "no request came within 0.02 s" in json.loads(await node.say(QUESTION[:5]))["error"]
 

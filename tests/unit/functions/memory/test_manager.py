@@ -203,7 +203,7 @@ async def test_every_path_takes_the_token(tmp_path: Path) -> None:
             assert (await call(one.address, path, {}, "wrong"))[0] == 401
 
 
-async def test_regions_are_held_told_and_released_over_http(tmp_path: Path) -> None:
+async def test_regions_are_held_reported_and_released_over_http(tmp_path: Path) -> None:
     async with node(tmp_path, "a") as one:
         asked = {"name": REGION.name, "bytes": REGION.nbytes, "sha256": REGION.sha256, "peer": None}
         status, found = await call(one.address, "/hold", {"regions": [asked]}, "secret")

@@ -24,13 +24,13 @@ def wanted(*names: str) -> frozenset[str]:
     return frozenset(f"p/{name}" for name in names)
 
 
-def told(plan: MovePlan) -> list[tuple[str, str, str, str]]:
+def reported(plan: MovePlan) -> list[tuple[str, str, str, str]]:
     return [(step.node, step.region[2:], step.source, step.peer) for step in plan.steps]
 
 
 def test_what_is_there_is_reused_what_a_peer_has_is_copied_and_only_the_rest_is_read() -> None:
     plan = plan_move({"x": node("a", "b"), "y": node()}, {"x": wanted("a"), "y": wanted("b", "c")}, SIZES)
-    assert told(plan) == [("x", "a", "reuse", ""), ("y", "b", "peer", "x"), ("y", "c", "disk", "")]
+    assert reported(plan) == [("x", "a", "reuse", ""), ("y", "b", "peer", "x"), ("y", "c", "disk", "")]
     assert plan.release == {"x": ("p/b",)}
     assert [step.end_s for step in plan.steps] == [0.0, 5.0, 15.0]
     assert (plan.predicted_s, plan.nbytes("peer"), plan.nbytes("disk"), plan.nbytes("reuse")) == (15.0, 50, 10, 0)
@@ -38,13 +38,13 @@ def test_what_is_there_is_reused_what_a_peer_has_is_copied_and_only_the_rest_is_
 
 def test_a_region_that_nobody_holds_is_read_by_the_fastest_disk_and_copied_from_there() -> None:
     plan = plan_move({"x": node(), "y": node(disk=5.0)}, {"x": wanted("a"), "y": wanted("a")}, SIZES)
-    assert told(plan) == [("y", "a", "disk", ""), ("x", "a", "peer", "y")]
+    assert reported(plan) == [("y", "a", "disk", ""), ("x", "a", "peer", "y")]
     assert plan.steps[1].begin_s == plan.steps[0].end_s == 20.0
 
 
 def test_without_peers_everything_is_read() -> None:
     plan = plan_move({"x": node("a"), "y": node()}, {"x": wanted("a"), "y": wanted("a")}, SIZES, peers=False)
-    assert told(plan) == [("x", "a", "reuse", ""), ("y", "a", "disk", "")]
+    assert reported(plan) == [("x", "a", "reuse", ""), ("y", "a", "disk", "")]
 
 
 def test_what_was_broken_off_is_gone_on_with() -> None:

@@ -68,7 +68,7 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
         gather(tmp_path)
 
 
-def test_a_machine_without_texts_to_train_on_is_told_what_to_install(
+def test_a_machine_without_texts_to_train_on_is_reported_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("moe.distil.texts.default_folder", lambda: None)

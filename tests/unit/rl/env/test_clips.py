@@ -82,7 +82,7 @@ def test_windows_may_have_another_length() -> None:
 
 
 @pytest.mark.parametrize(("layers", "experts"), [(2, 3), (6, 16), (15, 4)])
-def test_a_resized_pipeline_has_that_many_layers_and_experts_and_can_be_played(layers: int, experts: int) -> None:
+def test_a_resized_pipeline_has_that_many_layers_and_experts_and_can_be_simulated(layers: int, experts: int) -> None:
     made = resized(paper_workload("b2b-4"), layers, experts, seed=1)
     assert made.topology.layers == layers and len(made.experts) == layers * experts
     assert made.slo_s == pytest.approx(0.12 * layers / 24) and len(made.segments) == layers + 1

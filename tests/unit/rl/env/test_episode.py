@@ -23,7 +23,7 @@ from tests.unit.rl.env.builders import REFERENCE, START, drawn, episode, request
 Actions = NDArray[np.int16]
 
 
-def played(one: Episode, seed: int) -> list[Actions]:
+def simulated(one: Episode, seed: int) -> list[Actions]:
     """Random actions until the end; what was ordered in each window."""
     rng, ordered = np.random.default_rng(seed), []
     while one.windows_left:
@@ -51,7 +51,7 @@ def loop(ordered: Sequence[Actions], one: Episode) -> list[Step]:
     return simulate_policy(simulation, policy, limits_of(workload()), window_s=30.0, until_s=150.0)
 
 
-def test_an_episode_plays_what_the_controller_s_loop_plays() -> None:
+def test_an_episode_simulates_what_the_controller_s_loop_simulates() -> None:
     one = episode()
     outcomes, states, rng, ordered = [one.outcome], [one.state()], np.random.default_rng(1), []
     while one.windows_left:
@@ -77,7 +77,7 @@ def test_an_episode_plays_what_the_controller_s_loop_plays() -> None:
 def test_equal_seeds_and_actions_give_equal_episodes_and_other_seeds_do_not() -> None:
     first, second, other = episode(seed=5), episode(seed=5), episode(seed=6)
     for one in (first, second, other):
-        played(one, 2)
+        simulated(one, 2)
     np.testing.assert_array_equal(first.state().experts, second.state().experts)
     assert first.outcome.p95_s == second.outcome.p95_s != other.outcome.p95_s
 
@@ -184,7 +184,7 @@ def test_too_short_an_episode_is_refused() -> None:
         episode(40.0)
 
 
-def test_positions_off_the_lattice_are_refused() -> None:
+def test_positions_off_the_space_are_refused() -> None:
     one = episode(60.0)
     wrong = one.state().present.copy()
     wrong[0, 0, 2] = 8

@@ -109,7 +109,7 @@ def test_linear_numbers_stay_as_they_are(name: str, value: float) -> None:
     assert of_node(state, name) == pytest.approx(value, rel=1e-6)
 
 
-def test_the_dearest_replica_of_the_space_has_the_price_one() -> None:
+def test_the_most_expensive_replica_of_the_space_has_the_price_one() -> None:
     found = encoder()
     most_expensive = max(
         PRICES.unit_per_s(one) for one in (Configuration(10240, 6, 0, 1, 1), Configuration(10240, 0, 1, 1, 1))
@@ -198,7 +198,7 @@ def test_encoding_is_pure_and_remembers_at_most_thirty_windows() -> None:
     np.testing.assert_array_equal(again.pipeline, state.pipeline)
 
 
-def test_pipelines_that_differ_in_speed_alone_look_alike() -> None:
+def test_pipelines_that_differ_in_speed_alone_look_the_same() -> None:
     """All seconds ten times as long, as many calls in a window: the same state."""
     slow = Encoder(
         topology(),

@@ -121,7 +121,7 @@ def moved(report: TickReport, by_s: float, **more: Any) -> TickReport:
     return replace(report, observation=replace(seen, start_s=seen.start_s + by_s, end_s=seen.end_s + by_s, **more))
 
 
-def test_every_expert_gets_a_wish_with_the_pointer_s_weight_and_score_and_nothing_else_does() -> None:
+def test_every_expert_gets_a_proposal_with_the_pointer_s_weight_and_score_and_nothing_else_does() -> None:
     steps = episode_of(LearntPolicy(Scripted(), made_encoder()))
     decisions = steps[0].report.decisions
     assert {decision.function for decision in decisions} == {node.function for node in workload().experts}

@@ -100,7 +100,7 @@ def test_old_data_is_not_decided_on(pipeline: Pipeline, observe: Observe) -> Non
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0, 1e7), st.floats(0, 1e4), st.floats(0, 10))
-def test_wishes_are_in_the_space_and_keep_eq_2(seed: int, peak: float, load_per_s: float, latency_s: float) -> None:
+def test_proposals_are_in_the_space_and_keep_eq_2(seed: int, peak: float, load_per_s: float, latency_s: float) -> None:
     workload = paper_workload("bert-4")
     limits = limits_of(workload)
     chosen = FaasconfPolicy(agent(seed), Pipeline(workload.topology, limits, 0.08)).propose(

@@ -133,10 +133,10 @@ def test_windows_with_branches_come_in_pairs_of_the_same_state(tmp_path: Path) -
     factors = set()
     for draw in range(10):
         samples = again.sample(8, draw=draw)
-        played, branch = samples.pairs.unbind(-1)
+        simulated, branch = samples.pairs.unbind(-1)
         assert samples.simulated.tolist() == [True] * 4 + [False] * 4
-        assert torch.equal(samples.observations.experts[played], samples.observations.experts[branch])
-        factors |= {round(float(one)) for one in samples.p95[branch] / samples.p95[played]}
+        assert torch.equal(samples.observations.experts[simulated], samples.observations.experts[branch])
+        factors |= {round(float(one)) for one in samples.p95[branch] / samples.p95[simulated]}
         assert torch.equal(samples.p95, buffer.sample(8, draw=draw).p95)
     assert factors == {10, 100}
 

@@ -37,7 +37,7 @@ def settings_of(own: CustomPipeline) -> TrainingSettings:
 
 
 @pytest.mark.slow
-def test_windows_of_ones_own_pipeline_are_played_and_kept(own: CustomPipeline) -> None:
+def test_windows_of_a_custom_pipeline_are_simulated_and_kept(own: CustomPipeline) -> None:
     learner = agent()
     rounds = Rounds(settings_of(own), learner, NO_TRACES)
     tally = rounds.run(0, teach=True)
@@ -65,7 +65,7 @@ def test_cost_is_counted_in_what_ones_own_load_costs(own: CustomPipeline) -> Non
     )
 
 
-def test_validation_plays_ones_own_clips(own: CustomPipeline, tmp_path: Path) -> None:
+def test_validation_simulates_a_custom_pipelines_clips(own: CustomPipeline, tmp_path: Path) -> None:
     validator = Validator(settings_of(own), tmp_path, NO_TRACES)
     found = validator.judge(lambda episodes, states: [state.present for state in states])
     assert {(clip.workload, clip.pattern) for clip in found.clips} == {
@@ -90,12 +90,12 @@ def test_a_faster_clip_has_the_same_arrivals_in_less_time() -> None:
         ({"speed": float("nan")}, "speed is nan"),
     ],
 )
-def test_refuses_ones_own_pipeline_with_a_sentence(changes: dict[str, Any], says: str) -> None:
+def test_refuses_a_custom_pipeline_with_a_sentence(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(CustomPipelineError, match=says):
         CustomPipeline(**{"folder": "somewhere", "slo_ms": 100.0} | changes)
 
 
-def test_settings_with_ones_own_pipeline_come_back_from_json(own: CustomPipeline) -> None:
+def test_settings_with_a_custom_pipeline_come_back_from_json(own: CustomPipeline) -> None:
     settings = settings_of(own)
     assert TrainingSettings.from_json(json.loads(json.dumps(settings.as_json()))) == settings
 

@@ -44,9 +44,9 @@ def learnt(learner: LearnerSettings, windows: int, seed: int = 0) -> PipelineDDP
         world.TinyEpisode(windows // 8, np.random.default_rng((seed, episode_number))) for episode_number in range(8)
     ]
     for row in simulate_all(episodes, explore):
-        for played in row:
+        for simulated in row:
             agent.replay_buffer.add(
-                world.window(world.loads_of(played.state), played.outcome.executed, played.following)
+                world.window(world.loads_of(simulated.state), simulated.outcome.executed, simulated.following)
             )
             agent.num_timesteps += 1
         agent.progress(agent.num_timesteps / windows)

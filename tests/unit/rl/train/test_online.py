@@ -117,15 +117,15 @@ def test_the_command_leaves_the_run_as_it_is_and_writes_an_actor_that_says_what_
     encoder, start = logged[1], GPU_STARTS[0]
     a_start = start.replicas * encoder.prices.unit_per_s(start)
     assert found["ran_per_hour"] == pytest.approx(3600 * a_start * int(encoder.configuration_index.mask.sum()))
-    assert found["before_per_hour"] == pytest.approx(_mean_wish(agent(), *logged))
+    assert found["before_per_hour"] == pytest.approx(_mean_proposal(agent(), *logged))
     tuned = agent()
     tuned.actor.network.load_state_dict(load(out).state_dict())
-    assert found["after_per_hour"] == pytest.approx(_mean_wish(tuned, *logged))
-    told = CliRunner().invoke(cli, command, catch_exceptions=False).stdout
-    assert "learnt from 5 windows of bert-4, 2 updates" in told and "nothing was tried" in told
+    assert found["after_per_hour"] == pytest.approx(_mean_proposal(tuned, *logged))
+    reported = CliRunner().invoke(cli, command, catch_exceptions=False).stdout
+    assert "learnt from 5 windows of bert-4, 2 updates" in reported and "nothing was tried" in reported
 
 
-def _mean_wish(of: PipelineDDPG, folder: Path, encoder: Encoder) -> float:
+def _mean_proposal(of: PipelineDDPG, folder: Path, encoder: Encoder) -> float:
     """Currency an hour, by the policy that the controller runs."""
     policy, memory, costs = LearntPolicy(of.actor.network, encoder), None, []
     seen = [tick.observation for tick in ticks(folder)]

@@ -103,7 +103,7 @@ EXPERT = "m-expert-0-0"
 """The only one of :func:`one_expert`."""
 
 
-def play(
+def simulate(
     simulation: Simulation, until_s: Sequence[float], orders: Sequence[Order] = ()
 ) -> tuple[NDArray[np.float64], list[Window]]:
     """Advance window by window, giving the orders of each moment; returns latencies (NaN: not answered), windows."""

@@ -10,7 +10,7 @@ from benchmarks.simulator.oracle import PipelineModel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
-from tests.unit.simulation.engine.builders import Arithmetic, Order, configuration, initial, play, workload
+from tests.unit.simulation.engine.builders import Arithmetic, Order, configuration, initial, simulate, workload
 
 SPAN_S, WINDOW_S = 12.0, 1.5
 
@@ -51,7 +51,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     orders += [(SPAN_S, function, configuration(4, cpu_cores=6.0)) for function in functions]
     simulation = Simulation(found, requests, initial(found), seed=seed)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
-    latency, _ = play(simulation, [float(moment) for moment in windows], orders)
+    latency, _ = simulate(simulation, [float(moment) for moment in windows], orders)
     oracle = PipelineModel(found, requests, initial(found), orders, seed)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
@@ -64,8 +64,8 @@ def test_threads_change_nothing(threads: int) -> None:
     found = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
     requests = draw_requests(found, np.cumsum(np.random.default_rng(5).exponential(0.01, 500)), seed=5)
     moments = [*np.arange(0.25, 8.0, 0.25), 300.0]
-    alone, _ = play(Simulation(found, requests, initial(found)), moments)
-    shared, _ = play(Simulation(found, requests, initial(found), threads=threads), moments)
+    alone, _ = simulate(Simulation(found, requests, initial(found)), moments)
+    shared, _ = simulate(Simulation(found, requests, initial(found), threads=threads), moments)
     assert alone.tobytes() == shared.tobytes() and not np.isnan(alone).any()
 
 
@@ -74,7 +74,7 @@ def test_the_comparison_notices_a_wrong_rule() -> None:
     found = workload((3, 2))
     arrivals = np.cumsum(np.random.default_rng(0).exponential(0.01, 300))
     requests = draw_requests(found, arrivals, seed=0)
-    latency, _ = play(Simulation(found, requests, initial(found)), [1000.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [1000.0])
     oracle = PipelineModel(found, requests, initial(found, configuration(concurrency=3)))
     oracle.run()
     assert np.abs(latency - (oracle.answered_s - arrivals)).max() > 1e-3
@@ -85,7 +85,9 @@ def test_how_time_is_cut_into_windows_changes_nothing(window_s: float) -> None:
     found = workload((3, 2), Arithmetic(power=0.5, scatter=Noise.lognormal(0.5)))
     arrivals = np.cumsum(np.random.default_rng(5).exponential(0.03, 300))
     requests = draw_requests(found, arrivals, seed=5)
-    whole, _ = play(Simulation(found, requests, initial(found)), [200.0])
-    parts, _ = play(Simulation(found, requests, initial(found)), list(np.arange(window_s, 200.0 + window_s, window_s)))
+    whole, _ = simulate(Simulation(found, requests, initial(found)), [200.0])
+    parts, _ = simulate(
+        Simulation(found, requests, initial(found)), list(np.arange(window_s, 200.0 + window_s, window_s))
+    )
     assert not np.isnan(whole).any()
     assert np.abs(whole - parts).max() <= 1e-9

@@ -31,9 +31,9 @@ from tests.unit.simulation.engine.builders import (
     initial,
     limited_orders,
     one_expert,
-    play,
     poisson,
     random_limited,
+    simulate,
     workload,
 )
 
@@ -74,7 +74,7 @@ def test_agrees_with_the_event_driven_model_while_standbys_come_and_go(seed: int
     start = with_standbys(initial(pipeline), bursts)
     simulation = Simulation(pipeline, requests, start, seed=seed, bursts=settings)
     moments = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
-    latency, _ = play(simulation, [float(moment) for moment in moments], orders)
+    latency, _ = simulate(simulation, [float(moment) for moment in moments], orders)
     oracle = PipelineModel(pipeline, requests, start, orders, seed, settings)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
@@ -86,8 +86,8 @@ def test_standbys_that_are_never_wanted_change_nothing() -> None:
     pipeline = workload((3, 2), Arithmetic(scatter=Noise.lognormal(0.3)))
     requests = draw_requests(pipeline, poisson(20, 300), seed=1)
     none = with_standbys(initial(pipeline), {node.function: Burst(0) for node in pipeline.experts})
-    without, _ = play(Simulation(pipeline, requests, initial(pipeline)), [10.0, 40.0])
-    with_none, windows = play(Simulation(pipeline, requests, none), [10.0, 40.0])
+    without, _ = simulate(Simulation(pipeline, requests, initial(pipeline)), [10.0, 40.0])
+    with_none, windows = simulate(Simulation(pipeline, requests, none), [10.0, 40.0])
     assert np.array_equal(without, with_none)
     assert not any(window.activated_s.any() for window in windows)
 
@@ -102,7 +102,7 @@ def test_four_requests_at_once_find_three_standbys_before_the_layer() -> None:
     def latencies(activation_s: float, standbys: bool = True) -> list[float]:
         settings = BurstSettings(activation_s, {EXPERT: 1.0})
         quick = {**start, **{node.function: configuration(4, cpu_cores=1e6) for node in pipeline.segments}}
-        found, _ = play(
+        found, _ = simulate(
             Simulation(pipeline, requests, with_standbys(quick, burst if standbys else {}), bursts=settings), [20.0]
         )
         return sorted(np.round(found, 6).tolist())
@@ -114,14 +114,14 @@ def test_four_requests_at_once_find_three_standbys_before_the_layer() -> None:
     assert without == pytest.approx([1.0, 2.0, 3.0, 4.0], abs=1e-4)
 
 
-def test_activated_seconds_are_those_from_the_first_to_the_last_wish_and_the_hold() -> None:
+def test_activated_seconds_are_those_from_the_first_to_the_last_request_for_it_and_the_hold() -> None:
     """Two requests in one second want one standby from 2.5 s on; it is held 3 s: 2.5 to 5.5 s, over two windows."""
     pipeline, requests = one_expert([2.0, 2.5, 9.0], [1, 1, 1], Arithmetic(token_s=0.1))
     burst = Burst(2, headroom=1.0, spare=0.0, hold_s=3.0, look_back_s=1.0)
     start, settings = with_standbys(initial(pipeline), {EXPERT: burst}), BurstSettings(0.1, {EXPERT: 1.0})
     simulation = Simulation(pipeline, requests, start, bursts=settings)
     node = simulation.index[EXPERT]
-    _, windows = play(simulation, [4.0, 8.0, 12.0])
+    _, windows = simulate(simulation, [4.0, 8.0, 12.0])
     assert [float(window.activated_s[node]) for window in windows] == pytest.approx([1.5, 1.5, 0.0])
     assert [int(window.replicas["ready"][node]) for window in windows] == [1, 1, 1], "standbys are counted apart"
 
@@ -131,7 +131,7 @@ def test_without_given_seconds_the_windows_before_are_measured() -> None:
     burst = {EXPERT: Burst(6, hold_s=1.0)}
     simulation = Simulation(pipeline, requests, with_standbys(initial(pipeline), burst))
     node = simulation.index[EXPERT]
-    _, windows = play(simulation, [10.0, 20.0, 30.0])
+    _, windows = simulate(simulation, [10.0, 20.0, 30.0])
     assert windows[0].activated_s[node] == 0, "nothing is known yet"
     assert windows[1].activated_s[node] > 0
 

@@ -24,9 +24,9 @@ from tests.unit.simulation.engine.builders import (
     initial,
     limited_orders,
     one_expert,
-    play,
     poisson,
     random_limited,
+    simulate,
     workload,
 )
 from tests.unit.simulation.engine.host_oracle import HostModel
@@ -38,7 +38,7 @@ NOTHING = Host(cores=1e6, start_s=1e-300, send_s=1e-300, receive_s=1e-300, answe
 def test_a_pass_takes_its_calls_and_every_bit_of_the_ingress() -> None:
     host = Host(cores=4, start_s=0.01, send_s=0.002, receive_s=0.003, answer_s=0.04, token_s=0.0001)
     found, requests = one_expert([0.0], [10], Limited(base_s=0.1, token_s=0.0, alone_use=1.0), host=host)
-    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [9.0])
     assert latency[0] == pytest.approx(0.01 + 3 * (0.1 + 0.002 + 0.003 + 20 * 0.0001) + 0.04, abs=1e-12)
 
 
@@ -46,7 +46,7 @@ def test_the_ingress_serves_in_line() -> None:
     """The second request comes while the first is begun, so the first's call is sent after the second was begun."""
     host = Host(cores=4, start_s=1.0, send_s=1e-9, receive_s=1e-9, answer_s=1e-9)
     found, requests = one_expert([0.0, 0.5], [1, 1], Arithmetic(1e-9, 1e-9), host=host)
-    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [9.0])
     assert latency == pytest.approx([2.0, 1.5], abs=1e-6)
 
 
@@ -54,7 +54,7 @@ def test_what_lies_before_the_ingress_is_a_line_too_and_uses_a_core() -> None:
     """The second request waits behind the first's way there; each way is half a second, at one core for everything."""
     host = replace(NOTHING, front_s=1.0)
     found, requests = one_expert([0.0, 0.2], [1, 1], Arithmetic(1e-9, 1e-9), host=host)
-    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [9.0])
     assert latency == pytest.approx([1.5, 1.8], abs=1e-6)
 
 
@@ -64,7 +64,7 @@ def test_the_front_of_one_request_slows_down_the_calls_of_another() -> None:
     the core with the second's first call."""
     host = replace(NOTHING, cores=1.0, front_s=1.0)
     found, requests = one_expert([0.0, 3.2], [1, 1], Limited(base_s=1.0, token_s=1e-9, alone_use=1.0), host=host)
-    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [60.0])
     assert latency[0] == pytest.approx(5.0, abs=1e-6)
 
 
@@ -73,7 +73,7 @@ def test_calls_take_longer_while_requests_meet() -> None:
     host = replace(NOTHING, overlap=(1.5,))
     model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0)
     found, requests = one_expert([0.0, 2.0], [1, 1], model, host=host)
-    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [60.0])
     assert latency == pytest.approx([3.5, 3.5], abs=1e-6)
 
 
@@ -83,14 +83,14 @@ def test_requests_take_longer_the_longer_ago_the_last_answer_is() -> None:
     host = replace(NOTHING, idle=((0.0, 1.0), (1.0, 2.0)))
     model = Limited(base_s=1.0, token_s=1e-9, alone_use=1.0)
     found, requests = one_expert([0.0, 6.5, 20.0, 26.1], [1, 1, 1, 1], model, host=host)
-    latency, _ = play(Simulation(found, requests, initial(found)), [60.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [60.0])
     assert latency == pytest.approx([6.0, 4.5, 6.0, 3.3], abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "idle", [((0.2, 1.0), (0.1, 1.0)), ((0.1, 1.0), (0.1, 1.1)), ((0.1, 0.0),), ((0.1, math.inf),)]
 )
-def test_what_a_pause_does_is_told_by_ascending_seconds_and_times_above_nothing(
+def test_the_effect_of_an_idle_gap_is_given_by_ascending_seconds_and_times_above_nothing(
     idle: tuple[tuple[float, float], ...],
 ) -> None:
     with pytest.raises(ValueError, match="its seconds ascend and its times are above 0"):
@@ -104,7 +104,7 @@ def test_replicas_share_the_cores_and_who_wants_less_gets_it_all() -> None:
     found = workload((3,), model, hop_s=0.0, request_s=0.0, top_k=3, host=host)
     requests = draw_requests(found, [0.0], seed=0, tokens=[4])
     start = {**initial(found), EXPERT: configuration(1, cpu_cores=0.2)}
-    _, windows = play(Simulation(found, requests, start), [40.0])
+    _, windows = simulate(Simulation(found, requests, start), [40.0])
     meter = windows[0].meter[2:]
     assert meter[:, kernel.BUSY_S] == pytest.approx([5.0, 1 / 0.9, 1 / 0.9], abs=1e-3)
     assert meter[:, kernel.CPU_S] == pytest.approx([1.0] * 3, abs=1e-6)
@@ -130,8 +130,8 @@ def test_a_machine_with_room_and_an_ingress_without_work_is_what_the_stages_are(
     start = initial(found, configuration(2, cpu_cores=0.3))
     moments = [float(moment) for moment in [*np.arange(window_s, 20, window_s), 500.0]]
     orders = [(moments[0], "m-expert-0-1", configuration(3, cpu_cores=0.6)), (moments[2], EXPERT, configuration(1))]
-    apart, by_stage = play(Simulation(found, requests, start), moments, orders)
-    together, at_once = play(Simulation(replace(found, host=NOTHING), requests, start), moments, orders)
+    apart, by_stage = simulate(Simulation(found, requests, start), moments, orders)
+    together, at_once = simulate(Simulation(replace(found, host=NOTHING), requests, start), moments, orders)
     assert np.abs(apart - together).max() <= 1e-9
     columns = [kernel.CALLS, kernel.TOKENS, kernel.SERVED_S, kernel.WAITED_S, kernel.BUSY_S, kernel.PEAK, kernel.FLIGHT]
     for one, other in zip(by_stage, at_once, strict=True):
@@ -160,7 +160,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> No
     orders = limited_orders(generator, functions, gpu=0.0)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 4000.0]
     start = initial(found, configuration(cpu_cores=0.5))
-    latency, _ = play(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
+    latency, _ = simulate(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
     oracle = HostModel(found, requests, start, orders, seed)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals
@@ -174,8 +174,8 @@ def test_how_time_is_cut_into_windows_changes_nothing() -> None:
     )
     requests = draw_requests(found, poisson(20, 300, 5), seed=5)
     start = initial(found, configuration(2, cpu_cores=0.4))
-    whole, _ = play(Simulation(found, requests, start), [400.0])
-    parts, _ = play(Simulation(found, requests, start), [float(moment) for moment in np.arange(0.3, 400.0, 0.3)])
+    whole, _ = simulate(Simulation(found, requests, start), [400.0])
+    parts, _ = simulate(Simulation(found, requests, start), [float(moment) for moment in np.arange(0.3, 400.0, 0.3)])
     assert not np.isnan(whole).any() and np.abs(whole - parts).max() <= 1e-9
 
 

@@ -16,22 +16,22 @@ from tests.unit.simulation.engine.builders import (
     configuration,
     initial,
     one_expert,
-    play,
     poisson,
+    simulate,
     workload,
 )
 
 
 def test_one_request_alone_takes_the_sum_of_its_calls() -> None:
     found, requests = one_expert([1.0], [10], Arithmetic(base_s=0.002, token_s=0.001))
-    latency, _ = play(Simulation(found, requests, initial(found)), [5.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [5.0])
     assert latency[0] == pytest.approx(3 * (0.002 + 0.010), abs=1e-12)
 
 
 def test_ingress_work_and_hops_are_added_between_stages() -> None:
     found = workload((1, 1), request_s=0.5, hop_s=0.25)
     requests = draw_requests(found, [0.0], seed=0, tokens=[1])
-    latency, _ = play(Simulation(found, requests, initial(found)), [9.0])
+    latency, _ = simulate(Simulation(found, requests, initial(found)), [9.0])
     assert latency[0] == pytest.approx(0.5 + 5 * 0.002 + 4 * 0.25, abs=1e-12)
 
 
@@ -71,7 +71,7 @@ def test_the_mean_of_a_single_server_queue_is_its_formula(concurrency: int, powe
     start = {f: configuration(40, concurrency=64) for f in initial(found)}
     start["m-expert-0-0"] = configuration(1, concurrency=concurrency)
     simulation = Simulation(found, requests, start, most_calls=64)
-    _, windows = play(simulation, [count / rate + 100])
+    _, windows = simulate(simulation, [count / rate + 100])
     expert = windows[0].meter[2]
     mean = expert[kernel.LATENCY_S] / expert[kernel.CALLS]
     assert mean == pytest.approx(1 / (1 / mean_s - rate), rel=0.04)
@@ -79,7 +79,7 @@ def test_the_mean_of_a_single_server_queue_is_its_formula(concurrency: int, powe
 
 def test_more_replicas_than_calls_never_queue() -> None:
     found, requests = one_expert(poisson(20, 400), np.full(400, 5))
-    _, windows = play(Simulation(found, requests, {f: configuration(60) for f in initial(found)}), [60.0])
+    _, windows = simulate(Simulation(found, requests, {f: configuration(60) for f in initial(found)}), [60.0])
     assert windows[0].meter[:, kernel.WAITED_S].max() == 0.0
     assert windows[0].latency_s == pytest.approx(np.full(400, 3 * 0.006), abs=1e-12)
 
@@ -91,7 +91,7 @@ def test_conservation_laws_hold_in_every_window(seed: int, rate: float, replicas
     found = workload((3, 2), Arithmetic(power=0.3, scatter=Noise.lognormal(0.4)))
     requests = draw_requests(found, poisson(rate, 300, seed), seed=seed)
     simulation = Simulation(found, requests, initial(found, configuration(replicas, concurrency=concurrency)))
-    latency, windows = play(simulation, [*np.arange(0.5, 10, 0.5), 5000.0])
+    latency, windows = simulate(simulation, [*np.arange(0.5, 10, 0.5), 5000.0])
     meters = np.array([window.meter for window in windows])
     total = meters.sum(axis=0)
     assert not np.isnan(latency).any() and windows[-1].in_flight == 0
@@ -111,7 +111,7 @@ def test_an_expert_without_sharing_works_off_exactly_its_work() -> None:
     """Work conservation: with concurrency 1 the seconds at replicas are the calls' seconds alone."""
     found, requests = one_expert(poisson(50, 500), np.arange(500) % 30 + 1)
     simulation = Simulation(found, requests, initial(found, configuration(2, concurrency=1)))
-    _, windows = play(simulation, [100.0])
+    _, windows = simulate(simulation, [100.0])
     alone_s = (0.001 + requests.tokens * 0.001).sum()
     assert windows[0].meter[2, kernel.SERVED_S] == pytest.approx(alone_s, rel=1e-12)
     assert windows[0].meter[2, kernel.BUSY_S] == pytest.approx(alone_s, rel=1e-12)

@@ -28,8 +28,8 @@ from tests.unit.simulation.engine.builders import (
     Arithmetic,
     configuration,
     one_expert,
-    play,
     poisson,
+    simulate,
     workload,
 )
 
@@ -118,7 +118,7 @@ def test_a_pipeline_s_folder_becomes_a_workload(tmp_path: Path) -> None:
     assert found.measured and found.routing.layers == found.topology.layers
     assert set(found.costs) == {node.id for node in found.topology.nodes} - {"ingress"}
     requests = draw_requests(found, poisson(5, 40), seed=0)
-    latency, _ = play(Simulation(found, requests, found.initial(configuration())), [100.0])
+    latency, _ = simulate(Simulation(found, requests, found.initial(configuration())), [100.0])
     assert not np.isnan(latency).any()
 
 
@@ -148,7 +148,7 @@ def test_token_lengths_are_quantiles_from_one(quantiles: list[float], ok: bool) 
 def test_the_factors_of_calls_are_those_that_the_simulation_draws() -> None:
     found, requests = one_expert([0.0, 50.0, 100.0], [7, 9, 4], Arithmetic(scatter=Noise.lognormal(0.5)))
     simulation = Simulation(found, requests, found.initial(configuration()), seed=13)
-    latency, _ = play(simulation, [400.0])
+    latency, _ = simulate(simulation, [400.0])
     atoms = atoms_of(Noise.lognormal(0.5))[None]
     factors = sum(call_factors(atoms, 13, node, 0, 3)[0] for node in range(3))
     # segments have one core each, as the expert has

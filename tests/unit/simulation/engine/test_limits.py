@@ -23,9 +23,9 @@ from tests.unit.simulation.engine.builders import (
     initial,
     limited_orders,
     one_expert,
-    play,
     poisson,
     random_limited,
+    simulate,
     workload,
 )
 
@@ -37,7 +37,7 @@ def lone_expert(
     found, requests = one_expert(arrivals, tokens, model)
     start = {f: configuration(8) for f in initial(found)} | {EXPERT: expert}
     simulation = Simulation(found, requests, start)
-    latency, _ = play(simulation, [1.0, 2.0, 300.0], orders or [])
+    latency, _ = simulate(simulation, [1.0, 2.0, 300.0], orders or [])
     return np.asarray(latency - 2 * (model.base_s + np.array(tokens) * model.token_s)), simulation
 
 
@@ -74,7 +74,7 @@ def test_cpu_seconds_are_those_of_the_work() -> None:
     model = Limited(base_s=1e-9, token_s=0.001, alone_use=1.0)
     found, requests = one_expert(poisson(30, 60), [10] * 60, model)
     simulation = Simulation(found, requests, initial(found, configuration(1, cpu_cores=0.4)))
-    _, windows = play(simulation, [1.0, 9.0, 40.0])
+    _, windows = simulate(simulation, [1.0, 9.0, 40.0])
     node = simulation.index[EXPERT]
     assert sum(window.meter[node, kernel.CPU_S] for window in windows) == pytest.approx(60 * 0.01, rel=1e-6)
 
@@ -129,7 +129,7 @@ def test_limits_agree_with_the_event_driven_model_under_random_orders(seed: int)
     orders = limited_orders(generator, functions)
     windows = [*np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S), SPAN_S + 500.0, SPAN_S + 4000.0]
     start = initial(found, configuration(cpu_cores=0.5))
-    latency, _ = play(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
+    latency, _ = simulate(Simulation(found, requests, start, seed=seed), [float(moment) for moment in windows], orders)
     oracle = PipelineModel(found, requests, start, orders, seed)
     oracle.run(SPAN_S + 4000.0)
     expected = oracle.answered_s - arrivals

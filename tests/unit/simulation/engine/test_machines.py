@@ -17,7 +17,7 @@ from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
 from simulation.workloads.workload import Host
-from tests.unit.simulation.engine.builders import Arithmetic, Order, configuration, initial, play, poisson, workload
+from tests.unit.simulation.engine.builders import Arithmetic, Order, configuration, initial, poisson, simulate, workload
 from tests.unit.simulation.engine.machines_oracle import MachineModel
 
 SPAN_S, WINDOW_S = 8.0, 1.0
@@ -31,7 +31,7 @@ def simulated(
     found = workload(experts, Arithmetic(power=0.5))
     requests = draw_requests(found, arrivals, seed=3)
     simulation = Simulation(found, requests, initial(found, expert), seed=3, machines=machines)
-    latency, _ = play(simulation, [1000.0])
+    latency, _ = simulate(simulation, [1000.0])
     return latency, simulation
 
 
@@ -151,7 +151,7 @@ def test_agrees_with_the_event_driven_model_under_random_orders(rule: Any, seed:
     orders += [(SPAN_S, function, configuration(4, cpu_cores=6.0)) for function in functions]
     simulation = Simulation(found, requests, initial(found), seed=seed, machines=machines)
     moments = [float(moment) for moment in np.arange(WINDOW_S, SPAN_S + WINDOW_S, WINDOW_S)]
-    latency, _ = play(simulation, [*moments, SPAN_S + 500.0], orders)
+    latency, _ = simulate(simulation, [*moments, SPAN_S + 500.0], orders)
     sited = simulation._sited
     assert sited is not None
     oracle = MachineModel(found, requests, initial(found), machines, sited.desired, sited.met, orders, seed)
@@ -177,9 +177,9 @@ def test_how_time_is_cut_into_windows_changes_no_latency(rule: Any, window_s: fl
     machines = Machines(3, rule, hop_s=0.02, bytes_per_s=1e6, ingresses=3)
     found = workload((3, 2), Arithmetic(power=0.5))
     requests = draw_requests(found, poisson(30.0, 200), seed=5)
-    whole, _ = play(Simulation(found, requests, initial(found), machines=machines), [100.0])
+    whole, _ = simulate(Simulation(found, requests, initial(found), machines=machines), [100.0])
     cuts = [float(moment) for moment in np.arange(window_s, 100.0 + window_s, window_s)]
-    parts, _ = play(Simulation(found, requests, initial(found), machines=machines), cuts)
+    parts, _ = simulate(Simulation(found, requests, initial(found), machines=machines), cuts)
     assert not np.isnan(whole).any() and np.abs(whole - parts).max() <= 1e-9
 
 

@@ -10,7 +10,7 @@ from simulation.engine import kernel
 from simulation.engine.errors import SimulationError
 from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
-from tests.unit.simulation.engine.builders import Arithmetic, configuration, initial, one_expert, play
+from tests.unit.simulation.engine.builders import Arithmetic, configuration, initial, one_expert, simulate
 
 EXPERT = "m-expert-0-0"
 FAST = Arithmetic(base_s=1e-9, token_s=0.01)
@@ -33,12 +33,12 @@ def test_new_replicas_serve_from_the_end_of_their_cold_start() -> None:
     simulation = story([0.0, 0.0], configuration(1, concurrency=1))
     simulation.order(EXPERT, configuration(2, concurrency=1))
     assert states(simulation, 0.5) == (1, 1, 0)
-    latency, _ = play(simulation, [5.0])
+    latency, _ = simulate(simulation, [5.0])
     assert latency.tolist() == pytest.approx([1.0, 2.0], abs=1e-3)  # the second waited: ready only at 1.5 s
 
     late = story([0.0, 0.0], configuration(1, concurrency=1), tokens=400)
     late.order(EXPERT, configuration(2, concurrency=1))
-    latency, _ = play(late, [9.0])
+    latency, _ = simulate(late, [9.0])
     assert latency.tolist() == pytest.approx([4.0, 5.5], abs=1e-3)  # cold 1.5 s, then 4 s
 
 
@@ -63,14 +63,14 @@ def test_replicas_still_starting_are_the_first_to_go() -> None:
 def test_live_resize_speeds_up_what_is_left_after_its_delay() -> None:
     simulation = story([0.0], configuration(1))
     simulation.order(EXPERT, configuration(1, cpu_cores=4.0))
-    latency, _ = play(simulation, [9.0])
+    latency, _ = simulate(simulation, [9.0])
     assert latency[0] == pytest.approx(0.25 + 0.75 / 4, abs=1e-3)
 
 
 def test_lower_concurrency_lets_running_calls_end_and_keeps_new_ones_waiting() -> None:
     simulation = story([0.0, 0.0, 0.3], configuration(1, concurrency=3))
     simulation.order(EXPERT, configuration(1, concurrency=1))
-    play(simulation, [9.0])
+    simulate(simulation, [9.0])
     assert simulation._left[:3].tolist() == pytest.approx([2.0, 2.0, 3.0], abs=1e-3)
 
 
@@ -88,7 +88,7 @@ def test_a_call_that_began_on_the_old_worker_ends_there() -> None:
     simulation = story([2.4], configuration(1), tokens=100)
     simulation.order(EXPERT, configuration(1, cpu_cores=0.0, gpu_share=1.0))
     assert states(simulation, 2.6) == (0, 1, 1)
-    play(simulation, [9.0])
+    simulate(simulation, [9.0])
     assert simulation._left[0] == pytest.approx(3.4, abs=1e-3)
 
 
@@ -104,7 +104,7 @@ def test_backlog_is_carried_over_until_there_is_a_replica() -> None:
     first = simulation.advance(1.0)
     assert first.in_flight == 2 and first.meter[2, kernel.WAITED_S] == pytest.approx(1.7, abs=1e-3)
     simulation.order(EXPERT, configuration(1))
-    latency, _ = play(simulation, [2.0, 3.0, 20.0])
+    latency, _ = simulate(simulation, [2.0, 3.0, 20.0])
     assert latency.tolist() == pytest.approx([1.0 + 1.5 + 2.0 - 0.1, 1.0 + 1.5 + 2.0 - 0.2], abs=1e-3)
 
 

@@ -15,7 +15,7 @@ from simulation.engine.requests import Requests
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
 from simulation.workloads.workload import Host, Workload
-from tests.unit.simulation.engine.builders import Limited, configuration, initial, one_expert, play, workload
+from tests.unit.simulation.engine.builders import Limited, configuration, initial, one_expert, simulate, workload
 
 HOST = Host(2.0, 0.002, 0.001, 0.001, 0.002, 1e-5, Noise.lognormal(0.1))
 
@@ -26,7 +26,7 @@ def lone_latencies(found: Workload, pace: float, count: int) -> tuple[np.ndarray
     counts = texts[:, np.arange(count) % 2]
     requests = Requests(2.0 * np.arange(count, dtype=np.float64), counts, "lone requests")
     slower = replace(found, host=replace(HOST, pace=pace))
-    latency, _ = play(Simulation(slower, requests, initial(slower), seed=3), [2.0 * count + 9.0])
+    latency, _ = simulate(Simulation(slower, requests, initial(slower), seed=3), [2.0 * count + 9.0])
     return latency, texts.tolist()
 
 
@@ -34,7 +34,7 @@ def test_at_half_the_pace_of_the_machine_a_request_takes_twice_as_long() -> None
     host = Host(4.0, 0.01, 0.002, 0.003, 0.04, 0.0001)
     found, requests = one_expert([0.0], [10], Limited(base_s=0.1, token_s=0.0, alone_use=1.0), host=host)
     slower = replace(found, host=replace(host, pace=2.0))
-    once, twice = (play(Simulation(one, requests, initial(one)), [9.0])[0][0] for one in (found, slower))
+    once, twice = (simulate(Simulation(one, requests, initial(one)), [9.0])[0][0] for one in (found, slower))
     assert twice == pytest.approx(2 * once, rel=1e-12)
 
 
@@ -47,7 +47,7 @@ def test_the_pace_is_found_again_from_single_requests(pace: float) -> None:
     assert pace_of([singles], found, configuration()) == pytest.approx(pace, rel=0.02)
 
 
-def test_single_requests_count_that_were_sent_near_a_play() -> None:
+def test_single_requests_count_that_were_sent_near_a_replay() -> None:
     sets = [Singles([], [], 0.0, at_s=1000.0 + at_s) for at_s in (-301.0, -299.0, 30.0, 359.0, 361.0)]
     assert [one.at_s - 1000.0 for one in near(sets, 1000.0, 1060.0)] == [-299.0, 30.0, 359.0]
 

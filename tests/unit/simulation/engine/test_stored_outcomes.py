@@ -15,7 +15,7 @@ from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import Host, Workload
-from tests.unit.simulation.engine.builders import Limited, Order, configuration, play, workload
+from tests.unit.simulation.engine.builders import Limited, Order, configuration, simulate, workload
 
 REQUESTS, WINDOW_S = 1500, 1.0
 
@@ -43,7 +43,7 @@ def limited(host: Host | None = None) -> Workload:
     return workload((3, 2), model, hop_s=0.0, host=host)
 
 
-def played(found: Workload, draw: Callable[[int], Configuration], rate_per_s: float) -> tuple[str, float]:
+def simulated(found: Workload, draw: Callable[[int], Configuration], rate_per_s: float) -> tuple[str, float]:
     """Hash of latencies, meters, histograms and replica-seconds of all windows, and the call-seconds that were waited.
     Arrivals come in bursts; a third of the experts change in each window."""
     gaps_s = [np.log(1 - drawn(10**6 + number)) ** 2 / 2 for number in range(REQUESTS)]
@@ -57,7 +57,7 @@ def played(found: Workload, draw: Callable[[int], Configuration], rate_per_s: fl
         if drawn(100 * number + 99) < 1 / 3
     ]
     simulation = Simulation(found, requests, found.initial(draw(10**7)), seed=11)
-    latency, windows = play(simulation, [*moments, moments[-1] + 900.0], orders)
+    latency, windows = simulate(simulation, [*moments, moments[-1] + 900.0], orders)
     digest = hashlib.sha256(latency.astype("<f8").tobytes())
     for window in windows:
         for array in (window.meter, window.histogram, window.barrier, window.ready_s):
@@ -85,5 +85,5 @@ def test_outcomes_are_to_the_last_bit_what_they_were(
 ) -> None:
     """Stored by the code of the first version whose agreement with SimPy was measured; a rule that changes changes
     these, and only then may they be stored anew."""
-    digest, waited_s = played(found, draw, rate_per_s)
+    digest, waited_s = simulated(found, draw, rate_per_s)
     assert waited_s > 1 and digest == stored

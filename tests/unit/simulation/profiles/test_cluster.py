@@ -104,7 +104,7 @@ def test_no_limit_of_cores_stops_a_share(modelled: ClusterLatencyModel) -> None:
     assert limit.refill.tolist() == [1.0, 0.5] and limit.burst_s[0] == 0.0 < limit.burst_s[1]
 
 
-def test_measured_shares_are_told_as_they_were_measured(measured: ClusterLatencyModel) -> None:
+def test_measured_shares_are_reported_as_they_were_measured(measured: ClusterLatencyModel) -> None:
     for tokens, share in product(GPU_TOKENS, GPU_SHARES):
         assert float(measured.seconds(COST, tokens, 0.0, share)) == pytest.approx(gpu_seconds(tokens, share), rel=1e-6)
         together = 8 * gpu_seconds(tokens, share) / gpu_seconds(tokens, share, 8)
@@ -167,7 +167,7 @@ def clustered(minilm_pipeline: Path) -> Workload:
     )  # fmt: skip
 
 
-def test_a_pipeline_on_the_cluster_is_played_with_cores_and_with_shares(clustered: Workload) -> None:
+def test_a_pipeline_on_the_cluster_is_simulated_with_cores_and_with_shares(clustered: Workload) -> None:
     arrivals = np.arange(400) / 40.0
     requests = draw_requests(clustered, arrivals, seed=0, source="made")
     medians = []

@@ -106,10 +106,10 @@ def test_a_tiny_pipeline_is_profiled_from_start_to_end(enforced: None, tmp_path:
         cwd=Path(__file__).parents[4],
     )
     assert again.returncode == 0, again.stderr[-3000:]
-    anew = load(out)
+    measured_again = load(out)
     again_s = ("overlap", "idle")
-    assert [row for row in anew.rows if row.family not in again_s] == [
+    assert [row for row in measured_again.rows if row.family not in again_s] == [
         row for row in found.rows if row.family not in again_s
     ]
-    assert len(anew.of("overlap")) == 30 and len(anew.of("idle")) == 50
-    assert "measured again from" in anew.metadata.notes[-1]
+    assert len(measured_again.of("overlap")) == 30 and len(measured_again.of("idle")) == 50
+    assert "measured again from" in measured_again.metadata.notes[-1]

@@ -29,7 +29,7 @@ def test_finds_the_work_and_the_rest_of_a_call_again(exact: Fit) -> None:
     assert node.apart(TOKENS) == pytest.approx(LAW.apart_s, rel=1e-6)
 
 
-def test_tells_tokens_between_the_measured_ones(exact: Fit) -> None:
+def test_interpolates_tokens_between_the_measured_ones(exact: Fit) -> None:
     node = exact.nodes["expert-0-0"]
     assert float(node.work(300)) == pytest.approx(LAW.work_s(300), rel=1e-6)
     assert float(node.work(900)) == pytest.approx(LAW.work_s(900), rel=1e-6)
@@ -111,9 +111,9 @@ def test_is_monotone_in_tokens_and_calls_whatever_the_rows_say(
 
 
 def test_points_measured_beside_other_work_are_left_out_where_a_quieter_repeat_is_there() -> None:
-    quiet, loud = replace(BLANK, others_cores=0.1), replace(BLANK, others_cores=1.4, repeat=1)
+    idle, loud = replace(BLANK, others_cores=0.1), replace(BLANK, others_cores=1.4, repeat=1)
     lonely = replace(BLANK, tokens=8, others_cores=1.4)
-    assert least_disturbed([quiet, loud, lonely]) == [quiet, lonely]
+    assert least_disturbed([idle, loud, lonely]) == [idle, lonely]
 
 
 def test_scatter_has_mean_one_and_never_falls() -> None:

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class PlayedGateway:
+class FakeGateway:
     """Exchanges a function's worker when its limits change, as the process backend does with a GPU share."""
 
     folder: Path
@@ -98,7 +98,7 @@ class PlayedGateway:
         os.waitpid(process.pid, 0)
 
 
-def run(folder: Path, gateway: PlayedGateway) -> list[Row]:
+def run(folder: Path, gateway: FakeGateway) -> list[Row]:
     manifest: Manifest = load(folder, verify=False)
     deployments = {entry["envVars"]["smoe_nodes"]: entry for entry in function_deployments(manifest)}
     with asyncio.Runner() as runner:
@@ -106,7 +106,7 @@ def run(folder: Path, gateway: PlayedGateway) -> list[Row]:
 
 
 def test_every_share_size_and_neighbour_gives_a_row_and_nothing_is_left_running(folder: Path) -> None:
-    gateway = PlayedGateway(folder)
+    gateway = FakeGateway(folder)
     rows = run(folder, gateway)
     counts = {family: sum(row.family == family for row in rows) for family in FAMILIES}
     assert counts == {"gpu_alone": 4, "gpu_busy": 8, "gpu_beside": 2, "gpu_exchange": 1}

@@ -23,7 +23,7 @@ from evaluation.tuning.commands import tune
 from rl.train.commands import train
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.measure.whole import whole_model_s
-from simulation.profiles.model import bundled as shelf
+from simulation.profiles.model import bundled
 from simulation.profiles.model.bundled import fitting
 from simulation.profiles.model.storage import load, save
 from simulation.workloads.custom import CustomPipeline
@@ -69,9 +69,9 @@ def test_a_target_is_so_many_times_what_the_whole_model_takes_here(minilm_pipeli
     own = profile_of(tmp_path, minilm_pipeline)
     asked = ["--pipeline", str(minilm_pipeline), "--profile", str(own), "--slo-factor", "5", "--policies", "nobody"]
     found = CliRunner().invoke(evaluate, asked)  # measures, then stumbles over the policy
-    told = re.search(r"latency target: 5 × ([\d.]+) ms .* 24 tokens, one thread, now\) = ([\d.]+) ms", found.output)
-    assert told and "policies are" in str(found.exception)
-    assert float(told[2]) == pytest.approx(5 * float(told[1]), abs=0.1) and float(told[1]) > 0.1
+    reported = re.search(r"latency target: 5 × ([\d.]+) ms .* 24 tokens, one thread, now\) = ([\d.]+) ms", found.output)
+    assert reported and "policies are" in str(found.exception)
+    assert float(reported[2]) == pytest.approx(5 * float(reported[1]), abs=0.1) and float(reported[1]) > 0.1
     refused = CliRunner().invoke(evaluate, [*asked, "--other-machine"])
     assert refused.exit_code == 2 and "measures the whole model on this machine" in " ".join(refused.output.split())
 
@@ -95,9 +95,9 @@ def test_of_several_profiles_the_one_of_this_machine_is_taken(
     minilm_pipeline: Path, elsewhere: Path, tmp_path: Path
 ) -> None:
     elsewhere.rename(tmp_path / "a.parquet")
-    assert shelf.nearest(minilm_pipeline, this_machine(), tmp_path).name == "a.parquet"
+    assert bundled.nearest(minilm_pipeline, this_machine(), tmp_path).name == "a.parquet"
     profile_of(tmp_path, minilm_pipeline).rename(tmp_path / "b.parquet")
-    assert shelf.nearest(minilm_pipeline, this_machine(), tmp_path).name == "b.parquet"
+    assert bundled.nearest(minilm_pipeline, this_machine(), tmp_path).name == "b.parquet"
 
 
 def making(pipeline: Path, policy: str, settings: Path) -> Making:
@@ -126,7 +126,7 @@ def test_of_a_profile_that_nobody_named_the_learnt_policy_says_it_once_and_goes_
     minilm_pipeline: Path, elsewhere: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch, more: str, said: int,
 ) -> None:  # fmt: skip
-    shelf._warn_once.cache_clear()
+    bundled._warn_once.cache_clear()
     monkeypatch.setattr("rl.agent.policy.nearest", lambda *_: elsewhere)
     settings = tmp_path / "policy.toml"
     settings.write_text(f"{more}\n")
@@ -139,7 +139,7 @@ def test_of_a_profile_that_nobody_named_the_learnt_policy_says_it_once_and_goes_
 def test_a_policy_on_the_machine_of_its_profile_says_nothing(
     minilm_pipeline: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shelf._warn_once.cache_clear()
+    bundled._warn_once.cache_clear()
     settings = tmp_path / "policy.toml"
     settings.write_text(f'profile = "{profile_of(tmp_path, minilm_pipeline)}"\n')
     make_policy(making(minilm_pipeline, "smoe", settings))

@@ -19,7 +19,7 @@ from simulation.profiles.measure.concurrent import Slowdown
 from simulation.profiles.measure.counters import Counted
 from simulation.profiles.measure.measurement_plan import ProfileSettings
 from simulation.workloads.workload import Host, Workload
-from tests.unit.simulation.engine.builders import Limited, initial, play, workload
+from tests.unit.simulation.engine.builders import Limited, initial, simulate, workload
 from tests.unit.simulation.profiles.hurried import Hurried
 from tests.unit.simulation.profiles.truth import BLANK
 
@@ -112,7 +112,7 @@ def slowed(found: Workload, size: int) -> Slowdown:
         after_s[:, 0] = 0.0
         arrival_s = (3.0 * np.arange(400)[:, None] + np.sort(after_s, axis=1)).ravel()
         requests = draw_requests(found, arrival_s, seed=size, tokens=np.full(arrival_s.size, 20))
-        latency, _ = play(Simulation(found, requests, initial(found), seed=size), [2000.0])
+        latency, _ = simulate(Simulation(found, requests, initial(found), seed=size), [2000.0])
         medians.append(float(np.median(latency)))
     return Slowdown(medians[2] / medians[1], 0.001)
 
@@ -132,17 +132,17 @@ def test_what_no_overlap_explains_gives_the_nearer_bound() -> None:
     assert [fitted_overlap(found, {2: Slowdown(far, 0.1)}, 20, 1.0) for far in (0.1, 50.0)] == [(LEAST,), (MOST,)]
 
 
-def test_what_cannot_be_told_from_nothing_is_nothing() -> None:
+def test_what_cannot_be_distinguished_from_nothing_is_nothing() -> None:
     found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
-    told = slowed(replace(found, host=replace(HOST, overlap=(1.1,))), 2)
-    assert fitted_overlap(found, {2: told}, 20, 1.0)[0] > 1.05
-    assert fitted_overlap(found, {2: replace(told, error=0.5)}, 20, 1.0) == (1.0,)
+    reported = slowed(replace(found, host=replace(HOST, overlap=(1.1,))), 2)
+    assert fitted_overlap(found, {2: reported}, 20, 1.0)[0] > 1.05
+    assert fitted_overlap(found, {2: replace(reported, error=0.5)}, 20, 1.0) == (1.0,)
 
 
 def test_of_what_meeting_costs_as_much_is_taken_as_is_certain() -> None:
     found = workload((2,), Limited(), hop_s=0.0, request_s=0.0, host=HOST)
-    told = slowed(replace(found, host=replace(HOST, overlap=(1.1,))), 2)
-    exact, careful = (fitted_overlap(found, {2: replace(told, error=error)}, 20, 1.0)[0] for error in (0.001, 0.02))
+    reported = slowed(replace(found, host=replace(HOST, overlap=(1.1,))), 2)
+    exact, careful = (fitted_overlap(found, {2: replace(reported, error=error)}, 20, 1.0)[0] for error in (0.001, 0.02))
     assert 1.0 < careful < exact - 0.02
 
 

@@ -36,7 +36,7 @@ def surface() -> list[Row]:
     ]
 
 
-def test_the_least_memory_is_told_for_each_concurrency() -> None:
+def test_the_least_memory_is_reported_for_each_concurrency() -> None:
     rows = [memory(8, 1, False), memory(16, 1, True), memory(8, 8, False), memory(16, 8, False)]
     assert memory_sentences(rows) == [
         "Memory of expert-0-0 with 128 tokens a call: 16 MiB at 1 at once (killed at 8), "
@@ -66,14 +66,14 @@ def test_the_closing_table_names_nodes_shares_and_changes() -> None:
     assert ("every node", "cold start at 0.25 cores", "50.0 ms") in found
 
 
-def test_played_calls_by_hand() -> None:
+def test_simulated_calls_by_hand() -> None:
     """Two calls of 1 s at 0 and 0.5 share a core evenly; a third waits for a slot."""
     rates = np.array([0.0, 1.0, 1.0])
     found = simulate(np.array([0.0, 0.5, 0.6]), np.ones(3), 2, rates, np.ones(3), burst=0.0, refill=1.0)
     assert found == pytest.approx([1.5, 2.0, 2.4])
 
 
-def test_played_calls_on_a_bucket_by_hand() -> None:
+def test_simulated_calls_on_a_bucket_by_hand() -> None:
     """1 s of work, 0.3 s in the bucket, refilled at 0.4: full speed for 0.5 s, then 0.4 of it for 1.25 s."""
     found = simulate(np.array([0.0]), np.ones(1), 1, np.array([0.0, 1.0]), np.ones(2), burst=0.3, refill=0.4)
     assert found == pytest.approx([1.75])
@@ -95,7 +95,7 @@ def test_saturated_rows_are_not_compared() -> None:
     assert check_open_loop([row], fitted) is None
 
 
-def test_the_models_own_arrivals_are_told_without_error() -> None:
+def test_the_models_own_arrivals_are_reported_without_error() -> None:
     """A row made by the played model itself is met exactly."""
     fitted = fit(truth.rows(Truth()), TICK_S)
     row = replace(BLANK, family="surface", tokens=32, share=0.5, rate_rps=200.0, concurrency=2, seed=5, seconds=2.0)

@@ -44,21 +44,21 @@ def plan(points: list[Point]) -> Plan:
     return Plan(tuple(points), (), 0, {replace(point, repeat=0): 1.0 for point in points})
 
 
-def quiet(*_: Any) -> None:
+def silent(*_: Any) -> None:
     return
 
 
 def test_without_a_time_every_repeat_is_measured() -> None:
     bench = StubBench()
     points = [replace(FIRST, repeat=repeat) for repeat in range(4)]
-    assert len(run_live(bench, plan(points), quiet)) == 4  # type: ignore[arg-type]
+    assert len(run_live(bench, plan(points), silent)) == 4  # type: ignore[arg-type]
     assert all(again for _, again in bench.measured)
 
 
 def test_when_the_time_is_over_only_the_first_repeat_is_measured_and_nothing_again() -> None:
     bench = StubBench()
     points = [FIRST, replace(FIRST, tokens=32), replace(FIRST, repeat=1)]
-    assert len(run_live(bench, plan(points), quiet, time.monotonic() - 1)) == 2  # type: ignore[arg-type]
+    assert len(run_live(bench, plan(points), silent, time.monotonic() - 1)) == 2  # type: ignore[arg-type]
     assert bench.measured == [(points[0], False), (points[1], False)]
 
 
@@ -66,7 +66,7 @@ def test_points_of_one_memory_limit_share_one_start() -> None:
     bench = StubBench()
     points = [UNDER, replace(UNDER, concurrency=8), replace(UNDER, memory_mib=16)]
     found = Plan((), tuple(points), 0, dict.fromkeys(points, 1.0))
-    rows = run_memory(bench, found, quiet)  # type: ignore[arg-type]
+    rows = run_memory(bench, found, silent)  # type: ignore[arg-type]
     assert [point.memory_mib for point in bench.restarts] == [8, 16]
     assert [row.feasible for row in rows] == [True, True, True]
 
@@ -74,7 +74,7 @@ def test_points_of_one_memory_limit_share_one_start() -> None:
 def test_points_under_a_limit_that_kills_are_infeasible_with_the_reason() -> None:
     bench = StubBench(fails="the replica was killed")
     points = [UNDER, replace(UNDER, concurrency=8)]
-    rows = run_memory(bench, Plan((), tuple(points), 0, dict.fromkeys(points, 1.0)), quiet)  # type: ignore[arg-type]
+    rows = run_memory(bench, Plan((), tuple(points), 0, dict.fromkeys(points, 1.0)), silent)  # type: ignore[arg-type]
     assert [(row.feasible, row.note, row.memory_mib) for row in rows] == [(False, "the replica was killed", 8)] * 2
     assert bench.measured == []
 
@@ -106,6 +106,6 @@ def test_a_start_is_timed_to_the_snapshot_that_shows_it_ready() -> None:
     assert took_s == pytest.approx(2.0)
 
 
-def test_a_transition_that_does_not_end_is_told() -> None:
+def test_a_transition_that_does_not_end_is_reported() -> None:
     with pytest.raises(MeasurementError, match="the drain of x was not done within 30 s"):
         transitions._until(Feed(), lambda seen: True, time.perf_counter(), "the drain of x")

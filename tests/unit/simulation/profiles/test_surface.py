@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.profiles.fit.rows import Row
+from simulation.profiles.fit.rows import Row, spread
 from simulation.profiles.fit.surface import Surface, features, sentence, surface_of
 from tests.unit.simulation.profiles.truth import BLANK
 
@@ -81,11 +81,16 @@ def test_noise_of_three_repeats_hardly_ever_looks_like_a_feature() -> None:
 
 
 def test_repeats_beside_other_work_do_not_count_where_a_quieter_one_is_there() -> None:
-    quiet = replace(BLANK, family="surface", p95_s=1.0, others_cores=0.1)
-    found = surface_of([quiet, replace(quiet, repeat=1, p95_s=9.0, others_cores=1.5)])
+    idle = replace(BLANK, family="surface", p95_s=1.0, others_cores=0.1)
+    found = surface_of([idle, replace(idle, repeat=1, p95_s=9.0, others_cores=1.5)])
     assert found is not None
     assert found.median_s[0, 0] == 1.0
 
 
 def test_rows_without_a_surface_have_none() -> None:
     assert surface_of([BLANK]) is None
+
+
+@pytest.mark.parametrize(("seconds", "deviation"), [((2.0,), 0.0), ((1.0, 3.0), 2**0.5), ((1.0, 2.0, 3.0), 1.0)])
+def test_the_deviation_of_a_point_is_the_samples(seconds: tuple[float, ...], deviation: float) -> None:
+    assert spread(seconds).sd_s == pytest.approx(deviation)

@@ -59,7 +59,7 @@ def test_the_given_deployment_is_left_as_it_is(gateway: FakeGateway) -> None:
     assert given == deployment()
 
 
-def test_a_replica_killed_for_its_memory_is_told_at_once(gateway: FakeGateway) -> None:
+def test_a_replica_killed_for_its_memory_is_reported_at_once(gateway: FakeGateway) -> None:
     gateway.ready = False
     tested = function(gateway)
     gateway.lines = [LogLine(time.time() + 1, KILLED)]
@@ -75,7 +75,7 @@ def test_deaths_before_the_restart_do_not_count(gateway: FakeGateway) -> None:
     assert not tested.killed_for_memory()
 
 
-def test_a_replica_that_never_starts_is_told_with_its_log(gateway: FakeGateway) -> None:
+def test_a_replica_that_never_starts_is_reported_with_its_log(gateway: FakeGateway) -> None:
     gateway.ready = False
     tested = function(gateway)
     gateway.lines = [LogLine(time.time() + 1, "error: no such file")]

@@ -22,7 +22,7 @@ shares = st.floats(0.02, 0.98)
 works = st.floats(1e-4, 0.05)
 
 
-def slow_play(work_s: float, limit: Limit, refill_s: float, tick_s: float) -> float:
+def slow_simulation(work_s: float, limit: Limit, refill_s: float, tick_s: float) -> float:
     """The same rules in steps of 10 µs: an oracle that shares no code with the event-driven play."""
     step_s, budget, done_s, running, count = 1e-5, limit.quota_s, 0.0, True, 0
     while done_s < work_s - 1e-9:
@@ -57,10 +57,10 @@ def test_a_full_core_limits_nothing() -> None:
 
 
 @pytest.mark.parametrize("work_s", [0.002, 0.0045, 0.012])
-def test_idle_calls_take_what_a_slow_play_of_the_same_rules_says(work_s: float) -> None:
+def test_idle_calls_take_what_a_slow_simulation_of_the_same_rules_gives(work_s: float) -> None:
     limit = limit_of(0.12, TICK_S)
     phases = (np.arange(12) + 0.5) / 12
-    slow = [slow_play(work_s, limit, p * limit.period_s, t * limit.tick_s) for p in phases for t in phases]
+    slow = [slow_simulation(work_s, limit, p * limit.period_s, t * limit.tick_s) for p in phases for t in phases]
     assert mean_idle_s(work_s, limit) == pytest.approx(float(np.mean(slow)), rel=0.03)
 
 
@@ -103,8 +103,8 @@ def test_the_table_rises_with_work_and_falls_with_share(works: list[float], shar
 @pytest.mark.parametrize("share", [0.06, 0.12, 0.3, 0.7])
 def test_the_table_is_near_to_what_it_tabulates(share: float) -> None:
     work_s = np.array([0.0007, 0.003, 0.011, 0.06])
-    played = [mean_idle_s(float(work), limit_of(share, TICK_S)) for work in work_s]
-    assert idle_table(TICK_S).seconds(work_s, share) == pytest.approx(played, rel=0.2)
+    simulated = [mean_idle_s(float(work), limit_of(share, TICK_S)) for work in work_s]
+    assert idle_table(TICK_S).seconds(work_s, share) == pytest.approx(simulated, rel=0.2)
 
 
 @pytest.mark.parametrize("share", [0.06, 0.25, 0.6])

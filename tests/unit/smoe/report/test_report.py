@@ -115,7 +115,7 @@ def test_rows_before_the_run_are_left_out(log_dir: Path) -> None:
     assert {row.end_s for row in nodes} == {T0 + 10, T0 + 15}
 
 
-def test_a_damaged_log_is_told(log_dir: Path) -> None:
+def test_a_damaged_log_is_reported(log_dir: Path) -> None:
     next(log_dir.glob("windows-*")).write_bytes(b"not parquet")
     with pytest.raises(LogError, match="windows-"):
         read_log(log_dir)

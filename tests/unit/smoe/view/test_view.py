@@ -209,7 +209,7 @@ def test_a_change_that_did_not_happen_is_not_shown_as_done() -> None:
     assert dry.decisions[-1].change.endswith("(dry run)")
 
 
-def test_what_is_held_is_told_once_with_its_reason() -> None:
+def test_what_is_held_is_reported_once_with_its_reason() -> None:
     def held(reason: str) -> Decision:
         present = configuration(1)
         return Decision("m-expert-0-0", "expert-0-0", present, present, present, reason, valid=False)
@@ -246,10 +246,10 @@ NODES = (
 
 
 @pytest.mark.parametrize("width", [100, 160])
-def test_every_node_shows_replicas_weights_and_transfers_and_dashes_where_nobody_told(width: int) -> None:
+def test_every_node_shows_replicas_weights_and_transfers_and_dashes_where_nothing_is_known(width: int) -> None:
     lines = text_of(grid(2, 2, nodes=NODES), width).splitlines()
-    told = [" ".join(line.strip("│ ").split()) for line in lines]
-    rows = {name: line for name in "abc" for line in told if line.startswith(f"{name} ")}
+    reported = [" ".join(line.strip("│ ").split()) for line in lines]
+    rows = {name: line for name in "abc" for line in reported if line.startswith(f"{name} ")}
     assert rows == {
         "a": "a 32 ready, 1 draining 90.3 MB of 200.0 MB none",
         "b": "b 4 ready, 2 starting 12.0 MB 3 arriving, 1.5 MB there, 1 broken off",

@@ -16,7 +16,7 @@ from tests.unit.simulation.profiles.truth import MACHINE, Truth
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, minilm_pipeline: Path) -> Path:
+def folder(tmp_path: Path, minilm_pipeline: Path) -> Path:
     topology = load_topology(minilm_pipeline)
     made = truth.profile(truth.rows(Truth())[:3])
     right = replace(made.metadata, pipeline="minilm", manifest_sha256=topology.manifest_sha256)
@@ -25,33 +25,33 @@ def shelf(tmp_path: Path, minilm_pipeline: Path) -> Path:
     return tmp_path
 
 
-def test_the_profile_that_fits_is_found(shelf: Path, minilm_pipeline: Path) -> None:
-    assert find(minilm_pipeline, MACHINE, shelf).metadata.pipeline == "minilm"
+def test_the_profile_that_fits_is_found(folder: Path, minilm_pipeline: Path) -> None:
+    assert find(minilm_pipeline, MACHINE, folder).metadata.pipeline == "minilm"
 
 
-def test_any_machine_will_do_when_none_is_named(shelf: Path, minilm_pipeline: Path) -> None:
-    assert find(minilm_pipeline, None, shelf).metadata.machine == MACHINE
+def test_any_machine_will_do_when_none_is_named(folder: Path, minilm_pipeline: Path) -> None:
+    assert find(minilm_pipeline, None, folder).metadata.machine == MACHINE
 
 
-def test_where_none_fits_every_reason_is_told(shelf: Path, minilm_pipeline: Path) -> None:
+def test_where_none_fits_every_reason_is_reported(folder: Path, minilm_pipeline: Path) -> None:
     with pytest.raises(ProfileMismatchError) as caught:
-        find(minilm_pipeline, replace(MACHINE, cpu_cores=64), shelf)
+        find(minilm_pipeline, replace(MACHINE, cpu_cores=64), folder)
     assert "a-other.parquet: the profile is of pipeline 'made', not of 'minilm'" in str(caught.value)
     assert "b-right.parquet: the profile was measured on another machine: cpu_cores was 2 and is 64" in str(
         caught.value
     )
 
 
-def test_an_empty_shelf_says_so(tmp_path: Path, minilm_pipeline: Path) -> None:
+def test_without_bundled_profiles_the_error_states_it(tmp_path: Path, minilm_pipeline: Path) -> None:
     with pytest.raises(ProfileMismatchError, match="There is none"):
         find(minilm_pipeline, MACHINE, tmp_path)
 
 
-def test_a_profile_of_another_split_is_refused(shelf: Path, minilm_pipeline: Path) -> None:
-    found = load(shelf / "b-right.parquet")
-    save(replace(found, metadata=replace(found.metadata, manifest_sha256="cd" * 32)), shelf / "c.parquet")
+def test_a_profile_of_another_split_is_refused(folder: Path, minilm_pipeline: Path) -> None:
+    found = load(folder / "b-right.parquet")
+    save(replace(found, metadata=replace(found.metadata, manifest_sha256="cd" * 32)), folder / "c.parquet")
     with pytest.raises(ProfileMismatchError, match="another split of minilm"):
-        open_profile(shelf / "c.parquet", minilm_pipeline, MACHINE)
+        open_profile(folder / "c.parquet", minilm_pipeline, MACHINE)
 
 
 @pytest.mark.parametrize("path", committed(), ids=lambda path: path.stem)

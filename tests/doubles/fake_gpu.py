@@ -15,7 +15,7 @@ from functions.device.leases import HANDLE_BYTES, LeaseError
 from functions.memory.device_regions import DeviceFullError
 
 
-class PlayedMemory:
+class FakeMemory:
     """In place of ``CudaMemory``. ``plan`` gets the name of each call before it is made: it may raise, or wait."""
 
     granule: int = 1
@@ -61,7 +61,7 @@ class PlayedMemory:
         self.plan(name)
 
 
-class PlayedOpener:
+class FakeOpener:
     """The worker's side: maps the file that a handle names."""
 
     def __init__(self, folder: Path, gpu: str = "GPU-a") -> None:
