@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from autoscaler.contract import Configuration, Observation, Proposal
+from autoscaler.capacity import total_needs
+from autoscaler.contract import Capacity, Configuration, Observation, Proposal
 from autoscaler.prices import METERS
 from evaluation.comparison.policies import limits_of
 from rl.episodes import Episode
@@ -190,3 +191,22 @@ def test_positions_off_the_space_are_refused() -> None:
     wrong[0, 0, 2] = 8
     with pytest.raises(ValueError, match="positions are 0 to 158, 15, 7, 9"):
         one.step(wrong)
+
+
+def test_layers_decided_in_turn_stay_within_the_cluster_and_nothing_is_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What a layer took is no longer there for the next one, though the window began with less."""
+    begun = total_needs(workload().initial(START).values())
+    capacity = Capacity(1.2 * begun.cores, 1e7, int(begun.gpu_tenths) + 10)
+    walled = replace(workload(), capacity=capacity)
+    one = Episode(walled, requests(), walled.initial(START), reference=REFERENCE, seconds=150.0, seed=0)
+    rng = np.random.default_rng(4)
+    while one.windows_left:
+        actions = drawn(one.encoder.configuration_index, one.state(), rng)
+        one.begin()
+        for layer, chosen in enumerate(actions):
+            one.decide_layer(layer, chosen)
+        one.end()
+        assert capacity.fits(one.present.values())
+    assert not [record for record in caplog.records if "was not changed" in record.getMessage()]
