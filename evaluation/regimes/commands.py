@@ -72,6 +72,11 @@ def advise(trace: str, data: Path | None, as_json: bool, **options: Any) -> None
         asked.workload, trace, data, **clip, mean_rps=asked.mean_rps, speed=asked.speed,
         until_s=options["most"] * window_s,
     )  # fmt: skip
+    if not (requests.arrival_s >= WARM_UP * window_s).any():
+        raise click.UsageError(
+            f"{requests.source} has no request after the first window of {window_s:g} s, which is not judged: take a "
+            "shorter --window, more --windows or another --start-s"
+        )
     workload = asked.workload
     if asked.custom is None:
         try:

@@ -72,6 +72,7 @@ def test_a_trace_gets_an_answer_for_people_and_as_json(trace: Path) -> None:
         (("--workload", "bert-4", "--slo-ms", "1"), "1 ms"),
         ((), "--workload"),
         (("--workload", "bert-4", "--windows", "1"), "--windows"),
+        (("--workload", "bert-4", "--window", "60"), "after the first window"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_sentence(trace: Path, options: tuple[str, ...], sentence: str) -> None:
