@@ -29,14 +29,13 @@ from functions.wire import format as wire
 from gateway.backends.process.backend import ProcessBackend
 from gateway.backends.process.settings import ProcessSettings
 from moe.checkpoints.source import SeededSource
-from moe.preset import HEAD_SIZE, seeded_config
+from moe.preset import seeded_config
 from moe.split import split
-from simulation.latency.contract import NodeCost
 from simulation.latency.roofline import Roofline
+from simulation.workloads.paper import expert_cost
 
 SHAPES = ((768, 3072), (2048, 7168))
 TOKENS = (1, 8, 32, 128, 512)
-WORD = 4
 WARM_UP = 5
 """Calls of each length that are not counted."""
 DEADLINE_S = 60.0
@@ -63,15 +62,9 @@ class Row:
         return self.call_ms / self.modelled_ms
 
 
-def cost_of(hidden: int, inner: int) -> NodeCost:
-    """Two products of hidden × inner with biases, FP32, as the paper's expert."""
-    weights = (2 * hidden * inner + inner + hidden) * WORD
-    return NodeCost("expert", 4.0 * hidden * inner, 0.0, 0.0, weights, weights, hidden * WORD, hidden * WORD)
-
-
 def modelled_ms(hidden: int, inner: int, tokens: int) -> float:
     """Alone on one core of the modelled cluster."""
-    return 1000 * float(Roofline().seconds(cost_of(hidden, inner), tokens, 1.0, 0.0))
+    return 1000 * float(Roofline().seconds(expert_cost(hidden, inner), tokens, 1.0, 0.0))
 
 
 class Product:
@@ -93,7 +86,7 @@ async def measure(work: Path, repeats: int) -> list[Row]:
     """All rows; ``work``: an empty folder."""
     folders = {}
     for hidden, inner in SHAPES:
-        config = {**seeded_config("bert", HEAD_SIZE * (hidden // HEAD_SIZE)), "intermediate_size": inner}
+        config = {**seeded_config("bert", hidden), "intermediate_size": inner}
         source, folder = SeededSource({**config, "num_hidden_layers": 1}, 0), work / f"e{hidden}"
         folders[hidden] = folder, split(source, folder, name=f"e{hidden}", experts=2, top_k=1, method="full")
     settings = ProcessSettings(state=work / "state", images={IMAGE: "functions.worker:main"})

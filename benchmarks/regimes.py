@@ -204,6 +204,11 @@ def recommended(row: Mapping[str, Any]) -> str:
     return advice(Ways(**{field.name: row[field.name] for field in fields(Ways)}), "USD").way
 
 
+def share_of(holds: Iterable[bool]) -> float | None:
+    values = list(holds)
+    return round(float(np.mean(values)), 4) if values else None
+
+
 @benchmark
 @workload_option("bert-4")
 @click.option("--worlds", callback=listed(), default="cores-only,mixed", help="Comma list.")
@@ -257,11 +262,6 @@ def main(
         "anchors": {name: share_of(value >= least for value in together) for name, least in ANCHORS.items()},
         "workload": name, "seconds": seconds, "hours": hours,
     })  # fmt: skip
-
-
-def share_of(holds: Iterable[bool]) -> float | None:
-    values = list(holds)
-    return round(float(np.mean(values)), 4) if values else None
 
 
 if __name__ == "__main__":

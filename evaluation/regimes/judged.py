@@ -100,13 +100,11 @@ class Work:
 
 
 @dataclass(frozen=True, eq=False)
-class Stretch:
-    """One continuous simulation, in which what never changes has to keep λ in all ``windows``."""
+class _OfWork:
+    """Judges deployments on ``work``, in windows of ``window_s``."""
 
     work: Work
     window_s: float
-    windows: frozenset[int]
-    """Numbers of those that are judged."""
 
     @property
     def workload(self) -> Workload:
@@ -115,6 +113,14 @@ class Stretch:
     @property
     def requests(self) -> Requests:
         return self.work.requests
+
+
+@dataclass(frozen=True, eq=False)
+class Stretch(_OfWork):
+    """One continuous simulation, in which what never changes has to keep λ in all ``windows``."""
+
+    windows: frozenset[int]
+    """Numbers of those that are judged."""
 
     def cost(self, deployment: Deployment) -> float | None:
         simulation = self.work.simulation(deployment)
@@ -132,19 +138,8 @@ class Stretch:
 
 
 @dataclass(frozen=True, eq=False)
-class OneWindow:
+class OneWindow(_OfWork):
     """A window by itself: from an empty pipeline until its last request is answered, whatever follows it."""
-
-    work: Work
-    window_s: float
-
-    @property
-    def workload(self) -> Workload:
-        return self.work.workload
-
-    @property
-    def requests(self) -> Requests:
-        return self.work.requests
 
     def cost(self, deployment: Deployment) -> float | None:
         simulation = self.work.simulation(deployment)

@@ -73,8 +73,8 @@ def descended(
     """Group after group of functions takes the first of ``cheaper``, by price, with which λ is kept for less."""
     workload, best = judged.workload, start
     for functions in groups:
-        present = _price(workload, max((best.deployment[name] for name in functions), key=_pricing(workload)))
-        for one in sorted(cheaper(functions, best.deployment), key=_pricing(workload)):
+        present = _price(workload, max((best.deployment[name] for name in functions), key=pricing(workload)))
+        for one in sorted(cheaper(functions, best.deployment), key=pricing(workload)):
             if _price(workload, one) >= present:
                 break
             step = dict(best.deployment) | dict.fromkeys(functions, one)
@@ -113,7 +113,8 @@ def _price(workload: Workload, one: Configuration) -> float:
     return one.replicas * workload.prices.unit_per_s(one) + workload.prices.standbys(one, 1.0)
 
 
-def _pricing(workload: Workload) -> Callable[[Configuration], float]:
+def pricing(workload: Workload) -> Callable[[Configuration], float]:
+    """What a configuration costs a second where none of its standbys is activated."""
     return lambda one: _price(workload, one)
 
 

@@ -27,7 +27,7 @@ from evaluation.bound.oracle import alone, cheapest_feasible, configurations
 from evaluation.bound.physics import Physics
 from evaluation.bound.walls import Problem
 from evaluation.regimes.judged import Deployment, OneWindow, Stretch, Work
-from evaluation.regimes.search import Found, cheapest_uniform, descended, neighbours, price_per_hour
+from evaluation.regimes.search import Found, cheapest_uniform, descended, neighbours, price_per_hour, pricing
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
 
@@ -223,12 +223,7 @@ def _first(judged: Stretch, choices: Iterable[Deployment]) -> Found | None:
 
 def _largest(workload: Workload, optima: Sequence[Deployment]) -> Deployment:
     """Each expert's most expensive choice of any window."""
-    return {
-        function: max(
-            (optimum[function] for optimum in optima), key=lambda one: one.replicas * workload.prices.unit_per_s(one)
-        )
-        for function in optima[0]
-    }
+    return {function: max((optimum[function] for optimum in optima), key=pricing(workload)) for function in optima[0]}
 
 
 def _each(deployment: Deployment) -> list[list[str]]:

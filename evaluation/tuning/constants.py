@@ -25,7 +25,7 @@ from evaluation.bound.physics import Physics
 from evaluation.comparison.episode import Work as Episode
 from evaluation.comparison.grid import BURST_SUFFIX, without_burst
 from evaluation.regimes.judged import Deployment, Work
-from evaluation.regimes.search import Found, cheapest_uniform, descended, neighbours, price_per_hour
+from evaluation.regimes.search import Found, cheapest_uniform, descended, neighbours, price_per_hour, pricing
 from evaluation.regimes.ways import planned_constants
 from evaluation.tuning.outcomes import MOST_VIOLATED, p95s, tail_s
 from evaluation.tuning.search import Trial
@@ -210,9 +210,9 @@ def _steps(workload: Workload) -> Callable[[Sequence[str], Deployment], Iterator
 
 def _by_layer(workload: Workload, plan: Deployment, layers: Sequence[Sequence[str]]) -> Deployment:
     """Each layer has the most expensive of its experts' configurations."""
-    prices, by_layer = workload.prices, dict[str, Configuration]()
+    by_layer: dict[str, Configuration] = {}
     for functions in layers:
-        largest = max((plan[name] for name in functions), key=lambda one: one.replicas * prices.unit_per_s(one))
+        largest = max((plan[name] for name in functions), key=pricing(workload))
         by_layer |= dict.fromkeys(functions, largest)
     return by_layer
 

@@ -137,9 +137,10 @@ class Actor(SisoActor):
         with torch.inference_mode():
             actions = self._decide(batch, temperature, generator)
             if batch.room is not None and batch.space.amounts is not None and self.settings.arm != "full-joint":
-                beyond = Room(batch).beyond(actions)
+                room = Room(batch)
+                beyond = room.beyond(actions)
                 if beyond.any():
-                    within = self._decide(batch, temperature, generator, Room(batch))
+                    within = self._decide(batch, temperature, generator, room)
                     actions = torch.where(beyond[:, None, None, None], within, actions)
         return actions.clone()  # what leaves inference mode may be used where gradients are recorded
 

@@ -225,7 +225,7 @@ class Episode:
             self.workload.topology,
             self.observation,
             Proposal(desired, dict.fromkeys(desired, REASON)),
-            self.present if self.workload.capacity is None else self._platform.configurations(),
+            self._platform.configurations(),
             self._simulation.now_s,
             self._limit_state,
             self.limits,

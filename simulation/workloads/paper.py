@@ -114,7 +114,7 @@ def paper_workload(
 
 def _topology(name: str, family: Family, experts: int) -> tuple[Topology, dict[str, NodeCost]]:
     costs = {f"segment-{layer}": _segment(family, layer, experts) for layer in range(family.layers + 1)}
-    expert = _expert()
+    expert = expert_cost()
     names = [(layer, j, f"expert-{layer}-{j}") for layer in range(family.layers) for j in range(experts)]
     costs |= {node: expert for _, _, node in names}
     nodes = [NodeInfo("ingress", name, "ingress", None, None, 0, 0, 0)]
@@ -145,10 +145,10 @@ def _info(pipeline: str, node: str, costs: dict[str, NodeCost], layer: int, expe
     )
 
 
-def _expert() -> NodeCost:
-    """Two products of hidden × feed-forward, with biases."""
-    weights = (2 * HIDDEN * FFN + FFN + HIDDEN) * WORD
-    return NodeCost("expert", 4.0 * HIDDEN * FFN, 0.0, 0.0, weights, weights, HIDDEN * WORD, HIDDEN * WORD)
+def expert_cost(hidden: int = HIDDEN, inner: int = FFN) -> NodeCost:
+    """Two products of hidden × inner with biases, FP32; by default the paper's expert."""
+    weights = (2 * hidden * inner + inner + hidden) * WORD
+    return NodeCost("expert", 4.0 * hidden * inner, 0.0, 0.0, weights, weights, hidden * WORD, hidden * WORD)
 
 
 def _segment(family: Family, layer: int, experts: int) -> NodeCost:

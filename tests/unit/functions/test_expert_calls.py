@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks import expert_calls
-from benchmarks.expert_calls import Row, cost_of, measure, modelled_ms
-from simulation.workloads.paper import paper_workload
+from benchmarks.expert_calls import Row, measure, modelled_ms
+from simulation.workloads.paper import expert_cost, paper_workload
 
 
 def test_the_first_shape_is_the_paper_s_expert() -> None:
     workload = paper_workload("bert-4")
-    assert cost_of(*expert_calls.SHAPES[0]) == workload.costs[workload.experts[0].id]
+    assert expert_cost(*expert_calls.SHAPES[0]) == workload.costs[workload.experts[0].id]
 
 
 def test_modelled_calls_take_longer_with_more_tokens_and_with_larger_experts() -> None:
