@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.contract import Configuration
+from autoscaler.contract import Burst, Configuration
 from autoscaler.prices import Meter
 from evaluation.bound.bounds import deterministic
 from evaluation.bound.loads import WindowLoad, expected_tables, windows
@@ -36,9 +36,8 @@ from simulation.engine.requests import Requests, draw_requests
 from simulation.workloads.paper import PAPER_WORKLOADS, paper_workload
 from simulation.workloads.workload import Workload
 from simulation.workloads.worlds import World
-from traces.model import PATTERNS
 from traces.splits import Split
-from traces.traffic import MOST_SLOW_RPS
+from traces.traffic import MOST_SLOW_RPS, REPLAYED_PATTERNS
 
 SEEDS: Mapping[Split, int] = {"train": 10_000, "validation": 20_000}
 """What is added to a clip's seed."""
@@ -72,7 +71,7 @@ class Clip:
 
 def training_clips(
     workloads: Sequence[str],
-    patterns: Sequence[str] = PATTERNS,
+    patterns: Sequence[str] = REPLAYED_PATTERNS,
     *,
     seed: int,
     split: Split = "train",
@@ -255,9 +254,11 @@ def episode_of(
     data: Path | None = None,
     workload: Workload | None = None,
     reference: float | None = None,
+    burst: Burst | None = None,
 ) -> Episode:
     """The episode of a clip, from ``start`` or from :func:`start_of`, which uses ``cache``; ``data`` and ``workload``
-    as in :func:`work_of`; ``reference``: C_ref, by default :func:`steady_cost`. Raises as these do."""
+    as in :func:`work_of`; ``reference``: C_ref, by default :func:`steady_cost`; ``burst``: standbys of every expert.
+    Raises as these do."""
     work, settings = work_of(clip, data, workload), settings or RewardSettings()
     meter = settings.meter
     if reference is None:
@@ -271,4 +272,5 @@ def episode_of(
         window_s=clip.window_s,
         seed=work.seed,
         settings=settings,
+        burst=burst,
     )

@@ -8,13 +8,13 @@ meters. Only who decides is turned round: here the caller asks for a state and h
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.actuator.actuator import apply
-from autoscaler.contract import SLO_QUANTILE, Configuration, Decision, Observation, Proposal
+from autoscaler.contract import SLO_QUANTILE, Burst, Configuration, Decision, Observation, Proposal
 from autoscaler.decision.limits import LimitState, decide
 from autoscaler.prices import METERS, total_cost
 from autoscaler.state.features import complete
@@ -87,7 +87,8 @@ class Episode:
     to see; then :meth:`state` and :meth:`step` in turn. Equal arguments and actions give equal numbers.
     ``observation``, ``present`` (function → configuration) and ``outcome`` are of the window simulated last.
 
-    ``start``: function → what it begins with (as of ``Workload.initial``); ``reference``: C_ref of the reward.
+    ``start``: function → what it begins with (as of ``Workload.initial``); ``reference``: C_ref of the reward;
+    ``burst``: standbys of every expert, next to whatever is decided for it.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Episode:
         window_s: float = WINDOW_S,
         seed: int = 0,
         settings: RewardSettings | None = None,
+        burst: Burst | None = None,
     ) -> None:
         windows = int(np.floor(seconds / window_s + 1e-9))
         if windows < 2:
@@ -110,7 +112,9 @@ class Episode:
         self.limits = limits_of(workload)
         self.encoder = encoder_of(workload)
         self.windows, self.simulated, self.seed = windows, 0, seed
-        self._simulation = Simulation(workload, requests, start, seed=seed)
+        self.burst = burst
+        experts = {node.function: start[node.function] for node in workload.experts}
+        self._simulation = Simulation(workload, requests, {**start, **self._with_standbys(experts)}, seed=seed)
         self._metrics, self._platform = SimulatedMetrics(self._simulation), SimulatedPlatform(self._simulation)
         self._limit_state = LimitState()
         self._answered = np.zeros(requests.arrival_s.size, dtype=np.bool_)
@@ -149,7 +153,8 @@ class Episode:
         answered = self._answered.copy()
         answered[window.finished] = True
         configuration_index = self.encoder.configuration_index
-        costs = np.array([self._layer_cost(fork, layer) for layer in range(len(configuration_index.functions))])
+        layers = range(len(configuration_index.functions))
+        costs = np.array([self._layer_cost(fork, layer, window.activated_s) for layer in layers])
         rewards = cost_rewards(costs, self.reference, self.settings)
         return Branch(configuration_index.actions(platform.configurations()), rewards, self._p95_s(window, answered)[0])
 
@@ -164,8 +169,11 @@ class Episode:
         end; returns the layer's reward for its cost.
 
         Ordered from the window's beginning on, so that all layers in turn have the same result as :meth:`step`. Raises
-        ValueError where that cost is not known yet: the busy one on a shared machine, whose stages end together.
+        ValueError where that cost is not known yet: the busy one on a shared machine, whose stages end together, and
+        that of standbys.
         """
+        if self.burst is not None:
+            raise ValueError(f"{self.workload.name}: what standbys of a layer cost is known with its window")
         if self.workload.host is not None and self.settings.meter == "busy":
             raise ValueError(
                 f"{self.workload.name}: on one shared machine a layer's busy cost is known with its window"
@@ -179,15 +187,20 @@ class Episode:
         if not self.windows_left:
             raise ValueError(f"the episode has ended after {self.windows} windows")
 
-    def _layer_cost(self, simulation: Simulation, layer: int) -> float:
-        """What the experts of ``layer`` cost in the simulation's present window, on the meter that counts."""
-        cost = 0.0
+    def _layer_cost(self, simulation: Simulation, layer: int, activated_s: Floats | None = None) -> float:
+        """What the experts of ``layer`` cost in the simulation's present window, on the meter that counts;
+        ``activated_s`` [functions]: how long their standbys were activated."""
+        cost, prices, provisioned = 0.0, self.workload.prices, self.settings.meter == "provisioned"
         for function in self.encoder.configuration_index.functions[layer]:
-            configuration = simulation.configuration(function)
-            busy_s = simulation.meter[simulation.index[function], BUSY_S]
-            seconds = busy_s if self.settings.meter == "busy" else configuration.replicas * self.window_s
-            cost += float(seconds) * self.workload.prices.unit_per_s(configuration)
+            configuration, place = simulation.configuration(function), simulation.index[function]
+            seconds = configuration.replicas * self.window_s if provisioned else simulation.meter[place, BUSY_S]
+            cost += float(seconds) * prices.unit_per_s(configuration)
+            if activated_s is not None and provisioned:
+                cost += prices.standbys(configuration, self.window_s, float(activated_s[place]))
         return cost
+
+    def _with_standbys(self, configurations: Mapping[str, Configuration]) -> dict[str, Configuration]:
+        return {name: replace(one, burst=self.burst) for name, one in configurations.items()}
 
     def end(self) -> Outcome:
         """Simulate the rest of the open window, and look at it."""
@@ -224,7 +237,7 @@ class Episode:
         return decide(
             self.workload.topology,
             self.observation,
-            Proposal(desired, dict.fromkeys(desired, REASON)),
+            Proposal(self._with_standbys(desired), dict.fromkeys(desired, REASON)),
             self._platform.configurations(),
             self._simulation.now_s,
             self._limit_state,

@@ -19,7 +19,9 @@ from rl.train.training_workloads import KINDS, VARIANTS, Kind
 from simulation.workloads.custom import CustomPipeline, CustomPipelineError
 from simulation.workloads.paper import PAPER_WORKLOADS
 from simulation.workloads.worlds import World
-from traces.model import PATTERNS
+
+STAGES = (("slow",), ("normal", "diurnal"), ("bursty",))
+"""Patterns by what makes them hard."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class TrainingSettings(Checked):
     clone_updates: FromZero = 800
     """Updates of the actor alone that clone the teacher."""
     curriculum: Annotated[bool, Flag("--curriculum/--no-curriculum")] = True
-    """Slow clips first, then normal ones too, then all (a third of the exploration each)."""
+    """Slow clips first, then normal and diurnal ones too, then all (a third of the exploration each)."""
     width: FromOne = 48
     """Numbers of an embedding."""
     hidden: FromOne = 64
@@ -127,9 +129,8 @@ class TrainingSettings(Checked):
 
     def patterns(self, done: float) -> tuple[str, ...]:
         """Patterns that clips are drawn from at ``done`` 0 to 1 of the run."""
-        slow_first = tuple(sorted(PATTERNS, key=("slow", "normal", "bursty").index))
-        stage = int(3 * done / self.learner.exploration) if self.curriculum else 2
-        return slow_first[: 1 + min(2, stage)]
+        stage = int(len(STAGES) * done / self.learner.exploration) if self.curriculum else len(STAGES)
+        return tuple(pattern for patterns in STAGES[: 1 + stage] for pattern in patterns)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TrainingSettings:

@@ -25,7 +25,7 @@ from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Decide, simulate_all
 from rl.train.settings import TrainingSettings, ValidationSettings
 from rl.train.training_workloads import Kind, reference_of, starts_within
-from traces.model import PATTERNS
+from traces.traffic import REPLAYED_PATTERNS
 
 FEWEST_JUDGED = 6
 """Windows of a clip that have requests, after the warm-up."""
@@ -99,7 +99,7 @@ class Validator:
             kind.name: [
                 clip
                 for rates in self._rates(kind)
-                for pattern in PATTERNS
+                for pattern in REPLAYED_PATTERNS
                 for clip in self._choose(kind, pattern, rates)
             ]
             for kind in self._kinds.values()
@@ -191,7 +191,7 @@ def by_name(validation: Validation) -> Iterator[tuple[str, float]]:
     yield "validation/violated", validation.violated
     yield "validation/excess", validation.excess
     patterns: Mapping[str, list[Judged]] = {
-        pattern: [clip for clip in validation.clips if clip.pattern == pattern] for pattern in PATTERNS
+        pattern: [clip for clip in validation.clips if clip.pattern == pattern] for pattern in REPLAYED_PATTERNS
     }
     for pattern, clips in patterns.items():
         if not clips:

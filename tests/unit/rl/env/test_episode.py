@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from autoscaler.capacity import total_needs
-from autoscaler.contract import Capacity, Configuration, Observation, Proposal
+from autoscaler.contract import Burst, Capacity, Configuration, Observation, Proposal
 from autoscaler.prices import METERS
 from evaluation.comparison.policies import limits_of
 from rl.episodes import Episode
@@ -210,3 +210,26 @@ def test_layers_decided_in_turn_stay_within_the_cluster_and_nothing_is_refused(
         one.end()
         assert capacity.fits(one.present.values())
     assert not [record for record in caplog.records if "was not changed" in record.getMessage()]
+
+
+def test_standbys_of_an_episode_are_simulated_and_paid_in_windows_and_branches() -> None:
+    burst = Burst(2, headroom=1.5, hold_s=5.0)
+    one, plain = (
+        Episode(workload(), requests(), workload().initial(START), reference=REFERENCE, seconds=150.0, burst=burst)
+        for burst in (burst, None)
+    )
+    dearer = []
+    while one.windows_left:
+        actions = one.state().present.copy()
+        actions[..., 2] = 0
+        branch, outcome, without = one.branch(actions), one.step(actions), plain.step(actions)
+        assert np.allclose(branch.cost_rewards, outcome.cost_rewards) and branch.p95_s == outcome.p95_s
+        assert outcome.provisioned.sum() * one.settings.cost_weight / REFERENCE == pytest.approx(
+            -outcome.cost_rewards.sum()
+        )
+        assert all(one.present[node.function].burst == burst for node in workload().experts)
+        dearer.append(outcome.provisioned.sum() > without.provisioned.sum())
+    assert all(dearer)
+    again = Episode(workload(), requests(), workload().initial(START), reference=REFERENCE, seconds=150.0, burst=burst)
+    with pytest.raises(ValueError, match="what standbys of a layer cost"):
+        again.decide_layer(0, again.state().present[0])

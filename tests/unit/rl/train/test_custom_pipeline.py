@@ -69,7 +69,7 @@ def test_validation_simulates_a_custom_pipelines_clips(own: CustomPipeline, tmp_
     validator = Validator(settings_of(own), tmp_path, NO_TRACES)
     found = validator.judge(lambda episodes, states: [state.present for state in states])
     assert {(clip.workload, clip.pattern) for clip in found.clips} == {
-        (own.name, pattern) for pattern in ("bursty", "normal", "slow")
+        (own.name, pattern) for pattern in ("bursty", "diurnal", "normal", "slow")
     }
     assert all(clip.cost > 0 for clip in found.clips)
 

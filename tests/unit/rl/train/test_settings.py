@@ -60,8 +60,9 @@ def test_exploration_falls_and_then_rests() -> None:
 def test_a_curriculum_begins_with_slow_clips_and_ends_with_all() -> None:
     settings = TrainingSettings()
     found = [settings.patterns(done) for done in (0.0, 0.25, 0.45, 1.0)]
-    assert found == [("slow",), ("slow", "normal"), *[("slow", "normal", "bursty")] * 2]
-    assert TrainingSettings(curriculum=False).patterns(0.0) == ("slow", "normal", "bursty")
+    every = ("slow", "normal", "diurnal", "bursty")
+    assert found == [every[:1], every[:3], every, every]
+    assert TrainingSettings(curriculum=False).patterns(0.0) == every
 
 
 def test_settings_are_changed_by_key() -> None:
