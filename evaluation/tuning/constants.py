@@ -184,7 +184,7 @@ def _descend(judged: Hours, start: Found, by_layer: bool) -> None:
         one = {name: replace(configuration, burst=burst) for name, configuration in plan.items()}
         if price_per_hour(workload, one) < start.cost and (cost := judged.cost(one)) is not None and cost < start.cost:
             start = Found(one, cost)
-    steps = neighbours(workload) if by_layer else _steps(workload)
+    steps = neighbours(workload) if by_layer else steps_down(workload)
     while not judged.spent:
         lower = descended(judged, start, layers if by_layer else [[name] for name in start.deployment], steps)
         if lower.cost >= start.cost:
@@ -192,7 +192,7 @@ def _descend(judged: Hours, start: Found, by_layer: bool) -> None:
         start = lower
 
 
-def _steps(workload: Workload) -> Callable[[Sequence[str], Deployment], Iterator[Configuration]]:
+def steps_down(workload: Workload) -> Callable[[Sequence[str], Deployment], Iterator[Configuration]]:
     """From :func:`evaluation.regimes.search.neighbours` those with the present resource and a replica less, or with the
     next smaller one and as many or one more."""
 

@@ -14,8 +14,8 @@ from autoscaler.contract import Observation
 from rl.agent.contract import State
 from rl.agent.ddpg.exploration_moves import resources_by_price
 from rl.episodes import Episode
-from rl.train.hindsight import HindsightTeacher
 from rl.train.parallel_episodes import Actions
+from rl.train.schedule import ScheduleTeacher
 from rl.train.steady import SteadyTeacher
 from rl.train.teacher import PLANS, Teacher, TeacherSettings
 
@@ -63,8 +63,8 @@ def teacher_of(episode: Episode, settings: TeacherSettings) -> Teaching:
     """The one that knows the machine of the episode, or that the settings ask for."""
     if episode.workload.host is not None:
         return SteadyTeacher(episode)
-    if settings.kind == "hindsight":
-        return HindsightTeacher(episode, settings)
+    if settings.kind == "schedule":
+        return ScheduleTeacher(episode, settings)
     return Teacher(episode.workload, episode.requests, settings)
 
 
