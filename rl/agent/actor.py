@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from rl.agent.configuration_table import features_of
 from rl.agent.contract import Batch, Space
 from rl.agent.decisions import Decided
-from rl.agent.encoder import Encoded, Encoder, padded
+from rl.agent.encoder import Encoded, Encoder, inputs, padded
+from rl.agent.pointer import small_init
 from rl.agent.room import Masked, Room
 from rl.agent.settings import NetworkSettings
 from rl.agent.siso import JunctionScores, Scored
@@ -84,8 +85,12 @@ class SisoActor(nn.Module):
     def scores(self, batch: Batch, executed: Tensor) -> Scored:
         """Scores of the experts that there are, in order of state, layer and number; layers before as ``executed``.
         ``executed`` [B, n, K, 4]."""
-        queries, _ = self.queries(batch, executed)
-        return self._scored(batch, queries)
+        return self.scores_and_pointer(batch, executed)[0]
+
+    def scores_and_pointer(self, batch: Batch, executed: Tensor) -> tuple[Scored, Tensor]:
+        """:meth:`scores`, and the pointer's weights [B, n, K]."""
+        queries, weights = self.queries(batch, executed)
+        return self._scored(batch, queries), weights
 
     def relaxed(self, batch: Batch, executed: Tensor) -> Tensor:
         """See ``ActorNetwork``. Returns [B, n, K, C]."""
@@ -122,13 +127,14 @@ class Actor(SisoActor):
         self.decided = Decided(settings.configuration_features, settings.width, settings.hidden)
         self.of_expert = nn.Linear(settings.width, settings.hidden)
         if settings.arm != "no-pointer":
-            self.of_context = nn.Linear(settings.width, settings.hidden, bias=False)
-        self.of_decided = nn.Linear(settings.width, settings.hidden, bias=False)
+            self.of_context = small_init(nn.Linear(settings.width, settings.hidden, bias=False))
+        self.of_decided = small_init(nn.Linear(settings.width, settings.hidden, bias=False))
+        self.direct = inputs(settings.node_features, settings.hidden, settings.hidden) if settings.direct else None
         self.to_queries = nn.Linear(settings.hidden, self.scoring.queries)
 
     def queries(self, batch: Batch, executed: Tensor) -> tuple[Tensor, Tensor]:
         encoded = self.encoder(batch)
-        embedded = self._known(encoded)
+        embedded = self._known(batch, encoded)
         summary = self.decided(batch.space, executed, encoded.experts)
         return self._query(embedded, summary), encoded.weights
 
@@ -157,7 +163,7 @@ class Actor(SisoActor):
         prepared = self.prepared(space)
         encoded = self.encoder(batch)
         filters = scoring.filters(space, batch.least_memory, batch.present)
-        parts = (self._known(encoded), decided.of_expert(encoded.experts), *filters)
+        parts = (self._known(batch, encoded), decided.of_expert(encoded.experts), *filters)
         layers = zip(*(_by_layer(part, space.mask) for part in parts), strict=True)
         summary, steps = decided.nothing(len(batch.experts)), []
         for layer, (expert_embedding, beside, *drawn_uniform) in enumerate(layers):  # [B, K_i, …]: of those there are
@@ -174,9 +180,11 @@ class Actor(SisoActor):
         together = torch.cat(steps, 1)
         return spread(together.flatten(0, 1), space.mask)
 
-    def _known(self, encoded: Encoded) -> Tensor:
+    def _known(self, batch: Batch, encoded: Encoded) -> Tensor:
         """[B, n, K, h]: the part of a state that does not depend on decisions."""
         embedded: Tensor = self.of_expert(encoded.experts)
+        if self.direct is not None:
+            embedded = embedded + self.direct(batch.experts)
         return embedded if encoded.context is None else embedded + self.of_context(encoded.context).unsqueeze(2)
 
     def _query(self, embedded: Tensor, summary: Tensor) -> Tensor:

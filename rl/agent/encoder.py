@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rl.agent.contract import Batch, Space
 from rl.agent.dagnn import Dagnn
 from rl.agent.errors import NetworkError
-from rl.agent.pointer import Pointed, Pointer, even, masked_max
+from rl.agent.pointer import Pointed, Pointer, even, masked_max, small_init
 from rl.agent.settings import NetworkSettings
 
 
@@ -38,29 +38,34 @@ class Encoder(nn.Module):
     def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()
         width, hidden = settings.width, settings.hidden
-        self.of_expert = _inputs(settings.node_features, hidden, width)
+        self.of_expert = inputs(settings.node_features, hidden, width)
         node, read_out = width, 0
         self.propagation = None
         if settings.arm != "no-dagnn":
             self.propagation = Propagation(settings)
             node, read_out = self.propagation.width, 2 * self.propagation.width
         self.own = nn.Linear(node, width)
-        self.shared = nn.Linear(read_out + settings.pipeline_features, width, bias=False)
+        self.shared = small_init(nn.Linear(read_out + settings.pipeline_features, width, bias=False))
         self.pointer = None if settings.arm == "no-pointer" else Pointer(width, settings.heads)
 
     def forward(self, batch: Batch) -> Encoded:
         """Raises NetworkError where the DAG is not that of a layered pipeline."""
+        joined = self.joined(batch)
+        if self.pointer is None:
+            return Encoded(joined, None, even(batch.space.mask).expand(joined.shape[:3]))
+        pointed: Pointed = self.pointer(joined, padded(batch.space.mask))
+        return Encoded(*pointed)
+
+    def joined(self, batch: Batch) -> Tensor:
+        """[B, n, K, d] h_ij before the pointer."""
         mask = padded(batch.space.mask)
         experts = self.of_expert(batch.experts)
         shared = batch.pipeline
         if self.propagation is not None:
             experts, read_out = self.propagation(batch, experts, mask)
             shared = torch.cat((read_out, shared), -1)
-        joined = self.own(experts) + self.shared(shared)[:, None, None]
-        if self.pointer is None:
-            return Encoded(joined, None, even(batch.space.mask).expand(joined.shape[:3]))
-        pointed: Pointed = self.pointer(joined, mask)
-        return Encoded(*pointed)
+        joined: Tensor = self.own(experts) + self.shared(shared)[:, None, None]
+        return joined
 
 
 class Propagation(nn.Module):
@@ -68,7 +73,7 @@ class Propagation(nn.Module):
 
     def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()
-        self.of_segment = _inputs(settings.node_features, settings.hidden, settings.width)
+        self.of_segment = inputs(settings.node_features, settings.hidden, settings.width)
         self.dagnn = Dagnn(settings.width, settings.dagnn_layers)
         self.width = settings.width * (settings.dagnn_layers + 1)
 
@@ -80,7 +85,8 @@ class Propagation(nn.Module):
         return experts, torch.cat((segments[:, -1], largest), -1)
 
 
-def _inputs(features: int, hidden: int, width: int) -> nn.Sequential:
+def inputs(features: int, hidden: int, width: int) -> nn.Sequential:
+    """A small network of a node's features."""
     return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, width))
 
 

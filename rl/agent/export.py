@@ -62,7 +62,8 @@ def load(path: Path) -> SisoActor:
         if stored != names:
             raise NetworkError(f"{path}: {_difference(kind, stored if isinstance(stored, list) else [], names)}")
     try:
-        actor = new_actor(from_table(NetworkSettings, header["settings"]))
+        settings = {"direct": False} | header["settings"]  # which files from before it was a setting do not name
+        actor = new_actor(from_table(NetworkSettings, settings))
     except NetworkError as error:
         raise NetworkError(f"{path}: {error}") from error
     wanted = actor.state_dict()

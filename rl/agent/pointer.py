@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+SMALL_INIT = 0.1
+"""Part of the usual size that weights of what experts share begin with."""
+
 
 class Pointed(NamedTuple):
     """What the pointer states of each layer."""
@@ -32,9 +35,9 @@ class TransformerLayer(nn.Module):
         self.heads = heads
         self.before_attention = nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
-        self.joined = nn.Linear(width, width)
+        self.joined = small_init(nn.Linear(width, width))
         self.before_feed = nn.LayerNorm(width)
-        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), small_init(nn.Linear(2 * width, width)))
 
     def forward(self, experts: Tensor, mask: Tensor | None) -> Tensor:
         """``experts`` [N, K, d]; ``mask`` [N, 1, 1, K] bool, None where nothing is padding → [N, K, d]."""
@@ -68,6 +71,16 @@ class Pointer(nn.Module):
             scores = scores.masked_fill(~mask, -torch.inf)
         weights = scores.softmax(-1)
         return Pointed(refined, (weights.unsqueeze(-2) @ refined).squeeze(-2), weights)
+
+
+def small_init(layer: nn.Linear) -> nn.Linear:
+    """``layer`` with weights that are small at first. What all experts of a layer share is added to each of them again
+    and again on its way; at its usual size it drowned what they differ in (:mod:`rl.agent.probe`)."""
+    with torch.no_grad():
+        layer.weight.mul_(SMALL_INIT)
+        if layer.bias is not None:
+            layer.bias.mul_(SMALL_INIT)
+    return layer
 
 
 def even(mask: Tensor) -> Tensor:

@@ -44,6 +44,8 @@ class NetworkSettings(Checked):
     """Hidden units of the full-joint score."""
     candidates: FromOne = 64
     """Configurations drawn per expert for the gradient of the full-joint score."""
+    direct: bool = True
+    """Whether an expert's own features also go to its query directly, past DAGNN and pointer."""
     known_cost: bool = True
     """Whether the critic adds the provisioned cost of an action in closed form and learns the rest."""
     layers: FromZero = 0

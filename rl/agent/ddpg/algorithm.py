@@ -35,6 +35,7 @@ from rl.agent.ddpg.buffer import WindowBuffer, WindowSamples
 from rl.agent.ddpg.checkpoint import checked
 from rl.agent.ddpg.exploration_moves import SCOPES, moves
 from rl.agent.ddpg.improvement import NOTABLE, judged, pulls
+from rl.agent.ddpg.pointer_loss import pointer_loss
 from rl.agent.ddpg.policy import PipelineActor, PipelineCritic, PipelinePolicy
 from rl.agent.ddpg.settings import LearnerError, LearnerSettings
 from rl.agent.ddpg.window_critic import WindowCritic
@@ -170,7 +171,8 @@ class PipelineDDPG(DDPG):
         batch, executed, critic = samples.observations, samples.actions, self.critic_target.qf0
         assert isinstance(critic, WindowCritic)
         space, mask = batch.space, batch.space.mask
-        scored, rows = self.actor.network.scores(batch, executed), padded(mask)
+        scored, pointer = self.actor.network.scores_and_pointer(batch, executed)
+        rows = padded(mask)
         own_rng = np.random.default_rng((self.seed or 0, self._n_updates))  # as the draw of the windows
         draw = torch.Generator().manual_seed(int(own_rng.integers(2**62)))
         # The arg max, and not what was executed: what is improved is what the actor would decide today.
@@ -190,7 +192,15 @@ class PipelineDDPG(DDPG):
             entropies = scored.cross_entropy(torch.stack([there(one, rows) for one in tried]), pull / strength)
             losses.append((strength * entropies).mean())
             measures |= {f"gain_{scope}": gain, "value": values[0].mean().item()}
-        return torch.stack(losses).mean(), measures
+        return torch.stack(losses).mean() + self._pointed(samples, pointer, measures), measures
+
+    def _pointed(self, samples: WindowSamples, weights: Tensor, measures: dict[str, float]) -> Tensor:
+        """The pointer's own loss, weighted; 0 in arms without one."""
+        if not self.learner.pointer_weight or not weights.requires_grad:
+            return torch.zeros(())
+        loss = pointer_loss(samples, weights)
+        measures["pointer_loss"] = loss.item()
+        return self.learner.pointer_weight * loss
 
     @property
     def cloning(self) -> float:
@@ -198,12 +208,13 @@ class PipelineDDPG(DDPG):
         return self.learner.clone_weight * max(0.0, 1 - self.done / self.learner.exploration)
 
     def clone_loss(self, samples: WindowSamples) -> Tensor:
-        """Mean cross-entropy of the teacher's configurations, over the experts of windows that have a teacher.
-        Scalar."""
+        """Mean cross-entropy of the teacher's configurations, over the experts of windows that have a teacher, and the
+        pointer's own loss. Scalar."""
         batch, taught = samples.observations, samples.taught
-        logs: Tensor = self.actor.network.log_prob(batch, samples.teacher)
+        scored, pointer = self.actor.network.scores_and_pointer(batch, samples.teacher)
+        logs = spread(scored.log_prob(there(samples.teacher, padded(batch.space.mask))), batch.space.mask)
         counted = batch.space.mask & taught[:, None, None]  # padding has a probability too
-        return -(logs * counted).sum() / counted.sum().clamp(min=1)
+        return -(logs * counted).sum() / counted.sum().clamp(min=1) + self._pointed(samples, pointer, {})
 
     def clone(self, gradient_steps: int) -> float:
         """Warm start: updates of the actor towards its teacher alone; the last loss. Targets follow at once."""

@@ -62,6 +62,8 @@ class LearnerSettings(Checked):
     """Part of it that is left at the last update of the warm start; it falls evenly."""
     clone_weight: NotNegative = 0.0
     """Weight of the teacher's cross-entropy next to the policy gradient, at the start; falls to 0 with exploration."""
+    pointer_weight: NotNegative = 0.1
+    """Weight of the pointer's own loss (:mod:`rl.agent.ddpg.pointer_loss`) next to the actor's."""
     gradient_norm: Positive = 1.0
     """Longest gradient of either network."""
     temperature: tuple[NotNegative, NotNegative] = (0.3, 0.05)

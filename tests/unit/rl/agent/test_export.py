@@ -69,14 +69,17 @@ def test_features_of_another_version_are_named(stored: Path) -> None:
         load(rewritten(stored, features=names))
 
 
+GIVEN = {"node_features": SIZES[0], "pipeline_features": SIZES[1], "direct": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"version": 2}, "has version 2; this program reads 1"),
         ({"settings": {"node_features": SIZES[0]}}, "pipeline_features"),
-        ({"settings": {"node_features": SIZES[0], "pipeline_features": SIZES[1], "width": 64}}, "by its settings"),
-        ({"settings": {"node_features": SIZES[0], "pipeline_features": SIZES[1], "arm": "no-dagnn"}}, "unknown tensor"),
-        ({"settings": {"node_features": SIZES[0], "pipeline_features": SIZES[1], "arm": "other"}}, "arm is 'other'"),
+        ({"settings": {**GIVEN, "width": 64}}, "by its settings"),
+        ({"settings": {**GIVEN, "arm": "no-dagnn"}}, "unknown tensor"),
+        ({"settings": {**GIVEN, "arm": "other"}}, "arm is 'other'"),
         ({"settings": {"depth": 3}}, "'depth' is not known"),
         ({"made": None}, "its header has no made"),
     ],
