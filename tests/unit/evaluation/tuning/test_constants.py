@@ -109,3 +109,13 @@ def test_standbys_are_part_of_a_constant_and_of_its_cost() -> None:
     assert len(rules) == 1 and None not in rules
     floor = sum(each.replicas * one.prices.unit_per_s(each) for each in standing_by.configurations)
     assert standing_by.best.cost > 3600 * floor
+
+
+@pytest.mark.parametrize("trials", [4, 60])
+@pytest.mark.parametrize("name", ["constant", "constant-per-expert"])
+def test_standbys_never_cost_more_than_none_however_few_trials_there_are(name: str, trials: int) -> None:
+    """Steady traffic: where standbys do not pay, a policy that may have them holds none."""
+    hours = [hour(0.04, seed) for seed in (0, 1)]
+    always, may_stand_by = (search_constants(policy, hours, trials) for policy in (name, name + "+burst"))
+    assert may_stand_by.best.meets and may_stand_by.best.cost <= always.best.cost
+    assert {each.burst for each in may_stand_by.configurations} == {None}
