@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,22 @@ from simulation.workloads.worlds import PAPER_CAPACITY
 BOUND = "bound"
 """Name under which the bound stands among the policies."""
 METERS: tuple[Meter, ...] = ("busy", "provisioned")
+Made = TypeVar("Made")
 EXPERT_COSTS = ("busy_experts", "provisioned_experts", "standbys_experts")
+
+
+def _or_refusal(make: Callable[[], Made]) -> Made | EvaluationError:
+    """A refusal is kept like a value: a sweep asks again for every setting, and finding it out simulates."""
+    try:
+        return make()
+    except EvaluationError as error:
+        return error
+
+
+def _unless_refused(outcome: Made | EvaluationError) -> Made:
+    if isinstance(outcome, EvaluationError):
+        raise EvaluationError(str(outcome))
+    return outcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,15 +70,27 @@ class Work:
     def physics(self) -> Physics:
         return Physics(self.workload, self.requests.most_tokens)
 
-    @cached_property
+    @property
     def start(self) -> Mapping[str, Configuration]:
         """Function → what it begins with. Raises EvaluationError."""
-        return profiled_start(self) if self.given is None else self.workload.initial(self.given)
+        return _unless_refused(self._start)
 
-    @cached_property
+    @property
     def binds(self) -> dict[Meter, bool]:
         """:func:`check_binding` of the windows after the warm-up, on a shared machine
         :func:`evaluation.comparison.calibration.check_shared`. Raises EvaluationError."""
+        return _unless_refused(self._binds)
+
+    @cached_property
+    def _start(self) -> Mapping[str, Configuration] | EvaluationError:
+        given = self.given
+        return _or_refusal(lambda: profiled_start(self) if given is None else self.workload.initial(given))
+
+    @cached_property
+    def _binds(self) -> dict[Meter, bool] | EvaluationError:
+        return _or_refusal(self._binding)
+
+    def _binding(self) -> dict[Meter, bool]:
         busy = [load for load in self.loads() if load.count]
         if self.workload.host is None or not busy:
             return check_binding(busy, self)

@@ -215,6 +215,18 @@ def test_groups_that_nothing_can_be_measured_with_are_left_out_where_that_is_ask
     assert list(refused) == ["bert-4.bursty.1.0"] and "does not bind" in refused["bert-4.bursty.1.0"]
 
 
+def test_a_group_is_found_to_be_unmeasurable_once_whatever_settings_are_tried_on_it(
+    grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding it out simulates, and a sweep asks for every setting."""
+    easy = replace(grid, world="unlimited", tokens=(1,), mean_rps=0.5, seeds=(1,))
+    refused: list[dict[str, str]] = [{}, {}]
+    evaluate(easy, tmp_path, workers=1, refused=refused[0])
+    monkeypatch.setattr(episode, "check_binding", None)
+    evaluate(replace(easy, policies=("kpa",)), tmp_path, workers=1, refused=refused[1])
+    assert refused[0] == refused[1] != {}
+
+
 def test_tables_are_built_once_for_start_and_bound_and_not_at_all_for_what_is_stored(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
