@@ -57,7 +57,10 @@ def compare(
     planned, tuned = replace(short, plans=plans), replace(grid, plans=plans, settings=settings)
     total = len(tuning.swept) * sum(len(candidates_of(policy)) for policy in grid.policies)
     swept = replace(planned, workloads=tuning.swept)
-    sweep(swept, settings, lambda name, done: progress(f"settings: {name}", done, total), workers)
+    chosen = sweep(swept, settings, lambda name, done: progress(f"settings: {name}", done, total), workers)
+    for one in chosen:
+        if not one.judged:
+            refused[f"{one.policy}.{one.workload}"] = "untuned: no validation hour can be measured"
     groups = list(tuned.groups())
     ended: list[str] = []
 

@@ -13,6 +13,7 @@ from evaluation import compared
 from evaluation.comparison import run
 from evaluation.comparison.errors import EvaluationError
 from evaluation.comparison.grid import Grid
+from evaluation.tuning.sweep import Swept
 from smoe.cli import cli
 from smoe.commands import compare as module
 from smoe.commands.compare import OPPONENTS, compare
@@ -103,3 +104,12 @@ def test_plans_are_searched_apart_from_each_other_by_what_they_share() -> None:
     parts = [(one.patterns, one.policies) for one in compared._searches(grid)]
     families = [OPPONENTS[:5], ("tuned-hpa",)]
     assert parts == [((pattern,), family) for pattern in ("normal", "bursty") for family in families]
+
+
+def test_a_policy_that_no_validation_hour_can_tune_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = [Swept("hpa", "bert-4", {}, 0.0, 0, 0), Swept("kpa", "bert-4", {}, 1.0, 0, 20)]
+    monkeypatch.setattr(compared, "sweep", lambda *_: chosen)
+    monkeypatch.setattr(compared, "evaluate", lambda *_: [])
+    grid = Grid(("bert-4",), ("normal",), (0,), ("hpa", "kpa"), (0,))
+    _, _, refused = compared.compare(grid, compared.Tuning(("bert-4",), 3, 600.0), tmp_path, 1, lambda *_: None)
+    assert refused == {"hpa.bert-4": "untuned: no validation hour can be measured"}
