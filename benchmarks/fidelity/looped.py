@@ -36,8 +36,9 @@ from smoe.pipelines import ensure_pipeline
 from traces import catalog, prompts
 
 POLICIES = ("static-1", "static-2", "static-3", "hpa", "kpa", "keda", "apa", "slo-aware", "last-window")
-CPU_SCALE, MEAN_RPS, SLO_S = 0.015, 4.0, 0.8
-"""Real cores per configured core, and a load and a target at which the simulation has policies on both sides."""
+CPU_SCALE, MEAN_RPS, SLO_S = 0.03, 10.0, 0.4
+"""Real cores per configured core: the least that the profile covers. Load and target: the simulation has policies on
+both sides."""
 SECONDS, PERIOD_S, WINDOW_S, SETTLED_S = 120.0, 60.0, 2.0, 10.0
 MAX_WORDS, SEED, SIMULATIONS = 24, 3, 20
 FULL = Configuration(MEMORY_MB, 1 / CPU_SCALE, 0.0, 1, 8)
