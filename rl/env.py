@@ -24,7 +24,7 @@ from rl.agent.contract import CONFIGURATION_FEATURES, State
 from rl.episodes import WINDOW_S, Clip, Episode, episode_of, in_world_of, steady_cost, work_of
 from rl.episodes.clips import SEEDS
 from rl.episodes.episode import encoder_of
-from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from rl.features import NODE_FEATURES, PIPELINE_FEATURES, Encoder
 from rl.features.catalogue import Feature
 from rl.reward import RewardSettings
 from simulation.workloads.paper import paper_workload
@@ -90,6 +90,18 @@ class PipelineEnv(gymnasium.Env[Observed, NDArray[np.int64]]):
         if self._episode is None:
             raise RuntimeError("call reset() first")
         return self._episode
+
+    @property
+    def encoder(self) -> Encoder:
+        """What makes states; ``encoder.space`` is Φ with the pipeline's DAG."""
+        return self._encoder
+
+    @property
+    def deciding(self) -> tuple[State, NDArray[np.int16], int]:
+        """The window's state, what was decided of it so far [n, K, 4] (zeros elsewhere), and the layer that comes.
+        Raises RuntimeError before the first ``reset``."""
+        _ = self.episode
+        return self._state, self._decided, self._layer
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
