@@ -68,9 +68,11 @@ class Rounds:
         self._owed = 0.0  # of this round alone, so that a run that goes on does the same
         rng = np.random.default_rng((self.settings.seed, number))
         episodes, tally = self._open(number, rng)
-        teachers = Teachers(episodes, self.settings.teacher, rng) if teach else None
         labels: dict[int, Actions] = {}
-        decide = self._exploring(rng) if teachers is None else taught(episodes, teachers, labels)
+        decide = self._exploring(rng)
+        if teach or self.agent.cloning:
+            teachers = Teachers(episodes, self.settings.teacher, rng)
+            decide = taught(episodes, teachers, labels, None if teach else decide)
         for row in simulate_all(episodes, decide, self._varying(episodes[0].encoder.space, rng)):
             for window in row:
                 self._take(window, labels.get(window.episode_number), tally)
@@ -183,8 +185,11 @@ def _learnt(outcome: Outcome | Branch, slo_s: float) -> tuple[Actions, Floats32,
     return outcome.executed, outcome.cost_rewards.astype(np.float32), p95
 
 
-def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Actions]) -> Decide:
-    """What teachers simulate; ``labels``: episode_number → the careful plan of the present window, filled in as it
+def taught(
+    episodes: list[Episode], teachers: Teachers, labels: dict[int, Actions], instead: Decide | None = None
+) -> Decide:
+    """What teachers simulate, or ``instead`` does: then they label the windows that the actor brings about itself, as
+    in DAgger (Ross et al., 2011). ``labels``: episode_number → the careful plan of the present window, filled in as it
     goes."""
     numbers = {id(episode): episode_number for episode_number, episode in enumerate(episodes)}
 
@@ -193,7 +198,7 @@ def taught(episodes: list[Episode], teachers: Teachers, labels: dict[int, Action
         for episode, state in zip(going, states, strict=True):
             labels[numbers[id(episode)]], bold = teachers.plan(episode, state)
             bold_plans.append(bold)
-        return bold_plans
+        return bold_plans if instead is None else list(instead(going, states))
 
     return decide
 

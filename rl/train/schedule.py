@@ -26,13 +26,13 @@ from rl.train.teacher import PLANS, TeacherSettings
 from simulation.engine.requests import draw_requests
 from simulation.workloads.workload import Workload
 
-SECONDS, WINDOW_S = 120.0, 30.0
+SECONDS, WINDOW_S = 90.0, 30.0
 """What a plan is judged on: windows after the first of this length."""
-RATES = 5
+RATES = 4
 MARGIN = 1.25
 """Highest rate of a schedule over that of the busiest window."""
 LEAST_RPS = 0.2
-TRIALS = 80
+TRIALS = 60
 """Deployments judged for a rate."""
 STEP = 0.75
 """Step of boldness, for the plan of the next lower rate."""

@@ -146,7 +146,7 @@ class Validator:
         finds, as in evaluations (its search takes seconds a clip); else from the first of the kind's ``starts``."""
         judged = []
         for clips in self.clips.values():
-            episodes = [self._episode(clip, profiled) for clip in clips]
+            episodes = [self.episode(clip, profiled) for clip in clips]
             costs, p95s = [0.0] * len(clips), [list[float]() for _ in clips]
             for number, row in enumerate(simulate_all(episodes, decide), start=2):  # the first window is the start's
                 for window in row if number > self.settings.validation.warm_up else []:
@@ -161,7 +161,8 @@ class Validator:
                 judged.append(Judged(clip.workload, clip.pattern, cost, reference, over.size, over_slo, excess))
         return Validation(tuple(judged))
 
-    def _episode(self, clip: Clip, profiled: bool) -> Episode:
+    def episode(self, clip: Clip, profiled: bool = False) -> Episode:
+        """The episode of one of :attr:`clips`, from its start; ``profiled`` as in :meth:`judge`."""
         kind, workload = self._kinds[clip.workload], self.work(clip).workload
         start = None if profiled else workload.initial(starts_within(kind, workload)[0])
         return episode_of(

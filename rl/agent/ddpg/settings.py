@@ -61,7 +61,8 @@ class LearnerSettings(Checked):
     clone_end: PositiveShare = 1.0
     """Part of it that is left at the last update of the warm start; it falls evenly."""
     clone_weight: NotNegative = 0.0
-    """Weight of the teacher's cross-entropy next to the policy gradient, at the start; falls to 0 with exploration."""
+    """Weight of the teacher's cross-entropy next to the policy gradient, at the start; falls to 0 with exploration.
+    Above 0 the teacher also labels what the actor brings about itself."""
     pointer_weight: NotNegative = 0.1
     """Weight of the pointer's own loss (:mod:`rl.agent.ddpg.pointer_loss`) next to the actor's."""
     gradient_norm: Positive = 1.0
