@@ -57,7 +57,7 @@ class TeacherSettings(Checked):
     cheapest configurations are planned: the first window that has requests again is the price."""
     meter: Meter = "provisioned"
     kind: Kind = "queueing"
-    """``queueing``: this one, quick; ``schedule``: :mod:`rl.train.schedule`, which costs half as much on cores."""
+    """``queueing``: this one, quick; ``schedule``: :mod:`rl.train.schedule`, by search."""
     boldness: tuple[float, float] = (1.0, 2.5)
     """Least and most of an episode's simulating teacher, see :meth:`Teacher.plan`."""
 

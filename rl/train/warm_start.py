@@ -6,6 +6,7 @@ sides of λ; the label is always the careful one's. Off with ``warm_start = 0``:
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import numpy as np
@@ -14,11 +15,13 @@ from autoscaler.contract import Observation
 from rl.agent.contract import State
 from rl.agent.ddpg.exploration_moves import resources_by_price
 from rl.episodes import Episode
+from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Actions
 from rl.train.schedule import ScheduleTeacher
 from rl.train.steady import SteadyTeacher
 from rl.train.teacher import PLANS, Teacher, TeacherSettings
 
+log = logging.getLogger("smoe.train")
 SCATTERED = 0.25
 """Share of episodes in which each layer gets a resource at random: the critic has to see what no teacher does."""
 CHEAP = 0.3
@@ -64,7 +67,10 @@ def teacher_of(episode: Episode, settings: TeacherSettings) -> Teaching:
     if episode.workload.host is not None:
         return SteadyTeacher(episode)
     if settings.kind == "schedule":
-        return ScheduleTeacher(episode, settings)
+        try:
+            return ScheduleTeacher(episode, settings)
+        except TrainingError as error:
+            log.info("the queueing teacher takes over: %s", error)
     return Teacher(episode.workload, episode.requests, settings)
 
 

@@ -1,18 +1,21 @@
-"""The teacher that plans for rates: every plan serves its rate, and more load never gets less."""
+"""The teacher that plans for loads: every plan serves its windows, and more load never gets less."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from autoscaler.contract import Configuration
 from evaluation.regimes.search import price_per_hour
 from rl.episodes import Episode
 from rl.episodes.sizes import resized
 from rl.train.errors import TrainingError
-from rl.train.schedule import ScheduleTeacher
-from rl.train.teacher import TeacherSettings
+from rl.train.schedule import ScheduleTeacher, between
+from rl.train.teacher import Teacher, TeacherSettings
+from rl.train.warm_start import teacher_of
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
@@ -20,7 +23,7 @@ from simulation.workloads.workload import Workload
 from tests.unit.rl.env.builders import REFERENCE, START
 
 SETTINGS = TeacherSettings(kind="schedule", keep=0.9, look_back=1)
-WINDOWS = 4
+RATES = (20.0, 2.0, 60.0, 2.0)
 
 
 @pytest.fixture(scope="module")
@@ -44,31 +47,40 @@ def episode_of(workload: Workload, rates: tuple[float, ...]) -> Episode:
 
 @pytest.fixture(scope="module")
 def teacher(workload: Workload) -> ScheduleTeacher:
-    return ScheduleTeacher(episode_of(workload, (20.0, 2.0, 60.0, 2.0)), SETTINGS)
+    return ScheduleTeacher(episode_of(workload, RATES), SETTINGS)
 
 
-def test_plans_for_more_load_cost_more_and_the_busiest_is_served(teacher: ScheduleTeacher, workload: Workload) -> None:
+def served(episode: Episode, window: int, plan: Mapping[str, Configuration]) -> bool:
+    """Whether the P95 of the window's requests alone is within ``keep`` of λ."""
+    requests, workload = between(episode.requests, 30.0 * window, 30.0 * window + 30.0), episode.workload
+    simulation = Simulation(workload, requests, workload.initial(START) | dict(plan), seed=episode.seed)
+    latency_s = simulation.advance(30.0).latency_s
+    return bool(np.quantile(latency_s, 0.95) <= SETTINGS.keep * workload.slo_s)
+
+
+def test_plans_for_more_load_cost_more_and_serve_their_windows(teacher: ScheduleTeacher, workload: Workload) -> None:
     costs = [price_per_hour(workload, plan.configurations) for plan in teacher.plans]
     assert costs == sorted(costs) and costs[0] < costs[-1]
-    rates = [plan.rate_rps for plan in teacher.plans]
-    assert rates == sorted(rates) and rates[0] == pytest.approx(2.0) and rates[-1] > 60
-    arrival_s = np.sort(np.random.default_rng(5).uniform(0, 60, 60 * 60))
-    requests = draw_requests(workload, arrival_s, seed=1)
-    start = workload.initial(START) | dict(teacher.plans[-1].configurations)
-    latency_s = Simulation(workload, requests, start).advance(80.0).latency_s
-    assert np.quantile(latency_s, 0.95) <= workload.slo_s
+    most = [plan.requests for plan in teacher.plans]
+    assert most == sorted(most) and most[0] == 60 and most[-1] == 1800
+    assert all(served(teacher._episode, window, teacher.plans[-1].configurations) for window in range(4))
+    assert not served(teacher._episode, 2, teacher.plans[0].configurations)
 
 
-def test_the_plan_is_that_of_the_last_window_s_rate(workload: Workload, teacher: ScheduleTeacher) -> None:
-    episode = teacher._episode
+def test_the_plan_is_that_of_the_last_window_s_load(workload: Workload, teacher: ScheduleTeacher) -> None:
+    episode = episode_of(workload, RATES)
     chosen = []
     while episode.windows_left:
         careful, bold = teacher.plan(episode.observation, 1.5)
-        chosen.append(next(plan.rate_rps for plan in teacher.plans if plan.configurations is careful))
+        chosen.append(next(plan.requests for plan in teacher.plans if plan.configurations is careful))
         assert price_per_hour(workload, bold) <= price_per_hour(workload, careful)
         episode.step(episode.state().present)
-    assert [rate >= wanted for rate, wanted in zip(chosen, (20.0, 2.0, 60.0), strict=True)] == [True] * 3
-    assert chosen[1] == teacher.plans[0].rate_rps and chosen[2] == teacher.plans[-1].rate_rps > chosen[0]
+    assert chosen == [600, 60, 1800]
+
+
+def test_an_hour_that_nothing_serves_is_planned_by_the_queueing_teacher(workload: Workload) -> None:
+    hopeless = episode_of(replace(workload, slo_s=1e-3), (2.0, 2.0))
+    assert isinstance(teacher_of(hopeless, SETTINGS), Teacher)
 
 
 def test_an_episode_without_requests_is_refused(workload: Workload) -> None:
