@@ -94,7 +94,7 @@ class RankedHour(Hour):
     """A window whose experts are in the order of the topology, the same for all windows of an episode."""
 
     @property
-    def ranked(self) -> tuple[str, ...]:  # type: ignore[override]
+    def ranked(self) -> tuple[str, ...]:
         return tuple(node.function for node in self.work.workload.experts)
 
 
