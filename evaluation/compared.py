@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from evaluation.comparison.grid import BURST_SUFFIX, Grid
+from evaluation.comparison.grid import Grid
 from evaluation.comparison.run import evaluate
 from evaluation.comparison.tables import rows
 from evaluation.processes import worker_processes
@@ -73,11 +73,9 @@ def compare(
 
 def _searches(grid: Grid) -> Iterator[Grid]:
     """Parts of the grid that are searched independently of each other."""
-    with_standbys = tuple(name for name in CONSTANTS if name.endswith(BURST_SUFFIX))
-    always = tuple(name for name in CONSTANTS if name not in with_standbys)
     for workload in grid.workloads:
         for pattern in grid.patterns:
-            for family in (always, with_standbys, *((name,) for name in PLANNED)):
+            for family in (CONSTANTS, *((name,) for name in PLANNED)):
                 if policies := tuple(name for name in grid.policies if name in family):
                     yield replace(grid, workloads=(workload,), patterns=(pattern,), policies=policies)
 

@@ -15,7 +15,7 @@ from autoscaler.policies import BURST_TABLE, Making, make_policy
 from autoscaler.policy.hpa import hpa_of_windows
 from autoscaler.settings import ELSEWHERE, HPA_NAMES, ControllerSettings
 from autoscaler.stored_deployment import load_plan
-from evaluation.comparison.grid import BURST_SUFFIX, Grid, Group, without_burst
+from evaluation.comparison.grid import BURST_SUFFIX, Grid, Group, file_name, without_burst
 from simulation.workloads.custom import CLUSTER_CORE, CustomPipeline
 from simulation.workloads.workload import Workload
 
@@ -67,14 +67,17 @@ def policy_of(name: str, workload: Workload, grid: Grid, group: Group) -> Policy
 
 
 def _table(name: str, workload: Workload, grid: Grid, group: Group) -> Path | Mapping[str, Any] | None:
-    """The policy's settings; with standbys :data:`DEFAULT_BURST` where neither they nor its plan have some."""
+    """The policy's settings; with standbys :data:`DEFAULT_BURST` where neither they nor its plan have some, and no plan
+    was searched with standbys: where these do not pay it has none."""
     given, plan = grid.settings_of(name, group), grid.plan_of(name, group)
     if name == without_burst(name):
         return given
     if workload.host is not None:
         raise SettingsError(f"{name}: standbys are not simulated on one shared machine; leave {BURST_SUFFIX} out")
     table = {} if given is None else read_toml(given, SETTINGS)
-    in_plan = plan is not None and any(one.burst for one in load_plan(plan).configurations.values())
+    in_plan = plan is not None and (
+        plan.name.startswith(f"{file_name(name)}.") or any(one.burst for one in load_plan(plan).configurations.values())
+    )
     if BURST_TABLE in table or in_plan:
         return table or None
     return {**table, BURST_TABLE: asdict(DEFAULT_BURST)}

@@ -4,7 +4,8 @@ The search is that of :mod:`evaluation.regimes.search`; this module judges it on
 settings are swept by (:func:`evaluation.tuning.sweep.best`): the cheapest of those that break λ in at most
 :data:`evaluation.tuning.outcomes.MOST_VIOLATED` of the windows, or where none does in hardly more than the one that
 does so in the fewest. Each freedom starts from what was found with less, and all judge equally many deployments. With
-``+burst`` every function has standbys by one of :data:`BURSTS`, whose cost is part of what is compared.
+``+burst`` every function has standbys by one of :data:`BURSTS`, whose cost is part of what is compared, or none has
+where that is cheaper.
 
 Every hour has its own popularity of experts. A constant for each expert is one for each *rank*: what the layer's most
 called expert of the first hour has, that of any other hour gets.
@@ -149,37 +150,40 @@ def search_constants(
 ) -> Constants:
     """What ``policy``, one of :data:`NAMES` with or without :data:`BURST_SUFFIX`, holds; at most ``trials`` deployments
     are judged on top of those of the policies with less freedom, whose outcomes ``hours`` remember."""
-    name = without_burst(policy)
     judged = Hours(hours, trials, on_trial)
-    if policy == NAMES[0]:
+    start: Found | None = None
+    for less in _less_free(policy):
+        constants = search_constants(less, hours, trials)
+        one = Found(hours[0].deployment(constants.configurations), constants.best.cost)
+        judged.cost(one.deployment)
+        judged.allowed = max(judged.allowed, judged.shares[constants.configurations])
+        start = one if start is None or one.cost < start.cost else start
+    if start is None:
         cheapest_uniform(judged)
         if (fewest := min(judged.shares.values(), default=1.0)) > MOST_VIOLATED:
             judged.allowed = fewest + MOST_VIOLATED
             cheapest_uniform(judged)
-    elif name == NAMES[0]:
-        _with_standbys(judged, search_constants(name, hours, trials).configurations)
+    elif without_burst(policy) == NAMES[0]:
+        _with_standbys(judged, start)
     else:
-        less = search_constants(policy.replace(name, NAMES[NAMES.index(name) - 1]), hours, trials)
-        start = Found(hours[0].deployment(less.configurations), less.best.cost)
-        judged.cost(start.deployment)
-        judged.allowed = max(MOST_VIOLATED, judged.shares[less.configurations])
-        _descend(judged, start, name == NAMES[1])
+        _descend(judged, start, without_burst(policy) == NAMES[1])
     configurations, best = judged.best()
     return Constants(configurations, best, tuple(judged.trials.values()), not judged.spent)
 
 
-def _with_standbys(judged: Hours, plain: Sequence[Configuration]) -> None:
-    """From what keeps λ without standbys: each of :data:`BURSTS` next to it, then less and less of all experts."""
-    starts = [judged.hours[0].deployment(replace(one, burst=burst) for one in plain) for burst in BURSTS]
-    for start in starts:
-        judged.cost(start)
-    judged.allowed = max(MOST_VIOLATED, min(judged.shares.values(), default=1.0))
-    steps = neighbours(judged.workload)
-    costs = [(judged.cost(start), start) for start in starts]
-    kept = [Found(start, cost) for cost, start in costs if cost is not None]
-    for best in sorted(kept, key=lambda one: one.cost):
-        while not judged.spent and (lower := descended(judged, best, [list(best.deployment)], steps)).cost < best.cost:
-            best = lower
+def _less_free(policy: str) -> list[str]:
+    """Policies whose constants ``policy`` may hold, too: the next coarser one, and the same without standbys."""
+    name = without_burst(policy)
+    suffix, place = policy.removeprefix(name), NAMES.index(name)
+    return ([name] if suffix else []) + ([NAMES[place - 1] + suffix] if place else [])
+
+
+def _with_standbys(judged: Hours, always: Found) -> None:
+    """Uniform configurations that keep λ for less than ``always``, which has none, as many calls at once as there."""
+    concurrency, least = next(iter(always.deployment.values())).concurrency, always.cost
+    for burst in BURSTS:
+        cheapest = cheapest_uniform(judged, burst, least, (concurrency,))
+        least = least if cheapest is None else cheapest.cost
 
 
 def _descend(judged: Hours, start: Found, by_layer: bool) -> None:

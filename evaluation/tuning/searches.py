@@ -45,6 +45,9 @@ CONSTANTS = (*NAMES, *(name + BURST_SUFFIX for name in NAMES))
 """Policies whose plan is a best constant."""
 SEEDS = 2
 """So many of the first seeds' validation hours constants are searched on."""
+HOURS_KEPT = 12
+"""Hours that stay in memory with the outcomes of what was judged on them: those of ten seeds, so that writing one
+search's plans does not lose what the next one starts from."""
 METHOD = "optuna TPE with random and local trials around separable optima"
 CONSTANT_METHOD = "bisection over uniform configurations, then descent"
 PROFILING_WINDOWS = 12
@@ -118,7 +121,7 @@ def _validation(grid: Grid) -> Grid:
     return replace(grid, split="validation", policies=("static",), plans=None, settings=None)
 
 
-@lru_cache(maxsize=SEEDS)
+@lru_cache(maxsize=HOURS_KEPT)
 def _hour(grid: Grid, group: Group) -> Hour:
     return hour_of(prepare(grid, group))
 
