@@ -315,6 +315,18 @@ def test_an_episode_without_requests_after_the_warm_up_is_refused(grid: Grid, tm
         evaluate(given, tmp_path, workers=1)
 
 
+def test_the_slo_binds_where_the_simulated_window_misses_it_whatever_the_model_says(
+    grid: Grid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = prepare(replace(grid, seeds=(0,)), next(grid.groups()))
+    easy = replace(work, workload=replace(work.workload, slo_s=60.0))
+    loads = [load for load in easy.loads() if load.count]
+    with pytest.raises(EvaluationError, match="does not bind"):
+        check_binding(loads, easy)
+    monkeypatch.setattr(episode, "simulate_numbers", lambda *arguments: (1.0, 61.0))
+    assert check_binding(loads, easy) == {"busy": True, "provisioned": True}
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
