@@ -64,9 +64,10 @@ class FallbackPolicy:
 def _judged(
     before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings
 ) -> FallbackMemory:
-    """The next state of the watch. A window without data of the pipeline's latency counts for nothing."""
+    """The next state of the watch. A window without data of the pipeline's latency, or with a number that is none,
+    counts for nothing."""
     latency_s = observation.latency_p95_s
-    if observation.stale or latency_s is None:
+    if observation.stale or latency_s is None or not latency_s >= 0:  # NaN is neither
         return before
     missed = latency_s > settings.slo_s
     if before.active:

@@ -70,7 +70,11 @@ def test_the_policy_comes_back_after_calm_windows_in_a_row() -> None:
     assert replicas(policy(calm_windows=2), story) == [1, 1, 5, 5, 5, 5, 1, 1]
 
 
-@pytest.mark.parametrize("blind", [window(None), window(0.2, stale=True)], ids=["no latency", "stale"])
+@pytest.mark.parametrize(
+    "blind",
+    [window(None), window(0.2, stale=True), window(float("nan")), window(-1.0)],
+    ids=["no latency", "stale", "not a number", "negative"],
+)
 def test_windows_without_data_count_for_nothing(blind: Observation) -> None:
     assert replicas(policy(), [MISSED, MISSED, blind, blind, MISSED]) == [1, 1, 1, 1, 5]
 
