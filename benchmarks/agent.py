@@ -105,8 +105,9 @@ def _count(one: Replayed, window: EpisodeWindow, actor: Actor) -> None:
     ahead = Batch.of(episode.encoder.space, [window.following]).experts[0]
     latency, called = NODE.log("latency_p95", ahead), NODE.is_known("latency_p95", ahead) > 0
     for layer, there in enumerate(called):
-        if there.sum() > 2:
-            one.correlations.append(float(spearmanr(weights[layer, there], latency[layer, there]).statistic))
+        pairs = weights[layer, there], latency[layer, there]
+        if there.sum() > 2 and all(len(numbers.unique()) > 1 for numbers in pairs):  # else it is not defined
+            one.correlations.append(float(spearmanr(*pairs).statistic))
 
 
 def constants(validator: Validator, clips: Sequence[Clip], trials: int) -> tuple[float, int]:
