@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-SMALL_INIT = 0.1
+SMALL_INIT = 0.3
 """Part of the usual size that weights of what experts share begin with."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -98,3 +99,15 @@ def test_where_only_cost_counts_it_learns_the_cheapest() -> None:
     action, _ = agent.predict(observed, deterministic=True)  # type: ignore[arg-type]
     chosen = env.positions(action).reshape(3, 4)
     assert chosen[:, 1].max() == 0 and chosen[:, 2].max() == 0
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[4] / "docs/training.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0]
+    assert "learn(3000" in example and "learning_starts=200" in example
+    short = example.replace("learn(3000", "learn(12").replace("learning_starts=200", "learning_starts=4")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(short, names)
+    assert names["model"].num_timesteps == 12
