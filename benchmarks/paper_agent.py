@@ -2,17 +2,18 @@
 
 ``DDPG(PaperPolicy, env).learn()`` (:mod:`rl.paper_agent`) on two layers of four experts of ``bert-4`` on cores, λ
 three times the P95 without queues, for ``--steps`` layer steps and each of ``--seeds``. The library's
-``EvalCallback`` replays validation hours every ``--every`` steps; ``curve`` is the mean return of these. At the end the
-same hours are replayed once more, next to the best constant for each expert that was searched on them (``constant``)
-and to the configuration that episodes begin with, held (``start``). Costs are the experts' in the price sheet's
-currency an hour. Last line: ``seeds`` (by seed: cost, windows over λ, distinct configurations among experts and
-windows, minutes), ``constant``, ``start``, ``curve``.
+``EvalCallback`` replays the same validation hours every ``--every`` steps; ``curve`` is their mean return. At the end
+the same hours are replayed once more, next to the best constant for each expert that was searched on them
+(``constant``) and to the configuration that episodes begin with, held (``start``). Costs are the experts' in the
+price sheet's currency an hour. Last line: ``seeds`` (by seed: cost, windows over λ, distinct configurations among
+experts and windows, minutes), ``constant``, ``start``, ``curve``.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from rl.env import PipelineEnv
 from rl.episodes import WINDOW_S
 from rl.episodes.sizes import resized
 from rl.paper_agent import PaperPolicy, Stepwise, paper_networks
+from rl.reward import RewardSettings
 from simulation.workloads.paper import paper_workload
 from simulation.workloads.workload import Workload
 from traces.splits import Split
@@ -54,19 +56,35 @@ def small() -> Workload:
     return replace(resized(paper_workload("bert-4"), 2, 4, seed=0), space=SPACE)
 
 
-def env_of(split: Split) -> Stepwise:
+class SameHours(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """The first ``hours`` of an environment in turn, so that evaluations are of the same hours."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], hours: int) -> None:
+        super().__init__(env)
+        self._hours, self._next = hours, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._next += 1
+        return self.env.reset(seed=(self._next - 1) % self._hours, options=options)
+
+
+def env_of(split: Split, slo_weight: float) -> Stepwise:
     """The registered environment, stepwise."""
     return Stepwise(
         gymnasium.make(
             "rl.env:smoe/Pipeline-v0", workload=small(), pattern="normal", mean_rps=MEAN_RPS, seconds=SECONDS,
             world="cores-only", relative_slo=RELATIVE_SLO, start=START, split=split,
+            settings=RewardSettings(slo_weight=slo_weight),
         )
     )  # fmt: skip
 
 
-def learn(seed: int, steps: int, every: int, hours: int, folder: Path) -> tuple[DDPG, list[tuple[int, float]], float]:
+def learn(
+    seed: int, steps: int, every: int, hours: int, slo_weight: float, folder: Path
+) -> tuple[DDPG, list[tuple[int, float]], float]:
     """The agent of ``seed``, (step, mean return of the validation hours), minutes of processor time."""
-    env, size = env_of("train"), env_of("train").action_space.shape
+    env = env_of("train", slo_weight)
+    size = env.action_space.shape
     assert size is not None
     model = DDPG(
         PaperPolicy, env, policy_kwargs=paper_networks(env, **NETWORKS), gamma=GAMMA, learning_rate=5e-4,
@@ -75,7 +93,11 @@ def learn(seed: int, steps: int, every: int, hours: int, folder: Path) -> tuple[
         tensorboard_log=str(folder / "tensorboard"),
     )  # fmt: skip
     evaluation = EvalCallback(
-        Monitor(env_of("validation")), n_eval_episodes=hours, eval_freq=every, log_path=str(folder), verbose=0
+        Monitor(SameHours(env_of("validation", slo_weight), hours)),
+        n_eval_episodes=hours,
+        eval_freq=every,
+        log_path=str(folder),
+        verbose=0,
     )
     begun_s = time.process_time()
     model.learn(steps, callback=evaluation)
@@ -85,9 +107,11 @@ def learn(seed: int, steps: int, every: int, hours: int, folder: Path) -> tuple[
     return model, curve, minutes
 
 
-def replay(model: DDPG | None, hours: int) -> dict[str, Any]:
-    """Validation hours under ``model``; None: as they begin."""
-    env, costs, over, judged = env_of("validation"), list[float](), 0, 0
+def replay(
+    model: DDPG | None, hours: int, slo_weight: float, held: Sequence[Mapping[str, Configuration]] = ()
+) -> dict[str, Any]:
+    """Validation hours under ``model``; None: with what is ``held`` in each, or as they begin."""
+    env, costs, over, judged, returned = env_of("validation", slo_weight), list[float](), 0, 0, 0.0
     plain = env.unwrapped
     assert isinstance(plain, PipelineEnv)
     mask = plain.encoder.configuration_index.mask
@@ -98,10 +122,12 @@ def replay(model: DDPG | None, hours: int) -> dict[str, Any]:
         while not ended:
             if model is None:
                 state, _, layer = plain.deciding
-                observed, _, _, ended, info = env.env.step(state.present[layer].ravel().astype(np.int64))
+                positions = plain.encoder.configuration_index.actions(held[hour]) if held else state.present
+                observed, reward, _, ended, info = env.env.step(positions[layer].ravel().astype(np.int64))
             else:
-                action, _ = model.predict(observed, deterministic=True)  # type: ignore[arg-type]
-                observed, _, _, ended, info = env.step(action)
+                action, _ = model.predict(observed, deterministic=True)
+                observed, reward, _, ended, info = env.step(action)
+            returned += float(reward)
             if "provisioned" not in info:
                 continue
             windows += 1
@@ -116,6 +142,7 @@ def replay(model: DDPG | None, hours: int) -> dict[str, Any]:
         "cost": round(float(np.mean(costs)), 4),
         "over": over,
         "windows": judged,
+        "return": round(returned / hours, 2),
         "across_experts": round(float(np.mean(at_once)), 2),
         "across_windows": round(
             float(np.mean([len(np.unique(every[:, one], axis=0)) for one in range(every.shape[1])])), 2
@@ -123,9 +150,9 @@ def replay(model: DDPG | None, hours: int) -> dict[str, Any]:
     }
 
 
-def constant(hours: int) -> dict[str, Any]:
+def constant(hours: int, slo_weight: float) -> dict[str, Any]:
     """The best constant for each expert, searched on these very hours."""
-    env, judged = env_of("validation"), list[Hour]()
+    env, judged = env_of("validation", slo_weight), list[Hour]()
     plain = env.unwrapped
     assert isinstance(plain, PipelineEnv)
     for hour in range(hours):
@@ -134,36 +161,39 @@ def constant(hours: int) -> dict[str, Any]:
         work = Work(episode.workload, episode.requests, episode.seed)
         judged.append(Hour(work, WINDOW_S, range(1, episode.windows)))
     chosen = search_constants("constant-per-expert", judged, TRIALS)
-    outcomes = [hour.outcome(chosen.configurations) for hour in judged]
-    values = [value for _, part in outcomes for value in part]
-    return {
-        "cost": round(float(np.mean([cost for cost, _ in outcomes])), 4),
-        "over": sum(value > 1 for value in values),
-        "windows": len(values),
-        "across_experts": len(set(chosen.configurations)),
-        "across_windows": 1,
-    }
+    held = [hour.deployment(chosen.configurations) for hour in judged]
+    return replay(None, hours, slo_weight, held)
 
 
 @benchmark
 @click.option("--steps", default=4000, type=AT_LEAST_1, help="Layer steps of a training.")
 @click.option("--every", default=400, type=AT_LEAST_1, help="Steps between two evaluations.")
 @click.option("--hours", default=3, type=AT_LEAST_1, help="Validation hours.")
+@click.option(
+    "--slo-weight",
+    default=60.0,
+    type=click.FloatRange(0, min_open=True),
+    help="Of Eq. (13): an excess of λ by itself, in C_ref.",
+)
 @click.option("--seeds", default="0,1,2", callback=listed(int), help="Comma list.")
 @click.option("--publish", type=FOLDER, help="Draw the learning curves into this folder.")
-def main(steps: int, every: int, hours: int, seeds: tuple[int, ...], publish: Path | None) -> None:
+def main(steps: int, every: int, hours: int, slo_weight: float, seeds: tuple[int, ...], publish: Path | None) -> None:
     torch.set_num_threads(1)
-    rows: dict[str, dict[str, Any]] = {"constant": constant(hours), "start": replay(None, hours)}
+    rows: dict[str, dict[str, Any]] = {
+        "constant": constant(hours, slo_weight),
+        "start": replay(None, hours, slo_weight),
+    }
     curves = {}
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="smoe-paper-agent-") as folder:
-            model, curves[seed], minutes = learn(seed, steps, every, hours, Path(folder))
-            rows[f"agent, seed {seed}"] = {**replay(model, hours), "minutes": round(minutes, 2)}
+            model, curves[seed], minutes = learn(seed, steps, every, hours, slo_weight, Path(folder))
+            rows[f"agent, seed {seed}"] = {**replay(model, hours, slo_weight), "minutes": round(minutes, 2)}
     print_table(
         f"validation hours after {steps} layer steps (costs an hour)",
-        ("policy", "cost", "windows over λ", "configurations among experts", "of an expert", "minutes"),
+        ("policy", "cost", "windows over λ", "return", "configurations", "of an expert", "minutes"),
         [
-            (name, f"{row['cost']:.3f}", f"{row['over']} of {row['windows']}", f"{row['across_experts']:g}",
+            (name, f"{row['cost']:.3f}", f"{row['over']} of {row['windows']}", f"{row['return']:.0f}",
+             f"{row['across_experts']:g}",
              f"{row['across_windows']:g}", f"{row['minutes']:.1f}" if "minutes" in row else "")
             for name, row in rows.items()
         ],
@@ -177,7 +207,7 @@ def main(steps: int, every: int, hours: int, seeds: tuple[int, ...], publish: Pa
             axes.legend()
     print_result({
         "seeds": {str(seed): rows[f"agent, seed {seed}"] for seed in seeds},
-        "constant": rows["constant"], "start": rows["start"], "steps": steps, "curve": curves,
+        "constant": rows["constant"], "start": rows["start"], "steps": steps, "slo_weight": slo_weight, "curve": curves,
     }, seeds)  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """The sMoE paper's agent as it is written, for stable-baselines3's own ``DDPG(...).learn()``.
 
-Nothing of ours is in it: no teacher, no known cost, no counterfactual branches, no shaped penalty. DAGNN (section
+No teacher, no known cost, no counterfactual branches, no shaped penalty. DAGNN (section
 4.2) and the layer-wise pointer (Eq. 10, 11) embed the experts, the score of section 4.3 looks at every configuration
 of Φ, arg max (Eq. 12) decides one layer a step, the reward is Eq. (13), the critic is Q(s_i, a_i) with TD targets,
 and the actor follows the deterministic policy gradient of Eq. (14). What the paper leaves open, and what is taken
