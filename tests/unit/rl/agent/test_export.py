@@ -44,7 +44,10 @@ def test_a_loaded_actor_decides_the_same(tmp_path: Path) -> None:
     save(tmp_path / "a", first, {})
     second = load(tmp_path / "a")
     assert torch.equal(first.decide(batch), second.decide(batch))
-    assert torch.equal(first.log_prob(batch, batch.present), second.log_prob(batch, batch.present))
+    weights, again = first.state_dict(), second.state_dict()
+    assert all(torch.equal(weights[name], again[name]) for name in weights.keys() | again.keys())
+    # Where in memory weights lie decides how products round: equal to the last bits but one.
+    assert torch.allclose(first.log_prob(batch, batch.present), second.log_prob(batch, batch.present), rtol=1e-6)
 
 
 def test_what_made_it_is_stored_beside_it_and_the_file_is_small(stored: Path) -> None:
