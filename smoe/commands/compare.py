@@ -69,7 +69,7 @@ def compare(**options: Any) -> None:
     cost above the bound, and the windows over the target, with intervals: a policy is cheaper than another only at no
     more windows over it.
 
-    Everything is simulated. The default takes ten minutes of one core. It may be stopped and goes on
+    Everything is simulated. The default takes seven minutes of one core. It may be stopped and goes on
     where it was; a custom pipeline is compared as by `smoe lab evaluate`, without standbys, which one shared machine
     does not simulate.
     """
