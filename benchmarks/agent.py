@@ -64,14 +64,14 @@ class Replayed:
     correlations: list[float] = field(default_factory=list)
     states: list[State] = field(default_factory=list)
 
-    def across_experts(self, mask: np.ndarray) -> float:
-        """Mean number of configurations in force at a time; ``mask`` [n, K]."""
-        return float(np.mean([len(np.unique(one[mask], axis=0)) for one in self.decided]))
 
-    def across_windows(self, mask: np.ndarray) -> float:
-        """Mean number of configurations that an expert had in the hour; ``mask`` [n, K]."""
-        every = np.stack(self.decided)[:, mask]
-        return float(np.mean([len(np.unique(every[:, expert], axis=0)) for expert in range(every.shape[1])]))
+def variety(decided: np.ndarray) -> dict[str, float]:
+    """Mean number of configurations in force at a time (``across_experts``), and of an expert from first to last
+    window (``across_windows``), of ``decided`` [windows, experts, 4]."""
+    return {
+        name: float(np.mean([len(np.unique(one, axis=0)) for one in parts]))
+        for name, parts in (("across_experts", decided), ("across_windows", decided.swapaxes(0, 1)))
+    }
 
 
 def replay(validator: Validator, clips: Sequence[Clip], path: Path) -> tuple[list[Replayed], Episode, float]:
@@ -132,12 +132,12 @@ def row_of(validator: Validator, replayed: Sequence[Replayed], mask: np.ndarray,
         constants(validator, [clip for clip in clips if clip.mean_rps == rate], trials)
         for rate in sorted({clip.mean_rps for clip in clips})
     ]
+    varieties = [variety(np.stack(one.decided)[:, mask]) for one in replayed]
     of_rate, over_of_rate = float(np.mean([one for one, _ in by_rate])), sum(one for _, one in by_rate)
     numbers = {
         "hours": len(clips),
         "windows": sum(one.judged for one in replayed),
-        "across_experts": round(float(np.mean([one.across_experts(mask) for one in replayed])), 2),
-        "across_windows": round(float(np.mean([one.across_windows(mask) for one in replayed])), 2),
+        **{name: round(float(np.mean([one[name] for one in varieties])), 2) for name in varieties[0]},
         "cost": {"actor": round(cost, 3), "constant": round(constant, 3), "constant_of_rate": round(of_rate, 3)},
         "over": {"actor": sum(one.over for one in replayed), "constant": over, "constant_of_rate": over_of_rate},
         "cheaper_than_constant": round(1 - cost / constant, 4),

@@ -28,6 +28,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
 
 from autoscaler.contract import Configuration, ConfigurationSpace
+from benchmarks.agent import variety
 from benchmarks.harness.options import AT_LEAST_1, FOLDER, benchmark, listed
 from benchmarks.harness.report import picture, print_result, print_table
 from evaluation.regimes.judged import Work
@@ -115,10 +116,10 @@ def replay(
     plain = env.unwrapped
     assert isinstance(plain, PipelineEnv)
     mask = plain.encoder.configuration_index.mask
-    at_once, decided = list[int](), list[np.ndarray]()
+    decided = list[np.ndarray]()
     for hour in range(hours):
         observed, _ = env.reset(seed=hour)
-        ended, windows = False, 0
+        ended = False
         while not ended:
             if model is None:
                 state, _, layer = plain.deciding
@@ -130,23 +131,16 @@ def replay(
             returned += float(reward)
             if "provisioned" not in info:
                 continue
-            windows += 1
             costs.append(info["provisioned"] * 3600 / WINDOW_S)
             judged += info["p95_s"] is not None
             over += info["p95_s"] is not None and info["p95_s"] > plain.episode.workload.slo_s
-            executed = plain.episode.outcome.executed[mask]
-            at_once.append(len(np.unique(executed, axis=0)))
-            decided.append(executed)
-    every = np.stack(decided)
+            decided.append(plain.episode.outcome.executed[mask])
     return {
         "cost": round(float(np.mean(costs)), 4),
         "over": over,
         "windows": judged,
         "return": round(returned / hours, 2),
-        "across_experts": round(float(np.mean(at_once)), 2),
-        "across_windows": round(
-            float(np.mean([len(np.unique(every[:, one], axis=0)) for one in range(every.shape[1])])), 2
-        ),
+        **{name: round(value, 2) for name, value in variety(np.stack(decided)).items()},
     }
 
 

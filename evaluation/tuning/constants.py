@@ -33,6 +33,8 @@ from evaluation.tuning.search import Trial
 from simulation.engine.requests import Requests
 from simulation.workloads.workload import Workload
 
+Steps = Callable[[Sequence[str], Deployment], Iterator[Configuration]]
+"""Cheaper configurations for a group of functions of a deployment."""
 NAMES = ("constant", "constant-per-layer", "constant-per-expert")
 """Policies that hold such a plan, in order of freedom."""
 BURSTS = tuple(
@@ -198,14 +200,17 @@ def _descend(judged: Hours, start: Found, by_layer: bool) -> None:
         if price_per_hour(workload, one) < start.cost and (cost := judged.cost(one)) is not None and cost < start.cost:
             start = Found(one, cost)
     steps = neighbours(workload) if by_layer else steps_down(workload)
-    while not judged.spent:
-        lower = descended(judged, start, layers if by_layer else [[name] for name in start.deployment], steps)
-        if lower.cost >= start.cost:
-            break
+    lowest(judged, start, layers if by_layer else [[name] for name in start.deployment], steps)
+
+
+def lowest(judged: Hours, start: Found, groups: Sequence[Sequence[str]], steps: Steps) -> Found:
+    """``start`` or the cheapest that follows from it by ``steps`` of one of ``groups`` of functions after the other."""
+    while not judged.spent and (lower := descended(judged, start, groups, steps)).cost < start.cost:
         start = lower
+    return start
 
 
-def steps_down(workload: Workload) -> Callable[[Sequence[str], Deployment], Iterator[Configuration]]:
+def steps_down(workload: Workload) -> Steps:
     """From :func:`evaluation.regimes.search.neighbours` those with the present resource and a replica less, or with the
     next smaller one and as many or one more."""
 

@@ -19,11 +19,11 @@ import numpy as np
 
 from autoscaler.contract import Configuration, Observation
 from evaluation.regimes.judged import Work
-from evaluation.regimes.search import Found, descended
-from evaluation.tuning.constants import Hour, Hours, search_constants, steps_down
+from evaluation.regimes.search import Found
+from evaluation.tuning.constants import Hour, Hours, lowest, search_constants, steps_down
 from rl.episodes import Episode
 from rl.train.errors import TrainingError
-from rl.train.teacher import PLANS, TeacherSettings
+from rl.train.teacher import PLANS, TeacherSettings, bolder
 from simulation.arrays import Ints
 from simulation.engine.requests import Requests
 
@@ -33,8 +33,6 @@ BUSIEST = 5
 """Windows that a plan is judged on."""
 TRIALS = 60
 """Deployments judged for a load."""
-STEP = 0.75
-"""Step of boldness, for the plan of the next lower load."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,11 @@ class ScheduleTeacher:
             raise TrainingError(f"{episode.requests.source}: no constants of experts serve its busiest windows")
 
     def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
-        """As of :class:`rl.train.teacher.Teacher`; the second is that of a lower load, one for each ``STEP`` that
-        ``boldness`` is above 1."""
+        """As of :class:`rl.train.teacher.Teacher`; the second is :func:`rl.train.teacher.bolder`."""
         ended = round(observation.end_s / self._episode.window_s)
         most = int(self._counts[max(0, ended - self.settings.look_back) : ended].max())
         place = next((at for at, plan in enumerate(self.plans) if plan.requests >= most), len(self.plans) - 1)
-        lower = max(0, place - int(np.ceil((boldness - 1) / STEP)))
+        lower = bolder(place, boldness, len(self.plans))
         return self.plans[place].configurations, self.plans[lower].configurations
 
     def _falling(self) -> Iterator[Plan]:
@@ -110,10 +107,5 @@ def _descended(hours: Sequence[Hour], start: dict[str, Configuration]) -> dict[s
     cost = judged.cost(start)
     if cost is None:
         return start
-    best, steps = Found(start, cost), steps_down(hours[0].work.workload)
-    while not judged.spent:
-        lower = descended(judged, best, [[name] for name in start], steps)
-        if lower.cost >= best.cost:
-            break
-        best = lower
-    return dict(best.deployment)
+    steps = steps_down(hours[0].work.workload)
+    return dict(lowest(judged, Found(start, cost), [[name] for name in start], steps).deployment)

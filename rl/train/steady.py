@@ -10,18 +10,14 @@ production does not; what an actor can clone of it is how much load asks for how
 
 from __future__ import annotations
 
-import numpy as np
-
 from autoscaler.contract import SLO_QUANTILE, Configuration, Observation
 from evaluation.uniform import cheapest_within, for_all_experts, uniform_configurations
 from rl.episodes import Episode
-from rl.train.teacher import PLANS
+from rl.train.teacher import PLANS, bolder
 from simulation.engine.simulation import Simulation
 
 CONCURRENCY = 4
 """Concurrency of every expert: calls at once cost nothing here, and share what the quota leaves."""
-STEP = 0.75
-"""Step of boldness, for the next cheaper choice."""
 TOLERATED = 0.02
 """Share of windows more than with the best resource that may be above λ."""
 
@@ -37,18 +33,12 @@ class SteadyTeacher:
         self._chosen = cheapest_within(range(len(violated)), violated, min(violated) + TOLERATED)
 
     def plan(self, observation: Observation, boldness: float = 1.0) -> tuple[PLANS, PLANS]:
-        """Function → configuration; and the same bolder (:func:`bolder`)."""
+        """Function → configuration; and the same bolder (:func:`rl.train.teacher.bolder`)."""
         bold = bolder(self._chosen, boldness, len(self._choices))
         return self._named(self._choices[self._chosen]), self._named(self._choices[bold])
 
     def _named(self, choice: Configuration) -> PLANS:
         return for_all_experts(self._workload, choice)
-
-
-def bolder(level: int, boldness: float, choices: int) -> int:
-    """The choice cheaper than ``level`` by one for each ``STEP`` that ``boldness`` is above 1, or more expensive by as
-    many below; of ``choices``, in order of price."""
-    return min(max(0, level - int(np.ceil((boldness - 1) / STEP))), choices - 1)
 
 
 def violated_share(episode: Episode, choice: Configuration) -> float:

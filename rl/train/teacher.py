@@ -40,6 +40,8 @@ LEAST_CALLS_PER_S = 1e-3
 """An expert that was not called is planned for, as it may be."""
 IDLE_S = 1e6
 """Latency that is no limit."""
+STEP = 0.75
+"""Step of boldness, for the next cheaper choice."""
 PLANS = Mapping[str, Configuration]
 Kind = Literal["queueing", "schedule"]
 
@@ -187,3 +189,9 @@ def _load(node: NodeObservation) -> Load | None:
     if node.requests_per_s is None or node.tokens_per_s is None:
         return None
     return node.requests_per_s, node.tokens_per_s / node.requests_per_s if node.requests_per_s else 0.0
+
+
+def bolder(level: int, boldness: float, choices: int) -> int:
+    """The choice cheaper than ``level`` by one for each ``STEP`` that ``boldness`` is above 1, or more expensive by as
+    many below; of ``choices``, in order of price."""
+    return min(max(0, level - int(np.ceil((boldness - 1) / STEP))), choices - 1)
