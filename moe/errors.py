@@ -5,6 +5,8 @@ MoeError
 ├── CheckpointError      a source checkpoint is missing, damaged or of a kind that is not supported
 ├── GroupingError        the nodes do not fit the number of functions asked for
 ├── ProgramInputError    tensors given to a node are not what the node takes
+├── CacheMissError       a call goes on with a text whose keys and values are not here
+├── CacheFullError       a text's keys and values do not fit into the pages that are free
 └── TextError            a text cannot become tokens (empty, too long, no tokenizer)
 
 Every message is a sentence that names what, where, and what is allowed.
@@ -31,6 +33,14 @@ class GroupingError(MoeError):
 
 class ProgramInputError(MoeError):
     """Tensors given to a node have a wrong name, shape, dtype or value."""
+
+
+class CacheMissError(MoeError):
+    """Keys and values that a call goes on from are not here: the text has to be computed from its beginning."""
+
+
+class CacheFullError(MoeError):
+    """Too few pages are free for the keys and values of a call's texts."""
 
 
 class TextError(MoeError):

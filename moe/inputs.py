@@ -12,6 +12,10 @@ from moe.errors import ProgramInputError
 from moe.families.bert2bert import stack_of
 from moe.manifest import Manifest, Node
 
+CACHED = frozenset(("sequences", "starts"))
+"""Inputs of a decoder's segment, both or neither: whose keys and values are kept (``[B]`` ids), and how many tokens of
+each the segment has seen (``[B]``); the call then holds only the tokens after them."""
+
 
 @dataclass(frozen=True, slots=True)
 class InputRules:
@@ -26,10 +30,13 @@ class InputRules:
     vocab_size: int
     max_positions: int
     memory_positions: int
+    caches: bool = False
+    """Whether the node also takes ``CACHED``."""
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises ProgramInputError naming the first rule that ``tensors`` ``[tokens, …]`` break."""
-        if tensors.keys() != self.names:
+        cached = self.caches and "sequences" in tensors
+        if tensors.keys() != (self.names | CACHED if cached else self.names):
             missing, extra = sorted(self.names - tensors.keys()), sorted(tensors.keys() - self.names)
             what = f"misses {missing[0]}" if missing else f"has {extra[0]} too much"
             raise ProgramInputError(
@@ -47,6 +54,8 @@ class InputRules:
                 )
         tokens = tensors["token_ids"] if "token_ids" in self.names else tensors["hidden"]
         texts = self._lengths("lengths", tensors["lengths"], tokens, self.max_positions)
+        if cached:
+            self._past(tensors["sequences"], tensors["starts"], tensors["lengths"])
         if "memory_lengths" in self.names:
             memory = tensors["memory"] if "memory" in self.names else tensors["hidden"]
             others = self._lengths("memory_lengths", tensors["memory_lengths"], memory, self.memory_positions)
@@ -85,6 +94,21 @@ class InputRules:
             )
         return len(values)
 
+    def _past(self, sequences: Tensor, starts: Tensor, lengths: Tensor) -> None:
+        for name, tensor in (("sequences", sequences), ("starts", starts)):
+            if tensor.shape != lengths.shape or tensor.dtype != torch.int64:
+                raise ProgramInputError(
+                    f"{self.node_id}: {name} is {list(tensor.shape)} {tensor.dtype}, allowed is {list(lengths.shape)} "
+                    f"{torch.int64}, one number for each text."
+                )
+        ids: list[int] = sequences.tolist()
+        if len(set(ids)) != len(ids):
+            raise ProgramInputError(f"{self.node_id}: sequences names one twice; a call holds each at most once.")
+        if int(starts.min()) < 0 or int((starts + lengths).max()) > self.max_positions:
+            raise ProgramInputError(
+                f"{self.node_id}: starts must be 0 or more, and with lengths at most {self.max_positions}."
+            )
+
 
 def rules_of(manifest: Manifest, node: Node, dtype: torch.dtype) -> InputRules:
     """The rules of ``node``, from the manifest's numbers."""
@@ -101,4 +125,5 @@ def rules_of(manifest: Manifest, node: Node, dtype: torch.dtype) -> InputRules:
         numbers["vocab_size"],
         numbers["max_positions"],
         memory["max_positions"],
+        caches=manifest.task == "causal-lm" and node.kind == "segment",
     )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moe.errors import ProgramInputError, TextError
 from moe.families.routing import dispatch
+from moe.inputs import CACHED
 from moe.manifest import Manifest, expert_id, load, segment_id
 from moe.runtime import load_node
 from moe.tokenize import TextTokenizer
@@ -29,10 +30,12 @@ def drive(manifest: Manifest, call: NodeCall, inputs: Mapping[str, Tensor], all_
     """One pass over the pipeline; returns the last segment's reply.
 
     ``inputs``: ``token_ids [T] int64``, ``lengths [B] int64``; an encoder-decoder also takes
-    ``decoder_token_ids`` and ``decoder_lengths``.
+    ``decoder_token_ids`` and ``decoder_lengths``, a decoder whose segments keep keys and values ``sequences`` and
+    ``starts``.
     """
     lengths = inputs["lengths"]
-    reply = call(segment_id(0), {"token_ids": inputs["token_ids"], "lengths": lengths}, all_logits)
+    cached = {name: inputs[name] for name in CACHED & inputs.keys()}
+    reply = call(segment_id(0), {"token_ids": inputs["token_ids"], "lengths": lengths, **cached}, all_logits)
     memory: Tensors = {}
     for layer in range(manifest.layers):
         x = reply.get("x", reply["residual"])  # [T, d]
@@ -41,7 +44,7 @@ def drive(manifest: Manifest, call: NodeCall, inputs: Mapping[str, Tensor], all_
         outputs = [call(expert_id(layer, expert), {"x": part}, False)["y"] for expert, part in parts]
         hidden = groups.combine(reply["residual"], outputs)  # [T, d]
         segment = manifest.segments[layer + 1]
-        tensors = {"hidden": hidden, "lengths": lengths}
+        tensors = {"hidden": hidden, "lengths": lengths, **cached}
         if "token_ids" in segment.inputs:  # the encoder ends here and the decoder begins
             memory = {"memory_lengths": lengths}
             lengths = inputs["decoder_lengths"]

@@ -15,13 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from moe.cache import KvShape, PageCache, ShapeRecorder
 from moe.errors import ManifestError, ProgramInputError
 from moe.families import bert, bert2bert, gpt2, rope
 from moe.families.experts import GatedFfn, PlainFfn
 from moe.families.packing import HOST
 from moe.families.segment import Segment
 from moe.families.weights import Weights
-from moe.inputs import InputRules, rules_of
+from moe.inputs import CACHED, InputRules, rules_of
 from moe.manifest import Manifest, Node
 
 __all__ = ["DTYPES", "HOST", "READ_ON_HOST", "NodeProgram", "ProgramInputError", "Splits", "load_node"]
@@ -42,9 +43,9 @@ FAMILIES = {
     "qwen3_moe": rope,
     "olmoe": rope,
 }
-PER_TEXT = ("lengths", "memory_lengths", "embedding")
+PER_TEXT = ("lengths", "memory_lengths", "embedding", *CACHED)
 PER_MEMORY_TOKEN = ("memory",)
-READ_ON_HOST = frozenset(("lengths", "memory_lengths"))
+READ_ON_HOST = frozenset(("lengths", "memory_lengths")) | CACHED
 """Inputs that programs read as numbers: they stay on the host whatever the device."""
 
 
@@ -71,6 +72,8 @@ class NodeProgram:
         self.weights_bytes = nbytes
         self.device = device
         self.rules = rules
+        self.cache: PageCache | None = None
+        """Keys and values of texts under way, once ``open_cache`` was called."""
         self._function = function
         self._run: Callable[[Mapping[str, Tensor], bool], Tensors]
         self._run = self._segment if isinstance(function, Segment) else self._expert
@@ -85,7 +88,8 @@ class NodeProgram:
 
         ``all_logits``: a language head answers ``[T, vocab]`` in place of each text's last token ``[B,
         vocab]``.
-        ``checked``: ``check`` has passed these tensors already. Raises ProgramInputError.
+        ``checked``: ``check`` has passed these tensors already. Raises ProgramInputError, and with ``sequences``
+        CacheMissError and CacheFullError.
         """
         if not checked:
             self.rules.check(tensors)
@@ -94,7 +98,33 @@ class NodeProgram:
 
     def _segment(self, tensors: Mapping[str, Tensor], all_logits: bool) -> Tensors:
         assert isinstance(self._function, Segment)
-        return self._function(tensors, all_logits)
+        past = None
+        if "sequences" in tensors:
+            if self.cache is None:
+                raise ProgramInputError(f"{self.id}: the call names sequences, but no keys and values are kept here.")
+            past = self.cache.begin(*(tensors[name].tolist() for name in ("sequences", "starts", "lengths")))
+        return self._function(tensors, all_logits, past)
+
+    def open_cache(self, limit_bytes: int) -> PageCache:
+        """Keep keys and values from now on, at most ``limit_bytes`` of them. Raises ProgramInputError where the node is
+        no decoder's segment."""
+        if not self.rules.caches:
+            raise ProgramInputError(f"{self.id} is no segment of a decoder: it has no keys and values to keep.")
+        self.cache = PageCache(self._kv_shapes(), limit_bytes, self.device)
+        return self.cache
+
+    def _kv_shapes(self) -> list[KvShape]:
+        """What each attention keeps for a token, seen by running the program on one."""
+        assert isinstance(self._function, Segment)
+        call: Tensors = {"lengths": torch.ones(1, dtype=torch.int64)}
+        for name, width in self.rules.widths.items():
+            call[name] = torch.zeros(1, width, dtype=self.rules.dtype, device=self.device)
+        if "token_ids" in self.rules.names:
+            call["token_ids"] = torch.zeros(1, dtype=torch.int64, device=self.device)
+        recorder = ShapeRecorder()
+        with torch.inference_mode():
+            self._function(call, past=recorder)
+        return recorder.shapes
 
     def _expert(self, tensors: Mapping[str, Tensor], all_logits: bool) -> Tensors:
         assert not isinstance(self._function, Segment)

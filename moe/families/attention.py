@@ -28,8 +28,10 @@ def attend(
 
     ``q: [T, heads, head_dim]``, ``k, v: [S, kv_heads, head_dim]``; kv heads are shared by groups of query heads.
     ``scale`` None: 1/sqrt(head_dim). ``window``: a token sees itself and the ``window - 1`` tokens before it.
-    Returns ``[T, heads * head_dim]``.
+    Causal attention of texts with a past goes on from there. Returns ``[T, heads * head_dim]``.
     """
+    if causal and queries.past is not None:
+        return queries.past.attend(q, k, v, scale, window)
     if window is not None and window >= keys.longest:
         window = None
     if queries.even and keys.even:
@@ -106,15 +108,15 @@ class Rotary:
     def tables(self, packing: Packing) -> tuple[Tensor, Tensor]:
         """Cosine and sine for each packed token, ``[T, 1, D]``; sine's first half carries the minus sign."""
         cos, sin = self._tables
-        if packing.longest > cos.shape[0]:
-            length = max(64, 2 ** (packing.longest - 1).bit_length())
+        if packing.reach > cos.shape[0]:
+            length = max(64, 2 ** (packing.reach - 1).bit_length())
             angles = torch.arange(length).float()[:, None] * self.frequencies  # [length, D/2]
             half = angles.sin()  # [length, D/2]
             cos = torch.cat((angles.cos(), angles.cos()), -1).to(self.device, self.dtype)  # [length, D]
             sin = torch.cat((-half, half), -1).to(self.device, self.dtype)  # [length, D]
             self._tables = (cos, sin)
         if packing.texts == 1:
-            return cos[: packing.total, None], sin[: packing.total, None]
+            return cos[packing.first[0] : packing.reach, None], sin[packing.first[0] : packing.reach, None]
         places = packing.positions  # [T]
         return cos.index_select(0, places)[:, None], sin.index_select(0, places)[:, None]
 

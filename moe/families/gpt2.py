@@ -36,7 +36,7 @@ class Embedding:
     def __call__(self, token_ids: Tensor, packing: Packing) -> Tensor:
         words = F.embedding(token_ids, self.words)  # [T, d]
         if packing.texts == 1:
-            return words + self.positions[: packing.total]  # [T, d]
+            return words + self.positions[packing.first[0] : packing.reach]  # [T, d]
         return words + F.embedding(packing.positions, self.positions)  # [T, d]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,17 +16,36 @@ from torch import Tensor
 HOST = torch.device("cpu")
 
 
+class Past(Protocol):
+    """What the texts of a packed batch had before it: keys and values of ``starts[i]`` tokens of text i."""
+
+    starts: Sequence[int]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """Causal attention of the new tokens with all of their text; ``k`` and ``v`` are kept.
+
+        ``q: [T, heads, head_dim]``, ``k, v: [T, kv_heads, head_dim]`` to ``[T, heads * head_dim]``. Called once for
+        each attention of the program, in its order.
+        """
+
+
 class Packing:
     """Lengths of the packed texts, and index tensors derived from them when first asked for.
 
-    The index tensors are made on the host and lie on ``device``, next to what they index.
+    The index tensors are made on the host and lie on ``device``, next to what they index. With a ``past`` the texts
+    begin earlier: only their new tokens are in the batch.
     """
 
-    def __init__(self, lengths: Sequence[int], device: torch.device = HOST) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device = HOST, past: Past | None = None) -> None:
         self.lengths = lengths
         self.device = device
+        self.past = past
         self.longest = max(lengths)
         self.total = sum(lengths)
+        self.first: Sequence[int] = past.starts if past is not None else [0] * len(lengths)
+        """[B]: position of each text's first token here."""
+        self.reach = max(map(sum, zip(self.first, lengths, strict=True)))
+        """One more than the last position."""
 
     @property
     def texts(self) -> int:
@@ -39,7 +59,7 @@ class Packing:
     @cached_property
     def positions(self) -> Tensor:
         """``[T]`` int64: place of each token in its own text."""
-        parts = [torch.arange(length) for length in self.lengths]
+        parts = [torch.arange(first, first + n) for first, n in zip(self.first, self.lengths, strict=True)]
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from moe.families.packing import Packing
+from moe.families.packing import Packing, Past
 from moe.families.routing import RouterProgram
 
 Tensors = Mapping[str, Tensor]
@@ -49,13 +49,14 @@ class Segment:
     router: RouterProgram | None = None
     head: Head | None = None
 
-    def __call__(self, tensors: Tensors, all_logits: bool = False) -> dict[str, Tensor]:
-        """``lengths`` and ``memory_lengths`` are read on the host; everything else lies where the weights do."""
+    def __call__(self, tensors: Tensors, all_logits: bool = False, past: Past | None = None) -> dict[str, Tensor]:
+        """``lengths`` and ``memory_lengths`` are read on the host; everything else lies where the weights do. ``past``:
+        keys and values that the texts' earlier tokens left."""
         reply: dict[str, Tensor] = {}
         memory = tensors.get("memory")
         hidden = tensors.get("hidden")
         device = (tensors["token_ids"] if hidden is None else hidden).device
-        packing = Packing(tensors["lengths"].tolist(), device)
+        packing = Packing(tensors["lengths"].tolist(), device, past)
         if hidden is not None and self.finish is not None:
             hidden = self.finish(hidden)  # [T, d], or [S, d] where an encoder ends
         if self.embed is not None:

@@ -1,0 +1,211 @@
+"""Keys and values of texts under way, in pages: what lets a decoder's segment compute only a text's new tokens.
+
+A page holds ``PAGE_TOKENS`` tokens of one text for every attention of the segment, so a text of n tokens takes
+ceil(n / PAGE_TOKENS) pages in every segment. The pages are bounded in bytes, and nothing is evicted: a call that
+does not find enough is refused whole, before anything is computed. Which shapes an attention keeps is found by running
+the program once, so families know nothing of the cache.
+
+A call states how many tokens of a text the segment has seen. Fewer than it has: the rest is dropped and computed again,
+so a call that was interrupted may simply be repeated. More than it has: the text is not here, :class:`CacheMissError`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from moe.errors import CacheFullError, CacheMissError
+from moe.families.attention import attend
+from moe.families.packing import HOST, Packing
+
+PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """What one attention keeps for a token: ``[kv_heads, head_dim]`` of keys and of values."""
+
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return (prod(self.key) + prod(self.value)) * self.dtype.itemsize
+
+
+@dataclass(slots=True)
+class _Text:
+    """One text's pages in order, how many tokens they hold, and when they were used last."""
+
+    pages: list[int] = field(default_factory=list)
+    tokens: int = 0
+    used_s: float = 0.0
+
+
+class PageCache:
+    """The pages of one segment. Bookkeeping may be called from any thread; one computation runs at a time."""
+
+    def __init__(
+        self,
+        shapes: Sequence[KvShape],
+        limit_bytes: int,
+        device: torch.device = HOST,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``limit_bytes`` bounds keys and values together; memory is touched when a page is first used."""
+        self.bytes_per_token = sum(shape.bytes_per_token for shape in shapes)
+        self.pages = limit_bytes // (self.bytes_per_token * PAGE_TOKENS) if shapes else 0
+        self._free = list(range(self.pages - 1, -1, -1))
+        self._texts: dict[int, _Text] = {}
+        self._lock = Lock()
+        self._clock = clock
+        slots = self.pages * PAGE_TOKENS
+        self._layers = [
+            (
+                torch.empty(slots, *shape.key, dtype=shape.dtype, device=device),
+                torch.empty(slots, *shape.value, dtype=shape.dtype, device=device),
+            )
+            for shape in shapes
+        ]
+
+    @property
+    def used_pages(self) -> int:
+        return self.pages - len(self._free)
+
+    @property
+    def texts(self) -> int:
+        """How many texts have pages."""
+        return len(self._texts)
+
+    def begin(self, sequences: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> PagedPast:
+        """Take the pages that ``lengths`` more tokens need, for all texts or for none. Raises CacheMissError,
+        CacheFullError."""
+        if not self._layers:
+            return PagedPast((), starts, lengths, [])
+        with self._lock:
+            missing = [s for s, start in zip(sequences, starts, strict=True) if start > self._tokens(s)]
+            if missing:
+                raise CacheMissError(f"{len(missing)} of {len(sequences)} texts have no keys and values here.")
+            wanted = [-(-(start + length) // PAGE_TOKENS) for start, length in zip(starts, lengths, strict=True)]
+            short = sum(wanted) - sum(len(self._texts[s].pages) for s in sequences if s in self._texts)
+            if short > len(self._free):
+                raise CacheFullError(f"{short} more pages are needed, {len(self._free)} of {self.pages} are free.")
+            texts = [self._texts.setdefault(sequence, _Text()) for sequence in sequences]
+            for text, count in sorted(zip(texts, wanted, strict=True), key=lambda pair: pair[1] - len(pair[0].pages)):
+                self._resize(text, count)  # those that give pages back come first
+            for text, start, length in zip(texts, starts, lengths, strict=True):
+                text.tokens, text.used_s = start + length, self._clock()
+            return PagedPast(self._layers, starts, lengths, [list(text.pages) for text in texts])
+
+    def free(self, sequences: Sequence[int]) -> int:
+        """Give the pages of these texts back; returns how many of the texts were here."""
+        with self._lock:
+            freed = [text for s in sequences if (text := self._texts.pop(s, None)) is not None]
+            for text in freed:
+                self._resize(text, 0)
+        return len(freed)
+
+    def free_unused(self, idle_s: float) -> int:
+        """Free texts that no call was for in ``idle_s``: whoever asked for them is gone. Returns how many."""
+        before_s = self._clock() - idle_s
+        with self._lock:
+            idle = [sequence for sequence, text in self._texts.items() if text.used_s < before_s]
+        return self.free(idle)
+
+    def _tokens(self, sequence: int) -> int:
+        text = self._texts.get(sequence)
+        return text.tokens if text is not None else 0
+
+    def _resize(self, text: _Text, count: int) -> None:
+        while len(text.pages) < count:
+            text.pages.append(self._free.pop())
+        if len(text.pages) > count:
+            self._free += text.pages[count:]
+            self._free.sort(reverse=True)  # low numbers first, so that a text's pages tend to lie side by side
+            del text.pages[count:]
+
+
+class PagedPast:
+    """The past of one call's texts (:class:`moe.families.packing.Past`)."""
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[Tensor, Tensor]],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        tables: Sequence[Sequence[int]],
+    ) -> None:
+        """``tables``: each text's pages in order."""
+        self.starts = starts
+        self._lengths = lengths
+        self._layers = iter(layers)
+        if not layers:
+            return
+        device = layers[0][0].device
+        places = torch.arange(PAGE_TOKENS)  # [page]
+        slots = [(torch.tensor(table)[:, None] * PAGE_TOKENS + places).view(-1) for table in tables]  # [pages * page]
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        new = [one[start:end] for one, start, end in zip(slots, starts, ends, strict=True)]
+        self._new = torch.cat(new).to(device)  # [T]: where the new tokens' keys and values go
+        self._slots: list[Tensor | slice] = [  # of all of a text; a slice, and so a view, where its pages are in a row
+            slice(table[0] * PAGE_TOKENS, table[0] * PAGE_TOKENS + end)
+            if list(table) == list(range(table[0], table[0] + len(table)))
+            else one[:end].to(device)
+            for one, table, end in zip(slots, tables, ends, strict=True)
+        ]
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """As :meth:`moe.families.packing.Past.attend`, ``[T, heads * head_dim]``."""
+        keys, values = next(self._layers)  # [slots, Hk, D] each
+        keys.index_copy_(0, self._new, k)
+        values.index_copy_(0, self._new, v)
+        parts = []
+        texts = zip(q.split_with_sizes(list(self._lengths)), self.starts, self._slots, strict=True)
+        for one_q, start, slots in texts:
+            parts.append(_continued(one_q, keys[slots], values[slots], start, scale, window))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]  # [T, H*D]
+
+
+def _continued(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float | None, window: int | None) -> Tensor:
+    """Tokens ``start …`` of one text, ``q [t, H, D]``, over all its ``k, v [start + t, Hk, D]``; ``[t, H*D]``."""
+    count = q.shape[0]
+    first = max(0, start - window + 1) if window is not None else 0  # what lies before, no new token sees
+    k, v = k[first:], v[first:]
+    mask = None
+    if count > 1 and (start or window is not None):
+        place = torch.arange(start, start + count, device=q.device)[:, None]  # [t, 1]
+        keys = torch.arange(first, start + count, device=q.device)  # [S]
+        mask = keys <= place  # [t, S]
+        if window is not None:
+            mask &= keys > place - window
+    y = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k.transpose(0, 1)[None],
+        v.transpose(0, 1)[None],
+        attn_mask=mask,
+        is_causal=mask is None and count > 1,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # [1, H, t, D]
+    return y[0].transpose(0, 1).reshape(count, -1)
+
+
+class ShapeRecorder:
+    """A past that keeps nothing and notes what each attention would keep."""
+
+    def __init__(self) -> None:
+        self.starts: Sequence[int] = (0,)
+        self.shapes: list[KvShape] = []
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+        """As :meth:`moe.families.packing.Past.attend`, of one text without a past: ``[T, heads * head_dim]``."""
+        self.shapes.append(KvShape(tuple(k.shape[1:]), tuple(v.shape[1:]), k.dtype))
+        packing = Packing([q.shape[0]], q.device)
+        return attend(q, k, v, packing, packing, causal=True, scale=scale, window=window)

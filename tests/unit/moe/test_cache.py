@@ -1,0 +1,151 @@
+"""Incremental decoding from kept keys and values writes what recomputing the whole text writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from moe.cache import PAGE_TOKENS, KvShape, PageCache
+from moe.errors import CacheFullError, CacheMissError, ProgramInputError
+from moe.reference import WholeModel, pack
+from moe.split import split
+from tests.unit.moe import tiny
+
+ENOUGH = 8 << 20
+DECODERS = {
+    "gpt2": {"n_positions": 640},
+    "mixtral": {"max_position_embeddings": 640},
+    "mixtral-window": {"max_position_embeddings": 640, "sliding_window": 24},
+    "qwen3_moe": {"max_position_embeddings": 640},
+    "olmoe": {"max_position_embeddings": 640},
+}
+
+
+def model_of(kind: str, folder: Path, limit_bytes: int = ENOUGH) -> WholeModel:
+    """A tiny random decoder whose segments keep at most ``limit_bytes`` each."""
+    family = kind.removesuffix("-window")
+    checkpoint = tiny.store(tiny.build(family, **DECODERS[kind]), folder / "checkpoint")
+    split(checkpoint, folder / "pipeline", "tiny", 4, None if family in tiny.NATIVE else 2)
+    model = WholeModel(folder / "pipeline")
+    for segment in model.manifest.segments:
+        model.programs[segment.id].open_cache(limit_bytes)
+    return model
+
+
+def step(model: WholeModel, parts: dict[int, tuple[int, list[int]]]) -> Tensor:
+    """Logits ``[B, vocab]`` of some sequences' next tokens: id → (tokens before before, new tokens)."""
+    tensors = pack([new for _, new in parts.values()])
+    tensors["sequences"] = torch.tensor(list(parts))
+    tensors["starts"] = torch.tensor([start for start, _ in parts.values()])
+    return model.forward(tensors)["logits"]
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    assert float((ours - theirs).abs().max()) <= 1e-4
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
+    return model_of(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.mark.parametrize("steps", [40, pytest.param(512, marks=pytest.mark.slow)])
+def test_greedy_steps_equal_recomputation_with_neighbours_and_chunks(model: WholeModel, steps: int) -> None:
+    prompt = tiny.texts((23,))[0]
+    text, starts = list(prompt), 0
+    for chunk in (prompt[:9], prompt[9:10]):  # a prompt in parts
+        step(model, {1: (starts, chunk)})
+        starts += len(chunk)
+    new = prompt[10:]
+    neighbour = tiny.texts((5,), seed=7)[0]
+    before = 0
+    for number in range(steps):
+        parts = {1: (starts, new)}
+        if number % 3:  # a neighbour that comes and goes
+            parts[2] = (before, neighbour[before:] if before < len(neighbour) else [number % 99])
+        logits = step(model, parts)
+        if 2 in parts:
+            before += len(parts[2][1])
+        if number % 32 == 0 or number == steps - 1:
+            close(logits[0], model.logits_ids([text])[0])
+        starts += len(new)
+        new = [int(logits[0].argmax())]
+        text += new
+    whole = model.logits_ids([text[:-1]], all_tokens=True)  # one pass over all: what greedy recomputation chose
+    assert whole.argmax(-1)[len(prompt) - 1 :].tolist() == text[len(prompt) :]
+    for segment in model.manifest.segments:
+        cache = model.programs[segment.id].cache
+        assert cache is not None
+        cache.free([1, 2])
+        assert cache.used_pages == 0
+        assert cache.texts == 0
+
+
+def test_a_text_that_is_taken_back_to_an_earlier_place_goes_on_from_there(model: WholeModel) -> None:
+    text = tiny.texts((40,))[0]
+    step(model, {5: (0, text)})
+    again = [*text[:19], 3, 4]
+    close(step(model, {5: (19, [3, 4])})[0], model.logits_ids([again])[0])
+    close(step(model, {5: (0, text)})[0], model.logits_ids([text])[0])
+    for segment in model.manifest.segments:
+        cache = model.programs[segment.id].cache
+        assert cache is not None
+        assert cache.free([5]) == bool(cache.pages)
+
+
+def test_what_is_not_here_and_what_does_not_fit_is_refused_whole(tmp_path: Path) -> None:
+    model = model_of("mixtral", tmp_path)
+    first = model.programs["segment-0"]
+    numbers = model.manifest.architecture
+    per_token = 2 * 4 * numbers["kv_heads"] * numbers["head_dim"]
+    cache = first.open_cache(4 * PAGE_TOKENS * per_token + 1)
+    assert (cache.pages, cache.bytes_per_token) == (4, per_token)
+
+    def call(sequences: list[int], starts: list[int], texts: list[list[int]]) -> Any:
+        ids = {"sequences": torch.tensor(sequences), "starts": torch.tensor(starts)}
+        return first.run({**pack(texts), **ids})
+
+    text = tiny.texts((64,))[0]
+    call([1], [0], [text[:33]])
+    assert cache.used_pages == 3
+    with pytest.raises(CacheFullError, match="2 more pages are needed, 1 of 4 are free"):
+        call([1, 2], [33, 0], [text[33:34], text[:17]])
+    with pytest.raises(CacheMissError, match="1 of 2"):
+        call([1, 2], [33, 4], [text[33:34], text[:1]])
+    assert (cache.used_pages, cache.texts) == (3, 1)
+    call([1, 2], [0, 0], [text[:1], text[:48]])  # a text that shrinks makes room for one that grows
+    assert (cache.used_pages, cache.texts) == (4, 2)
+    assert cache.free([1, 2, 3]) == 2
+    assert cache.used_pages == 0
+    for sequences, starts, texts, word in (
+        ([1, 1], [0, 0], [[1], [2]], "names one twice"),
+        ([1], [-1], [[1]], "0 or more"),
+        ([1], [600], [text], "at most 640"),
+        ([1, 2], [0], [[1], [2]], "starts is"),
+    ):
+        with pytest.raises(ProgramInputError, match=word):
+            call(sequences, starts, texts)
+
+
+def test_only_segments_of_decoders_keep_anything(tmp_path: Path) -> None:
+    model = model_of("olmoe", tmp_path)
+    with pytest.raises(ProgramInputError, match="no segment of a decoder"):
+        model.programs["expert-0-0"].open_cache(ENOUGH)
+    fresh = WholeModel(model.directory).programs["segment-0"]
+    with pytest.raises(ProgramInputError, match="no keys and values are kept here"):
+        fresh.run({**pack([[1]]), "sequences": torch.tensor([1]), "starts": torch.tensor([0])})
+
+
+def test_texts_that_nobody_asks_for_are_freed() -> None:
+    now_s = 0.0
+    cache = PageCache([KvShape((1, 2), (1, 2), torch.float32)], ENOUGH, clock=lambda: now_s)
+    cache.begin([1], [0], [20])
+    now_s = 50.0
+    cache.begin([2], [0], [1])
+    now_s = 70.0
+    assert cache.free_unused(60.0) == 1
+    assert (cache.texts, cache.used_pages) == (1, 1)
