@@ -228,6 +228,11 @@ class Proposal:
     desired: Mapping[str, Configuration]
     reasons: Mapping[str, str]
     memory: Memory = None
+    doubt: str = ""
+    """Why the policy itself would not be followed in this window: it has not met the like, or what it plans with does
+    not hold. Empty: no doubt, or a policy that knows none."""
+    by: str = ""
+    """Name of the policy that decided, where it is not the one that was asked."""
 
 
 class Decision(NamedTuple):

@@ -25,6 +25,7 @@ DECISION = "smoe_controller_decision_seconds"
 LAST_TICK = "smoe_controller_last_tick_timestamp_seconds"
 DECISIONS = "smoe_controller_decisions_total"
 SHADOW_COST = "smoe_controller_shadow_cost_total"
+WINDOWS = "smoe_controller_windows_total"
 LAST_DECISION = "smoe_controller_last_decision_timestamp_seconds"
 HOUR_S = 3600.0
 REPORTED = 20
@@ -43,12 +44,14 @@ class ControllerMetrics:
         self._slo_s = slo_s
         self._last: TickReport | None = None
         self._results: Counter[str] = Counter()
+        self._windows: Counter[str] = Counter()
         self._decided: dict[str, tuple[list[str], float]] = {}
         """Function → labels and time of its last decision, the newest at the end."""
 
     def add(self, report: TickReport) -> None:
         """Take in one tick."""
         self._results.update(result_of(one, report) for one in report.decisions)
+        self._windows[report.policy] += 1
         self._last = report
         notable = [one for one in report.decisions if worth_reporting(one)][-REPORTED:]
         for decision in notable:
@@ -74,6 +77,9 @@ class ControllerMetrics:
         made = CounterMetricFamily(DECISIONS, "Decisions by what became of them", labels=["pipeline", "result"])
         for result, count in sorted(self._results.items()):
             made.add_metric([self._pipeline, result], count)
+        windows = CounterMetricFamily(WINDOWS, "Windows by the policy that decided", labels=["pipeline", "policy"])
+        for policy, count in sorted(self._windows.items()):
+            windows.add_metric([self._pipeline, policy], count)
         last_decision = GaugeMetricFamily(
             LAST_DECISION,
             "Unix time of a function's last decision that changed something or met a limit",
@@ -81,7 +87,7 @@ class ControllerMetrics:
         )
         for labels, end_s in list(self._decided.values()):
             last_decision.add_metric([self._pipeline, *labels], end_s)
-        yield from (slo, cost, decision, tick, made, last_decision)
+        yield from (slo, cost, decision, tick, made, windows, last_decision)
         if self._bill is not None:
             yield self._shadow_cost(self._bill)
 

@@ -105,7 +105,7 @@ class Controller:
             by_node,
             decision_s,
             self._dry_run,
-            self.policy.name,
+            proposal.by or self.policy.name,
         )
         self._record(report)
         return report

@@ -1,7 +1,13 @@
-"""A learnt or otherwise daring policy under watch: where it misbehaves, HPA takes over for a while.
+"""A learnt or otherwise daring policy under guard: where it is not to be trusted, HPA takes over for a while.
 
-Misbehaving is missing the SLO in several windows in a row *while wanting less* of the pipeline than there is: a policy
-that misses the SLO and grows is doing its work, one that shrinks although nothing is met is not.
+Three things count against a policy, each in several windows in a row:
+
+- it misses the SLO *while wanting less* of the pipeline than there is: one that misses the SLO and grows does its work,
+  one that shrinks although nothing is met does not;
+- its prediction misses: whatever is decided for a target expects that a load which was seen before keeps it, and P95 is
+  far above λ at no more load than in one of the last windows;
+- it doubts itself (``Proposal.doubt``): a learnt policy outside of what it was trained on, or with call times that do
+  not hold.
 """
 
 from __future__ import annotations
@@ -18,9 +24,16 @@ class FallbackSettings:
 
     slo_s: float
     windows: int = 3
-    """Windows in a row of missed SLO and a desire for less, after which the other policy takes over."""
+    """Windows in a row of missed SLO and a desire for less, or of a missed prediction, after which the other policy
+    takes over."""
+    doubt_windows: int = 2
+    """Windows in a row in which the chosen policy doubts itself, after which the other one takes over."""
     calm_windows: int = 12
-    """Windows in a row with the SLO kept, after which the chosen policy is tried again."""
+    """Windows in a row with the SLO kept and without doubt, after which the chosen policy is tried again."""
+    far: float = 2.0
+    """P95 over λ above which a prediction has missed."""
+    look_back: int = 5
+    """Windows whose loads were seen before."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +43,16 @@ class FallbackMemory:
     chosen: object = None
     other: object = None
     bad: int = 0
+    doubted: int = 0
     calm: int = 0
-    active: bool = False
-    """Whether the other policy decides."""
+    why: str = ""
+    """Why the other policy decides; empty where it does not."""
+    loads: tuple[float, ...] = ()
+    """Requests per second of the last windows, the newest at the end."""
 
 
 class FallbackPolicy:
-    """``chosen`` decides until it misbehaves, then ``other`` until the SLO was kept for a while.
+    """``chosen`` decides until it is not to be trusted, then ``other`` until all was well for a while.
 
     Both are asked in every window, so that whoever takes over knows the past. Pure, like the policies it holds.
     """
@@ -54,31 +70,50 @@ class FallbackPolicy:
         after = replace(
             _judged(before, observation, proposal, self._settings), chosen=proposal.memory, other=instead.memory
         )
-        if not after.active:
+        if not after.why:
             return replace(proposal, memory=after)
-        why = f"{self._other.name} instead of {self.name}, which wanted less while the SLO was missed"
+        why = f"{self._other.name} instead of {self.name}: {after.why}"
         reasons = {function: f"{reason} ({why})" for function, reason in instead.reasons.items()}
-        return Proposal(instead.desired, reasons, after)
+        return Proposal(instead.desired, reasons, after, by=self._other.name)
 
 
 def _judged(
     before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings
 ) -> FallbackMemory:
-    """The next state of the watch. A window without data of the pipeline's latency, or with a number that is none,
-    counts for nothing."""
-    latency_s = observation.latency_p95_s
-    if observation.stale or latency_s is None or not latency_s >= 0:  # NaN is neither
+    """The next state of the guard. Stale windows count for nothing, those without the pipeline's latency, or with a
+    number that is none, only for the policy's doubt."""
+    if observation.stale:
         return before
-    missed = latency_s > settings.slo_s
-    if before.active:
-        calm = 0 if missed else before.calm + 1
-        return (
-            replace(before, bad=0, calm=0, active=False)
-            if calm >= settings.calm_windows
-            else replace(before, calm=calm)
-        )
-    bad = before.bad + 1 if missed and wants_less(observation, proposal.desired) else 0
-    return replace(before, bad=bad, calm=0, active=bad >= settings.windows)
+    latency_s = observation.latency_p95_s
+    judged = latency_s is not None and latency_s >= 0  # NaN is not
+    missed = judged and latency_s is not None and latency_s > settings.slo_s
+    after = replace(before, loads=_loads(before, observation, settings))
+    doubted = before.doubted + 1 if proposal.doubt else 0
+    if before.why:
+        calm = 0 if missed or proposal.doubt else before.calm + judged
+        if calm >= settings.calm_windows:
+            return replace(after, bad=0, doubted=0, calm=0, why="")
+        return replace(after, doubted=doubted, calm=calm)
+    fault = _fault(before, observation, proposal, settings) if missed else ""
+    bad = before.bad if not judged else before.bad + 1 if fault else 0
+    why = fault if bad >= settings.windows else proposal.doubt if doubted >= settings.doubt_windows else ""
+    return replace(after, bad=bad, doubted=doubted, calm=0, why=why)
+
+
+def _fault(before: FallbackMemory, observation: Observation, proposal: Proposal, settings: FallbackSettings) -> str:
+    """What the policy did wrong in a window that misses the SLO; empty: nothing."""
+    if wants_less(observation, proposal.desired):
+        return "it wanted less while the SLO was missed"
+    load, latency_s = observation.requests_per_s, observation.latency_p95_s or 0.0
+    is_known = load is not None and load <= max(before.loads, default=0.0)
+    if is_known and latency_s > settings.far * settings.slo_s:
+        return f"P95 is above {settings.far:g} times the target at a load that it had seen"
+    return ""
+
+
+def _loads(before: FallbackMemory, observation: Observation, settings: FallbackSettings) -> tuple[float, ...]:
+    load = observation.requests_per_s
+    return before.loads if load is None or not load >= 0 else (*before.loads, load)[-settings.look_back :]
 
 
 def wants_less(observation: Observation, desired: Mapping[str, Configuration]) -> bool:

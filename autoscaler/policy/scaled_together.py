@@ -32,4 +32,5 @@ class ScaledTogetherPolicy:
             {**others, **first.desired},
             {**second.reasons, **first.reasons},
             ScaledTogetherMemory(first.memory, second.memory),
+            first.doubt,
         )

@@ -33,9 +33,11 @@ from autoscaler.prices import Meter
 from evaluation.comparison.learnt_files import published_actor
 from moe.manifest import load as load_manifest
 from rl.agent.contract import ActorNetwork, Batch
+from rl.agent.doubts import Doubts, ranges_of
 from rl.agent.errors import NetworkError
 from rl.agent.export import load as load_actor
 from rl.features import CallTimes, Encoder, calls_of, calls_of_cores, mean_calls
+from rl.features.ranges import Ranges
 from rl.reward import RewardSettings
 from simulation.profiles.measure.machine import this_machine
 from simulation.profiles.model.bundled import named, nearest, warn_of_another
@@ -93,13 +95,15 @@ class ExplainingActor(ActorNetwork, Protocol):
 
 
 class LearntPolicy:
-    """Desired configurations of every expert; those without data are held, with the reason."""
+    """Desired configurations of every expert; those without data are held, with the reason. ``ranges``: of the actor's
+    training, beyond which it doubts itself."""
 
     name = NAME
 
-    def __init__(self, actor: ExplainingActor, encoder: Encoder) -> None:
+    def __init__(self, actor: ExplainingActor, encoder: Encoder, ranges: Ranges | None = None) -> None:
         self.encoder = encoder
         self._actor = actor
+        self._doubts = Doubts(encoder, ranges)
 
     def propose(self, observation: Observation, now_s: float, memory: Memory) -> Proposal:
         configuration_index = self.encoder.configuration_index
@@ -120,7 +124,7 @@ class LearntPolicy:
         for function, missing in unknown(self.encoder.topology, observation).items():
             del desired[function]
             reasons[function] = f"no data: the {missing} of {function} is not known"
-        return Proposal(settled(observation, desired), reasons, history)
+        return Proposal(settled(observation, desired), reasons, history, self._doubts.sentence(state, observation))
 
 
 def settled(observation: Observation, desired: Mapping[str, Configuration]) -> dict[str, Configuration]:
@@ -175,7 +179,8 @@ def make(making: Making) -> Policy:
         actor = load_actor(path)
         calls, space = call_times(making, settings, slo_s)
         limits = replace(making.limits, space=space)
-        return LearntPolicy(actor, Encoder(making.topology, limits, making.prices, slo_s, calls))
+        encoder = Encoder(making.topology, limits, making.prices, slo_s, calls)
+        return LearntPolicy(actor, encoder, ranges_of(path))
     except (NetworkError, ProfileError, ValueError) as error:
         raise SettingsError(f"{NAME}: {error}") from error
 

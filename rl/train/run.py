@@ -25,10 +25,12 @@ from rl.agent.contract import Batch, State
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.checkpoint import load_windows, save_windows
 from rl.agent.ddpg.exploration import decide as decide_by
+from rl.agent.doubts import RANGES
 from rl.agent.export import save as export
 from rl.agent.settings import NetworkSettings
 from rl.episodes import Episode
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from rl.features.ranges import Ranges
 from rl.train.errors import TrainingError
 from rl.train.parallel_episodes import Actions
 from rl.train.rounds import Rounds, Tally
@@ -186,7 +188,10 @@ class Run:
             "minutes": round(self.progress.minutes, 2),
             **validation.as_json(),
         }
-        export(self.out / BEST, self.agent.actor.network, {**self.record, "validation": judged})
+        rings = self.agent.replay_buffer.rings.values()
+        ranges = Ranges.of(step.state for ring in rings for step in ring)
+        about = {**self.record, "validation": judged, RANGES: ranges.as_json()}
+        export(self.out / BEST, self.agent.actor.network, about)
 
     def store(self) -> None:
         """Checkpoint between two rounds; the state's file last, so that a half-written one is never gone on from."""

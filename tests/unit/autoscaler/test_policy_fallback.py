@@ -24,10 +24,14 @@ class Fixed:
     name: str
     desired: Configuration
     asked: list[object] = field(default_factory=list)
+    doubts: str = ""
+    """One letter a window: ``d`` where it doubts itself."""
 
     def propose(self, observation: Observation, now_s: float, memory: object) -> Proposal:
         self.asked.append(memory)
-        return Proposal({FUNCTION: self.desired}, {FUNCTION: self.name}, len(self.asked))
+        doubted = self.doubts[len(self.asked) - 1 :][:1] == "d"
+        doubt = "it has not met the like" if doubted else ""
+        return Proposal({FUNCTION: self.desired}, {FUNCTION: self.name}, len(self.asked), doubt)
 
 
 def window(p95_s: float | None, **more: Any) -> Observation:
@@ -88,8 +92,40 @@ def test_both_policies_see_every_window_with_their_own_memory() -> None:
 def test_the_reason_names_who_decided_and_why() -> None:
     watched = policy(windows=1)
     reason = watched.propose(MISSED, NOW_S, None).reasons[FUNCTION]
-    assert reason == "hpa (hpa instead of learnt, which wanted less while the SLO was missed)"
+    assert reason == "hpa (hpa instead of learnt: it wanted less while the SLO was missed)"
     assert watched.name == "learnt"
+
+
+def doubting(doubts: str, **settings: int) -> FallbackPolicy:
+    chosen = Fixed("learnt", configuration(8), doubts=doubts)
+    return FallbackPolicy(chosen, Fixed("hpa", configuration(5)), FallbackSettings(SLO_S, **settings))
+
+
+def test_hpa_takes_over_in_the_second_window_of_doubt_and_gives_back_after_calm_ones() -> None:
+    assert replicas(doubting("ddd..d...", calm_windows=3), [KEPT] * 9) == [8, 5, 5, 5, 5, 5, 5, 5, 8]
+
+
+def test_a_single_window_of_doubt_changes_nothing() -> None:
+    assert replicas(doubting("d.d.d."), [KEPT] * 6) == [8] * 6
+
+
+def test_doubt_counts_in_windows_without_a_latency_but_calm_does_not() -> None:
+    assert replicas(doubting("dd...", calm_windows=2), [window(None)] * 5) == [8, 5, 5, 5, 5]
+    assert replicas(doubting("dd", calm_windows=2), [window(0.2, stale=True)] * 3) == [8] * 3
+
+
+def test_a_p95_far_above_the_target_at_a_load_that_was_seen_is_a_missed_prediction() -> None:
+    far = window(0.3, requests_per_s=4.0)
+    story = [window(0.05, requests_per_s=5.0), far, far, far]
+    assert replicas(policy(configuration(8)), story) == [8, 8, 8, 5]
+    rising = [window(0.3, requests_per_s=float(rate)) for rate in range(1, 9)]
+    assert set(replicas(policy(configuration(8)), rising)) == {8}, "the policy could not have known"
+
+
+def test_the_proposal_names_who_decided() -> None:
+    watched = policy(windows=1)
+    assert watched.propose(KEPT, NOW_S, None).by == ""
+    assert watched.propose(MISSED, NOW_S, None).by == "hpa"
 
 
 @pytest.mark.parametrize(

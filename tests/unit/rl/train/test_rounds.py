@@ -13,9 +13,11 @@ from stable_baselines3.common.logger import Logger
 from rl.agent.configuration_table import features_of
 from rl.agent.ddpg.algorithm import PipelineDDPG
 from rl.agent.ddpg.settings import LearnerSettings
+from rl.agent.export import made
 from rl.agent.settings import NetworkSettings
 from rl.episodes import Clip, Episode, episode_of
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
+from rl.features.ranges import Ranges
 from rl.train.errors import TrainingError
 from rl.train.rounds import Rounds
 from rl.train.run import BEST, Run
@@ -147,6 +149,9 @@ def test_a_run_that_goes_on_comes_to_the_same_actor(tmp_path: Path, judged: list
     assert whole.agent.num_timesteps == second.agent.num_timesteps >= SETTINGS.windows
     assert (tmp_path / "parts" / BEST).is_file()
     assert any((tmp_path / "parts" / "tensorboard").iterdir())
+    ranges = Ranges.from_json(made(tmp_path / "parts" / BEST)["ranges"])
+    met = [step.state for ring in second.agent.replay_buffer.rings.values() for step in ring]
+    assert met and not any(ranges.outside(state) for state in met)
     stored = json.loads((tmp_path / "parts" / "run.json").read_text())
     assert set(stored) == {"settings", "code_sha256", "traces_sha256", "pipelines_sha256", "versions"}
 

@@ -1,0 +1,102 @@
+"""Where an actor was trained: the least and largest number of every feature over the states that it learnt from.
+
+Stored next to the actor, so that a controller can say when it is asked about something that was never met. Numbers are
+encoded ones (:mod:`rl.features.catalogue`); where one is not known its flag is 1, and the flag's range shows
+whether that was ever so in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl.agent.contract import State
+from rl.features.catalogue import NODE_FEATURES, PIPELINE_FEATURES, Feature
+from simulation.arrays import Floats
+
+TOLERANCE = 0.05
+"""Part of a feature's scale by which a number may lie beyond what was met."""
+_FEATURES: Mapping[str, Sequence[Feature]] = {
+    "experts": NODE_FEATURES,
+    "segments": NODE_FEATURES,
+    "pipeline": PIPELINE_FEATURES,
+}
+_EXPERT = next(place for place, feature in enumerate(NODE_FEATURES) if feature.name == "expert")
+
+
+@dataclass(frozen=True, eq=False)
+class Ranges:
+    """``bounds``: group of features → [2, features] float64, least and largest; NaN where one was never known."""
+
+    bounds: Mapping[str, Floats]
+
+    @classmethod
+    def of(cls, states: Iterable[State]) -> Ranges:
+        """The ranges of ``states``; of no state at all everything is NaN, and nothing is outside."""
+        bounds = {name: np.full((2, len(features)), np.nan) for name, features in _FEATURES.items()}
+        for state in states:
+            for name, rows in _rows(state).items():
+                low, high = bounds[name]
+                bounds[name] = np.stack([np.fmin(low, np.fmin.reduce(rows)), np.fmax(high, np.fmax.reduce(rows))])
+        return cls(bounds)
+
+    def outside(self, state: State) -> str:
+        """What of ``state`` lies farthest beyond the ranges, in words; empty where nothing does."""
+        farthest, sentence = TOLERANCE, ""
+        for name, rows in _rows(state).items():
+            low, high = self.bounds[name]
+            beyond = np.nan_to_num(np.fmax.reduce(np.maximum(low - rows, rows - high))) / _scales(_FEATURES[name])
+            place = int(beyond.argmax())
+            if beyond[place] > farthest:
+                farthest, feature = float(beyond[place]), _FEATURES[name][place].name
+                sentence = f"{feature} of {name} is {100 * farthest:.0f} % of its scale beyond all that was trained on"
+        return sentence
+
+    def as_json(self) -> dict[str, Any]:
+        """Group → feature → least and largest; features that were never known are left out."""
+        return {
+            name: {
+                feature.name: [float(low), float(high)]
+                for feature, low, high in zip(_FEATURES[name], *bounds, strict=True)
+                if low <= high
+            }
+            for name, bounds in self.bounds.items()
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Ranges:
+        """As of :meth:`as_json`. Raises KeyError and ValueError for something else."""
+        unknown = (np.nan, np.nan)
+        return cls(
+            {
+                name: np.array([stored[name].get(feature.name, unknown) for feature in features], np.float64).T
+                for name, features in _FEATURES.items()
+            }
+        )
+
+
+def _rows(state: State) -> dict[str, Floats]:
+    """Group → [rows, features] float64; NaN where a number is not known. Experts that are none are left out."""
+    experts = state.experts[state.experts[..., _EXPERT] > 0]
+    by_group: dict[str, Floats] = {}
+    for name, rows in (("experts", experts), ("segments", state.segments), ("pipeline", state.pipeline[None])):
+        flags, flagged = _flags(_FEATURES[name])
+        values = rows.astype(np.float64)
+        values[:, flagged] = np.where(rows[:, flags] > 0, np.nan, values[:, flagged])
+        by_group[name] = values
+    return by_group
+
+
+def _flags(features: Sequence[Feature]) -> tuple[list[int], list[int]]:
+    """Places of the features that have a flag, as (their flags' places, their own)."""
+    at = {feature.name: place for place, feature in enumerate(features)}
+    pairs = [(at[feature.flag], place) for place, feature in enumerate(features) if feature.flag]
+    return [flag for flag, _ in pairs], [place for _, place in pairs]
+
+
+def _scales(features: Sequence[Feature]) -> Floats:
+    """Lengths of the features' encoded scales."""
+    return np.array([high - low for low, high in (feature.bounds for feature in features)])
