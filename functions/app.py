@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -29,7 +29,7 @@ from functions.serving import live_settings
 from functions.serving.server import FunctionServer, ServerSettings, set_deadline
 from functions.serving.settings import FunctionSettings, SettingsError, from_environment
 from functions.serving.starting import Starting, become_ready
-from functions.wire.messages import CALL_ID, REQUEST_ID, Reply, Request, error_reply
+from functions.wire.messages import CALL_ID, REQUEST_ID, Body, Reply, Request, error_reply
 from moe.errors import MoeError
 
 log = logging.getLogger("functions.app")
@@ -105,7 +105,7 @@ class FunctionApp(flask.Flask):
             reply = answered.result(ANSWER_TIMEOUT_S)
         except FutureTimeoutError:
             reply = error_reply(504, "deadline_exceeded", "the function did not answer", platform=True)
-        return self._response(reply, request.request_id)
+        return self._response(reply, request)
 
     def _admit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         """On the loop."""
@@ -115,17 +115,37 @@ class FunctionApp(flask.Flask):
         else:
             self.server.admit(request, answer)
 
-    def _response(self, reply: Reply, request_id: str) -> flask.Response:
-        response = flask.Response(
-            b"".join(reply.chunks), reply.status, dict(reply.headers), content_type=reply.content_type
-        )
-        response.headers[REQUEST_ID] = " ".join(request_id.split())[:256]
+    def _response(self, reply: Reply, request: Request | None = None) -> flask.Response:
+        body = b"".join(reply.chunks) if reply.stream is None or request is None else self._pieces(reply, request)
+        response = flask.Response(body, reply.status, dict(reply.headers), content_type=reply.content_type)
+        response.headers[REQUEST_ID] = " ".join(request.request_id.split())[:256] if request else ""
         return response
+
+    def _pieces(self, reply: Reply, request: Request) -> Iterator[bytes]:
+        """A stream of the application's loop, for a thread of the server; closed early where the client is gone."""
+        assert reply.stream is not None
+        stream = reply.stream
+
+        async def following() -> Body | None:
+            return await anext(stream, None)
+
+        ended = False
+        try:
+            while True:
+                piece = asyncio.run_coroutine_threadsafe(following(), self._loop).result(ANSWER_TIMEOUT_S)
+                if piece is None:
+                    ended = True
+                    return
+                yield bytes(piece)
+        finally:
+            if not ended:
+                self._loop.call_soon_threadsafe(request.abandon)
+            self._loop.call_soon_threadsafe(reply.ended)
 
     def _too_large(self, error: Exception) -> flask.Response:
         limit = self.server.settings.max_body_bytes
         message = f"the body is larger than {limit} bytes"
-        return self._response(error_reply(413, "too_large", message, platform=False), "")
+        return self._response(error_reply(413, "too_large", message, platform=False))
 
 
 def serve(app: FunctionApp, host: str, port: int, threads: int) -> None:

@@ -73,6 +73,8 @@ class Tokenizer:
     """Longest text in tokens, special tokens included."""
     kind: Literal["tokenizers-json"] = "tokenizers-json"
     special: Mapping[str, int] = field(default_factory=dict)
+    chat_template: str | None = None
+    """File of the folder with the checkpoint's Jinja template for conversations."""
 
 
 @dataclass(frozen=True)
@@ -354,10 +356,10 @@ def _check_references(manifest: Manifest, where: str) -> None:
     for node in manifest.nodes:
         if node.weights.file not in manifest.files:
             raise ManifestError(f"{where}: key nodes: {node.id} names {node.weights.file!r}, not listed under files.")
-    if manifest.tokenizer is not None and manifest.tokenizer.file not in manifest.files:
-        raise ManifestError(
-            f"{where}: key tokenizer.file: {manifest.tokenizer.file!r} is not listed under files; list every file."
-        )
+    tokenizer = manifest.tokenizer
+    for file in (tokenizer.file, tokenizer.chat_template) if tokenizer is not None else ():
+        if file is not None and file not in manifest.files:
+            raise ManifestError(f"{where}: key tokenizer: {file!r} is not listed under files; list every file.")
 
 
 def verify_files(manifest: Manifest, directory: Path, names: Iterable[str] | None = None) -> None:

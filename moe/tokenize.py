@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from moe.checkpoints.source import FolderSource, Source
 from moe.errors import CheckpointError, ManifestError, TextError
 
 TOKENIZER_FILE = "tokenizer.json"
+CHAT_TEMPLATE_FILE = "chat_template.jinja"
 SPECIAL_TEXTS: dict[str, tuple[str, ...]] = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -69,6 +71,19 @@ class TextTokenizer:
                 raise TextError(f"Text {index} holds nothing this tokenizer knows.")
         return result
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of a text that holds its special tokens already, as chat templates write them. Raises TextError."""
+        if len(text) > self._most_characters:
+            raise TextError(f"The text has {len(text)} characters, too many for {self.settings.max_tokens} tokens.")
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not 1 <= len(ids) <= self.settings.max_tokens:
+            raise TextError(f"The text has {len(ids)} tokens; allowed are 1 to {self.settings.max_tokens}.")
+        return ids
+
+    def word(self, token: int) -> str:
+        """A token as the vocabulary writes it; empty where it has none of this id."""
+        return self._tokenizer.id_to_token(token) or ""
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special ones."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -102,11 +117,39 @@ def adopt_tokenizer(
     copied = folder / TOKENIZER_FILE
     copied.chmod(0o644)
     files = {**manifest.files, TOKENIZER_FILE: m.FileRef(m.sha256_of(copied), copied.stat().st_size)}
+    template = chat_template(source.folder) if isinstance(source, FolderSource) else None
+    if template is not None:
+        path = folder / CHAT_TEMPLATE_FILE
+        path.write_text(template, encoding="utf-8")
+        files[CHAT_TEMPLATE_FILE] = m.FileRef(m.sha256_of(path), path.stat().st_size)
     special = special_ids(tokenizer) | reader.special
     if manifest.family == "bert2bert":
         special = {"decoder_start": special.get("cls", 0), "eos": special.get("sep", 0)} | special
-    settings = m.Tokenizer(TOKENIZER_FILE, reader.max_tokens, special=special)
+    settings = m.Tokenizer(
+        TOKENIZER_FILE,
+        reader.max_tokens,
+        special=special,
+        chat_template=CHAT_TEMPLATE_FILE if template is not None else None,
+    )
     return replace(manifest, tokenizer=settings, files=files)
+
+
+def chat_template(checkpoint: Path) -> str | None:
+    """The checkpoint's template for conversations: a file of its own, or a key of ``tokenizer_config.json``. Raises
+    CheckpointError."""
+    path = checkpoint / CHAT_TEMPLATE_FILE
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    path = checkpoint / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        template = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+    except (ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: is no JSON object ({error}).") from error
+    if isinstance(template, list):  # several by name, of which one is for plain conversations
+        template = next((one.get("template") for one in template if one.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
 
 
 def special_ids(tokenizer: FastTokenizer) -> dict[str, int]:

@@ -329,6 +329,45 @@ class Dispatcher:
         slot.failures = 0
         return reply
 
+    async def call_replica(
+        self,
+        name: str,
+        replica_id: str,
+        path: str,
+        chunks: Sequence[Body],
+        *,
+        deadline_s: float,
+        request_id: str,
+        record: CallRecord,
+    ) -> RawReply:
+        """One call to this very replica of ``name``, as it holds what the call goes on from; while it is busy (429) the
+        call waits. The reply has any other status. Raises TransportError, also where the replica is not in the table,
+        and DeadlineError."""
+        while True:
+            begun_s = self._loop.time()
+            function = self._functions.get(name)
+            slot = function.slots.get(replica_id) if function is not None else None
+            if function is None or slot is None:
+                raise TransportError(f"{name} has no replica {replica_id} any more", reason="connect")
+            if deadline_s <= begun_s:
+                raise DeadlineError(f"the request's time was spent waiting for {name}")
+            record.node = slot.replica.node
+            try:
+                reply = await self.send(
+                    name, _taken(slot, begun_s), path, chunks, deadline_s=deadline_s, request_id=request_id
+                )
+            except TransportError as error:
+                record.repeats.append(error.reason)
+                raise
+            finally:
+                record.busy_s += self._loop.time() - begun_s
+                self._release(function, slot)
+            record.status = str(reply.status)
+            if reply.status != 429:
+                return reply
+            record.repeats.append("busy")
+            await asyncio.sleep(BUSY_WAIT_S)
+
     # slots
 
     def _set_replicas(self, function: _Function, replicas: Sequence[ReplicaAddress]) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from functions.dispatch.client import RawReply, TransportError
 from functions.dispatch.dispatcher import CallRecord, Dispatcher
 from functions.serving.instruments import IngressInstruments
 from functions.wire import arrays
 from functions.wire import format as wire
 from functions.wire.arrays import Arrays
-from functions.wire.errors import NodeFailedError
+from functions.wire.errors import KvFullError, KvLostError, NodeFailedError, NodeRefusedError
+from functions.wire.messages import KV_FULL, KV_MISSING, Body
 from moe.grouping import Grouping
 from moe.manifest import Manifest
 
@@ -47,10 +49,16 @@ class NodeCaller:
         return self._address[node_id]
 
     async def call(
-        self, node_id: str, tensors: Arrays, context: PassContext, record: CallRecord, node: str = ""
+        self,
+        node_id: str,
+        tensors: Arrays,
+        context: PassContext,
+        record: CallRecord,
+        node: str = "",
+        replica: str = "",
     ) -> Arrays:
-        """``node_id`` on some tensors; at a replica on the machine ``node`` if it can. ``record`` holds afterwards what
-        it cost. Raises CallError."""
+        """``node_id`` on some tensors; at a replica on the machine ``node`` if it can, or at this very ``replica``.
+        ``record`` holds afterwards what it cost. Raises CallError, with a ``replica`` also KvError."""
         name, path = self._address[node_id]
         meter = self._instruments.nodes[node_id]
         tokens = _tokens(tensors)
@@ -59,15 +67,18 @@ class NodeCaller:
         chunks = arrays.encode(tensors)
         received_bytes = 0
         try:
-            reply = await self._dispatcher.call(
-                name,
-                path,
-                chunks,
-                deadline_s=context.deadline_s,
-                request_id=context.request_id,
-                record=record,
-                node=node,
-            )
+            if replica:
+                reply = await self._at(name, replica, path, chunks, context, record)
+            else:
+                reply = await self._dispatcher.call(
+                    name,
+                    path,
+                    chunks,
+                    deadline_s=context.deadline_s,
+                    request_id=context.request_id,
+                    record=record,
+                    node=node,
+                )
             received_bytes = len(reply.body)
             return arrays.decode(reply.body)
         except wire.WireError as error:
@@ -80,6 +91,31 @@ class NodeCaller:
                 traffic.message(record.node, wire.total_bytes(chunks), received_bytes)
                 if received_bytes and node_id in self._segments:
                     traffic.of(record.node).segment_calls += 1
+
+    async def _at(
+        self, name: str, replica: str, path: str, chunks: Sequence[Body], context: PassContext, record: CallRecord
+    ) -> RawReply:
+        """A call to one replica that keeps what it goes on from. Raises CallError, KvError."""
+        try:
+            reply = await self._dispatcher.call_replica(
+                name,
+                replica,
+                path,
+                chunks,
+                deadline_s=context.deadline_s,
+                request_id=context.request_id,
+                record=record,
+            )
+        except TransportError as error:
+            raise KvLostError(f"{name}: {error}") from None
+        if reply.status == 200:
+            return reply
+        message = f"{name} answered {reply.status}: {bytes(reply.body[:300]).decode('utf-8', 'replace')}"
+        if reply.status == KV_FULL:
+            raise KvFullError(message)
+        if reply.status == KV_MISSING or reply.status >= 500:
+            raise KvLostError(message)
+        raise NodeRefusedError(message, reply.status)
 
 
 async def gather_or_cancel(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import torch
 
 from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas
 from functions.dispatch.resolvers import Resolver
+from functions.generation.api import OpenAiApi
+from functions.generation.chat import ChatTemplate
+from functions.generation.generator import Generator
 from functions.ingress import api
 from functions.ingress.bursts import BurstActivation, Gateway
 from functions.ingress.calls import NodeCaller, PassContext
@@ -72,6 +75,10 @@ class Ingress:
         self._loop = loop
         self._bursts = self._burst_activation(settings)
         self._passes: PassQueue | None = None
+        self._generator: Generator | None = None
+        self._openai: OpenAiApi | None = None
+        template = manifest.tokenizer.chat_template
+        self._template = ChatTemplate(settings.pipeline_dir / template, self.tokenizer) if template else None
         self._limits = (settings.max_passes, settings.queue_limit)
         self._tasks: set[asyncio.Task[None]] = set()
         self._following: list[asyncio.Task[None]] = []
@@ -84,6 +91,19 @@ class Ingress:
         )
         driver = PipelinePass(self.manifest, caller, scatter, self.instruments)
         self._passes = PassQueue(driver.run, *self._limits)
+        if self.manifest.task == "causal-lm":
+            self._generator = Generator(
+                self.manifest,
+                caller,
+                driver,
+                self.dispatcher,
+                queue_limit=self._limits[1],
+                timeout_s=self._timeout_s,
+                computed=self._computed,
+            )
+        self._openai = OpenAiApi(
+            self.manifest, self.tokenizer, self._template, self._generator, self._embed, self._loop
+        )
         self._following = [self._loop.create_task(resolver.run(self._update))]
         if self._bursts is not None:
             self._following.append(self._loop.create_task(self._bursts.run()))
@@ -97,6 +117,8 @@ class Ingress:
         for task in self._following:
             task.cancel()
         self.statistics.close()
+        if self._generator is not None:
+            self._generator.close()
         if self._bursts is not None:
             self._bursts.close()
         self.dispatcher.close()
@@ -107,18 +129,58 @@ class Ingress:
     def submit(self, request: Request, answer: Callable[[Reply], None]) -> None:
         if request.path == "/statistics" and request.method in ("GET", "HEAD"):
             answer(Reply(200, (self.statistics.document(),)))
+        elif request.path.startswith("/v1/"):
+            self._start(self._answer_openai(request, answer), request)
         elif request.path not in ("", "/"):
-            message = f"there is no {request.method} {request.path}; the model is at /, its statistics at /statistics"
+            message = f"there is no {request.method} {request.path}; there are /, /v1/… and /statistics"
             answer(error_reply(404, "not_found", message, platform=False))
         elif request.method in ("GET", "HEAD"):
             answer(Reply(200, (api.description(self.manifest),)))
         elif request.method != "POST":
             answer(error_reply(405, "method", "the model takes GET and POST", platform=False))
         else:
-            task = self._loop.create_task(self._answer(request, answer))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            request.on_abandoned = task.cancel
+            self._start(self._answer(request, answer), request)
+
+    def _start(self, work: Coroutine[Any, Any, None], request: Request) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        request.on_abandoned = task.cancel
+
+    async def _answer_openai(self, request: Request, answer: Callable[[Reply], None]) -> None:
+        assert self._openai is not None, "follow() comes first"
+        self.instruments.in_flight += 1
+        status, tokens = CLIENT_GONE, 0
+        try:
+            status, tokens = await self._openai.serve(request, answer)
+        except asyncio.CancelledError:
+            if not request.abandoned:
+                raise
+            answer(error_reply(CLIENT_GONE, "abandoned", "the client is gone", platform=False))
+        except Exception:
+            log.exception("request %s failed", request.request_id)
+            status = 500
+            answer(error_reply(500, "internal", "the ingress failed; its log has the reason", platform=True))
+        finally:
+            self.instruments.in_flight -= 1
+            self.instruments.finished(status, self._loop.time() - request.arrived_s, tokens)
+
+    async def _embed(self, ids: Texts, request: Request) -> Arrays:
+        """An encoder's pass for ``/v1/embeddings``. Raises CallError."""
+        api.check_size(self.manifest, [len(text) for text in ids])
+        return await self._run(ids, None, self._context(request))
+
+    def _context(self, request: Request) -> PassContext:
+        limit_s = request.arrived_s + self._timeout_s
+        return PassContext(
+            request.request_id, limit_s if request.deadline_s is None else min(request.deadline_s, limit_s)
+        )
+
+    def _computed(self, tokens: int) -> None:
+        """An iteration of the generation loop is done: its tokens count as a request's."""
+        if self._bursts is not None:
+            self._bursts.arrived(tokens)
+            self._bursts.answered(tokens)
 
     async def _answer(self, request: Request, answer: Callable[[Reply], None]) -> None:
         self.instruments.in_flight += 1
@@ -148,9 +210,7 @@ class Ingress:
             raise BadInputError(str(error)) from None
         lengths = [len(text) for text in ids]
         api.check_size(self.manifest, lengths)
-        limit_s = request.arrived_s + self._timeout_s
-        deadline_s = limit_s if request.deadline_s is None else min(request.deadline_s, limit_s)
-        context = PassContext(request.request_id, deadline_s)
+        context = self._context(request)
         if self.manifest.task == "embedding":
             reply = await self._run(ids, None, context)
             return api.embedding_answer(self.manifest.name, reply, lengths, asked.states), sum(lengths)
@@ -175,6 +235,8 @@ class Ingress:
 
     def _update(self, table: Mapping[str, FunctionReplicas]) -> None:
         self.dispatcher.update(table)
+        if self._generator is not None:
+            self._generator.changed()
         if self._bursts is not None:
             self._bursts.update(table)
 

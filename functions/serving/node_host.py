@@ -28,10 +28,11 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from torch import Tensor
 
 from functions.device.tensors import CHECK_S, Device, DeviceLostError, HostDevice
+from functions.serving.kept_pages import KeptPages
 from functions.serving.speed import Speed
 from functions.wire import format as wire
-from functions.wire.messages import ALL_LOGITS, Reply, Request, error_reply
-from moe.errors import ProgramInputError
+from functions.wire.messages import ALL_LOGITS, KV_FULL, KV_MISSING, Reply, Request, error_reply
+from moe.errors import CacheFullError, CacheMissError, ProgramInputError
 from moe.runtime import NodeProgram
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class _Call:
     answer: Callable[[Reply], None]
     tensors: dict[str, Tensor]
     tokens: int
-    all_logits: bool
+    kind: tuple[bool, bool]
+    """Whether it wants all logits, and whether it names sequences: calls of one kind are computed together."""
 
 
 @dataclass(slots=True)
@@ -70,9 +72,10 @@ class NodeHost:
         loop: asyncio.AbstractEventLoop,
         device: Device | None = None,
         on_lost: Callable[[str], object] = log.critical,
+        kept: KeptPages | None = None,
     ) -> None:
         """``device``: where the programs' weights are, by default the host; ``on_lost``: called once, with the
-        reason."""
+        reason; ``kept``: keys and values of the segments, where any are kept."""
         self._loop = loop
         self._device = device or HostDevice()
         self._on_lost = on_lost
@@ -88,6 +91,7 @@ class NodeHost:
         self._batched_calls = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._kept = kept or KeptPages({}, 0, loop)
         if self._device.in_thread:
             self._idle_check = loop.call_later(CHECK_S, self._check_when_idle)
 
@@ -95,6 +99,9 @@ class NodeHost:
         """Check the call and queue it for the next batch of its node."""
         if self._lost:
             answer(_unavailable(self._lost))
+            return
+        if request.path.startswith("/kv"):
+            answer(self._kept.answer(request))
             return
         node_id = self._node_of(request.path)
         if node_id is None:
@@ -109,13 +116,15 @@ class NodeHost:
         try:
             tensors = wire.decode(request.body)
             node.program.check(tensors)
+            if "sequences" in tensors:
+                self._kept.open(node.program)
         except (wire.WireError, ProgramInputError) as error:
             self._count(node_id, 400)
             answer(error_reply(400, "bad_tensors", str(error), platform=False))
             return
         tokens = next((tensors[name].shape[0] for name in ("token_ids", "hidden", "x") if name in tensors), 0)
-        all_logits = request.headers.get(ALL_LOGITS) == "1"
-        node.waiting.append(_Call(request, answer, tensors, tokens, all_logits))
+        kind = (request.headers.get(ALL_LOGITS) == "1", "sequences" in tensors)
+        node.waiting.append(_Call(request, answer, tensors, tokens, kind))
         self._schedule()
 
     def metrics(self) -> bytes:
@@ -132,6 +141,7 @@ class NodeHost:
         batches = HistogramMetricFamily("smoe_worker_batch_calls", "Calls in one product")
         batches.add_metric([], list(zip(bounds, counts, strict=True)), self._batched_calls)
         yield batches
+        yield from self._kept.families()
 
     def _count(self, node_id: str, status: int) -> None:
         key = (node_id, status)
@@ -139,6 +149,7 @@ class NodeHost:
 
     def close(self) -> None:
         """End the computing thread, if there is one."""
+        self._kept.close()
         if self._idle_check is not None:
             self._idle_check.cancel()
         if self._thread is not None:
@@ -172,7 +183,7 @@ class NodeHost:
         batch: list[_Call] = []
         tokens = 0
         now_s = self._loop.time()
-        while calls and (not batch or (tokens < MAX_BATCH_TOKENS and calls[0].all_logits == batch[0].all_logits)):
+        while calls and (not batch or (tokens < MAX_BATCH_TOKENS and calls[0].kind == batch[0].kind)):
             call = calls.popleft()
             deadline_s = call.request.deadline_s
             if call.request.abandoned:
@@ -277,17 +288,22 @@ def _compute(device: Device, program: NodeProgram, batch: Sequence[_Call]) -> _C
     begun_s = time.perf_counter()
     lost = ""
     try:
-        parts = device.run(program, [call.tensors for call in batch], batch[0].all_logits)
+        parts = device.run(program, [call.tensors for call in batch], batch[0].kind[0])
         replies = [Reply(200, wire.encode(part), wire.CONTENT_TYPE) for part in parts]
     except DeviceLostError as error:
         lost = str(error)
         replies = [_unavailable(lost)] * len(batch)
-    except Exception:
-        log.exception("%s failed on a batch of %d calls", program.id, len(batch))
+    except Exception as error:
+        kept = isinstance(error, CacheMissError | CacheFullError)
+        if not kept:
+            log.exception("%s failed on a batch of %d calls", program.id, len(batch))
         if len(batch) > 1:
             alone = [_compute(device, program, [call]) for call in batch]
             replies = [reply.replies[0] for reply in alone]
             lost = next((reply.lost for reply in alone if reply.lost), "")
+        elif kept:
+            status = KV_MISSING if isinstance(error, CacheMissError) else KV_FULL
+            replies = [error_reply(status, "kv", str(error), platform=False)]
         else:
             message = f"{program.id} failed; its log has the reason"
             replies = [error_reply(500, "internal", message, platform=True)]

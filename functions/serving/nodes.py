@@ -10,6 +10,7 @@ from functions.device.cuda_calls import CudaOpener
 from functions.device.lent import Lender
 from functions.device.tensors import DeviceLostError, GpuDevice, open_device
 from functions.serving.device_loss import leave
+from functions.serving.kept_pages import KeptPages
 from functions.serving.node_host import NodeHost
 from functions.serving.settings import FunctionSettings, SettingsError
 from moe.manifest import Manifest
@@ -39,7 +40,8 @@ def node_application(manifest: Manifest, settings: FunctionSettings, loop: async
         }
     except DeviceLostError as error:
         leave(str(error))
-    return NodeHost(programs, loop, device, lambda reason: loop.call_later(LAST_WORDS_S, leave, reason))
+    kept = KeptPages(programs, 0 if isinstance(device, GpuDevice) else settings.kv_mb << 20, loop)
+    return NodeHost(programs, loop, device, lambda reason: loop.call_later(LAST_WORDS_S, leave, reason), kept)
 
 
 def weights_folder(settings: FunctionSettings, manifest: Manifest, node_id: str) -> Path:

@@ -120,9 +120,10 @@ class FunctionServer:
             if done:
                 return
             done = True
-            self.in_flight -= 1
-            if self.draining:
-                self._changed.set()
+            if reply.stream is None:
+                self._end_call()
+            else:
+                reply.ended = _one_after_the_other(reply.ended, self._end_call)
             answer(reply)
 
         try:
@@ -130,6 +131,11 @@ class FunctionServer:
         except Exception:
             log.exception("request %s failed", request.request_id)
             finish(error_reply(500, "internal", "the function failed; its log has the reason", platform=True))
+
+    def _end_call(self) -> None:
+        self.in_flight -= 1
+        if self.draining:
+            self._changed.set()
 
     def _platform_path(self, request: Request) -> Reply:
         if request.method not in ("GET", "HEAD"):
@@ -170,6 +176,9 @@ class Connection(asyncio.Protocol):
         self._receiving = False
         self._paused = False
         self._looping = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._streaming: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport) or hasattr(transport, "writelines")
@@ -180,6 +189,8 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if self._current is not None:
             self._current.abandon()
+        if self._streaming is not None:
+            self._streaming.cancel()
         self._queue.clear()
         self._server.closed(self)
 
@@ -202,10 +213,12 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def pause_writing(self) -> None:
-        """The client does not read its replies: take no more requests from it."""
+        """The client does not read its replies: take no more requests from it, and no more of a stream."""
+        self._writable.clear()
         self._pause_reading()
 
     def resume_writing(self) -> None:
+        self._writable.set()
         self._resume_reading()
 
     def _pause_reading(self) -> None:
@@ -303,13 +316,13 @@ class Connection(asyncio.Protocol):
         self._current = request
 
         def answer(reply: Reply) -> None:
+            keep = keep_alive and (bool(self._queue) or not self._server.draining)
+            if reply.stream is not None:
+                self._streaming = self._loop.create_task(self._stream(reply, request.request_id, keep))
+                self._streaming.add_done_callback(lambda task: self._streamed(reply, task.cancelled()))
+                return
             self._current = None
-            self._write(
-                reply,
-                request.request_id,
-                keep_alive and (bool(self._queue) or not self._server.draining),
-                head=request.method == "HEAD",
-            )
+            self._write(reply, request.request_id, keep, head=request.method == "HEAD")
             self._next()
 
         refusal = set_deadline(request)
@@ -329,6 +342,43 @@ class Connection(asyncio.Protocol):
         if not keep_alive:
             self._queue.clear()
             self._transport.close()
+
+    async def _stream(self, reply: Reply, request_id: str, keep_alive: bool) -> None:
+        """The body piece by piece, no faster than the client reads. One that breaks off cuts the connection."""
+        assert reply.stream is not None
+        if self._transport is not None:
+            self._transport.write(head_bytes(reply, request_id, keep_alive))
+        try:
+            async for piece in reply.stream:
+                if self._transport is None or self._transport.is_closing():
+                    return
+                self._transport.writelines([b"%x\r\n" % len(piece), piece, b"\r\n"])
+                await self._writable.wait()
+        except Exception:
+            log.exception("request %s broke off in its reply", request_id)
+            keep_alive = False
+        else:
+            if self._transport is not None:
+                self._transport.write(b"0\r\n\r\n")
+        if not keep_alive:
+            self._queue.clear()
+            self.close()
+
+    def _streamed(self, reply: Reply, cancelled: bool) -> None:
+        """A stream is over, or its client is gone."""
+        self._streaming = self._current = None
+        reply.ended()
+        self._busy = False
+        if not cancelled:
+            self._next()
+
+
+def _one_after_the_other(first: Callable[[], object], then: Callable[[], object]) -> Callable[[], None]:
+    def both() -> None:
+        first()
+        then()
+
+    return both
 
 
 def set_deadline(request: Request) -> Reply | None:
@@ -355,7 +405,7 @@ def head_bytes(reply: Reply, request_id: str, keep_alive: bool) -> bytes:
     lines = [
         f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Status')}",
         f"content-type: {reply.content_type}",
-        f"content-length: {length}",
+        "transfer-encoding: chunked" if reply.stream is not None else f"content-length: {length}",
     ]
     if request_id:
         lines.append(f"x-request-id: {_header_safe(request_id)}")

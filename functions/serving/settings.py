@@ -74,6 +74,8 @@ class FunctionSettings:
     on several nodes, ``least-loaded`` otherwise."""
     transfer: Transfer = "direct"
     """How tokens get to experts on other nodes (``smoe_transfer``)."""
+    kv_mb: int = 64
+    """MiB of keys and values that a worker with segments of a decoder keeps at most (``smoe_kv_mb``)."""
     statistics_window_s: float = 300.0
     """Time that the ingress's statistics cover (``smoe_statistics_window``)."""
 
@@ -131,6 +133,7 @@ def from_environment(environ: Mapping[str, str], *, later: bool = False) -> Func
         device=device_settings(environ),
         dispatch=cast(Dispatch, _choice(environ, "smoe_dispatch", get_args(Dispatch))),
         transfer=cast(Transfer, _choice(environ, "smoe_transfer", get_args(Transfer))),
+        kv_mb=_whole(environ, "smoe_kv_mb", 64),
         statistics_window_s=_window_s(environ),
     )
 

@@ -49,7 +49,8 @@ class Need:
 def needs(manifest: Manifest, nodes: tuple[str, ...]) -> list[Need]:
     """Files of these nodes; of the ingress: the tokenizer. Raises SettingsError for a node that is not there."""
     if nodes == ("ingress",):
-        names = [] if manifest.tokenizer is None else [manifest.tokenizer.file]
+        tokenizer = manifest.tokenizer
+        names = [] if tokenizer is None else [name for name in (tokenizer.file, tokenizer.chat_template) if name]
     else:
         files = {node.id: node.weights.file for node in manifest.nodes}
         unknown = [node for node in nodes if node not in files]

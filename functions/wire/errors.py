@@ -5,8 +5,12 @@ CallError                 a call that did not end in an answer; ``status`` is wh
 ├── OverloadedError       429: more work than slots and queue hold
 ├── NoReplicaError        503: no ready replica until the deadline
 ├── DeadlineError         504: the time of the request is spent
+├── NotServedError        501: this deployment cannot do what is asked for
 ├── NodeFailedError       502: the platform failed more often than the call may be repeated
 └── NodeRefusedError      as the node: a node answered with a 4xx, which is never repeated
+KvError                   a replica that keeps keys and values cannot go on; seen by the generation loop alone
+├── KvLostError           it is gone, or they are: the texts are computed again
+└── KvFullError           it has too few free pages
 """
 
 from __future__ import annotations
@@ -41,6 +45,12 @@ class DeadlineError(CallError):
     code = "deadline_exceeded"
 
 
+class NotServedError(CallError):
+    status = 501
+    code = "not_served"
+    platform = False
+
+
 class NodeFailedError(CallError):
     status = 502
     code = "node_failed"
@@ -53,3 +63,15 @@ class NodeRefusedError(CallError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class KvError(Exception):
+    """Base."""
+
+
+class KvLostError(KvError):
+    """The replica or what it kept is gone."""
+
+
+class KvFullError(KvError):
+    """Too few pages are free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,6 +14,11 @@ CALL_ID = "x-call-id"
 TIMEOUT_MS = "x-timeout-ms"
 PLATFORM_FAILED = "x-openfaas-internal"
 ALL_LOGITS = "x-smoe-all-logits"
+
+KV_MISSING = 410
+"""Status of a call that goes on from keys and values which are not at this replica."""
+KV_FULL = 507
+"""Status of a call that finds too few free pages for its keys and values."""
 
 Body = bytes | bytearray | memoryview
 
@@ -54,12 +59,18 @@ class Request:
 
 @dataclass(slots=True)
 class Reply:
-    """One HTTP reply; ``chunks`` are written one after the other as the body."""
+    """One HTTP reply; ``chunks`` are written one after the other as the body.
+
+    With a ``stream`` the body is what comes out of it, each piece sent at once; ``ended`` is called once, when the last
+    piece is out or the client is gone.
+    """
 
     status: int
     chunks: Sequence[Body] = ()
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
+    stream: AsyncIterator[Body] | None = None
+    ended: Callable[[], object] = lambda: None
 
 
 class Application(Protocol):

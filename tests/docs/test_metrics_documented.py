@@ -6,9 +6,11 @@ import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+import torch
 from prometheus_client.core import Metric
 
 from autoscaler.contract import Cost, Decision, TickReport
@@ -21,12 +23,14 @@ from autoscaler.prices import load_prices
 from functions.dispatch.dispatcher import CallRecord
 from functions.serving import metric_names as ingress_names
 from functions.serving.instruments import IngressInstruments
+from functions.serving.kept_pages import KeptPages
 from functions.serving.node_host import NodeHost
 from functions.serving.traffic import Link
 from functions.wire.messages import Request
 from gateway import metric_names as gateway_names
 from gateway.contract import FunctionSpec, FunctionState, Replica, Usage
 from gateway.metrics import GatewayMetrics
+from moe.cache import KvShape, PageCache
 from tests.doubles.fake_platform import FakePlatform
 from tests.unit.autoscaler.builders import configuration, observation
 
@@ -91,7 +95,10 @@ def gateway_families() -> dict[str, Metric]:
 
 def worker_families() -> dict[str, Metric]:
     loop = asyncio.new_event_loop()
-    host = NodeHost({"expert-0-0": object()}, loop)  # type: ignore[dict-item]
+    cache = PageCache([KvShape((1, 2), (1, 2), torch.float32)], 1 << 20)
+    segment = SimpleNamespace(rules=SimpleNamespace(caches=True), cache=cache)
+    kept = KeptPages({"segment-0": segment}, 1 << 20, loop)  # type: ignore[dict-item]
+    host = NodeHost({"expert-0-0": object()}, loop, kept=kept)  # type: ignore[dict-item]
     host.submit(Request("POST", "/", {}, bytearray(b"no tensors"), 0.0), lambda reply: None)
     loop.close()
     return named(host.collect())

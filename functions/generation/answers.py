@@ -1,0 +1,139 @@
+"""Answers of the API that OpenAI's clients speak, as JSON documents."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from functions.generation.request import FieldError
+from functions.generation.sampling import Chosen
+from functions.wire.errors import CallError
+from functions.wire.messages import PLATFORM_FAILED, Reply
+from moe.tokenize import TextTokenizer
+
+_TYPES = {429: "rate_limit_error", 501: "not_supported_error"}
+
+
+def error_document(status: int, message: str, field: str | None, code: str | None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def error_answer(error: CallError) -> Reply:
+    """A failed call as an answer."""
+    document = error_document(error.status, str(error), getattr(error, "field", None), error.code)
+    headers = {PLATFORM_FAILED: "smoe"} if error.platform else {}
+    if error.status in (429, 503):
+        headers["retry-after"] = "1"
+    return Reply(error.status, (orjson.dumps(document),), headers=headers)
+
+
+def model_not_found(model: object, served: str) -> FieldError:
+    """The request names another model than this one."""
+    error = FieldError(
+        f"the model {str(model)[:80]!r} does not exist here; this is {served}", "model", "model_not_found"
+    )
+    error.status = 404
+    return error
+
+
+def model_document(name: str, created: int) -> dict[str, Any]:
+    """A model of ``GET /v1/models``."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "smoe"}
+
+
+def embeddings_document(model: str, vectors: NDArray[np.float32], tokens: int, *, as_base64: bool) -> bytes:
+    """``vectors [B, d]``."""
+    data: list[dict[str, Any]] = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": base64.b64encode(row.astype("<f4").tobytes()).decode() if as_base64 else row,
+        }
+        for index, row in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    document = {"object": "list", "model": model, "data": data, "usage": usage}
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+class Form:
+    """What one request's answers look like: whole, or in pieces; of a conversation, or of completions."""
+
+    def __init__(self, model: str, request_id: str, tokenizer: TextTokenizer, *, chat: bool) -> None:
+        self._chat = chat
+        self._tokenizer = tokenizer
+        self._head: dict[str, Any] = {
+            "id": ("chatcmpl-" if chat else "cmpl-") + request_id,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def whole(
+        self, choices: Sequence[tuple[str, Sequence[Chosen], str | None]], usage: dict[str, int], with_logprobs: bool
+    ) -> bytes:
+        """All texts at once: each with its tokens, and why it ended."""
+        written = []
+        for index, (text, chosen, finish) in enumerate(choices):
+            logprobs = self._logprobs(chosen) if with_logprobs else None
+            content: dict[str, Any] = (
+                {"message": {"role": "assistant", "content": text, "refusal": None}} if self._chat else {"text": text}
+            )
+            written.append({"index": index, **content, "logprobs": logprobs, "finish_reason": finish})
+        kind = "chat.completion" if self._chat else "text_completion"
+        return orjson.dumps({**self._head, "object": kind, "choices": written, "usage": usage})
+
+    def piece(
+        self, index: int, text: str, chosen: Sequence[Chosen] | None, finish: str | None, *, first: bool, usage: bool
+    ) -> bytes:
+        """A part of one text as an event; ``chosen`` where log probabilities were asked for."""
+        logprobs = self._logprobs(chosen) if chosen is not None else None
+        delta: dict[str, Any] = {"text": text}
+        if self._chat:
+            delta = {"delta": {**({"role": "assistant"} if first else {}), **({"content": text} if text else {})}}
+        choice = {"index": index, **delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._event({"choices": [choice], **({"usage": None} if usage else {})})
+
+    def last(self, usage: dict[str, int]) -> bytes:
+        """The event that states how many tokens it took."""
+        return self._event({"choices": [], "usage": usage})
+
+    def _event(self, document: dict[str, Any]) -> bytes:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return event({**self._head, "object": kind, **document})
+
+    def _logprobs(self, chosen: Sequence[Chosen]) -> dict[str, Any]:
+        if self._chat:
+            return {"content": [self._token(one) for one in chosen], "refusal": None}
+        return {
+            "tokens": [self._word(one.token) for one in chosen],
+            "token_logprobs": [one.logprob for one in chosen],
+            "top_logprobs": [{self._word(token): value for token, value in one.top} for one in chosen],
+            "text_offset": [],
+        }
+
+    def _token(self, chosen: Chosen) -> dict[str, Any]:
+        top = [self._named(token, value) for token, value in chosen.top]
+        return {**self._named(chosen.token, chosen.logprob), "top_logprobs": top}
+
+    def _named(self, token: int, logprob: float | None) -> dict[str, Any]:
+        word = self._word(token)
+        return {"token": word, "logprob": logprob, "bytes": list(word.encode())}
+
+    def _word(self, token: int) -> str:
+        return self._tokenizer.decode([token]) or self._tokenizer.word(token)
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"

@@ -1,0 +1,166 @@
+"""All instances of a pipeline, and the queue in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from functions.dispatch.dispatcher import Dispatcher
+from functions.generation.instance import Instance, NoKvError, UnreachableError, form
+from functions.generation.measures import Measures
+from functions.generation.run import InstanceRun, Waiting
+from functions.generation.texts import Text
+from functions.ingress.calls import NodeCaller
+from functions.ingress.passes import PipelinePass
+from functions.wire.errors import CallError, DeadlineError, NoReplicaError, NotServedError, OverloadedError
+from moe.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+"""How often waiting texts are looked at: whether their time is spent, their reader has caught up, an instance can be
+made."""
+REST_S = 1.0
+"""How long a replica is left out that could not be reached."""
+
+
+class Generator:
+    """Takes texts, makes instances as replicas come and go, and runs them."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        caller: NodeCaller,
+        driver: PipelinePass,
+        dispatcher: Dispatcher,
+        *,
+        queue_limit: int,
+        timeout_s: float,
+        computed: Callable[[int], object] = lambda tokens: None,
+    ) -> None:
+        """``timeout_s``: time for a text's first and each next token; ``computed`` hears of each iteration's tokens."""
+        self.measures = Measures()
+        self.waiting = Waiting()
+        self.runs: list[InstanceRun] = []
+        self._manifest, self._caller, self._driver, self._dispatcher = manifest, caller, driver, dispatcher
+        self._queue_limit, self._timeout_s, self._computed = queue_limit, timeout_s, computed
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._failed_until_s: dict[str, float] = {}
+        self._refusal: CallError = NoReplicaError("not every segment has a ready replica")
+
+    def add(self, text: Text) -> None:
+        """Have a text continued; its sink gets what comes of it. Raises OverloadedError."""
+        if len(self.waiting.texts) >= self._queue_limit:
+            raise OverloadedError(f"{self._queue_limit} texts wait to be continued; try again later")
+        self.waiting.texts.append(text)
+        self._place()
+        if self.waiting.texts:
+            self._look_after()
+
+    def cancel(self, text: Text) -> None:
+        """Nobody reads this text any more: it leaves before the next iteration."""
+        text.cancelled = True
+        self._wake()
+
+    def changed(self) -> None:
+        """The table of replicas has changed."""
+        self._wake()
+        if self.runs:
+            self._look_after()
+
+    def close(self) -> None:
+        """Stop; texts under way get nothing more."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _wake(self) -> None:
+        for run in self.runs:
+            run.wake()
+
+    def _place(self) -> None:
+        """Waiting texts in order to the instance with the fewest pages taken, while the first of them fits there."""
+        queue = self.waiting.texts
+        while queue and self.runs:
+            text, run = queue[0], min(self.runs, key=lambda one: one.pages)
+            refusal = run.refusal(text)
+            if refusal is None and not text.cancelled and not run.fits(text):
+                return
+            queue.popleft()
+            if text.cancelled or refusal is not None:
+                self._end(text, refusal or self._refusal)
+            else:
+                run.admit(text)
+
+    def _look_after(self) -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = self._start(self._look())
+
+    async def _look(self) -> None:
+        """Make instances; while texts wait, give up those whose time is spent and bring back those that are read."""
+        waiting = self.waiting
+        while True:
+            await self._make_instances()
+            now_s = self._loop.time()
+            for text in [*waiting.texts, *waiting.parked]:
+                late = text.moved_s + self._timeout_s <= now_s and text not in waiting.parked
+                if text.cancelled or late or (text.deadline_s is not None and text.deadline_s <= now_s):
+                    self._drop(text)
+            for text in [text for text in waiting.parked if not text.sink.full()]:
+                waiting.parked.remove(text)
+                text.moved_s = now_s
+                waiting.texts.appendleft(text)
+            self._place()
+            if not waiting.texts and not waiting.parked:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _drop(self, text: Text) -> None:
+        queue = self.waiting.parked if text in self.waiting.parked else self.waiting.texts
+        queue.remove(text)
+        spent = DeadlineError("the request's time was spent waiting for pages of the segments")
+        self._end(text, spent if self.runs else self._refusal)
+
+    def _end(self, text: Text, error: CallError) -> None:
+        self.measures.finished(text, "abort", self._loop.time())
+        if not text.cancelled:
+            text.sink.failed(error)
+
+    async def _make_instances(self) -> None:
+        """Make those that replicas in none allow. What cannot be had is what waiting texts are refused with."""
+        try:
+            taken = [run.instance for run in self.runs]
+            now_s = self._loop.time()
+            avoided = {replica for replica, until_s in self._failed_until_s.items() if until_s > now_s}
+            for replicas in form(self._manifest, self._caller, self._dispatcher, taken, avoided):
+                await self._make(Instance(self._manifest, self._caller, self._driver, self._dispatcher, replicas))
+        except NoKvError as error:
+            while self.waiting.texts and not self.runs:
+                self._end(self.waiting.texts.popleft(), NotServedError(str(error)))
+
+    async def _make(self, instance: Instance) -> None:
+        """Run an instance; replicas that cannot be asked are left out for a while. Raises NoKvError."""
+        try:
+            await instance.open()
+        except UnreachableError as error:
+            log.info("an instance cannot be made yet: %s", error)
+            self._failed_until_s[error.replica] = self._loop.time() + REST_S
+            await instance.close()
+            return
+        run = InstanceRun(instance, self.waiting, self.measures, self._timeout_s, self._computed, self._place)
+        self.runs.append(run)
+        self._start(run.run()).add_done_callback(lambda task: self._ended(run, task))
+
+    def _ended(self, run: InstanceRun, task: asyncio.Task[None]) -> None:
+        self.runs.remove(run)
+        if not task.cancelled() and self.waiting.texts:
+            self._look_after()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

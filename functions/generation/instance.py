@@ -1,0 +1,161 @@
+"""An instance: one replica of every function that serves segments. It keeps the keys and values of its texts; experts
+keep nothing and serve all instances."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+import orjson
+
+from functions.dispatch.client import ConnectionPool, TransportError, request_head
+from functions.dispatch.dispatcher import CallRecord, Dispatcher, ReplicaAddress
+from functions.generation.texts import Text
+from functions.ingress.calls import NodeCaller, PassContext
+from functions.ingress.passes import PipelinePass
+from functions.wire import arrays
+from functions.wire import format as wire
+from functions.wire.arrays import Array, Arrays
+from moe.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+ASK_S = 5.0
+"""Time in which a replica answers about its room, or frees pages."""
+
+
+class NoKvError(Exception):
+    """The segments keep no keys and values; the message is a sentence for the client."""
+
+
+class UnreachableError(Exception):
+    """A replica does not answer; ``replica`` is its id."""
+
+    def __init__(self, message: str, replica: str) -> None:
+        super().__init__(message)
+        self.replica = replica
+
+
+class Instance:
+    """Calls the same replicas for every part of a pass."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        caller: NodeCaller,
+        driver: PipelinePass,
+        dispatcher: Dispatcher,
+        replicas: Mapping[str, ReplicaAddress],
+    ) -> None:
+        """``replicas``: by function."""
+        self.replicas = replicas
+        self.pages = 0
+        """Pages that a text may be spread over, the fewest of all segments; known once ``open`` has asked."""
+        self.page_tokens = 1
+        self.bytes_per_token = 0
+        self._caller = caller
+        self._driver = driver
+        self._dispatcher = dispatcher
+        self._layers = manifest.layers
+        self._replica_of = [(segment.id, replicas[caller.address(segment.id)[0]].id) for segment in manifest.segments]
+        self._pools = {name: ConnectionPool(replica.address) for name, replica in replicas.items()}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def whole(self) -> bool:
+        """Whether all its replicas are still in the table, where they were."""
+        for name, replica in self.replicas.items():
+            if all((one.id, one.address) != (replica.id, replica.address) for one in self._dispatcher.replicas(name)):
+                return False
+        return True
+
+    async def open(self) -> None:
+        """Ask for the segments' room. Raises NoKvError, UnreachableError."""
+        fewest: int | None = None
+        for name, replica in self.replicas.items():
+            head = f"GET /kv HTTP/1.1\r\nhost: {replica.address}\r\n\r\n".encode()
+            try:
+                reply = await self._pools[name].call(head, [], ASK_S)
+            except TransportError as error:
+                raise UnreachableError(f"{name}: {error}", replica.id) from None
+            document = orjson.loads(reply.body)
+            if reply.status != 200:
+                raise NoKvError(f"{name} keeps no keys and values: {document['error']['message']}")
+            self.page_tokens = document["page_tokens"]
+            for node in document["nodes"].values():
+                self.bytes_per_token += node["bytes_per_token"]
+                if node["bytes_per_token"]:
+                    fewest = node["pages"] if fewest is None else min(fewest, node["pages"])
+        self.pages = fewest or 0
+
+    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> Array:
+        """One pass over the next tokens of some texts, so many of each: logits ``[B, vocab]`` after the last of them.
+        Raises KvError, CallError."""
+        lengths = np.array([count for _, count in parts], np.int64)
+        which = {
+            "lengths": lengths,
+            "sequences": np.array([text.kv_id for text, _ in parts], np.int64),
+            "starts": np.array([text.kept for text, _ in parts], np.int64),
+        }
+        tokens = [token for text, count in parts for token in text.tokens[text.kept : text.kept + count]]
+        tensors: Arrays = {"token_ids": np.array(tokens, np.int64), **which}
+        for layer in range(self._layers):
+            routed = await self._segment(layer, tensors, context)
+            tensors = {"hidden": await self._driver.layer(layer, routed, context), **which}
+        return (await self._segment(self._layers, tensors, context))["logits"]
+
+    async def _segment(self, index: int, tensors: Arrays, context: PassContext) -> Arrays:
+        node_id, replica = self._replica_of[index]
+        return await self._caller.call(node_id, tensors, context, CallRecord(), replica=replica)
+
+    def free(self, kv_ids: Sequence[int]) -> None:
+        """Have all replicas free these texts' pages, without waiting; one that cannot be reached frees them later by
+        itself, as nobody asks for them any more."""
+        if kv_ids:
+            task = asyncio.get_running_loop().create_task(self._free(list(kv_ids)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def settled(self) -> bool:
+        """Wait until all that was to be freed is; returns whether anything was."""
+        tasks = list(self._tasks)
+        await asyncio.gather(*tasks)
+        return bool(tasks)
+
+    async def close(self) -> None:
+        """Free what was to be freed, and close connections."""
+        await self.settled()
+        for pool in self._pools.values():
+            pool.close()
+
+    async def _free(self, kv_ids: list[int]) -> None:
+        chunks = arrays.encode({"sequences": np.array(kv_ids, np.int64)})
+        await asyncio.gather(*(self._free_at(name, chunks) for name in self.replicas))
+
+    async def _free_at(self, name: str, chunks: Sequence[wire.Chunk]) -> None:
+        pool = self._pools[name]
+        head = request_head("/kv/free", pool.address, wire.CONTENT_TYPE, wire.total_bytes(chunks), [])
+        try:
+            await pool.call(head, chunks, ASK_S)
+        except TransportError as error:
+            log.info("pages at %s are not freed: %s", pool.address, error)
+
+
+def form(
+    manifest: Manifest, caller: NodeCaller, dispatcher: Dispatcher, taken: Sequence[Instance], avoided: Collection[str]
+) -> list[dict[str, ReplicaAddress]]:
+    """Replicas by function of all instances that can be made of those in none of ``taken`` and not ``avoided``;
+    replicas of one machine go together.
+    Raises NoKvError for addresses behind which any replica may answer."""
+    names = list(dict.fromkeys(caller.address(segment.id)[0] for segment in manifest.segments))
+    free: dict[str, list[ReplicaAddress]] = {}
+    for name in names:
+        used = {instance.replicas[name].id for instance in taken}
+        free[name] = sorted(
+            (one for one in dispatcher.replicas(name) if one.id not in used | set(avoided)),
+            key=lambda one: (one.node, one.id),
+        )
+        if any(one.balanced for one in free[name]):
+            raise NoKvError(f"{name} is known by its service's address only, so a text cannot come back to a replica")
+    return [dict(zip(names, row, strict=True)) for row in zip(*free.values(), strict=False)]

@@ -1,0 +1,36 @@
+"""What the generation loop counts: times to first and next tokens, tokens, texts by how they ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from functions.generation.texts import Text
+from functions.serving.instruments import Distribution
+
+
+@dataclass
+class Measures:
+    """Counters of one ingress."""
+
+    first_token: Distribution = field(default_factory=Distribution)
+    next_token: Distribution = field(default_factory=Distribution)
+    whole: Distribution = field(default_factory=Distribution)
+    prompt_tokens: int = 0
+    written_tokens: int = 0
+    preemptions: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    """Texts by reason: ``stop``, ``length``, ``abort``."""
+
+    def token(self, text: Text, now_s: float) -> None:
+        """A text's next token is there; ``text`` as it was before."""
+        if text.written:
+            self.next_token.observe(now_s - text.moved_s)
+        else:
+            self.first_token.observe(now_s - text.arrived_s)
+            self.prompt_tokens += len(text.tokens)
+        self.written_tokens += 1
+
+    def finished(self, text: Text, reason: str, now_s: float) -> None:
+        """A text has ended."""
+        self.ended[reason] = self.ended.get(reason, 0) + 1
+        self.whole.observe(now_s - text.arrived_s)

@@ -1,0 +1,147 @@
+"""Tokens into text as they come: whole characters only, up to a stop sequence; and the queue to whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from functions.generation.sampling import Chosen
+from functions.generation.texts import Finish
+from functions.wire.errors import CallError
+from moe.tokenize import TextTokenizer
+
+MOST_UNREAD = 256
+"""Pieces that a request's reader may be behind."""
+CONTEXT_TOKENS = 6
+"""Tokens of the prompt by which a tokenizer decides whether the first new token begins with a space."""
+_BROKEN = "\ufffd"
+
+
+class Writer:
+    """A text's new characters. A token may end within a character: it is held until the character is whole."""
+
+    def __init__(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = list(prompt[-CONTEXT_TOKENS:])
+        self._out = len(self._ids)
+        """Tokens of ``_ids`` whose characters are out."""
+
+    def add(self, token: int) -> str:
+        """The characters that one more token completes."""
+        self._ids.append(token)
+        text = self._new()
+        if text.endswith(_BROKEN):
+            return ""
+        del self._ids[: max(0, self._out - CONTEXT_TOKENS)]
+        self._out = len(self._ids)
+        return text
+
+    def rest(self) -> str:
+        """What is still held, at the end of the text."""
+        text = self._new()
+        self._out = len(self._ids)
+        return text
+
+    def _new(self) -> str:
+        before = self._tokenizer.decode(self._ids[: self._out])
+        return self._tokenizer.decode(self._ids)[len(before) :]
+
+
+class StopFilter:
+    """Passes characters on that cannot be part of a stop sequence any more."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """What may go out now; and whether a stop sequence is complete: then nothing after it counts."""
+        self._held += text
+        ends = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if ends:
+            return self._held[: min(ends)], True
+        keep = max((self._overlap(stop) for stop in self._stops), default=0)
+        out = self._held[: len(self._held) - keep]
+        self._held = self._held[len(out) :]
+        return out, False
+
+    def rest(self) -> str:
+        """What was held back, as the text has ended without a stop sequence."""
+        return self._held
+
+    def _overlap(self, stop: str) -> int:
+        """Characters at the end that a stop sequence may begin with."""
+        most = min(len(stop) - 1, len(self._held))
+        return next((n for n in range(most, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+
+@dataclass(slots=True)
+class Piece:
+    """News of one of a request's texts: characters, tokens with log probabilities, why it ended, or an error."""
+
+    index: int
+    text: str = ""
+    chosen: Sequence[Chosen] = ()
+    finish: Finish | None = None
+    error: CallError | None = None
+
+
+class Outbox:
+    """Pieces on their way to one request's reader."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Piece] = deque()
+        self._there = asyncio.Event()
+
+    def put(self, piece: Piece) -> None:
+        self._pieces.append(piece)
+        self._there.set()
+
+    async def get(self) -> Piece:
+        """The next piece, once there is one."""
+        while not self._pieces:
+            self._there.clear()
+            await self._there.wait()
+        return self._pieces.popleft()
+
+    @property
+    def full(self) -> bool:
+        return len(self._pieces) >= MOST_UNREAD
+
+
+class Reader:
+    """The sink of one text (:class:`functions.generation.texts.Sink`)."""
+
+    def __init__(self, index: int, outbox: Outbox, writer: Writer, stops: Sequence[str]) -> None:
+        self._index = index
+        self._outbox = outbox
+        self._writer = writer
+        self._stops = StopFilter(stops)
+        self._chosen: list[Chosen] = []
+        self._stopped = False
+
+    def token(self, chosen: Chosen) -> bool:
+        text, self._stopped = self._stops.push(self._writer.add(chosen.token))
+        self._chosen.append(chosen)
+        if text:
+            self._put(text)
+        return self._stopped
+
+    def full(self) -> bool:
+        return self._outbox.full
+
+    def finished(self, reason: Finish) -> None:
+        text = ""
+        if not self._stopped:
+            text, stopped = self._stops.push(self._writer.rest())
+            text += "" if stopped else self._stops.rest()
+        self._put(text, reason)
+
+    def failed(self, error: CallError) -> None:
+        self._outbox.put(Piece(self._index, error=error))
+
+    def _put(self, text: str, finish: Finish | None = None) -> None:
+        self._outbox.put(Piece(self._index, text, self._chosen, finish))
+        self._chosen = []

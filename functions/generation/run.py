@@ -1,0 +1,229 @@
+"""The generation loop of one instance: continuous batching, one iteration at a time.
+
+An iteration is one pass: first every text that has a token to go on from (decode), then parts of prompts (prefill) up
+to ``ITERATION_TOKENS`` together. Texts join and leave between iterations.
+
+Pages: a text is admitted when those of all its tokens are free. Where a growing text finds none, the text that arrived
+last gives its pages back and waits at the head of the queue; it is computed again from its beginning, and what it wrote
+stays written. A text alone always fits, or was refused before it began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from functions.generation.instance import Instance
+from functions.generation.measures import Measures
+from functions.generation.texts import Finish, Text
+from functions.ingress.calls import PassContext
+from functions.wire.arrays import Array, as_float32
+from functions.wire.errors import (
+    BadInputError,
+    CallError,
+    DeadlineError,
+    KvFullError,
+    KvLostError,
+    NodeRefusedError,
+)
+
+log = logging.getLogger(__name__)
+
+ITERATION_TOKENS = 256
+"""Tokens of an iteration: more would hold back the texts that decode, fewer cost more hops for each prompt."""
+MAX_RUNNING = 128
+"""Texts of an instance at once."""
+PAUSE_S = 0.05
+"""Before an iteration that failed is repeated."""
+
+Iteration = list[tuple[Text, int]]
+"""Texts and how many of their tokens are computed next."""
+
+
+@dataclass
+class Waiting:
+    """Texts that no instance has: in order, preempted ones first; and those whose readers are behind."""
+
+    texts: deque[Text] = field(default_factory=deque)
+    parked: list[Text] = field(default_factory=list)
+
+
+class InstanceRun:
+    """Runs iterations on an instance until it is no longer whole."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        waiting: Waiting,
+        measures: Measures,
+        timeout_s: float,
+        computed: Callable[[int], object],
+        place: Callable[[], object],
+    ) -> None:
+        """``timeout_s``: time for each next token of a text; ``computed`` hears how many tokens each iteration had;
+        ``place`` lets waiting texts in, before each."""
+        self.instance = instance
+        self.texts: list[Text] = []
+        """Those that run here, in order of arrival."""
+        self._waiting = waiting
+        self._measures = measures
+        self._timeout_s = timeout_s
+        self._computed = computed
+        self._place = place
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+
+    @property
+    def pages(self) -> int:
+        """Pages that its texts take up."""
+        return sum(map(self._pages_of, self.texts))
+
+    def wake(self) -> None:
+        """A text was given up, or the table of replicas has changed."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Until a replica is gone; then the texts are put back at the head of the queue, in order."""
+        try:
+            while self.instance.whole():
+                self._end_those_given_up()
+                self._place()
+                self._make_room()
+                iteration = self._next_iteration()
+                if iteration:
+                    await self._iterate(iteration)
+                else:
+                    self._wake.clear()
+                    await self._wake.wait()
+        except KvLostError as error:
+            log.warning("an instance ends, its %d texts are computed again: %s", len(self.texts), error)
+        except Exception as error:
+            log.exception("the loop of an instance failed")
+            for text in list(self.texts):
+                self._fail(text, CallError(repr(error)))
+        finally:
+            for text in reversed(list(self.texts)):
+                self._put_back(text)
+            await self.instance.close()
+
+    async def _iterate(self, iteration: Iteration) -> None:
+        """Raises KvLostError."""
+        context = PassContext(
+            ",".join(text.request_id for text, _ in iteration)[:256], self._loop.time() + self._timeout_s
+        )
+        try:
+            logits = await self.instance.run(iteration, context)
+        except KvFullError:  # another ingress has texts there too, or what was freed here is still on its way
+            if not await self.instance.settled():
+                self._preempt()
+                await asyncio.sleep(PAUSE_S)
+        except NodeRefusedError as error:
+            for text, _ in iteration:
+                self._fail(text, error)
+        except CallError as error:
+            self._give_up_late_ones(iteration, error)
+            await asyncio.sleep(PAUSE_S)
+        else:
+            self._computed(sum(count for _, count in iteration))
+            self._take(iteration, logits)
+
+    def refusal(self, text: Text) -> CallError | None:
+        """Why a text can never run here; None where it can."""
+        limit = self.instance.pages * self.instance.page_tokens
+        wanted = text.last if text.bounded else len(text.tokens) + 1
+        if wanted <= limit:
+            return None
+        return BadInputError(
+            f"the prompt and max_tokens are {wanted} tokens together; the segments keep at most {limit} (smoe_kv_mb)"
+        )
+
+    def fits(self, text: Text) -> bool:
+        """Whether there is room for it now."""
+        return len(self.texts) < MAX_RUNNING and self.pages + self._pages_of(text) <= self.instance.pages
+
+    def admit(self, text: Text) -> None:
+        """Run a text that fits from the next iteration on."""
+        text.longest = min(text.longest, self.instance.pages * self.instance.page_tokens)
+        self.texts.append(text)
+        self._wake.set()
+
+    def _make_room(self) -> None:
+        while self.pages > self.instance.pages and len(self.texts) > 1:
+            self._preempt()
+
+    def _preempt(self) -> None:
+        if len(self.texts) > 1:
+            self._measures.preemptions += 1
+            self._put_back(max(self.texts, key=lambda text: text.arrived_s))
+
+    def _put_back(self, text: Text, *, parked: bool = False) -> None:
+        self._remove(text)
+        text.forget()
+        if parked:
+            self._waiting.parked.append(text)
+        else:
+            self._waiting.texts.appendleft(text)
+
+    def _remove(self, text: Text) -> None:
+        self.texts.remove(text)
+        if text.kept:
+            self.instance.free([text.kv_id])
+
+    def _next_iteration(self) -> Iteration:
+        iteration = [(text, 1) for text in self.texts if len(text.tokens) - text.kept == 1]
+        room = ITERATION_TOKENS - len(iteration)
+        for text in self.texts:
+            left = len(text.tokens) - text.kept
+            if left > 1 and room > 0:
+                iteration.append((text, min(left, room)))
+                room -= left
+        return iteration
+
+    def _take(self, iteration: Iteration, logits: Array) -> None:
+        """Choose each text's next token from ``logits [B, vocab]``, where all of it has been computed."""
+        now_s = self._loop.time()
+        rows = torch.from_numpy(as_float32(logits).copy())
+        for (text, count), row in zip(iteration, rows, strict=True):
+            text.kept += count
+            if text.kept < len(text.tokens) or text.cancelled:
+                continue
+            self._measures.token(text, now_s)
+            reason = text.choose(text.sampler.choose(row), now_s)
+            if reason is not None:
+                self._finish(text, reason)
+            elif text.sink.full():
+                self._put_back(text, parked=True)
+
+    def _finish(self, text: Text, reason: Finish) -> None:
+        self._remove(text)
+        self._measures.finished(text, reason, self._loop.time())
+        text.sink.finished(reason)
+
+    def _fail(self, text: Text, error: CallError) -> None:
+        self._remove(text)
+        self._measures.finished(text, "abort", self._loop.time())
+        text.sink.failed(error)
+
+    def _end_those_given_up(self) -> None:
+        now_s = self._loop.time()
+        for text in list(self.texts):
+            if text.cancelled:
+                self._remove(text)
+                self._measures.finished(text, "abort", now_s)
+            elif text.deadline_s is not None and text.deadline_s <= now_s:
+                self._fail(text, DeadlineError("the request's time was spent before its text was complete"))
+
+    def _give_up_late_ones(self, iteration: Sequence[tuple[Text, int]], error: CallError) -> None:
+        """An iteration failed; it is repeated for those whose time is not spent."""
+        late_s = self._loop.time() - self._timeout_s
+        for text, _ in iteration:
+            if text.moved_s <= late_s:
+                self._fail(text, error)
+
+    def _pages_of(self, text: Text) -> int:
+        return -(-len(text.tokens) // self.instance.page_tokens)

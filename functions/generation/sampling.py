@@ -1,0 +1,96 @@
+"""The next token from its logits: by what a request asks for, and the same whatever else is in the batch.
+
+In this order: penalties and biases on the logits, temperature, ``top_k``, ``top_p``, then one draw. Temperature 0 takes
+the largest. Penalties as OpenAI defines them: ``logit -= count * frequency + (count > 0) * presence``, counted over the
+tokens that were generated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. ``top_k`` 0 and ``top_p`` 1 leave all tokens; ``logit_bias`` by token id."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token; and where they were asked for its log probability and the likeliest tokens' by id, best first."""
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """The choices of one text, with a generator of its own."""
+
+    def __init__(self, sampling: Sampling, logprobs: int | None = None) -> None:
+        """``logprobs``: how many of the likeliest tokens are reported next to the chosen one; None: nothing is."""
+        self._sampling = sampling
+        self._logprobs = logprobs
+        self._counts: Counter[int] = Counter()
+        self._generator = torch.Generator()
+        if sampling.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(sampling.seed)
+
+    def choose(self, logits: Tensor) -> Chosen:
+        """The next token from ``logits [vocab]``; it counts for later penalties."""
+        s = self._sampling
+        with torch.inference_mode():
+            scores = self._adjusted(logits.float())
+            token = int(torch.argmax(scores)) if s.temperature == 0.0 else self._draw(scores / s.temperature)
+            self._counts[token] += 1
+            if self._logprobs is None:
+                return Chosen(token)
+            return logprobs_of(scores, token, self._logprobs)
+
+    def _adjusted(self, logits: Tensor) -> Tensor:
+        s = self._sampling
+        penalised = self._counts and (s.frequency_penalty or s.presence_penalty)
+        if not penalised and not s.logit_bias:
+            return logits
+        scores = logits.clone()
+        if penalised:
+            ids = torch.tensor(list(self._counts))
+            counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
+            scores[ids] -= counts * s.frequency_penalty + s.presence_penalty
+        for token, bias in s.logit_bias.items():
+            scores[token] += bias
+        return scores
+
+    def _draw(self, scores: Tensor) -> int:
+        s = self._sampling
+        if 0 < s.top_k < scores.shape[0]:
+            scores = torch.where(scores < torch.topk(scores, s.top_k).values[-1], -torch.inf, scores)
+        probabilities = torch.softmax(scores, -1)
+        if s.top_p < 1.0:  # the fewest tokens that together have top_p; the likeliest always
+            ordered, places = torch.sort(probabilities, descending=True, stable=True)
+            ordered[ordered.cumsum(0) - ordered >= s.top_p] = 0.0
+            probabilities = torch.zeros_like(probabilities).index_copy_(0, places, ordered)
+        return int(torch.multinomial(probabilities, 1, generator=self._generator))
+
+
+def logprobs_of(scores: Tensor, token: int, count: int) -> Chosen:
+    """``token`` with its log probability under ``scores [vocab]`` and the ``count`` likeliest tokens'."""
+    logs = torch.log_softmax(scores, -1)
+    best = torch.topk(logs, min(count, logs.shape[0])) if count else None
+    top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best is not None else ()
+    return Chosen(token, float(logs[token]), top)

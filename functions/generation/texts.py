@@ -1,0 +1,84 @@
+"""Texts under way: what the generation loop knows of a request's text, and who takes its tokens."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from functions.generation.sampling import Chosen, Sampler
+from functions.wire.errors import CallError
+
+Finish = Literal["stop", "length"]
+
+
+class Sink(Protocol):
+    """Takes a text's tokens on the event loop as they are chosen. Nothing comes after ``finished`` or ``failed``."""
+
+    def token(self, chosen: Chosen) -> bool:
+        """One more token; True: that is enough, a stop sequence was written."""
+
+    def full(self) -> bool:
+        """Whether the reader is far behind: the text then gives its pages back until it has caught up."""
+
+    def finished(self, reason: Finish) -> None:
+        """The text is complete."""
+
+    def failed(self, error: CallError) -> None:
+        """There will be no more of it."""
+
+
+def new_id() -> int:
+    """An id under which segments keep a text, unlike any other's."""
+    return secrets.randbits(62)
+
+
+@dataclass(eq=False, slots=True)
+class Text:
+    """One text that is being continued. ``tokens``: its prompt and what was written since."""
+
+    tokens: list[int]
+    max_tokens: int
+    sampler: Sampler
+    sink: Sink
+    end: frozenset[int]
+    """Tokens that end it, and are not part of it."""
+    request_id: str
+    longest: int
+    """Tokens that it may have at most."""
+    arrived_s: float
+    """On the loop's clock, as all times here."""
+    bounded: bool = True
+    """Whether the client set ``max_tokens``; else the text may end where the pages do."""
+    deadline_s: float | None = None
+    """Where the client set one."""
+    kv_id: int = field(default_factory=new_id)
+    kept: int = 0
+    """Tokens whose keys and values the segments have."""
+    written: int = 0
+    moved_s: float = field(init=False)
+    """When its last token was chosen, or it arrived."""
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        self.moved_s = self.arrived_s
+
+    @property
+    def last(self) -> int:
+        """Tokens it has when ``max_tokens`` are written."""
+        return len(self.tokens) - self.written + self.max_tokens
+
+    def forget(self) -> None:
+        """What the segments had of it is gone: it is computed again from its beginning."""
+        self.kv_id, self.kept = new_id(), 0
+
+    def choose(self, chosen: Chosen, now_s: float) -> Finish | None:
+        """Take a token; returns why the text is complete, None where it goes on."""
+        self.moved_s = now_s
+        if chosen.token in self.end:
+            return "stop"
+        self.tokens.append(chosen.token)
+        self.written += 1
+        if self.sink.token(chosen):
+            return "stop"
+        return "length" if self.written >= self.max_tokens or len(self.tokens) >= self.longest else None

@@ -1,0 +1,98 @@
+"""Keys and values that a worker keeps for texts under way: opened when first asked for, bounded, freed.
+
+``GET /kv``: room and use of each segment as JSON. ``POST /kv/free`` with ``sequences [F] int64``: these texts have
+ended. Texts that no call was for in ``IDLE_S`` are freed too: the ingress that asked for them is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import orjson
+import torch
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from functions.wire import format as wire
+from functions.wire.messages import Reply, Request, error_reply
+from moe.cache import PAGE_TOKENS, PageCache
+from moe.errors import ProgramInputError
+from moe.runtime import NodeProgram
+
+IDLE_S = 120.0
+"""Longer than a request may wait for its next token."""
+
+
+class KeptPages:
+    """The caches of a worker's segments; they share one bound."""
+
+    def __init__(self, programs: Mapping[str, NodeProgram], limit_bytes: int, loop: asyncio.AbstractEventLoop) -> None:
+        """``limit_bytes`` 0: nothing is kept here."""
+        self._programs = {node_id: program for node_id, program in programs.items() if program.rules.caches}
+        self._limit_bytes = limit_bytes // max(1, len(self._programs))
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open(self, program: NodeProgram) -> PageCache:
+        """A segment's cache. Raises ProgramInputError where nothing is kept."""
+        if program.cache is not None:
+            return program.cache
+        if not self._limit_bytes:
+            raise ProgramInputError(f"{program.id}: this worker keeps no keys and values (smoe_kv_mb is 0, or a GPU).")
+        if self._timer is None:
+            self._timer = self._loop.call_later(IDLE_S / 4, self._free_unused)
+        return program.open_cache(self._limit_bytes)
+
+    def answer(self, request: Request) -> Reply:
+        """``GET /kv`` and ``POST /kv/free``."""
+        try:
+            if (request.method, request.path) == ("GET", "/kv"):
+                return Reply(200, (orjson.dumps(self._document()),))
+            if (request.method, request.path) == ("POST", "/kv/free"):
+                return Reply(200, (orjson.dumps({"freed": self._free(request)}),))
+        except (wire.WireError, ProgramInputError) as error:
+            return error_reply(400, "kv", str(error), platform=False)
+        return error_reply(404, "not_found", "there are GET /kv and POST /kv/free", platform=False)
+
+    def families(self) -> Iterator[Metric]:
+        """Metric families of the caches that are open."""
+        pages = GaugeMetricFamily("smoe_worker_kv_pages", "Pages of keys and values", labels=["node", "state"])
+        size = GaugeMetricFamily("smoe_worker_kv_bytes", "Bytes of keys and values in use", labels=["node"])
+        for node_id, cache in self._open():
+            pages.add_metric([node_id, "used"], cache.used_pages)
+            pages.add_metric([node_id, "free"], cache.pages - cache.used_pages)
+            size.add_metric([node_id], cache.used_pages * PAGE_TOKENS * cache.bytes_per_token)
+        yield from (pages, size)
+
+    def close(self) -> None:
+        """Look after idle texts no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _document(self) -> dict[str, object]:
+        nodes = {}
+        for node_id, program in self._programs.items():
+            cache = self.open(program)
+            nodes[node_id] = {
+                "pages": cache.pages,
+                "used_pages": cache.used_pages,
+                "texts": cache.texts,
+                "bytes_per_token": cache.bytes_per_token,
+            }
+        return {"page_tokens": PAGE_TOKENS, "nodes": nodes}
+
+    def _free(self, request: Request) -> int:
+        tensors = wire.decode(request.body)
+        sequences = tensors.get("sequences", torch.empty(0))
+        if sequences.dtype != torch.int64 or sequences.dim() != 1:
+            raise wire.WireError("the call takes sequences [F] int64")
+        ids: list[int] = sequences.tolist()
+        return max((cache.free(ids) for _, cache in self._open()), default=0)
+
+    def _open(self) -> list[tuple[str, PageCache]]:
+        return [(node_id, p.cache) for node_id, p in self._programs.items() if p.cache is not None]
+
+    def _free_unused(self) -> None:
+        self._timer = self._loop.call_later(IDLE_S / 4, self._free_unused)
+        for _, cache in self._open():
+            cache.free_unused(IDLE_S)
