@@ -96,9 +96,7 @@ class Stepwise(gymnasium.Wrapper[Observed, Any, Observed, Any]):
 
 def paper_networks(env: Stepwise, **sizes: int) -> dict[str, Any]:
     """``policy_kwargs`` of :class:`PaperPolicy`; ``sizes``: of :class:`rl.agent.settings.NetworkSettings`."""
-    networks = NetworkSettings(
-        len(NODE_FEATURES), len(PIPELINE_FEATURES), arm="full-joint", direct=False, known_cost=False, **sizes
-    )  # fmt: skip
+    networks = NetworkSettings(len(NODE_FEATURES), len(PIPELINE_FEATURES), arm="full-joint", direct=False, **sizes)
     return {"graph": env.graph, "networks": networks}
 
 

@@ -2,8 +2,8 @@
 
 A set critic: every expert's configuration is judged next to its embedding, its layer's context and what was decided in
 the layers before; mean and largest over the experts make the layer's value, so the number of experts may vary. Its
-encoder is its own. The provisioned cost of an action is known, replicas × U_φ × window: the critic adds it up, scaled
-by a positive factor that it reads off the pipeline's features, and learns the rest.
+encoder is its own. It is the critic of :mod:`rl.paper_agent`; ours judges whole windows
+(:mod:`rl.agent.ddpg.window_critic`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,6 @@ def with_products(features: Tensor) -> Tensor:
     return torch.cat((features, products), -1)
 
 
-class KnownCost(nn.Module):
-    """Minus the provisioned cost of a layer, up to a positive factor that the pipeline's features give."""
-
-    def __init__(self, pipeline_features: int) -> None:
-        super().__init__()
-        self.log_factor = nn.Linear(pipeline_features, 1)
-        nn.init.zeros_(self.log_factor.weight)
-        nn.init.zeros_(self.log_factor.bias)
-
-    def forward(self, batch: Batch, features: Tensor) -> Tensor:
-        """[B, n] of ``features`` [B, n, K, C]."""
-        cost = (features[..., REPLICAS] * features[..., PRICE] * batch.space.mask).sum(-1)
-        factor: Tensor = self.log_factor(batch.pipeline).clamp(-10, 10).exp()
-        return -factor * cost
-
-
 class Critic(nn.Module):
     """[B, n] float32: Q(s_i, a_i) with a_i from ``features`` [B, n, K, C] and the layers before i as ``executed``
     [B, n, K, 4]."""
@@ -62,7 +46,6 @@ class Critic(nn.Module):
         self.value = nn.Sequential(
             nn.Linear(2 * hidden + shared + settings.pipeline_features, hidden), nn.ReLU(), nn.Linear(hidden, 1)
         )
-        self.known = KnownCost(settings.pipeline_features) if settings.known_cost else None
 
     def forward(self, batch: Batch, features: Tensor, executed: Tensor) -> Tensor:
         mask = padded(batch.space.mask)
@@ -74,4 +57,4 @@ class Critic(nn.Module):
         pipeline = batch.pipeline.unsqueeze(1).expand(-1, shared.shape[1], -1)
         layer = torch.cat((masked_mean(each, mask), masked_max(each, mask), shared, pipeline), -1)
         value: Tensor = self.value(layer).squeeze(-1)
-        return value if self.known is None else value + self.known(batch, features)
+        return value

@@ -21,7 +21,7 @@ from autoscaler.checked import from_table
 from rl.agent.actor import SisoActor
 from rl.agent.contract import AXES, CONFIGURATION_FEATURES
 from rl.agent.errors import NetworkError
-from rl.agent.settings import NetworkSettings
+from rl.agent.settings import NetworkSettings, without_retired
 from rl.agent.variants import actor as new_actor
 from rl.features import NODE_FEATURES, PIPELINE_FEATURES
 
@@ -62,7 +62,8 @@ def load(path: Path) -> SisoActor:
         if stored != names:
             raise NetworkError(f"{path}: {_difference(kind, stored if isinstance(stored, list) else [], names)}")
     try:
-        settings = {"direct": False} | header["settings"]  # which files from before it was a setting do not name
+        # ``direct`` is not named in files from before it was a setting
+        settings = {"direct": False} | without_retired(header["settings"])
         actor = new_actor(from_table(NetworkSettings, settings))
     except NetworkError as error:
         raise NetworkError(f"{path}: {error}") from error

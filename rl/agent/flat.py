@@ -1,4 +1,4 @@
-"""The ablation ``ddpg-only``: the state of the whole pipeline as one flat vector, a monolithic actor and critic.
+"""The ablation ``ddpg-only``: the state of the whole pipeline as one flat vector, a monolithic actor.
 
 Neither DAGNN nor pointer nor any sharing between experts, so it is bound to a largest pipeline (``settings.layers``
 and ``settings.experts``), fills up with zeros, and decides all layers at once. What it decides from is the same as in
@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rl.agent.actor import SisoActor, spread
-from rl.agent.configuration_table import features_of
 from rl.agent.contract import Batch
-from rl.agent.critic import KnownCost
 from rl.agent.errors import NetworkError
 from rl.agent.pointer import even
 from rl.agent.settings import NetworkSettings
@@ -80,33 +78,3 @@ class FlatActor(SisoActor):
                 scored.sample(temperature, generator) if temperature > 0 else scored.best(), batch.space.mask
             )
         return actions.clone()
-
-
-class FlatCritic(nn.Module):
-    """As :meth:`rl.agent.critic.Critic.forward`: flat state, flat actions of the layers before and of the judged
-    one."""
-
-    def __init__(self, settings: NetworkSettings) -> None:
-        super().__init__()
-        self.settings = settings
-        width = WIDER * settings.hidden
-        self.state = FlatState(settings)
-        self.of_layer = nn.Embedding(settings.layers, width)
-        self.of_actions = nn.Linear(settings.layers * settings.experts * settings.configuration_features, width)
-        self.value = nn.Sequential(nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
-        self.known = KnownCost(settings.pipeline_features) if settings.known_cost else None
-
-    def forward(self, batch: Batch, features: Tensor, executed: Tensor) -> Tensor:
-        mask = batch.space.mask.unsqueeze(-1)
-        before = self._layers(features_of(batch.space, executed) * mask)
-        now = self._layers(features * mask)
-        actions = now + before.cumsum(1) - before  # [B, n, 4 h]
-        state = self.state(batch).unsqueeze(1) + self.of_layer.weight[: len(mask)] + self.of_actions.bias
-        value: Tensor = self.value(state + actions).squeeze(-1)
-        return value if self.known is None else value + self.known(batch, features)
-
-    def _layers(self, features: Tensor) -> Tensor:
-        """What each layer's configurations [B, n, K, C] add to the first product, [B, n, 4 h]."""
-        _, layers, experts, size = features.shape
-        weight = self.of_actions.weight.view(-1, self.state.layers, self.state.experts, size)
-        return torch.einsum("bnkc,hnkc->bnh", features, weight[:, :layers, :experts])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ from rl.agent.errors import NetworkError
 Arm = Literal["full", "no-dagnn", "no-pointer", "ddpg-only", "no-concurrency", "full-joint"]
 ARMS: tuple[Arm, ...] = get_args(Arm)
 """``full`` is the paper's agent with junction-tree scores; the others take one part away (``docs/agent.md``)."""
+RETIRED = frozenset(("known_cost", "judge", "credit", "gradient"))
+"""Settings of networks and learner that are no longer there; files of actors and checkpoints may still name them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,6 @@ class NetworkSettings(Checked):
     """Configurations drawn per expert for the gradient of the full-joint score."""
     direct: bool = True
     """Whether an expert's own features also go to its query directly, past DAGNN and pointer."""
-    known_cost: bool = True
-    """Whether the critic adds the provisioned cost of an action in closed form and learns the rest."""
     layers: FromZero = 0
     """Most MoE layers of a pipeline; of the arm ``ddpg-only`` alone, whose input is flat."""
     experts: FromZero = 0
@@ -60,3 +60,8 @@ class NetworkSettings(Checked):
             ("experts", self.experts >= least, f"{least} or more"),
             ("width", self.width % self.heads == 0, f"a multiple of heads, {self.heads}"),
         )
+
+
+def without_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of networks or learner as a file has them, but for those in ``RETIRED``."""
+    return {name: value for name, value in stored.items() if name not in RETIRED}

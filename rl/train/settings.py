@@ -11,7 +11,7 @@ from pydantic import Field
 from autoscaler.checked import Checked, Flag, FromOne, FromZero, NotNegative, Positive, Rule, Share, from_table
 from autoscaler.prices import Meter
 from rl.agent.ddpg.settings import LearnerSettings
-from rl.agent.settings import Arm
+from rl.agent.settings import Arm, without_retired
 from rl.reward import RewardSettings
 from rl.train.errors import TrainingError
 from rl.train.teacher import TeacherSettings
@@ -135,7 +135,7 @@ class TrainingSettings(Checked):
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> TrainingSettings:
         """Raises TrainingError for a key or value that is not known."""
-        table = dict(stored)
+        table = {**stored, "learner": without_retired(stored.get("learner", {}))}
         try:
             pipelines = tuple(CustomPipeline.from_json(pipeline) for pipeline in table.pop("pipelines", ()))
         except CustomPipelineError as error:

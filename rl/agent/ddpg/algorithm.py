@@ -5,9 +5,8 @@ Where the update differs from the paper's (section 4.3), and why:
 * One transition is a window with the decisions of all its layers; the paper's is one layer's step. A window has one
   P95, so a single layer's step has no outcome of its own to learn from (:mod:`rl.agent.ddpg.buffer`).
 * The critic learns the distribution of P95 over λ and knows the cost, instead of learning the sum in Eq. (13)
-  (:mod:`rl.agent.ddpg.window_critic`); ``judge="layer"`` is the paper's Q(s_i, a_i) with a TD loss.
-* The actor climbs differences between configurations instead of the slope of Eq. (14) (:meth:`PipelineDDPG._improved`);
-  ``gradient="straight-through"`` is Eq. (14).
+  (:mod:`rl.agent.ddpg.window_critic`). :mod:`rl.paper_agent` has the paper's Q(s_i, a_i) with a TD loss, and Eq. (14).
+* The actor climbs differences between configurations instead of the slope of Eq. (14) (:meth:`PipelineDDPG._improved`).
 * The discount between windows is 0 by default: a window's decisions reach the next only by backlog and cold starts.
 """
 
@@ -38,9 +37,8 @@ from rl.agent.ddpg.improvement import NOTABLE, judged, pulls
 from rl.agent.ddpg.pointer_loss import pointer_loss
 from rl.agent.ddpg.policy import PipelineActor, PipelineCritic, PipelinePolicy
 from rl.agent.ddpg.settings import LearnerError, LearnerSettings
-from rl.agent.ddpg.window_critic import WindowCritic
 from rl.agent.encoder import padded
-from rl.agent.settings import NetworkSettings
+from rl.agent.settings import NetworkSettings, without_retired
 
 STORED = ("num_timesteps", "_n_updates", "_current_progress_remaining", "seed")
 """Attributes of the library's that a checkpoint holds next to the settings."""
@@ -133,12 +131,11 @@ class PipelineDDPG(DDPG):
         ahead = samples.next_observations
         decided = self.actor_target.network.decide(ahead)
         features = features_of(ahead.space, decided)
-        return self.critic_target.qf0.window_value(ahead, features, decided, samples.unit) * (1 - samples.dones)
+        return self.critic_target.qf0.value(ahead, features, samples.unit) * (1 - samples.dones)
 
     def _update_actor(self, samples: WindowSamples) -> dict[str, float]:
         """One step up the critic; the critic's weights stay out of it."""
-        stepwise = self.learner.gradient == "improvement"
-        loss, measures = self._improved(samples) if stepwise else self._straight_through(samples)
+        loss, measures = self._improved(samples)
         cloning = self.cloning
         if cloning and samples.taught.any():
             clone = self.clone_loss(samples)
@@ -146,17 +143,6 @@ class PipelineDDPG(DDPG):
             measures["clone_loss"] = clone.item()
         self._step(self.actor, loss)
         return measures
-
-    def _straight_through(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
-        """Eq. (14): ∇_a Q at the actor's own decisions, carried back through their expected features."""
-        batch, executed = samples.observations, samples.actions
-        features = self.actor(batch, executed)
-        # The factors of Eq. (14): ∇_a Q at the features of the arg max, which then goes back through the actor's graph.
-        # One graph through both networks would also leave gradients in the critic's weights.
-        chosen = features.detach().requires_grad_()
-        value = self.critic.q1_forward(batch, chosen, executed, samples.unit).mean()
-        (slope,) = torch.autograd.grad(value, chosen)
-        return -(features * slope).sum(), {"value": value.item()}
 
     def _improved(self, samples: WindowSamples) -> tuple[Tensor, dict[str, float]]:
         """Cross-entropy towards changes that the critic values more than the actor's own decisions.
@@ -169,7 +155,6 @@ class PipelineDDPG(DDPG):
         carries others with it.
         """
         batch, executed, critic = samples.observations, samples.actions, self.critic_target.qf0
-        assert isinstance(critic, WindowCritic)
         space, mask = batch.space, batch.space.mask
         scored, pointer = self.actor.network.scores_and_pointer(batch, executed)
         rows = padded(mask)
@@ -254,8 +239,9 @@ class PipelineDDPG(DDPG):
         try:
             data, params, _ = load_from_zip_file(content, device="cpu")
             assert data is not None
-            learner = from_table(LearnerSettings, data["learner"])
-            agent = cls(NetworkSettings(**data["networks"]), learner, seed=int(data["seed"]))
+            learner = from_table(LearnerSettings, without_retired(data["learner"]))
+            networks = NetworkSettings(**without_retired(data["networks"]))
+            agent = cls(networks, learner, seed=int(data["seed"]))
             agent.set_parameters(params, exact_match=True, device="cpu")
             for name in STORED:
                 setattr(agent, name, type(getattr(agent, name))(data[name]))

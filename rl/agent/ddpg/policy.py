@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from rl.agent import variants as arms
 from rl.agent.actor import SisoActor
 from rl.agent.contract import Batch
-from rl.agent.ddpg.layer_critic import LayerCritic
 from rl.agent.ddpg.settings import LearnerSettings
 from rl.agent.ddpg.window_critic import WindowCritic
 from rl.agent.settings import NetworkSettings
@@ -37,15 +36,11 @@ class PipelineActor(Actor):
         self.mu = nn.Sequential()
         self.network = arms.actor(settings)
 
-    def forward(self, obs: Batch, executed: Tensor) -> Tensor:  # type: ignore[override]
-        """[B, n, K, C]: see :meth:`rl.agent.contract.ActorNetwork.relaxed`."""
-        return self.network.relaxed(obs, executed)
-
 
 class PipelineCritic(ContinuousCritic):
     """Q_ω where the library expects a perceptron; one critic, as in DDPG."""
 
-    qf0: WindowCritic | LayerCritic
+    qf0: WindowCritic
     optimizer: torch.optim.Optimizer
 
     def __init__(
@@ -57,16 +52,8 @@ class PipelineCritic(ContinuousCritic):
     ) -> None:
         none = nn.Identity()
         super().__init__(observation_space, action_space, [], none, 1, n_critics=1)  # type: ignore[arg-type]
-        judge = WindowCritic if learner.judge == "window" else LayerCritic
-        self.qf0 = judge(networks, learner)
+        self.qf0 = WindowCritic(networks, learner)
         self.q_networks = [self.qf0]
-
-    def forward(self, obs: Batch, actions: Tensor, executed: Tensor, unit: float) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """One [B] per critic; ``actions`` [B, n, K, C] features, ``executed`` [B, n, K, 4] positions."""
-        return (self.q1_forward(obs, actions, executed, unit),)
-
-    def q1_forward(self, obs: Batch, actions: Tensor, executed: Tensor, unit: float) -> Tensor:  # type: ignore[override]
-        return self.qf0.value(obs, actions, executed, unit)
 
 
 class PipelinePolicy(TD3Policy):

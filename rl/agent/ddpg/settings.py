@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from autoscaler.checked import BelowOne, Checked, FromOne, FromZero, NotNegative, Positive, PositiveShare, Rule, Share
 
-Credit = Literal["own", "return"]
-Judge = Literal["window", "layer"]
 Rate = Annotated[float, Field(gt=0, lt=1)]
-Gradient = Literal["improvement", "straight-through"]
 
 
 class LearnerError(ValueError):
@@ -37,19 +34,10 @@ class LearnerSettings(Checked):
     """Discount between windows; inside a window it is 1. Windows touch each other by backlog and cold starts only."""
     tau: PositiveShare = 0.01
     """Step of the soft update: target ← (1 - tau) target + tau network."""
-    judge: Judge = "window"
-    """``window``: one critic of all layers' decisions together, which predicts the tail latency and knows the cost
-    (:mod:`rl.agent.ddpg.window_critic`); ``layer``: Q of every layer step in view of the layers before it."""
-    credit: Credit = "own"
-    """Credit assignment of the layer critic. ``own``: a layer's return leaves out what the others cost, which is known
-    and not its doing (a difference reward); ``return``: the plain return of Eq. (13)."""
     slo_weight: Positive = 60.0
     """Weight of an excess over λ (:func:`rl.agent.ddpg.targets.penalties`)."""
-    gradient: Gradient = "improvement"
-    """How the actor climbs the critic: towards the better of some changes of an expert, a layer or the whole window,
-    with the window critic, or Eq. (14) with straight-through features."""
     alternatives: FromOne = 6
-    """Changes of each scope that an update compares."""
+    """Changes of each scope (an expert, a layer, the window) that an update compares the actor's decisions with."""
     policy_delay: FromOne = 2
     """Updates of the critic for one of the actor."""
     busy_meter: bool = False
@@ -78,10 +66,7 @@ class LearnerSettings(Checked):
     leads the actor to them."""
 
     def rules(self) -> Iterable[Rule]:
-        return (
-            ("buffer_windows", self.buffer_windows >= self.batch_windows, "at least batch_windows"),
-            ("gradient", self.gradient != "improvement" or self.judge == "window", "straight-through for judge layer"),
-        )
+        return (("buffer_windows", self.buffer_windows >= self.batch_windows, "at least batch_windows"),)
 
     def explored(self, progress: float) -> tuple[float, float]:
         """(temperature, share of random experts) at ``progress`` 0 to 1 of training.

@@ -156,7 +156,7 @@ class WindowCritic(nn.Module):
         first = total + output[..., :1]
         return Prediction(torch.cat((first, first + steps.cumsum(-1)), -1), output[..., -2], output[..., -1])
 
-    def value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
+    def value(self, batch: Batch, features: Tensor, unit: float) -> Tensor:
         """[B] Q of a window; all decisions are in ``features``."""
         values, layers, _ = self(batch, features)
         total: Tensor = self.costs(batch, features, layers, unit).sum(-1) + self.punished(values) + values.future
@@ -212,10 +212,6 @@ class WindowCritic(nn.Module):
             one = self._window(self._layers(self._experts(batch, embedded, other), mask), batch.pipeline)
             values.append(self.punished(one) + one.future - unit * (_price(other) * mask).sum((-1, -2)))
         return torch.stack(values)
-
-    def window_value(self, batch: Batch, features: Tensor, executed: Tensor, unit: float) -> Tensor:
-        """[B] the same as :meth:`value`: what a window is worth under decisions that are about to be taken."""
-        return self.value(batch, features, executed, unit)
 
     def costs(self, batch: Batch, features: Tensor, layers: Layers, unit: float) -> Tensor:
         """[B, n] minus what each layer costs, in C_ref."""

@@ -12,12 +12,18 @@ from torch import Tensor
 
 from rl.agent.configuration_table import allowed, features_of
 from rl.agent.contract import Batch, Space
+from rl.agent.critic import Critic
 from rl.agent.errors import NetworkError
 from rl.agent.settings import NetworkSettings
-from rl.agent.variants import ARMS, actor, critic
+from rl.agent.variants import ARMS, actor
 from tests.unit.rl.agent.conftest import make_batch, make_settings, make_space, random_actions
 
 UNEQUAL = (3, 1, 4)
+
+
+def critic(arm: str) -> Critic:
+    """A critic for an actor of ``arm``; the flat one, which has none of its own, gets the full arm's."""
+    return Critic(make_settings("full" if arm == "ddpg-only" else arm))
 
 
 def violations(batch: Batch, actions: Tensor) -> Tensor:
@@ -55,7 +61,7 @@ def test_relaxed_actions_are_those_decided_when_the_layers_before_are(arm: str) 
 @pytest.mark.parametrize("arm", ARMS)
 def test_gradients_flow_from_the_critic_to_every_parameter(arm: str) -> None:
     batch = make_batch(make_space((4, 4, 4)), count=4)
-    network, judge = actor(make_settings(arm)), critic(make_settings(arm))
+    network, judge = actor(make_settings(arm)), critic(arm)
     executed = random_actions(batch)
     worth = judge(batch, network.relaxed(batch, executed), executed)
     assert worth.shape == (4, 3) and worth.dtype == torch.float32
@@ -90,7 +96,7 @@ def test_permuting_experts_permutes_their_decisions(arm: str) -> None:
         present=batch.present[:, :, order],
         least_memory=batch.least_memory[:, :, order],
     )
-    network, judge = actor(make_settings(arm)), critic(make_settings(arm))
+    network, judge = actor(make_settings(arm)), critic(arm)
     chosen = network.decide(batch)
     assert torch.equal(network.decide(swapped), chosen[:, :, order])
     features = features_of(batch.space, chosen)
@@ -103,7 +109,7 @@ def test_what_stands_at_padding_changes_nothing(arm: str) -> None:
     batch = make_batch(make_space(UNEQUAL))
     padding = (~batch.space.mask).unsqueeze(-1)
     other = replace(batch, experts=batch.experts + 5.0 * padding)
-    network, judge = actor(make_settings(arm)), critic(make_settings(arm))
+    network, judge = actor(make_settings(arm)), critic(arm)
     chosen = network.decide(batch)
     features = features_of(batch.space, chosen)
     assert torch.equal(network.decide(other), chosen)
@@ -121,7 +127,7 @@ def test_more_padding_changes_nothing(arm: str) -> None:
 
     parts = {name: wider(getattr(narrow, name)) for name in ("experts", "present", "least_memory")}
     wide = replace(narrow, space=replace(narrow.space, mask=mask.expand(2, -1)), **parts)
-    network, judge = actor(make_settings(arm)), critic(make_settings(arm))
+    network, judge = actor(make_settings(arm)), critic(arm)
     chosen = network.decide(narrow)
     assert torch.equal(network.decide(wide), wider(chosen))
     features = features_of(narrow.space, chosen)
@@ -132,7 +138,7 @@ def test_more_padding_changes_nothing(arm: str) -> None:
 @pytest.mark.parametrize("arm", ["full", "no-dagnn", "no-pointer", "no-concurrency", "full-joint"])
 def test_a_layer_sees_what_was_decided_in_those_before_it_and_no_other(arm: str) -> None:
     batch = make_batch(make_space(UNEQUAL))
-    network, judge = actor(make_settings(arm)), critic(make_settings(arm))
+    network, judge = actor(make_settings(arm)), critic(arm)
     first = random_actions(batch, 1)
     second = first.clone()
     second[:, 1] = random_actions(batch, 2)[:, 1]
@@ -175,7 +181,7 @@ CPU_ONLY = {"shares": (), "cores": (0.5, 1.0, 2.0), "memories": 9, "replicas": 2
 
 @pytest.mark.parametrize("arm", ["full", "no-dagnn", "no-pointer", "no-concurrency", "full-joint"])
 def test_one_set_of_weights_decides_for_any_pipeline_and_space(arm: str) -> None:
-    network, judge = actor(make_settings(arm)), critic(make_settings(arm))
+    network, judge = actor(make_settings(arm)), critic(arm)
     for space in (make_space((2,)), make_space((1, 7, 2, 3, 5)), make_space((6, 6), **CPU_ONLY)):  # type: ignore[arg-type]
         batch = make_batch(space)
         chosen = network.decide(batch)
@@ -195,17 +201,6 @@ def test_graphs_that_are_not_layered_are_refused() -> None:
     other = Space(space.mask, space.resource_memory, space.replicas, space.concurrencies, (*space.edges, (0, 2)))
     with pytest.raises(NetworkError, match="edge 0 → 2 of the pipeline is not one of a layered pipeline"):
         actor(make_settings()).decide(make_batch(other))
-
-
-def test_the_critic_adds_the_known_cost_of_an_action() -> None:
-    batch = make_batch(make_space(UNEQUAL))
-    chosen = random_actions(batch)
-    features = features_of(batch.space, chosen)
-    judge = critic(make_settings())
-    with_cost = judge(batch, features, chosen)
-    judge.known = None
-    cost = features[..., 4] * features[..., 6] * batch.space.mask
-    assert torch.allclose(judge(batch, features, chosen) - with_cost, cost.sum(-1), atol=1e-5)
 
 
 def test_the_pointer_weighs_the_experts_that_there_are() -> None:

@@ -77,6 +77,21 @@ def test_a_saved_agent_decides_the_same(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_a_checkpoint_may_name_settings_that_were_removed_since(tmp_path: Path) -> None:
+    agent = agent_of()
+    agent.save(tmp_path / "agent.zip")
+    with zipfile.ZipFile(tmp_path / "agent.zip") as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    data = json.loads(entries["data"])
+    data["learner"] |= {"judge": "window", "credit": "own", "gradient": "improvement"}
+    data["networks"] |= {"known_cost": True}
+    with zipfile.ZipFile(tmp_path / "older.zip", "w") as archive:
+        for name, content in (entries | {"data": json.dumps(data).encode()}).items():
+            archive.writestr(name, content)
+    again = PipelineDDPG.load(tmp_path / "older.zip")
+    assert (again.learner, again.networks) == (agent.learner, agent.networks)
+
+
 def test_going_on_from_a_checkpoint_comes_to_the_same_weights(tmp_path: Path) -> None:
     whole, first = agent_of(), agent_of()
     whole.train(12)

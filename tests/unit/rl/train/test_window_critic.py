@@ -38,11 +38,11 @@ def test_values_of_a_change_are_the_critics_own_of_the_window_with_it() -> None:
     for layer in range(2):
         changed = features.clone()
         changed[:, layer] = others[:, layer]
-        wanted = critic.value(batch, changed, actions, world.UNIT)
+        wanted = critic.value(batch, changed, world.UNIT)
         assert torch.allclose(by_expert[:, layer, 0], wanted, atol=1e-4)
         assert torch.allclose(by_layer[:, layer], wanted, atol=1e-4)
     together = critic.of_windows(batch, known, others[None], world.UNIT)[0]
-    assert torch.allclose(together, critic.value(batch, others, other, world.UNIT), atol=1e-4)
+    assert torch.allclose(together, critic.value(batch, others, world.UNIT), atol=1e-4)
 
 
 def test_before_it_has_learnt_a_pass_takes_as_long_as_its_calls() -> None:
