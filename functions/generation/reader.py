@@ -16,6 +16,8 @@ MOST_UNREAD = 256
 """Pieces that a request's reader may be behind."""
 CONTEXT_TOKENS = 6
 """Tokens of the prompt by which a tokenizer decides whether the first new token begins with a space."""
+MOST_HELD = 16
+"""Tokens that a character may take; what is no character after so many never becomes one."""
 _BROKEN = "\ufffd"
 
 
@@ -32,7 +34,7 @@ class Writer:
         """The characters that one more token completes."""
         self._ids.append(token)
         text = self._new()
-        if text.endswith(_BROKEN):
+        if text.endswith(_BROKEN) and len(self._ids) - self._out < MOST_HELD:
             return ""
         del self._ids[: max(0, self._out - CONTEXT_TOKENS)]
         self._out = len(self._ids)

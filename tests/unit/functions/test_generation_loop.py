@@ -1,0 +1,391 @@
+"""The generation loop over an instance in this process: batching, preemption, failures, and who gets what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from functions.generation.measures import Measures
+from functions.generation.run import InstanceRun, Waiting
+from functions.generation.sampling import Chosen, Sampler, Sampling
+from functions.generation.texts import Finish, Text
+from functions.ingress.calls import PassContext
+from functions.wire.arrays import Array
+from functions.wire.errors import BadInputError, CallError, DeadlineError, KvFullError, KvLostError, NodeFailedError
+from moe.cache import PAGE_TOKENS
+from moe.errors import CacheFullError, CacheMissError
+from moe.reference import WholeModel, pack
+from moe.split import split
+from tests.unit.moe import tiny
+
+POSITIONS = 640
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> WholeModel:
+    root = tmp_path_factory.mktemp("mixtral")
+    checkpoint = tiny.store(tiny.build("mixtral", max_position_embeddings=POSITIONS), root / "checkpoint")
+    split(checkpoint, root / "pipeline", "tiny", 4, None)
+    return WholeModel(root / "pipeline")
+
+
+class InProcess:
+    """An instance whose segments are programs of this process, each with room for ``pages``."""
+
+    def __init__(self, model: WholeModel, pages: int, stated_pages: int | None = None) -> None:
+        self.pages, self.page_tokens = stated_pages or pages, PAGE_TOKENS
+        self.model = model
+        self.iterations: list[list[tuple[str, int]]] = []
+        self.before: Callable[[int], Awaitable[None] | None] = lambda number: None
+        """Called with each iteration's number; may raise or wait."""
+        self.lost = False
+        for segment in model.manifest.segments:
+            program = model.programs[segment.id]
+            bytes_per_token = program.open_cache(1 << 20).bytes_per_token
+            program.open_cache(pages * PAGE_TOKENS * bytes_per_token)
+
+    def whole(self) -> bool:
+        return not self.lost
+
+    async def run(self, parts: Sequence[tuple[Text, int]], context: PassContext) -> Array:
+        self.iterations.append([(text.request_id, count) for text, count in parts])
+        waiting = self.before(len(self.iterations))
+        if waiting is not None:
+            await waiting
+        await asyncio.sleep(0)
+        tensors = pack([text.tokens[text.kept : text.kept + count] for text, count in parts])
+        tensors["sequences"] = torch.tensor([text.kv_id for text, _ in parts])
+        tensors["starts"] = torch.tensor([text.kept for text, _ in parts])
+        try:
+            return self.model.forward(tensors)["logits"].numpy()
+        except CacheFullError as error:
+            raise KvFullError(str(error)) from None
+        except CacheMissError as error:
+            raise KvLostError(str(error)) from None
+
+    def free(self, kv_ids: Sequence[int]) -> None:
+        for segment in self.model.manifest.segments:
+            cache = self.model.programs[segment.id].cache
+            assert cache is not None
+            cache.free(kv_ids)
+
+    async def settled(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    @property
+    def used_pages(self) -> int:
+        caches = [self.model.programs[segment.id].cache for segment in self.model.manifest.segments]
+        return max(cache.used_pages for cache in caches if cache is not None)
+
+
+@dataclass
+class Collected:
+    """A sink that keeps what it gets."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    error: CallError | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    behind: bool = False
+    stop_at: int | None = None
+
+    def token(self, chosen: Chosen) -> bool:
+        assert not self.over.is_set()
+        self.tokens.append(chosen.token)
+        return chosen.token == self.stop_at
+
+    def full(self) -> bool:
+        return self.behind
+
+    def finished(self, reason: Finish) -> None:
+        self.finish = reason
+        self.over.set()
+
+    def failed(self, error: CallError) -> None:
+        self.error = error
+        self.over.set()
+
+
+@dataclass
+class Bench:
+    """A run on an instance, and texts given to it."""
+
+    instance: InProcess
+    timeout_s: float = 60.0
+    waiting: Waiting = field(default_factory=Waiting)
+    measures: Measures = field(default_factory=Measures)
+    computed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.run = InstanceRun(
+            self.instance,  # type: ignore[arg-type]
+            self.waiting,
+            self.measures,
+            self.timeout_s,
+            self.computed.append,
+            self.place,
+        )
+        self.task = asyncio.get_running_loop().create_task(self.run.run())
+
+    def place(self) -> None:
+        while self.waiting.texts and self.run.fits(self.waiting.texts[0]):
+            self.run.admit(self.waiting.texts.popleft())
+
+    def text(self, name: str, prompt: list[int], max_tokens: int, **options: object) -> Text:
+        sampler = options.pop("sampler", None) or Sampler(Sampling())
+        now_s = asyncio.get_running_loop().time()
+        return Text(
+            list(prompt),
+            max_tokens,
+            sampler,
+            Collected(),
+            frozenset(),
+            name,
+            POSITIONS,
+            now_s,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def add(self, text: Text) -> Collected:
+        self.waiting.texts.append(text)
+        self.place()
+        self.run.wake()
+        assert isinstance(text.sink, Collected)
+        return text.sink
+
+    async def over(self, *sinks: Collected) -> None:
+        async with asyncio.timeout(600):
+            for sink in sinks:
+                await sink.over.wait()
+
+    async def end(self) -> None:
+        self.instance.lost = True
+        self.run.wake()
+        await self.task
+
+
+def recomputed(model: WholeModel, prompt: list[int], written: list[int]) -> list[int]:
+    """What greedy recomputation writes where it wrote ``written`` so far, at each place."""
+    logits = model.logits_ids([[*prompt, *written[:-1]]], all_tokens=True)
+    return logits.argmax(-1)[len(prompt) - 1 :].tolist()
+
+
+async def test_texts_together_write_what_each_writes_alone_even_when_preempted(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 12))
+    prompts = tiny.texts((30, 45, 5, 60), seed=3)
+    sinks = [bench.add(bench.text(str(i), prompt, 60)) for i, prompt in enumerate(prompts)]
+    await bench.over(*sinks)
+    for prompt, sink in zip(prompts, sinks, strict=True):
+        assert sink.finish == "length"
+        assert len(sink.tokens) == 60
+        assert sink.tokens == recomputed(model, prompt, sink.tokens)
+    assert bench.measures.preemptions > 0
+    assert bench.instance.used_pages == 0
+    assert bench.measures.written_tokens == 240
+    assert bench.measures.prompt_tokens == sum(map(len, prompts))
+    await bench.end()
+
+
+async def test_decodes_come_first_and_prompts_in_parts(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 100))
+    first = bench.add(bench.text("a", tiny.texts((3,))[0], 8))
+    while not bench.instance.iterations:
+        await asyncio.sleep(0)
+    second = bench.add(bench.text("b", tiny.texts((600,))[0], 2))
+    await bench.over(first, second)
+    both = [iteration for iteration in bench.instance.iterations if len(iteration) == 2]
+    assert both[:3] == [[("a", 1), ("b", 255)], [("a", 1), ("b", 255)], [("a", 1), ("b", 90)]]
+    assert sum(bench.computed) == 3 + 7 + 600 + 1
+    await bench.end()
+
+
+async def test_the_one_that_arrived_last_is_preempted_and_goes_on_later(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 4))
+    old = bench.add(bench.text("old", tiny.texts((20,))[0], 40))
+    new = bench.add(bench.text("new", tiny.texts((20,), seed=5)[0], 40))
+    await bench.over(old)
+    assert not new.over.is_set()
+    assert len(new.tokens) < 40
+    await bench.over(new)
+    assert new.tokens == recomputed(model, tiny.texts((20,), seed=5)[0], new.tokens)
+    await bench.end()
+
+
+async def test_pages_that_another_ingress_holds_are_waited_for(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 4, stated_pages=8))
+    stranger = torch.tensor([77])
+    model.forward({**pack([tiny.texts((40,))[0]]), "sequences": stranger, "starts": torch.tensor([0])})
+    sink = bench.add(bench.text("a", tiny.texts((20,))[0], 5))
+    while len(bench.instance.iterations) < 3:
+        await asyncio.sleep(0.01)
+    assert not sink.tokens
+    bench.instance.free([77])
+    await bench.over(sink)
+    assert sink.tokens == recomputed(model, tiny.texts((20,))[0], sink.tokens)
+    await bench.end()
+
+
+async def test_what_can_never_fit_is_refused(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 4))
+    assert bench.run.refusal(bench.text("a", [1] * 30, 34)) is None
+    assert isinstance(bench.run.refusal(bench.text("a", [1] * 30, 35)), BadInputError)
+    assert bench.run.refusal(bench.text("a", [1] * 30, 500, bounded=False)) is None
+    assert bench.run.refusal(bench.text("a", [1] * 64, 1, bounded=False)) is not None
+    sink = bench.add(bench.text("a", [1] * 30, 500, bounded=False))
+    await bench.over(sink)
+    assert (len(sink.tokens), sink.finish) == (34, "length")
+    await bench.end()
+
+
+async def test_an_iteration_that_failed_is_repeated(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 20))
+
+    def fail(number: int) -> None:
+        if number in (2, 3, 5):
+            raise NodeFailedError("an expert is gone")
+
+    bench.instance.before = fail
+    prompt = tiny.texts((9,))[0]
+    sink = bench.add(bench.text("a", prompt, 6))
+    await bench.over(sink)
+    assert sink.tokens == recomputed(model, prompt, sink.tokens)
+    await bench.end()
+
+
+async def test_without_experts_a_text_is_given_up_when_its_time_is_spent(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 20), timeout_s=0.2)
+
+    def fail(number: int) -> None:
+        raise NodeFailedError("an expert is gone")
+
+    bench.instance.before = fail
+    sink = bench.add(bench.text("a", [1, 2], 6))
+    await bench.over(sink)
+    assert isinstance(sink.error, NodeFailedError)
+    assert bench.measures.ended == {"abort": 1}
+    await bench.end()
+
+
+async def test_a_deadline_of_the_client_ends_a_text(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 20))
+    now_s = asyncio.get_running_loop().time()
+    sink = bench.add(bench.text("a", [1, 2], 600, deadline_s=now_s - 1.0))
+    await bench.over(sink)
+    assert isinstance(sink.error, DeadlineError)
+    await bench.end()
+
+
+async def test_a_text_that_nobody_reads_stops_within_an_iteration(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 40))
+    text = bench.text("a", [1, 2], 600)
+    sink = bench.add(text)
+    while len(sink.tokens) < 3:
+        await asyncio.sleep(0)
+    text.cancelled = True
+    begun = len(bench.instance.iterations)
+    while bench.run.texts:
+        await asyncio.sleep(0)
+    assert len(bench.instance.iterations) <= begun
+    assert bench.instance.used_pages == 0
+    assert not sink.over.is_set()
+    await bench.end()
+
+
+async def test_a_reader_that_is_behind_gives_its_pages_back(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 40))
+    prompt = tiny.texts((9,))[0]
+    text = bench.text("a", prompt, 30)
+    sink = bench.add(text)
+    while len(sink.tokens) < 4:
+        await asyncio.sleep(0)
+    sink.behind = True
+    while not bench.waiting.parked:
+        await asyncio.sleep(0)
+    assert bench.instance.used_pages == 0
+    sink.behind = False
+    bench.waiting.texts.append(bench.waiting.parked.pop())
+    bench.run.wake()
+    await bench.over(sink)
+    assert sink.tokens == recomputed(model, prompt, sink.tokens)
+    await bench.end()
+
+
+async def test_when_a_replica_is_lost_texts_wait_in_order_and_are_computed_again(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 40))
+    prompts = tiny.texts((9, 17, 4))
+    texts = [bench.text(str(i), prompt, 20) for i, prompt in enumerate(prompts)]
+    sinks = [bench.add(text) for text in texts]
+
+    def lose(number: int) -> None:
+        if number == 6:
+            raise KvLostError("segment-1 is gone")
+
+    bench.instance.before = lose
+    await bench.task
+    assert list(bench.waiting.texts) == texts
+    assert [text.kept for text in texts] == [0, 0, 0]
+    assert all(0 < len(sink.tokens) < 20 for sink in sinks)
+    again = Bench(InProcess(model, 40), waiting=bench.waiting)
+    await again.over(*sinks)
+    for prompt, sink in zip(prompts, sinks, strict=True):
+        assert sink.tokens == recomputed(model, prompt, sink.tokens)
+    await again.end()
+
+
+async def test_samples_do_not_depend_on_neighbours(model: WholeModel) -> None:
+    sampling = Sampling(temperature=1.3, top_k=20, top_p=0.9, seed=11, frequency_penalty=0.4)
+    written = []
+    for neighbours in (0, 3):
+        bench = Bench(InProcess(model, 60))
+        others = [bench.add(bench.text("n", prompt, 30)) for prompt in tiny.texts((4, 9, 2), seed=8)[:neighbours]]
+        sink = bench.add(bench.text("a", [5, 6, 7], 30, sampler=Sampler(sampling)))
+        await bench.over(sink, *others)
+        written.append(sink.tokens)
+        await bench.end()
+    assert written[0] == written[1]
+    assert len(set(written[0])) > 5
+
+
+def test_the_sampler_follows_every_option() -> None:
+    logits = torch.tensor([0.0, 3.0, 2.0, 1.0])
+    draws = [Sampler(Sampling(temperature=1.0, top_k=2, seed=seed)).choose(logits).token for seed in range(60)]
+    assert set(draws) == {1, 2}
+    draws = [Sampler(Sampling(temperature=1.0, top_p=0.6, seed=seed)).choose(logits).token for seed in range(60)]
+    assert set(draws) == {1}
+    assert Sampler(Sampling(logit_bias={3: 5.0})).choose(logits).token == 3
+    assert Sampler(Sampling(logit_bias={1: -100.0})).choose(logits).token == 2
+    greedy = Sampler(Sampling(frequency_penalty=0.6))
+    assert [greedy.choose(logits).token for _ in range(4)] == [1, 1, 2, 1]  # 3, 2.4, then 1.8 < 2, then 1.8 > 1.4
+    greedy = Sampler(Sampling(presence_penalty=1.5))
+    assert [greedy.choose(logits).token for _ in range(3)] == [1, 2, 1]
+    chosen = Sampler(Sampling(), logprobs=2).choose(logits)
+    wanted = torch.log_softmax(logits, -1)
+    assert chosen.logprob == pytest.approx(float(wanted[1]))
+    assert [token for token, _ in chosen.top] == [1, 2]
+    assert np.isclose(chosen.top[1][1], float(wanted[2]))
+    unseeded = {tuple(_ten(Sampler(Sampling(temperature=5.0)), logits)) for _ in range(8)}
+    assert len(unseeded) > 1
+
+
+def _ten(sampler: Sampler, logits: torch.Tensor) -> list[int]:
+    return [sampler.choose(logits).token for _ in range(10)]
+
+
+def test_512_steps_in_small_pages(model: WholeModel) -> None:
+    async def go() -> list[int]:
+        bench = Bench(InProcess(model, 40))
+        sink = bench.add(bench.text("a", [1, 2, 3], 512))
+        await bench.over(sink)
+        await bench.end()
+        return sink.tokens
+
+    written = asyncio.run(go())
+    assert written == recomputed(model, [1, 2, 3], written)
