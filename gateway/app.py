@@ -18,6 +18,7 @@ from gateway.contract import Backend, BackendError, GatewayError
 from gateway.forwarding import Forwarder
 from gateway.front import FrontDoor
 from gateway.metrics import GatewayMetrics
+from gateway.openai_door import OpenAiDoor
 from gateway.scaling import ScaleFromZero
 from gateway.settings import Credentials, GatewaySettings
 from gateway.store import FunctionStore
@@ -53,7 +54,8 @@ class Gateway:
             Route("/healthz", self.system.health, methods=["GET"]),
         ]
         control = Auth(self._control(), credentials if settings.basic_auth else None)
-        self.api = _Router(front, control, self._control())
+        key = None if settings.loopback and not settings.api_key else credentials.api_key
+        self.api = _Router(front, OpenAiDoor(front, backend, key), control, self._control())
         self.metrics_app = Starlette(routes=self._metrics_routes)
 
     async def start(self) -> None:
@@ -112,7 +114,7 @@ class Gateway:
         """(method, path) of everything this gateway answers on both ports; HEAD of GET routes is not listed."""
         routes = (*self._routes, *self._metrics_routes)
         routed = {(method, route.path) for route in routes for method in route.methods or () if method != "HEAD"}
-        return routed | FrontDoor.served()
+        return routed | FrontDoor.served() | OpenAiDoor.served()
 
     def _control(self) -> Starlette:
         return Starlette(routes=self._routes, exception_handlers={GatewayError: gateway_error})
@@ -124,8 +126,9 @@ class Gateway:
 class _Router:
     """Calls to functions skip everything that the control API needs."""
 
-    def __init__(self, front: Any, control: Any, open_control: Any) -> None:
+    def __init__(self, front: Any, openai: Any, control: Any, open_control: Any) -> None:
         self._front = front
+        self._openai = openai
         self._control = control
         self._open = open_control
 
@@ -134,6 +137,9 @@ class _Router:
             path = scope["path"]
             if path.startswith(("/function/", "/async-function/")):
                 await self._front(scope, receive, send)
+                return
+            if path.startswith("/v1/"):
+                await self._openai(scope, receive, send)
                 return
             if path in OPEN_PATHS:
                 await self._open(scope, receive, send)

@@ -56,7 +56,7 @@ class FrontDoor:
         try:
             await self._read_body(call, receive, limit)
         except BodyTooLargeError as error:
-            return await _refuse_body(receive, send, str(error))
+            return await refuse_body(receive, send, PlainTextResponse(str(error), 413, {"connection": "close"}))
         except ClientGoneError:
             return None
         if asynchronous:
@@ -184,9 +184,8 @@ def _too_large(limit: int) -> str:
     return f"the body is larger than {limit} bytes"
 
 
-async def _refuse_body(receive: Any, send: Any, message: str) -> None:
-    """413, and then drop what still comes for a moment: a client cut off while it sends might never read the reply."""
-    reply = PlainTextResponse(message, 413, {"connection": "close"})
+async def refuse_body(receive: Any, send: Any, reply: Response) -> None:
+    """Reply, and then drop what still comes for a moment: a client cut off while it sends might never read it."""
     await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     with suppress(TimeoutError):

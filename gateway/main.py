@@ -108,6 +108,9 @@ class _Duration(click.ParamType[float]):
     help="Ask for the password under /system.",
 )
 @click.option(
+    "--api-key", is_flag=True, help="Ask for the key in secrets/api-key under /v1 on loopback too; beyond it always is."
+)
+@click.option(
     "--scale-from-zero/--no-scale-from-zero",
     default=True,
     envvar="scale_from_zero",

@@ -17,6 +17,8 @@ class GatewaySettings:
     port: int = 8080
     metrics_port: int = 8082
     basic_auth: bool = True
+    api_key: bool = False
+    """Ask for the key of ``/v1`` on loopback too; beyond it is always asked for."""
     scale_from_zero: bool = True
     upstream_timeout_s: float = 60.0
     """Time from sending a call to a replica until its reply begins."""
@@ -59,6 +61,11 @@ class GatewaySettings:
     """The state folder holds what was deployed; not so where the backend does, as a cluster."""
 
     @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        return self.host in ("localhost", "::1") or self.host.startswith("127.")
+
+    @property
     def secrets_dir(self) -> Path:
         return self.state / "secrets"
 
@@ -69,20 +76,28 @@ class GatewaySettings:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Basic auth of ``/system`` and the bearer token that may read the replica feed. Never logged."""
+    """Basic auth of ``/system``, the bearer token that may read the replica feed, and the key of ``/v1``. Never
+    logged."""
 
     user: str
     password: str = field(repr=False)
     feed_token: str = field(repr=False)
+    api_key: str = field(repr=False)
 
 
 def ensure_credentials(settings: GatewaySettings) -> Credentials:
     """Read the credentials of the state folder, making those that are missing (mode 0600)."""
     settings.secrets_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    password = _read_or_make(settings.secrets_dir / "basic-auth-password", secrets.token_urlsafe(24))
+    try:
+        api_key = _read_or_make(settings.secrets_dir / "api-key", secrets.token_urlsafe(24))
+    except OSError:  # a cluster's secret, mounted read-only and without a key of its own
+        api_key = password
     return Credentials(
         user=_read_or_make(settings.secrets_dir / "basic-auth-user", "admin"),
-        password=_read_or_make(settings.secrets_dir / "basic-auth-password", secrets.token_urlsafe(24)),
+        password=password,
         feed_token=_read_or_make(settings.feed_token_file, secrets.token_urlsafe(24)),
+        api_key=api_key,
     )
 
 

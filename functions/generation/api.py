@@ -74,7 +74,7 @@ class OpenAiApi:
             error.status = 404
             raise error
         document = request.document_of(sent.body)
-        if document.get("model", name) != name:
+        if document.get("model", name) != name and str(document["model"]).split(".")[0] != name:  # NAME.NAMESPACE
             raise answers.model_not_found(document["model"], name)
         if path == "/v1/embeddings":
             return await self._embeddings(document, sent, answer)

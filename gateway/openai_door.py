@@ -1,0 +1,138 @@
+"""``/v1/…`` as raw ASGI: the API of OpenAI's clients for all pipelines; a request's ``model`` names the function.
+
+The door reads a body to find the model and hands the call to the front door, so it is streamed, repeated and counted as
+any other. A key (``Authorization: Bearer``) is asked for where the gateway listens beyond loopback.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+from gateway.contract import DEFAULT_NAMESPACE, Backend, FunctionSpec, NotFoundError
+from gateway.front import FrontDoor, refuse_body
+from gateway.specs import split_name
+from platform_words.labels import NODES_LABEL
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Largest body: more than the longest context as text."""
+POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+MODELS = "/v1/models"
+
+
+class OpenAiDoor:
+    """Routes by model. ``key`` None: everybody may call."""
+
+    def __init__(self, front: FrontDoor, backend: Backend, key: str | None) -> None:
+        self._front = front
+        self._backend = backend
+        self._key = key
+
+    @staticmethod
+    def served() -> set[tuple[str, str]]:
+        """(method, path) of everything here, as openapi.yaml writes it."""
+        return {("POST", path) for path in POSTS} | {("GET", MODELS)}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path, method = scope["path"].rstrip("/"), scope["method"]
+        allowed = "POST" if path in POSTS else "GET"
+        if self._key is not None and not self._allowed(scope, self._key):
+            reply = _error(401, "the API key is missing or wrong; send it as Authorization: Bearer", "invalid_api_key")
+        elif path != MODELS and path not in POSTS:
+            reply = _error(404, f"there is no {path}", "unknown_url")
+        elif path == MODELS and method in ("GET", "HEAD"):
+            reply = JSONResponse({"object": "list", "data": [_model(name) for name in self._models()]})
+        elif path == MODELS or method != "POST":
+            reply = _error(405, f"{path} takes {allowed}", "method_not_allowed", {"allow": allowed})
+        else:
+            await self._call(scope, path, receive, send)
+            return
+        await reply(scope, receive, send)
+
+    async def _call(self, scope: Any, path: str, receive: Any, send: Any) -> None:
+        body = await _body(receive)
+        if body is None:
+            reply = _error(413, f"the body is larger than {MAX_BYTES} bytes", "too_large", {"connection": "close"})
+            await refuse_body(receive, send, reply)
+            return
+        model = _model_of(body)
+        if model is None or not self._serves(model):
+            await _no_model(model)(scope, receive, send)
+            return
+        whole = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Any:
+            return whole.pop() if whole else await receive()
+
+        target = f"/function/{model}{path}"
+        await self._front({**scope, "path": target, "raw_path": target.encode()}, again, send)
+
+    def _models(self) -> list[str]:
+        names = [_called(state.spec) for state in self._backend.list() if _is_ingress(state.spec)]
+        return sorted(names)
+
+    def _serves(self, model: str) -> bool:
+        try:
+            return _is_ingress(self._backend.get(*split_name(model)).spec)
+        except NotFoundError:
+            return False
+
+    def _allowed(self, scope: Any, key: str) -> bool:
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        kind, _, value = header.partition(b" ")
+        return kind.lower() == b"bearer" and hmac.compare_digest(value.strip(), key.encode())
+
+
+def _is_ingress(spec: FunctionSpec) -> bool:
+    return spec.labels.get(NODES_LABEL) == "ingress"
+
+
+def _called(spec: FunctionSpec) -> str:
+    return spec.name if spec.namespace == DEFAULT_NAMESPACE else f"{spec.name}.{spec.namespace}"
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "smoe"}
+
+
+async def _body(receive: Any) -> bytes | None:
+    """None where it is too large; empty where the client leaves within it."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return b""
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BYTES:
+            return None
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _no_model(model: str | None) -> JSONResponse:
+    if model is None:
+        message = 'the body must be a JSON object whose "model" is a text'
+        return _error(400, message, "missing_model", field="model")
+    return _error(404, f"the model {model[:80]!r} does not exist here", "model_not_found", field="model")
+
+
+def _model_of(body: bytes) -> str | None:
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    model = document.get("model") if isinstance(document, dict) else None
+    return model if isinstance(model, str) and model else None
+
+
+def _error(
+    status: int, message: str, code: str, headers: dict[str, str] | None = None, *, field: str | None = None
+) -> JSONResponse:
+    """OpenAI's error object."""
+    error = {"message": message, "type": "invalid_request_error", "param": field, "code": code}
+    return JSONResponse({"error": error}, status, headers)

@@ -1,0 +1,71 @@
+"""``/v1`` of the gateway: calls go to the function that the model names, and keys are asked for beyond loopback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from platform_words.labels import NODES_LABEL
+from tests.unit.gateway.gateways import Running, gateway_on
+
+LABELS = {"labels": {NODES_LABEL: "ingress"}}
+
+
+async def test_the_model_names_the_function_and_the_body_goes_along(running: Running) -> None:
+    await running.deploy("m", **LABELS)
+    body = json.dumps({"model": "m", "prompt": "é" * 100_000}).encode()
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/embeddings"):
+        answer = await running.call("POST", path, body=body)
+        assert answer.status == 200
+    requests = running.replicas("m")[0].requests
+    assert [one.target for one in requests] == ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"]
+    assert all(one.body == body for one in requests)
+
+
+async def test_models_are_the_pipelines_ingresses(running: Running) -> None:
+    await running.deploy("b", **LABELS)
+    await running.deploy("a", **LABELS)
+    await running.deploy("other")
+    document = (await running.call("GET", "/v1/models")).json()
+    assert [model["id"] for model in document["data"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/v1/completions", b'{"model": "none"}', 404, "model_not_found"),
+        ("POST", "/v1/completions", b'{"model": "other"}', 404, "model_not_found"),
+        ("POST", "/v1/completions", b'{"model": 3}', 400, "missing_model"),
+        ("POST", "/v1/completions", b"[" * 100_000, 400, "missing_model"),
+        ("POST", "/v1/completions", b"\xff", 400, "missing_model"),
+        ("POST", "/v1/images", b"{}", 404, "unknown_url"),
+        ("GET", "/v1/completions", b"", 405, "method_not_allowed"),
+        ("POST", "/v1/completions", b" " * (17 << 20), 413, "too_large"),
+    ],
+)
+async def test_what_cannot_be_routed_gets_openais_error(
+    running: Running, method: str, path: str, body: bytes, status: int, code: str
+) -> None:
+    await running.deploy("other")
+    answer = await running.call(method, path, body=body)
+    assert answer.status == status
+    error = answer.json()["error"]
+    assert error["code"] == code
+    assert error["message"]
+
+
+async def test_the_key_is_asked_for_where_it_is_on(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, api_key=True) as running:
+        await running.deploy("m", **LABELS)
+        key = (tmp_path / "secrets" / "api-key").read_text()
+        for header, status in (("", 401), ("Bearer no", 401), (f"Basic {key}", 401), (f"Bearer {key}", 200)):
+            given = {"authorization": header} if header else {}
+            assert (await running.call("GET", "/v1/models", **given)).status == status
+            assert (await running.call("POST", "/v1/completions", b'{"model": "m"}', **given)).status == status
+
+
+async def test_beyond_loopback_the_key_is_always_asked_for(tmp_path: Path) -> None:
+    async with gateway_on(tmp_path, host="0.0.0.0") as running:
+        assert (await running.call("GET", "/v1/models")).status == 401
