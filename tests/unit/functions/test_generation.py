@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import os
+import signal
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
 from benchmarks.harness.local_pipeline import LocalPipeline
+from moe.preset import byte_tokenizer
 from moe.reference import WholeModel
+from moe.split import split
 from tests.doubles.generation import generate
+from tests.unit.moe import tiny
 
 PROMPTS = ["Only the chosen experts", "see", "A sum does not mind its order"]
 
@@ -33,13 +43,13 @@ def client_of(pipeline: LocalPipeline) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{pipeline.url}/v1", api_key="none", max_retries=0, timeout=100)
 
 
+def pages_at(address: str) -> int:
+    with urllib.request.urlopen(f"http://{address}/kv", timeout=100) as reply:
+        return sum(node["used_pages"] for node in json.load(reply)["nodes"].values())
+
+
 def used_pages(pipeline: LocalPipeline) -> int:
-    used = 0
-    for worker in pipeline.workers:
-        if "segment" in worker.function:
-            with urllib.request.urlopen(f"http://{worker.address}/kv", timeout=30) as reply:
-                used += sum(node["used_pages"] for node in json.load(reply)["nodes"].values())
-    return used
+    return sum(pages_at(worker.address) for worker in pipeline.workers if "segment" in worker.function)
 
 
 def until_free(pipeline: LocalPipeline) -> None:
@@ -65,3 +75,232 @@ def test_greedy_completions_are_the_whole_models_streamed_and_not(served: LocalP
         assert "".join(piece.choices[0].text for piece in pieces) == one.text
         assert pieces[-1].choices[0].finish_reason is not None
     until_free(served)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if messages[0].role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mixtral with room for long texts and a chat template."""
+    root = tmp_path_factory.mktemp("long")
+    model = tiny.build("mixtral", vocab_size=300, max_position_embeddings=4096, eos_token_id=299)
+    checkpoint = tiny.store(model, root / "checkpoint")
+    byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    split(checkpoint, root / "tiny", "tiny", 4, None)
+    return root / "tiny"
+
+
+@pytest.fixture(scope="module")
+def two_instances(long: Path) -> Iterator[LocalPipeline]:
+    with LocalPipeline(long, replicas=2, environ={"smoe_timeout": "60s"}) as pipeline:
+        yield pipeline
+
+
+def whole_greedy(model: WholeModel, prompt: str, tokens: int) -> str:
+    """What the whole model writes, the whole text recomputed for each token."""
+    return generate(model, [prompt], tokens)[0].text
+
+
+def test_a_conversation_goes_through_the_checkpoints_template(two_instances: LocalPipeline, long: Path) -> None:
+    client = client_of(two_instances)
+    messages: list[Any] = [{"role": "user", "content": "hello"}]
+    model = WholeModel(long)
+    ids = model.tokenizer.encode_rendered("user: hello\nassistant:")
+    written: list[int] = []
+    for _ in range(5):
+        written.append(int(model.logits_ids([ids + written])[0].argmax()))
+    answer = client.chat.completions.create(model="tiny", messages=messages, max_tokens=5, temperature=0)
+    assert answer.choices[0].message.content == model.tokenizer.decode(ids[-6:] + written)[6:]
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(ids), 5)
+    stream = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": [{"type": "text", "text": "hello"}]}],
+        max_tokens=5,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        logprobs=True,
+        top_logprobs=2,
+    )
+    *pieces, last = list(stream)
+    assert pieces[0].choices[0].delta.role == "assistant"
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer.choices[0].message.content
+    logprobs = [one for piece in pieces for one in (piece.choices[0].logprobs.content or [])]  # type: ignore[union-attr]
+    assert len(logprobs) == 5
+    assert all(one.logprob == one.top_logprobs[0].logprob and len(one.top_logprobs) == 2 for one in logprobs)
+    assert last.choices == []
+    assert last.usage == answer.usage
+    with pytest.raises(openai.BadRequestError, match="no such role"):
+        client.chat.completions.create(model="tiny", messages=[{"role": "bad", "content": "x"}], max_tokens=1)  # type: ignore[list-item]
+
+
+def test_a_stop_sequence_ends_a_text_also_across_tokens(two_instances: LocalPipeline, long: Path) -> None:
+    client = client_of(two_instances)
+    whole = whole_greedy(WholeModel(long), "abc", 30)
+    stop = whole[7:10]
+    place = whole.find(stop)
+    for stream in (False, True):
+        answer = client.completions.create(
+            model="tiny", prompt="abc", max_tokens=30, temperature=0, stop=[stop, "not there"], stream=stream
+        )
+        pieces = list(answer) if stream else [answer]
+        assert "".join(piece.choices[0].text for piece in pieces) == whole[:place]  # type: ignore[union-attr]
+        assert pieces[-1].choices[0].finish_reason == "stop"  # type: ignore[union-attr]
+
+
+def test_seeds_texts_of_one_request_and_echo(two_instances: LocalPipeline, long: Path) -> None:
+    ids = WholeModel(long).tokenizer.encode("ab")
+    client = client_of(two_instances)
+
+    def ask(**fields: Any) -> list[str]:
+        answer = client.completions.create(model="tiny", prompt="ab", max_tokens=12, seed=5, **fields)
+        return [choice.text for choice in answer.choices]
+
+    three = ask(n=3, temperature=1.5)
+    assert len(set(three)) == 3
+    assert ask(n=2, temperature=1.5) == three[:2]
+    assert ask(temperature=1.5, echo=True) == ["ab" + three[0]]
+    answer = client.completions.create(model="tiny", prompt=ids, max_tokens=12, seed=5, temperature=1.5, logprobs=3)
+    assert answer.choices[0].text == three[0]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert len(logprobs.token_logprobs) == 12
+    assert all(len(top) <= 3 for top in logprobs.top_logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param", "word"),
+    [
+        ({"tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
+        ({"min_p": 0.1}, 400, "min_p", "not supported"),
+        ({"top_n_sigma": 1}, 400, "top_n_sigma", "'top_n_sigma' is not supported"),
+        ({"temperature": 3}, 400, "temperature", "from 0 to 2"),
+        ({"n": 0}, 400, "n", "from 1 to 128"),
+        ({"max_tokens": 5000}, 400, "prompt", "maximum context length is 4096"),
+        ({"logit_bias": {"x": 1}}, 400, "logit_bias", "token ids"),
+        ({"logit_bias": {"300": 1}}, 400, "logit_bias", "outside 0 to 299"),
+        ({"stop": [""]}, 400, "stop", "none of them empty"),
+        ({"stream_options": {"include_usage": True}}, 400, "stream_options", "stream: true"),
+        ({"prompt": [[300]]}, 400, "prompt", "outside 0 to 299"),
+        ({"prompt": []}, 400, "prompt", "takes a text"),
+        ({"prompt": "x" * 5000}, 400, "prompt", "5000 tokens"),
+        ({"model": "other"}, 404, "model", "does not exist"),
+        ({"user": "me", "store": False, "tools": [], "n": None}, 200, None, ""),
+    ],
+)
+def test_fields_are_refused_by_name_or_taken(
+    two_instances: LocalPipeline, fields: dict[str, Any], status: int, param: str | None, word: str
+) -> None:
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 2, **fields}
+    code, document = posted(f"{two_instances.url}/v1/completions", json.dumps(body).encode())
+    assert code == status
+    if status != 200:
+        assert document["error"]["param"] == param
+        assert word in document["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        ("completions", b"{", "not JSON"),
+        ("completions", b"[]", "no JSON object"),
+        ("completions", b"\xff", "not JSON"),
+        ("chat/completions", b'{"messages": []}', "at least one"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "only text"),
+        ("chat/completions", b'{"messages": [{"role": "user"}]}', "takes a text"),
+        ("embeddings", b'{"input": "a"}', "no embeddings"),
+        ("audio", b"{}", "there is no POST"),
+    ],
+)
+def test_malformed_bodies_get_a_sentence(two_instances: LocalPipeline, path: str, body: bytes, word: str) -> None:
+    code, document = posted(f"{two_instances.url}/v1/{path}", body)
+    assert code in (400, 404)
+    assert word in document["error"]["message"]
+
+
+def posted(url: str, body: bytes) -> tuple[int, Any]:
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=100) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_a_client_that_leaves_ends_its_text_and_frees_its_pages(two_instances: LocalPipeline) -> None:
+    stream = client_of(two_instances).completions.create(
+        model="tiny", prompt="abc", max_tokens=4000, temperature=0, stream=True
+    )
+    next(iter(stream))
+    assert used_pages(two_instances) > 0
+    stream.close()
+    until_free(two_instances)
+
+
+def test_when_a_segments_worker_dies_the_stream_goes_on(long: Path) -> None:
+    wanted = whole_greedy(WholeModel(long), "abc", 120)
+    with LocalPipeline(long, replicas=2, environ={"smoe_timeout": "60s"}) as pipeline:
+        stream = client_of(pipeline).completions.create(
+            model="tiny", prompt="abc", max_tokens=120, temperature=0, stream=True
+        )
+        pieces = iter(stream)
+        text = next(pieces).choices[0].text
+        busy = next(
+            worker for worker in pipeline.workers if worker.function.endswith("segment-1") and pages_at(worker.address)
+        )
+        os.kill(busy.pid, signal.SIGKILL)
+        text += "".join(piece.choices[0].text for piece in pieces)
+        assert text == wanted
+        pipeline.workers.remove(busy)
+        os.waitpid(busy.pid, 0)
+        until_free(pipeline)
+
+
+def test_many_at_once_on_two_instances_write_what_each_writes_alone(two_instances: LocalPipeline, long: Path) -> None:
+    model = WholeModel(long)
+    prompts = [f"prompt {number} " * (1 + number) for number in range(8)]
+    wanted = [whole_greedy(model, prompt, 20) for prompt in prompts]
+    client = client_of(two_instances)
+
+    def write(prompt: str) -> str:
+        stream = client.completions.create(model="tiny", prompt=prompt, max_tokens=20, temperature=0, stream=True)
+        return "".join(piece.choices[0].text for piece in stream)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(write, prompts)) == wanted
+    until_free(two_instances)
+
+
+def test_encoders_make_embeddings_and_no_text(bert: Path) -> None:
+    wanted = WholeModel(bert).embed(["one", "two texts"])
+    with LocalPipeline(bert) as pipeline:
+        client = client_of(pipeline)
+        for form in ("float", "base64"):  # the client reads both
+            answer = client.embeddings.create(model="tiny", input=["one", "two texts"], encoding_format=form)  # type: ignore[arg-type]
+            vectors = [
+                one.embedding if form == "float" else np.frombuffer(base64.b64decode(str(one.embedding)), "<f4")
+                for one in answer.data
+            ]
+            assert np.allclose(np.array(vectors), wanted.numpy(), atol=1e-5)
+        assert answer.usage.prompt_tokens == sum(map(len, WholeModel(bert).tokenizer.encode_all(["one", "two texts"])))
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.BadRequestError, match="no decoder"):
+            client.completions.create(model="tiny", prompt="a")
+
+
+def test_without_room_for_keys_and_values_it_is_refused_in_a_sentence(long: Path) -> None:
+    with LocalPipeline(long, environ={"smoe_kv_mb": "0"}) as pipeline:
+        code, document = posted(f"{pipeline.url}/v1/completions", b'{"prompt": "a"}')
+    assert code == 501
+    assert "keeps no keys and values" in document["error"]["message"]
