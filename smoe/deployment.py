@@ -63,6 +63,8 @@ class DeploymentSettings:
     """P of Eq. (2): most tokens in flight at once in one replica."""
     memory_share: float = 0.9
     """alpha of Eq. (2): the part of the limit that may be used."""
+    kv_mib: int = 64
+    """Memory for keys and values in each worker with segments of a decoder."""
     write_timeout_s: int = 30
     weights_from: str | None = None
     """Address under which functions find the pipeline's folder (``s3://bucket/pipelines``); None: in their image or
@@ -193,9 +195,14 @@ def _worker(manifest: Manifest, name: str, nodes: list[Node], settings: Deployme
     weights_bytes = sum(node.parameter_bytes for node in nodes)
     bytes_per_token = max(node.bytes_in_per_token + node.bytes_out_per_token for node in nodes)
     memory_mib = memory_limit_mib(weights_bytes, bytes_per_token, settings)
+    keeps = manifest.task == "causal-lm" and any(node.kind == "segment" for node in nodes)
+    if keeps:
+        memory_mib += settings.kv_mib
     cores = settings.cpu_cores if only_experts else settings.segment_cpu_cores or settings.cpu_cores
     ids = [node.id for node in nodes]
     deployment = _base(manifest, name, ",".join(ids), concurrency, cores, memory_mib, settings)
+    if keeps:
+        deployment["envVars"]["smoe_kv_mb"] = str(settings.kv_mib)
     label = "_".join(ids)
     if len(label) > 63:  # Kubernetes' limit for label values
         deployment["annotations"][NODES_LABEL] = ",".join(ids)

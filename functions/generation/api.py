@@ -17,7 +17,7 @@ from functions.generation.generator import Generator
 from functions.generation.reader import Outbox, Piece, Reader, Writer
 from functions.generation.request import Asked, FieldError
 from functions.generation.sampling import Chosen, Sampler
-from functions.generation.texts import Text
+from functions.generation.texts import Text, end_tokens
 from functions.wire.arrays import Arrays, as_float32
 from functions.wire.errors import CallError
 from functions.wire.messages import Reply, Request
@@ -51,8 +51,7 @@ class OpenAiApi:
         self._created = int(time.time())
         numbers = manifest.architecture.get("decoder", manifest.architecture)
         self._longest, self._vocabulary = int(numbers["max_positions"]), int(numbers["vocab_size"])
-        end = manifest.tokenizer.special.get("eos") if manifest.tokenizer else None
-        self._end = frozenset(() if end is None else (end,))
+        self._end = end_tokens(manifest)
 
     async def serve(self, sent: Request, answer: Answer) -> tuple[int, int]:
         """Answer a request; returns status and tokens for the ingress's own counters. Raises asyncio.CancelledError

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from functions.generation.sampling import Chosen, Sampler
 from functions.wire.errors import CallError
+from moe.manifest import Manifest
 
 Finish = Literal["stop", "length"]
 
@@ -26,6 +27,12 @@ class Sink(Protocol):
 
     def failed(self, error: CallError) -> None:
         """There will be no more of it."""
+
+
+def end_tokens(manifest: Manifest) -> frozenset[int]:
+    """Tokens with which the model ends a text."""
+    end = manifest.tokenizer.special.get("eos") if manifest.tokenizer else None
+    return frozenset(() if end is None else (end,))
 
 
 def new_id() -> int:

@@ -13,7 +13,11 @@ from functions.dispatch.dispatcher import Dispatcher, FunctionReplicas
 from functions.dispatch.resolvers import Resolver
 from functions.generation.api import OpenAiApi
 from functions.generation.chat import ChatTemplate
+from functions.generation.gathered import write
 from functions.generation.generator import Generator
+from functions.generation.metrics import GenerationMetrics
+from functions.generation.sampling import Sampling
+from functions.generation.texts import end_tokens
 from functions.ingress import api
 from functions.ingress.bursts import BurstActivation, Gateway
 from functions.ingress.calls import NodeCaller, PassContext
@@ -27,7 +31,7 @@ from functions.serving.instruments import IngressInstruments
 from functions.serving.relay import relay_key
 from functions.serving.settings import FunctionSettings, SettingsError
 from functions.wire.arrays import Array, Arrays, as_float32
-from functions.wire.errors import BadInputError, CallError
+from functions.wire.errors import BadInputError, CallError, NotServedError
 from functions.wire.messages import Reply, Request, error_reply, reply_of
 from moe.errors import MoeError, TextError
 from moe.grouping import Grouping, group
@@ -101,6 +105,7 @@ class Ingress:
                 timeout_s=self._timeout_s,
                 computed=self._computed,
             )
+            self.instruments.expose(GenerationMetrics(self.manifest.name, self._generator))
         self._openai = OpenAiApi(
             self.manifest, self.tokenizer, self._template, self._generator, self._embed, self._loop
         )
@@ -215,7 +220,7 @@ class Ingress:
             reply = await self._run(ids, None, context)
             return api.embedding_answer(self.manifest.name, reply, lengths, asked.states), sum(lengths)
         if asked.max_new_tokens:
-            outputs, first = await self._generate(ids, asked, context)
+            outputs, first = await self._written(ids, asked, context)
             count = sum(lengths) + sum(len(output["token_ids"]) for output in outputs)
             return api.generation_answer(self.manifest.name, outputs, first, count), count
         reply = await self._run(ids, [[self._special("decoder_start")] for _ in ids], context)
@@ -252,6 +257,31 @@ class Ingress:
         bursts = BurstActivation(functions, self.dispatcher, gateway, self._loop)
         self.statistics.openings = bursts.openings
         return bursts
+
+    async def _written(
+        self, ids: Texts, asked: api.ModelRequest, context: PassContext
+    ) -> tuple[list[dict[str, Any]], Array | None]:
+        """As ``_generate``, from kept keys and values where there are any."""
+        if self._generator is None:
+            return await self._generate(ids, asked, context)
+        try:
+            written = await write(
+                self._generator,
+                ids,
+                max_tokens=asked.max_new_tokens,
+                sampling=Sampling(asked.temperature, top_k=asked.top_k, seed=asked.seed),
+                end=end_tokens(self.manifest),
+                longest=int(self.manifest.architecture["max_positions"]),
+                request_id=context.request_id,
+                deadline_s=context.deadline_s,
+            )
+        except NotServedError as error:
+            log.debug("texts are recomputed for every token: %s", error)
+            return await self._generate(ids, asked, context)
+        first = as_float32((await self._run(ids, None, context))["logits"]) if asked.logits else None
+        return [
+            {"text": self.tokenizer.decode(new), "token_ids": new, "finished": ended} for new, ended in written
+        ], first
 
     async def _generate(
         self, ids: list[list[int]], asked: api.ModelRequest, context: PassContext

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from functions.dispatch.activations import ActivationWindow, entropy_bits
 from functions.dispatch.dispatcher import CallRecord
@@ -139,6 +140,10 @@ class IngressInstruments:
     def text(self) -> bytes:
         """Prometheus text format."""
         return bytes(generate_latest(self._registry))
+
+    def expose(self, collector: Collector) -> None:
+        """Have ``text`` hold another collector's metrics too."""
+        self._registry.register(collector)
 
     def finished(self, status: int, seconds: float, tokens: int) -> None:
         """One request was answered."""

@@ -80,11 +80,23 @@ class GatewayClient:
         ``{"NAME": {"replicas": 2, "annotations": {…}}}``. This project's gateway only."""
         self._call("POST", "/system/scale-functions", json={"functions": functions})
 
-    def invoke(self, name: str, body: bytes, content_type: str, timeout_s: float) -> requests.Response:
-        """The function's own reply, whatever its status; raises GatewayUnreachableError."""
-        return self._send(
-            "POST", f"/function/{name}", data=body, headers={"Content-Type": content_type}, timeout=timeout_s
-        )
+    def invoke(
+        self, name: str, body: bytes, content_type: str, timeout_s: float, *, stream: bool = False
+    ) -> requests.Response:
+        """The function's own reply, whatever its status; ``name`` may go on with a path, and with ``stream`` the body
+        is read piece by piece. Raises GatewayUnreachableError."""
+        headers = {"Content-Type": content_type}
+        return self._send("POST", f"/function/{name}", data=body, headers=headers, timeout=timeout_s, stream=stream)
+
+    def describe(self, name: str, timeout_s: float) -> dict[str, Any]:
+        """What a pipeline's ingress answers to ``GET /`` about itself; empty for other functions.
+        Raises GatewayUnreachableError."""
+        reply = self._send("GET", f"/function/{name}", timeout=timeout_s)
+        try:
+            document = reply.json()
+        except ValueError:
+            return {}
+        return document if isinstance(document, dict) else {}
 
     def wait_ready(
         self,

@@ -32,6 +32,9 @@ from smoe.deployment import DeploymentSettings, render_stack
 from smoe.errors import SmoeError
 from smoe.pipelines import ensure_pipeline
 
+NEW_TOKENS = 32
+"""Tokens that ``invoke`` has a decoder write at most by default."""
+
 _PIPELINE = click.argument("pipeline", default="minilm")
 
 
@@ -164,9 +167,9 @@ def remove(name: str, state: Path, gateway_url: str | None, password_file: Path 
 @click.option("--name", default="minilm", show_default=True, help="Pipeline (function) to call.")
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
+    type=click.IntRange(min=0),
     default=None,
-    help="Decoders: most tokens to write. [default: none, only logits]",
+    help=f"Decoders: most tokens to write; 0: the next token's logits alone. [default: {NEW_TOKENS}]",
 )
 @click.option(
     "--timeout",
@@ -194,6 +197,8 @@ def invoke(
         raise click.UsageError("no text: give it as argument or on standard input")
     client = GatewayClient(gateway_url) if gateway_url else GatewayClient.from_state(state)
     request: dict[str, Any] = {"inputs": texts[0] if len(texts) == 1 else texts}
+    if max_new_tokens is None and client.describe(name, timeout_s).get("task") in ("causal-lm", "seq2seq-lm"):
+        max_new_tokens = NEW_TOKENS
     if max_new_tokens:
         request["max_new_tokens"] = max_new_tokens
     response = client.invoke(name, json.dumps(request).encode(), "application/json", timeout_s)
@@ -322,5 +327,9 @@ def _print_answer(answer: dict[str, Any], texts: list[str]) -> None:
         for text, embedding in zip(texts, answer["embeddings"], strict=True):
             head = ", ".join(f"{value:+.4f}" for value in embedding[:6])
             click.echo(f"[{head}, …] ({len(embedding)} numbers)  {text[:60]}")
+        return
+    if "outputs" in answer:
+        for output in answer["outputs"]:
+            click.echo(output["text"])
         return
     click.echo(json.dumps(answer, indent=2, ensure_ascii=False))

@@ -21,6 +21,9 @@ from autoscaler.platforms.kubernetes.metrics import PlatformMetrics
 from autoscaler.platforms.shadow import ShadowBill, ShadowPlatform
 from autoscaler.prices import load_prices
 from functions.dispatch.dispatcher import CallRecord
+from functions.generation.measures import Measures
+from functions.generation.metrics import GenerationMetrics
+from functions.generation.run import Waiting
 from functions.serving import metric_names as ingress_names
 from functions.serving.instruments import IngressInstruments
 from functions.serving.kept_pages import KeptPages
@@ -84,6 +87,11 @@ def ingress_families() -> dict[str, Metric]:
     return named(instruments.collect())
 
 
+def generation_families() -> dict[str, Metric]:
+    generator = SimpleNamespace(measures=Measures(), waiting=Waiting(), runs=[])
+    return named(GenerationMetrics("m", generator).collect())  # type: ignore[arg-type]
+
+
 def gateway_families() -> dict[str, Metric]:
     metrics = GatewayMetrics(Backend(), 1.0)  # type: ignore[arg-type]
     metrics.begin("f.openfaas-fn")
@@ -127,6 +135,7 @@ def test_every_name_of_a_metric_is_documented_and_no_other(heading: str, module:
 
 EXPOSED = {
     "Ingress": ingress_families,
+    "Generation": generation_families,
     "Gateway": gateway_families,
     "Workers": worker_families,
     "Controller": controller_families,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,13 @@ def ready_app(environ: dict[str, str]) -> FunctionApp:
     while not app.server.ready and time.monotonic() < end_s:
         time.sleep(0.01)
     return app
+
+
+def until_idle(app: FunctionApp) -> None:
+    end_s = time.monotonic() + 100
+    while app.server.in_flight and time.monotonic() < end_s:
+        time.sleep(0.01)
+    assert app.server.in_flight == 0
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +103,26 @@ def test_the_ingress_serves_the_model_through_flask(bert: Path) -> None:
         torch.testing.assert_close(torch.tensor(reply.json["embeddings"]), expected, rtol=1e-5, atol=1e-6)
         assert client.post("/", json={"inputs": ""}).status_code == 400
         assert client.get("/").json["model"] == "tiny"
+        app.close()
+
+
+def test_flask_streams_and_tells_when_its_client_is_gone(pipeline_of: Callable[[str], Path]) -> None:
+    decoder = pipeline_of("mixtral")
+    with LocalPipeline(decoder) as pipeline:
+        own = {"smoe_nodes": "ingress", "smoe_feed_url": pipeline.feed_url}
+        app = ready_app({"smoe_pipeline": str(decoder), **own})
+        client = app.test_client()
+        request = {"prompt": "abc", "max_tokens": 20, "temperature": 0}
+        whole = client.post("/v1/completions", json=request).json["choices"][0]["text"]
+        reply = client.post("/v1/completions", json={**request, "stream": True}, buffered=False)
+        events = [line.removeprefix(b"data: ") for line in reply.data.split(b"\n\n") if line]
+        assert events.pop() == b"[DONE]"
+        assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == whole
+        until_idle(app)
+        pieces = client.post("/v1/completions", json={**request, "max_tokens": 50, "stream": True}, buffered=False)
+        next(pieces.response)
+        pieces.close()
+        until_idle(app)
         app.close()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.harness.local_pipeline import LocalPipeline
 from moe.preset import byte_tokenizer
@@ -236,6 +237,23 @@ def posted(url: str, body: bytes) -> tuple[int, Any]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)
+
+
+def test_the_ingress_exposes_vllms_metrics(two_instances: LocalPipeline) -> None:
+    def values() -> dict[str, float]:
+        with urllib.request.urlopen(f"{two_instances.url}/metrics", timeout=100) as reply:
+            families = text_string_to_metric_families(reply.read().decode())
+            return {sample.name: sample.value for family in families for sample in family.samples}
+
+    before = values()
+    client_of(two_instances).completions.create(model="tiny", prompt="abcd", max_tokens=7, temperature=0)
+    after = values()
+    assert after["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"] == 4
+    assert after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"] == 7
+    for name, count in (("to_first_token", 1), ("per_output_token", 6)):
+        key = f"vllm:time_{name}_seconds_count"
+        assert after[key] - before[key] == count
+    assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
 
 
 def test_a_client_that_leaves_ends_its_text_and_frees_its_pages(two_instances: LocalPipeline) -> None:

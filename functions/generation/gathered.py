@@ -1,0 +1,80 @@
+"""Texts written to their end, for an answer that is sent whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from functions.generation.generator import Generator
+from functions.generation.sampling import Chosen, Sampler, Sampling
+from functions.generation.texts import Finish, Text
+from functions.wire.errors import CallError
+
+
+@dataclass(eq=False)
+class Gathered:
+    """A sink that keeps a text's new tokens (:class:`functions.generation.texts.Sink`)."""
+
+    tokens: list[int] = field(default_factory=list)
+    over: asyncio.Future[Finish] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def token(self, chosen: Chosen) -> bool:
+        self.tokens.append(chosen.token)
+        return False
+
+    def full(self) -> bool:
+        return False
+
+    def finished(self, reason: Finish) -> None:
+        if not self.over.done():
+            self.over.set_result(reason)
+
+    def failed(self, error: CallError) -> None:
+        if not self.over.done():
+            self.over.set_exception(error)
+
+
+async def write(
+    generator: Generator,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int,
+    sampling: Sampling,
+    end: frozenset[int],
+    longest: int,
+    request_id: str,
+    deadline_s: float,
+) -> list[tuple[list[int], bool]]:
+    """Each prompt's new tokens, and whether the model ended them; prompts that fill the context get none. When one
+    fails the others are given up. Raises CallError."""
+    now_s = asyncio.get_running_loop().time()
+    sinks = [Gathered() for _ in prompts]
+    texts = [
+        Text(
+            list(prompt),
+            max_tokens,
+            Sampler(sampling),
+            sink,
+            end,
+            request_id,
+            longest,
+            now_s,
+            bounded=False,
+            deadline_s=deadline_s,
+        )
+        for prompt, sink in zip(prompts, sinks, strict=True)
+    ]
+    try:
+        for text, sink in zip(texts, sinks, strict=True):
+            if len(text.tokens) < longest:
+                generator.add(text)
+            else:
+                sink.finished("length")
+        reasons = await asyncio.gather(*(sink.over for sink in sinks))
+    except BaseException:
+        for text, sink in zip(texts, sinks, strict=True):
+            generator.cancel(text)
+            sink.over.cancel()
+        raise
+    return [(sink.tokens, reason == "stop") for sink, reason in zip(sinks, reasons, strict=True)]

@@ -1,0 +1,83 @@
+"""A decoder behind a real gateway: OpenAI's client, ``smoe chat`` and ``smoe invoke``; nothing is kept after."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from click.testing import CliRunner
+
+from gateway.client.client import GatewayClient
+from gateway.client.state import read_gateway_address
+from moe.manifest import load
+from moe.preset import byte_tokenizer
+from moe.reference import WholeModel
+from moe.split import split
+from smoe import lifecycle
+from smoe.cli import cli
+from smoe.deployment import DeploymentSettings
+from tests.doubles.generation import generate
+from tests.unit.moe import tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """State folder of a gateway that serves the decoder ``tiny``, of its ``pipelines`` folder."""
+    state = tmp_path_factory.mktemp("state")
+    model = tiny.build("mixtral", vocab_size=300, max_position_embeddings=4096, eos_token_id=299)
+    checkpoint = tiny.store(model, state / "checkpoint")
+    byte_tokenizer(256).save(str(checkpoint / "tokenizer.json"))
+    (checkpoint / "chat_template.jinja").write_text(TEMPLATE)
+    split(checkpoint, state / "pipelines" / "tiny", "tiny", 4, None)
+    process = lifecycle.start_gateway(lifecycle.GatewaySettings(state, port=0, metrics_port=0), detach=False)
+    client, manifest = GatewayClient.from_state(state), load(state / "pipelines" / "tiny")
+    lifecycle.deploy_pipeline(client, manifest, DeploymentSettings(kv_mib=8), lambda ready: None)
+    yield state
+    lifecycle.stop_process(process)
+
+
+def used_pages(state: Path) -> int:
+    used = 0
+    for name, replicas in GatewayClient.from_state(state).replicas().items():
+        for replica in replicas if "segment" in name else ():
+            with urllib.request.urlopen(f"http://{replica['address']}/kv", timeout=100) as reply:
+                used += sum(node["used_pages"] for node in json.load(reply)["nodes"].values())
+    return used
+
+
+def test_a_stream_through_the_gateway_is_the_whole_models_text_and_frees_its_pages(state: Path) -> None:
+    client = openai.OpenAI(base_url=f"{read_gateway_address(state)}/v1", api_key="none", max_retries=0, timeout=300)
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    wanted = generate(WholeModel(state / "pipelines" / "tiny"), ["abc"], 40)[0].text
+    stream = client.completions.create(model="tiny", prompt="abc", max_tokens=40, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in stream) == wanted
+    endless = client.completions.create(model="tiny", prompt="abc", max_tokens=4000, temperature=0, stream=True)
+    next(iter(endless))  # and it comes long before the text is complete
+    assert used_pages(state) > 0
+    endless.close()
+    while used_pages(state):
+        time.sleep(0.05)
+
+
+def test_chat_and_invoke_print_text(state: Path) -> None:
+    address = read_gateway_address(state)
+    asked = ["chat", "tiny", "--gateway", address, "--temperature", "0", "--max-tokens", "6"]
+    chat = CliRunner().invoke(cli, asked, input="hello\nagain\n", catch_exceptions=False)
+    assert chat.exit_code == 0
+    model = WholeModel(state / "pipelines" / "tiny")
+    first = generate(model, ["user: hello\nassistant:"], 6)[0].text
+    assert chat.output.startswith(first)
+    invoked = CliRunner().invoke(cli, ["invoke", "--name", "tiny", "--gateway", address, "abc"], catch_exceptions=False)
+    assert invoked.output == generate(model, ["abc"], 32)[0].text + "\n"
+    logits = CliRunner().invoke(
+        cli, ["invoke", "--name", "tiny", "--gateway", address, "--max-new-tokens", "0", "abc"], catch_exceptions=False
+    )
+    assert "logits" in json.loads(logits.output)
