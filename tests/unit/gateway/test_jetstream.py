@@ -45,6 +45,17 @@ class Nats:
         where = ("-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self._folder))
         nowhere = asyncio.subprocess.DEVNULL
         self._process = await asyncio.create_subprocess_exec(SERVER, *where, stdout=nowhere, stderr=nowhere)
+        async with asyncio.timeout(100):  # the client would wait two seconds before its second attempt
+            while not await self._answers():
+                await asyncio.sleep(0.01)
+
+    async def _answers(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except ConnectionRefusedError:
+            return False
+        writer.close()
+        return True
 
     async def stop(self) -> None:
         if self._process is not None:
