@@ -86,6 +86,7 @@ async def test_of_two_creates_that_cross_one_wins_whole_and_the_other_is_reporte
     assert nth >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rolls", [True, False], ids=["roll-out", "live"])
 async def test_an_update_that_crosses_a_removal_does_not_bring_the_function_back(
     target: Target, backends: Backends, rolls: bool

@@ -70,6 +70,7 @@ def test_the_tree_as_it_is_keeps_every_rule(tree: Path) -> None:
     assert status == 0, output
 
 
+@pytest.mark.slow
 def test_every_planted_import_is_reported(tree: Path) -> None:
     imports = planted()
     assert len(imports) > 40

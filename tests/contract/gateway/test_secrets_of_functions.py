@@ -63,6 +63,7 @@ def reading(name: str, secret: str, *own: str) -> FunctionSpec:
     return FunctionSpec(name, "any/image", env_process=f"cat {secret_mount.SECRETS}/{secret}", secrets=own)
 
 
+@pytest.mark.slow
 @allowed
 async def test_a_command_reads_its_secret_at_openfaas_path_and_the_new_value_once_it_changes(backend: Backend) -> None:
     before = secret_mount.SECRETS.exists()

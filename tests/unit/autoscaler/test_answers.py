@@ -37,6 +37,7 @@ def plainly(rows: list[tuple[dict[str, str], str]], labels: tuple[str, ...]) -> 
     }
 
 
+@pytest.mark.slow
 @given(st.lists(VECTORS, min_size=1, max_size=3), st.booleans())
 @pytest.mark.parametrize("labels", [(), ("node",), ("pipeline", "node"), ("pipeline", "node", "le")])
 def test_one_answer_after_the_other_says_what_its_json_says(

@@ -41,6 +41,7 @@ def call(state: Path, *more: str) -> Result:
     return CliRunner().invoke(autoscale, arguments)
 
 
+@pytest.mark.slow
 def test_ticks_go_on_while_the_gateway_is_away_and_are_logged_without_the_password(state: Path) -> None:
     found = call(state, "--slo-ms", "250")
     assert found.exit_code == 0
@@ -99,6 +100,7 @@ class Hanging:
         return Proposal({}, {})
 
 
+@pytest.mark.slow
 def test_a_controller_whose_tick_hangs_is_not_healthy_while_it_does(
     state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

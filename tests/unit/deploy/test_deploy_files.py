@@ -214,6 +214,7 @@ def test_the_learnt_policy_is_loaded_from_what_the_controllers_image_holds(tmp_p
     assert found.stdout.strip() == "smoe", found.stderr
 
 
+@pytest.mark.slow
 def test_gateway_and_controller_import_only_what_their_image_holds() -> None:
     names = packages("control-requirements.txt")
     code = (
@@ -230,7 +231,7 @@ def test_gateway_and_controller_import_only_what_their_image_holds() -> None:
     closure = subprocess.run(
         [sys.executable, "-c", CLOSURE, *names], capture_output=True, text=True, check=True, timeout=100
     )
-    # oauthlib, pyarrow and the Kubernetes client take these where they are
-    taken = {"blinker", "cloudpickle", "kubernetes_validate", "importlib_resources", "packaging"}
+    # oauthlib, pyarrow, anyio and the Kubernetes client take these where they are
+    taken = {"blinker", "cloudpickle", "kubernetes_validate", "importlib_resources", "packaging", "sniffio"}
     allowed = {*closure.stdout.split(), *taken}
     assert {name for name in imported.stdout.split() if name not in allowed and not name.startswith("__")} == set()

@@ -99,6 +99,7 @@ def test_the_kustomization_names_every_component() -> None:
     assert sorted(named) == sorted(path.name for path in (DEPLOY / "components").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kustomize_builds_it_with_all_components_and_what_comes_out_is_valid(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY, tmp_path / "deploy")

@@ -178,6 +178,7 @@ def test_an_update_takes_what_it_changes_and_nothing_else() -> None:
     assert sets == {("a", "Apply"): {("f:x",)}, ("b", "Update"): {("f:y",)}}
 
 
+@pytest.mark.slow
 def test_a_watch_reports_changes_then_bookmarks_and_410_when_it_is_too_old(
     call: Caller, pod: str, double: Running
 ) -> None:

@@ -88,6 +88,7 @@ def test_rooms_are_the_packages_of_this_project() -> None:
     assert packages - {"tests"} == set(ROOMS)
 
 
+@pytest.mark.slow
 def test_a_run_s_code_is_the_evaluation_s_and_its_policy_s() -> None:
     assert maker_modules("hpa") == [] and maker_modules("smoe") == ["rl.agent.policy"]
     grid = Grid(("bert-4",), ("slow",), (0,), ("hpa", "kpa", "faasconf"), (0,))

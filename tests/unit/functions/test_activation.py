@@ -37,6 +37,7 @@ def test_the_worked_example() -> None:
     assert Burst(9, 1.2, 1.0).wanted(np.array([200.0, 0.0]), 0.02).tolist() == [7, 0]
 
 
+@pytest.mark.slow
 @given(
     arrivals,
     st.lists(st.integers(0, 9), min_size=40, max_size=40),

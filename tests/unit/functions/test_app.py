@@ -93,6 +93,7 @@ def test_the_live_limit_is_read_again(bert: Path, tmp_path: Path) -> None:
     app.close()
 
 
+@pytest.mark.slow
 def test_the_ingress_serves_the_model_through_flask(bert: Path) -> None:
     with LocalPipeline(bert) as pipeline:
         own = {"smoe_nodes": "ingress", "smoe_feed_url": pipeline.feed_url}

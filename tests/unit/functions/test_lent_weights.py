@@ -404,6 +404,7 @@ def test_workers_whose_manager_is_killed_end_and_their_successors_borrow_again(
     assert _leases(again) == [1]
 
 
+@pytest.mark.slow
 def test_a_manager_that_cannot_lend_manages_all_the_same(ground: Ground, start: Callable[[str], WorkerProcess]) -> None:
     (ground.memory / leases.SOCKET).mkdir()
     manager = start("weights")

@@ -71,6 +71,7 @@ def test_groups_for_another_node_travel_together_and_bytes_are_saved(bert: Path)
     assert shared["bytes"] < direct["bytes"]
 
 
+@pytest.mark.slow
 def test_statistics_are_those_of_the_routing_and_of_where_it_went(bert: Path) -> None:
     choices = {}
 
@@ -102,6 +103,7 @@ def test_without_nodes_nothing_is_said_of_machines(bert: Path) -> None:
     assert found["fullest_experts"] == [None, None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "transfer"), [("local-first", "direct"), ("aebs", "two-phase")])
 def test_a_node_that_dies_in_mid_pass_loses_no_request(bert: Path, rule: str, transfer: str) -> None:
     expected = WholeModel(bert).embed(TEXTS[:1])

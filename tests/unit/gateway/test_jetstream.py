@@ -153,6 +153,7 @@ def count_beats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return beats
 
 
+@pytest.mark.slow
 async def test_calls_longer_than_the_servers_patience_are_run_once(
     tmp_path: Path, server: Nats, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

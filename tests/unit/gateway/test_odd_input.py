@@ -61,6 +61,7 @@ def test_a_deployment_is_read_back_from_what_is_stored(
     assert parse_deployment(json.loads(json.dumps(deployment_of(spec)))) == spec
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | TEXT, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner)

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     script = tmp_path / "starts_one.py"

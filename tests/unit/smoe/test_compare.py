@@ -31,6 +31,7 @@ def options(tmp_path: Path, **more: str) -> list[str]:
     return [part for option in (given | more).items() for part in option]
 
 
+@pytest.mark.slow
 def test_opponents_are_tuned_on_validation_hours_and_compared_with_the_bound_and_a_second_call_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_every_odd_cell_in_every_column_is_judged_the_same_way(tmp_path: Path, c
         assert sentences[0] == sentences[1], odd
 
 
+@pytest.mark.slow
 @given(rows=st.lists(SOUND, min_size=1, max_size=8), data=st.data())
 @settings(deadline=None, max_examples=200)
 def test_what_rows_refuse_blocks_refuse_with_the_same_sentence(

@@ -127,6 +127,7 @@ def test_a_day_is_replayed_in_the_episode(data: Path) -> None:
     assert index is not None and index > 5
 
 
+@pytest.mark.slow
 def test_the_command_names_parts_and_dispersions_and_writes_the_hours(data: Path, tmp_path: Path) -> None:
     call = ["hours", "--pattern", "bursty", "--rate", "20", "--count", "2", "--data", str(data), "--out", str(tmp_path)]
     outcome = CliRunner().invoke(traces, [*call, "--json"], catch_exceptions=False)
@@ -150,6 +151,7 @@ def test_public_hours_at_twenty_are_ten_from_eight_sources(pattern: str, split: 
     assert all(1 / MOST_RATIO < ratio < MOST_RATIO for ratio in ratios)
 
 
+@pytest.mark.slow
 @real
 def test_public_slow_hours_exist_only_at_low_rates() -> None:
     assert len(choose_hours("slow", 2.0, "test", 10)) == len(choose_hours("slow", 5.0, "validation", 10)) == 10

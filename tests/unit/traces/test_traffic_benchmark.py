@@ -15,6 +15,7 @@ from traces.generate import synthetic
 from traces.splits import SPLITS
 
 
+@pytest.mark.slow
 def test_the_last_line_is_the_result_over_all_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "RATES_RPS", (1.5,))
     arguments = ["--data", str(public_layout(tmp_path)), "--count", "2"]

@@ -171,6 +171,7 @@ def test_a_lease_whose_thread_ended_is_reported(double: Running, kubeconfig: Pat
     assert "nobody stands for the lease any more" in found.trouble()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watching", [{"dry_run": True}, {"shadow": True}])
 def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     double: Running, kubeconfig: Path, watching: dict[str, bool]
@@ -185,6 +186,7 @@ def test_who_only_watches_takes_no_lease_and_keeps_nothing(
     assert writes(double) == [] and not found.leads()
 
 
+@pytest.mark.slow
 def test_a_shadow_on_the_command_line_reports_both_costs_and_writes_nothing(
     double: Running, kubeconfig: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,6 +99,7 @@ def story(
 BOTH = pytest.mark.parametrize("story", ["lists", "watches"], indirect=True)
 
 
+@pytest.mark.slow
 @BOTH
 def test_ten_minutes_without_an_api_server_change_nothing_and_the_first_tick_after_them_catches_up(
     double: Running, story: Story
@@ -114,6 +115,7 @@ def test_ten_minutes_without_an_api_server_change_nothing_and_the_first_tick_aft
     assert story.seen[TEN_MINUTES + 2 :] == [(3, 3)] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lie",
     [
@@ -139,6 +141,7 @@ def test_a_prometheus_that_lies_takes_no_function_below_its_minimum_and_is_forgo
     assert story.seen[-1] == (3, 3)
 
 
+@pytest.mark.slow
 def test_old_data_hold_the_scale_for_as_long_as_they_are_old(story: Story) -> None:
     story.load.calls = 8.4
     story.simulate(4)

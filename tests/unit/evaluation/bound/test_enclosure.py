@@ -125,6 +125,7 @@ def test_an_idle_expert_costs_its_cheapest_and_an_overloaded_one_has_no_configur
     assert pairs(found) == ([] if latency else [(0.0, float(SPACE.unit_per_s.min()))])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(seeds, st.integers(1, 3))
 def test_a_layer_s_steps_are_the_cheapest_of_each_expert_within_t(seed: int, experts: int) -> None:

@@ -65,6 +65,7 @@ def test_it_proposes_the_optimum_of_the_window_it_saw() -> None:
     assert oracle.feasible and dict(found.desired) == configurations(physics, oracle.numbers)
 
 
+@pytest.mark.slow
 def test_a_layer_goes_from_cores_to_gpus_where_the_seconds_that_it_saves_are_missing() -> None:
     """By hand, at hardly any load: cores are cheaper (1.0 a second against 12) and slower. Four, two and no experts on
     GPU shares, and from one to the next a layer's difference, over the headroom, of the SLO."""

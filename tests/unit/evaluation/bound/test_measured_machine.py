@@ -63,6 +63,7 @@ def test_no_choice_that_meets_the_slo_is_cheaper(seed: int, rate: float, shared:
         assert all(found.cost <= cost for cost, p95_s in simulated if p95_s <= slo_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [None, HOST], ids=["cores-apart", "shared"])
 def test_the_bound_lies_below_the_best_of_all_choices_and_is_worth_something(host: Host | None) -> None:
     model = Limited(base_s=0.002, token_s=0.001, power=0.3, scatter=Noise.lognormal(0.3), burst_s=0.004)

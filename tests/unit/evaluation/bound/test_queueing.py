@@ -37,6 +37,7 @@ def by_balance(
     return float(share @ every / rate), float(share @ np.minimum(every, p))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(
     st.floats(0.1, 0.85),

@@ -47,6 +47,7 @@ def simulated(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -
     return out, json.loads(found.stdout)
 
 
+@pytest.mark.slow
 def test_every_result_distinguishes_measured_and_modelled(simulated: tuple[Path, list[dict[str, Any]]]) -> None:
     out, runs = simulated
     assert {"static", "last-window", "smoe"} <= {one["policy"] for one in runs}

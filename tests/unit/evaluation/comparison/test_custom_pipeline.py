@@ -89,6 +89,7 @@ def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(
     assert np.allclose(np.diff(rows.column("end_s").to_pylist()), 2.0)
 
 
+@pytest.mark.slow
 def test_stored_runs_are_not_simulated_again_unless_pipeline_profile_or_scale_are_others(
     simulated: tuple[Path, list[dict[str, Any]]],
     grid: Grid,
@@ -115,6 +116,7 @@ def test_stored_runs_are_not_simulated_again_unless_pipeline_profile_or_scale_ar
     assert prints[0] == prints[1] and len(set(prints)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -177,6 +179,7 @@ def test_a_traces_time_is_divided_by_the_speed(grid: Grid) -> None:
     assert other.source == f"{one.source}, 30 times as fast" and other.cv == one.cv
 
 
+@pytest.mark.slow
 def test_policies_that_plan_with_seconds_of_calls_plan_with_those_that_are_simulated(
     grid: Grid, own: CustomPipeline, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def summaries(grid: Grid, out: Path) -> list[dict[str, Any]]:
     return evaluate(grid, out, workers=1)
 
 
+@pytest.mark.slow
 def test_policies_of_a_group_meet_the_same_requests_and_other_seeds_meet_others(
     summaries: list[dict[str, Any]],
 ) -> None:
@@ -184,6 +185,7 @@ def test_runs_are_marked_that_want_more_than_the_papers_cluster(summaries: list[
         assert simulated["peak_cores"] + simulated["peak_gpus"] > 0 and simulated["peak_memory_mb"] > 0
 
 
+@pytest.mark.slow
 def test_runs_that_answered_nothing_are_drawn_without_a_tail(
     grid: Grid, out: Path, summaries: list[dict[str, Any]]
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_group_is_found_to_be_unmeasurable_once_whatever_settings_are_tried_on
     assert refused[0] == refused[1] != {}
 
 
+@pytest.mark.slow
 def test_tables_are_built_once_for_start_and_bound_and_not_at_all_for_what_is_stored(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +364,7 @@ def test_the_command_says_what_is_wrong() -> None:
         assert found.exit_code == 2 and "no-such-folder" in found.output
 
 
+@pytest.mark.slow
 def test_runs_of_other_code_or_prices_are_simulated_again_which_is_logged_once(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -46,6 +46,7 @@ def run(name: str, replicas: int, tmp_path: Path) -> dict[str, Any]:
     return run_policy(replace(GRID, settings=tmp_path), work, name)[0]
 
 
+@pytest.mark.slow
 def test_in_bursts_standbys_lower_the_p95_of_few_replicas_for_less_than_more_of_them(tmp_path: Path) -> None:
     few, more = run("static", 1, tmp_path), run("static", 3, tmp_path)
     with_standbys = run("static+burst", 1, tmp_path)

@@ -57,6 +57,7 @@ def call(trace: Path, *more: str) -> Result:
     return CliRunner().invoke(advise, ["--trace", str(trace), "--window", "3", *more])
 
 
+@pytest.mark.slow
 def test_a_trace_gets_an_answer_for_people_and_as_json(trace: Path) -> None:
     options = ("--workload", "bert-4", "--world", "cores-only", "--relative-slo", "3")
     answer = json.loads(call(trace, *options, "--json").stdout)

@@ -27,6 +27,7 @@ def work() -> tuple[Workload, Requests]:
     return workload, draw_requests(workload, arrival_s, seed=0, source="a minute")
 
 
+@pytest.mark.slow
 def test_more_freedom_never_costs_more(work: tuple[Workload, Requests]) -> None:
     workload, requests = work
     compared = ways(replace(workload, slo_s=0.4), requests, 10.0, 60.0, seed=0)
@@ -36,6 +37,7 @@ def test_more_freedom_never_costs_more(work: tuple[Workload, Requests]) -> None:
     assert compared.window_per_expert <= compared.window  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_without_load_that_matters_a_constant_is_enough(work: tuple[Workload, Requests]) -> None:
     workload, requests = work
     compared = ways(replace(workload, slo_s=10.0), requests, 10.0, 60.0, seed=0)

@@ -39,6 +39,7 @@ def cheapest(hours: list[Hour], deployments: list[tuple[Configuration, ...]]) ->
     return float(min(costs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slo_s", [0.03, 0.04, 0.055])
 def test_one_for_all_is_the_cheapest_of_all_and_more_freedom_comes_near_its_optimum(slo_s: float) -> None:
     hours = [hour(slo_s, seed) for seed in (0, 1)]
@@ -111,6 +112,7 @@ def test_standbys_are_part_of_a_constant_and_of_its_cost() -> None:
     assert standing_by.best.cost > 3600 * floor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trials", [4, 60])
 @pytest.mark.parametrize("name", ["constant", "constant-per-expert"])
 def test_standbys_never_cost_more_than_none_however_few_trials_there_are(name: str, trials: int) -> None:

@@ -25,6 +25,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["serverlessmoe", "tuned-hpa"])
 def test_the_command_stores_a_plan_that_an_evaluation_of_the_pipeline_can_run(
     minilm_pipeline: Path, trace: Path, tmp_path: Path, policy: str

@@ -186,6 +186,7 @@ def test_both_meters_are_those_of_the_controller(load: WindowLoad, around: Deplo
         assert simulated.static(fixed)[0] == pytest.approx(simulated.with_hpa(fixed, still)[0])
 
 
+@pytest.mark.slow
 def test_plans_are_built_for_every_seed_from_one_search_and_not_searched_again(tmp_path: Path) -> None:
     grid = Grid(
         ("bert-4",), ("bursty",), (0,), ("serverlessmoe",), (0, 1),

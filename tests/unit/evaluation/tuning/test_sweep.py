@@ -79,6 +79,7 @@ def test_hpas_settings_come_from_its_file_and_odd_ones_are_refused(grid: Grid, t
             policy_of("hpa", paper_workload("bert-4"), replace(grid, settings=tmp_path), CELL)
 
 
+@pytest.mark.slow
 def test_a_sweep_records_every_trial_and_leaves_files_for_each_workload_and_for_all(
     grid: Grid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

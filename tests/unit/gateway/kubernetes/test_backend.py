@@ -174,6 +174,7 @@ async def test_a_function_leaves_the_gpu_that_the_controller_gave_it_when_it_is_
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in {entry["name"] for entry in template["env"]}
 
 
+@pytest.mark.slow
 async def test_storms_of_conflicts_and_of_429_are_waited_out(double: Running, backends: Backends) -> None:
     backend = await backends()
     double.set(conflicts=2)

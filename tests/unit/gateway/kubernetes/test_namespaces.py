@@ -128,6 +128,7 @@ async def test_a_namespace_comes_and_goes_with_its_annotation(double: Running, b
     await until_so(lambda: images(backend.list()) == {"f.team-a": F.image})
 
 
+@pytest.mark.slow
 async def test_followed_logs_end_with_the_annotation(double: Running, backends: Backends) -> None:
     annotated(double)
     backend = await backends(all_namespaces=True)
@@ -250,6 +251,7 @@ async def test_watches_of_many_namespaces_leave_room_for_calls(double: Running, 
     assert len(backend.list()) == count
 
 
+@pytest.mark.slow
 async def test_clients_of_the_gateway_reach_every_namespace(tmp_path: Path) -> None:
     """The REST API over it: ``?namespace=``, ``namespace`` in bodies, and ``NAME.NAMESPACE``."""
     with socket.create_server(("127.0.0.1", 0)) as free:

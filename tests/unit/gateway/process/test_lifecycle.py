@@ -81,6 +81,7 @@ async def test_draining_loses_no_call_in_flight(backend: ProcessBackend) -> None
     await until(backend, "f", ready(0))
 
 
+@pytest.mark.slow
 async def test_a_replica_that_does_not_drain_in_time_is_killed(backend: ProcessBackend) -> None:
     await backend.create(spec("f", env_vars={"slow_s": "60", "write_timeout": "100ms"}), 1)
     state = await until(backend, "f", ready(1))

@@ -95,6 +95,7 @@ async def test_cgroups_are_gone_after_close(running: Starter) -> None:
     assert not any(folder.exists() for folder in folders)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("enforced")
 async def test_the_quota_holds_a_busy_replica_to_its_share(running: Starter) -> None:
     async with running(usage_interval_s=0.02) as backend:

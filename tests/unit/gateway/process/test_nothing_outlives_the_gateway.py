@@ -40,6 +40,7 @@ async def started(state: Path) -> tuple[asyncio.subprocess.Process, dict[str, An
     return gateway, json.loads(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["gateway", "gateway and parent", "gateway, parent and guardian"])
 @pytest.mark.usefixtures("enforced")
 async def test_everything_is_gone_after_sigkill_of(tmp_path: Path, killed: str) -> None:

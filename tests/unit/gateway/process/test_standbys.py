@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,6 +140,7 @@ async def test_a_replica_starts_from_a_prepared_process(running: Starter) -> Non
         assert (environ["prepared_for"], environ["OPENFAAS_NAME"], environ["own"]) == ("first", "second", "yes")
 
 
+@pytest.mark.slow
 async def test_functions_of_other_pipelines_do_not_take_it(running: Starter) -> None:
     images = {"test/prepared": f"{ENTRIES}:prepared"}
     async with running(images=images, standbys=1) as backend:
@@ -149,6 +151,7 @@ async def test_functions_of_other_pipelines_do_not_take_it(running: Starter) -> 
         assert (await ask_json(state.ready[0].address))["environ"]["prepared_for"] == ""
 
 
+@pytest.mark.slow
 async def test_an_ingress_has_standbys_of_its_own(running: Starter) -> None:
     images = {"test/prepared": f"{ENTRIES}:prepared"}
     async with running(images=images, standbys=2) as backend:

@@ -79,6 +79,7 @@ async def test_a_command_that_does_not_exist_is_a_500(backend: ProcessBackend) -
     assert (status, headers["x-openfaas-internal"]) == (500, "classic-watchdog")
 
 
+@pytest.mark.slow
 async def test_exec_timeout_kills_the_command_and_its_children(backend: ProcessBackend, tmp_path: Path) -> None:
     program = tmp_path / "deep.py"
     program.write_text(
@@ -93,6 +94,7 @@ async def test_exec_timeout_kills_the_command_and_its_children(backend: ProcessB
     await eventually(lambda: not alive(child))
 
 
+@pytest.mark.slow
 async def test_more_calls_than_max_inflight_are_refused_and_the_limit_changes_live(backend: ProcessBackend) -> None:
     address = await address_of(backend, command("f", "sleep 0.5", max_inflight="1"))
     first = asyncio.create_task(ask(address))
@@ -113,6 +115,7 @@ async def test_more_calls_than_max_inflight_are_refused_and_the_limit_changes_li
     assert backend.get("f", NAMESPACE).ready[0].pid == pid
 
 
+@pytest.mark.slow
 async def test_a_drain_lets_commands_finish(backend: ProcessBackend) -> None:
     address = await address_of(backend, command("f", "sleep 0.5"))
     calls = [asyncio.create_task(ask(address)) for _ in range(3)]

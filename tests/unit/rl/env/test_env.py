@@ -98,6 +98,7 @@ def test_what_was_decided_for_earlier_layers_is_seen_by_later_ones_and_only_then
         before = observed
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**16), rps=st.sampled_from([2.0, 30.0]))
 def test_eq_2_and_4_hold_whatever_the_action_is(seed: int, rps: float) -> None:

@@ -76,6 +76,7 @@ def test_what_the_policy_predicts_is_the_arg_max_of_the_layer(env: Stepwise) -> 
         observed, *_ = env.step(action)
 
 
+@pytest.mark.slow
 def test_the_library_s_own_learning_moves_actor_and_critic(env: Stepwise, tmp_path: Path) -> None:
     agent = agent_of(env)
     before = {name: value.clone() for name, value in agent.policy.state_dict().items()}

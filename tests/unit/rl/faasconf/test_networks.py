@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from autoscaler.contract import NodeInfo, Topology
@@ -92,6 +93,7 @@ def learner(seed: int) -> Learner:
     return Learner(EDGES, 4, 2, LearnerSettings(learning_rate=3e-3, gamma=0.0, batch=32), seed)
 
 
+@pytest.mark.slow
 def test_it_learns_the_best_actions_of_a_known_world() -> None:
     rng = np.random.default_rng(1)
     one, buffer = learner(0), sample(rng, 500)

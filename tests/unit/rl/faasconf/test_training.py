@@ -48,6 +48,7 @@ def test_a_refused_action_is_as_good_as_it_could_be_when_too_dear_and_missed_whe
     assert refused_reward(1.5, 3.0, 0.5) == pytest.approx(-0.5 * 0.457 - 0.5)
 
 
+@pytest.mark.slow
 def test_what_safe_exploration_refuses_is_remembered_beside_what_replaces_it(grid: Grid) -> None:
     """A critic that saw the replacements alone never hears of what the actor wishes: 24 layers were not learnt so."""
     trainer = Trainer(grid, SETTINGS)
@@ -69,6 +70,7 @@ def test_the_cheapest_that_keeps_the_slo_is_best_else_the_fewest_violations() ->
     assert min([rows[2], Judged(3, 0.5, 5, 20, 0.0, 0.0)], key=lambda row: row.rank) is rows[2]
 
 
+@pytest.mark.slow
 def test_training_fills_learns_and_judges(grid: Grid) -> None:
     trainer = Trainer(grid, SETTINGS)
     before = weights_of(trainer).clone()

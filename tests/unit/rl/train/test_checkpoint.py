@@ -92,6 +92,7 @@ def test_a_checkpoint_may_name_settings_that_were_removed_since(tmp_path: Path) 
     assert (again.learner, again.networks) == (agent.learner, agent.networks)
 
 
+@pytest.mark.slow
 def test_going_on_from_a_checkpoint_comes_to_the_same_weights(tmp_path: Path) -> None:
     whole, first = agent_of(), agent_of()
     whole.train(12)

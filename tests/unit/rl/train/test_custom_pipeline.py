@@ -58,6 +58,7 @@ def test_clips_differ_in_routing_alone(own: CustomPipeline) -> None:
     assert not np.array_equal(first.routing.popularity, second.routing.popularity)
 
 
+@pytest.mark.slow
 def test_cost_is_counted_in_what_ones_own_load_costs(own: CustomPipeline) -> None:
     reward = SETTINGS.reward
     assert (

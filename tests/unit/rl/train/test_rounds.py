@@ -76,6 +76,7 @@ def test_rewards_are_the_known_cost_of_what_was_executed(rounds: Rounds) -> None
     assert torch.allclose(known, samples.rewards, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_same_round_of_the_same_agent_is_the_same(rounds: Rounds) -> None:
     again = Rounds(SETTINGS, agent())
     again.run(0, teach=True)
@@ -104,6 +105,7 @@ def prices(episode: Episode, actions: np.ndarray) -> float:
     return sum(one.replicas * episode.workload.prices.unit_per_s(one) for one in chosen)
 
 
+@pytest.mark.slow
 def test_variants_have_no_gpu_and_windows_of_their_own() -> None:
     settings = TrainingSettings.from_json(
         SETTINGS.as_json() | {"workloads": ["bert-4"], "variants": [VARIANTS[1].name], "mean_rps": [20, 20]}

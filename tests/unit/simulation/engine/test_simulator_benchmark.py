@@ -15,6 +15,7 @@ def test_a_compared_run_without_orders_and_cold_starts_is_refused() -> None:
     assert result.exit_code == 2 and "with 0 orders and 0 cold starts" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 def test_both_models_meet_orders_and_cold_starts_and_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulator, "SHORT_WINDOW_S", 0.2)
     options = ["--requests", "200", "--compared", "200", "--rounds", "1"]

@@ -77,6 +77,7 @@ def test_cross_validation_is_large_where_the_law_does_not_hold() -> None:
     assert cross_validate(broken, TICK_S)["all"].p50 > 0.5
 
 
+@pytest.mark.slow
 @given(
     seeds=st.integers(0, 10**6),
     tokens=st.lists(st.floats(0, 4000), min_size=2, max_size=8),

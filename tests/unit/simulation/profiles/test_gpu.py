@@ -105,6 +105,7 @@ def run(folder: Path, gateway: FakeGateway) -> list[Row]:
         return measure_gpu(gateway, manifest, deployments, ["expert-0-0"], SETTINGS, runner, lambda what, seconds: None)
 
 
+@pytest.mark.slow
 def test_every_share_size_and_neighbour_gives_a_row_and_nothing_is_left_running(folder: Path) -> None:
     gateway = FakeGateway(folder)
     rows = run(folder, gateway)

@@ -53,6 +53,7 @@ def test_the_ingress_is_found_again(manifest: Manifest) -> None:
     assert 2 * found.token_s == pytest.approx(TOKEN_S)
 
 
+@pytest.mark.slow
 def test_requests_that_meet_take_what_the_bursts_say(manifest: Manifest, minilm_pipeline: Path) -> None:
     """Bursts that took longer give a larger number; others disturbed those of the third round."""
     tokens = TokenLengths.fixed(32)
@@ -100,6 +101,7 @@ def test_a_profile_without_passes_that_were_counted_is_refused(manifest: Manifes
         host_of(truth.profile(passes(manifest, **{missing: None})), manifest)
 
 
+@pytest.mark.slow
 def test_the_ingress_costs_the_same_as_a_server_and_as_a_constant(manifest: Manifest, minilm_pipeline: Path) -> None:
     tokens = TokenLengths.fixed(32)
     shared, apart = (

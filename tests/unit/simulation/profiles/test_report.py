@@ -44,6 +44,7 @@ def test_the_least_memory_is_reported_for_each_concurrency() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_profile_is_concluded_with_errors_findings_and_a_picture(tmp_path: Path) -> None:
     profile = truth.profile([*truth.rows(Truth(), seed=1, repeats=2), *surface()])
     found = conclude(profile, tmp_path / "a.png").metadata
