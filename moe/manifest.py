@@ -388,6 +388,10 @@ def sha256_of(path: Path) -> str:
 # Writing ----------------------------------------------------------------------------------------------------
 
 
+LATER = frozenset(("chat_template",))
+"""Keys that came later and are written where they have a value only: a profile names its manifest by its bytes."""
+
+
 def to_json(manifest: Manifest) -> str:
     """Canonical text: same manifest, same bytes."""
     return json.dumps(_plain(manifest), indent=1, ensure_ascii=False) + "\n"
@@ -398,7 +402,9 @@ def _plain(value: Any) -> Any:
         names = list(value.__dataclass_fields__)
         if "version" in names:
             names.sort(key=lambda name: name != "version")
-        return {name: _plain(getattr(value, name)) for name in names}
+        return {
+            name: _plain(entry) for name in names if (entry := getattr(value, name)) is not None or name not in LATER
+        }
     if isinstance(value, Mapping):
         return {key: _plain(value[key]) for key in sorted(value)}
     if isinstance(value, (list, tuple)):
