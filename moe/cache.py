@@ -7,6 +7,9 @@ the program once, so families know nothing of the cache.
 
 A call states how many tokens of a text the segment has seen. Fewer than it has: the rest is dropped and computed again,
 so a call that was interrupted may simply be repeated. More than it has: the text is not here, :class:`CacheMissError`.
+
+A new text may begin with the whole pages of another one that is here, its parent: both hold them, and neither writes
+them again. They are free once nobody holds them.
 """
 
 from __future__ import annotations
@@ -63,6 +66,7 @@ class PageCache:
         self.bytes_per_token = sum(shape.bytes_per_token for shape in shapes)
         self.pages = limit_bytes // (self.bytes_per_token * PAGE_TOKENS) if shapes else 0
         self._free = list(range(self.pages - 1, -1, -1))
+        self._holders = [0] * self.pages
         self._texts: dict[int, _Text] = {}
         self._lock = Lock()
         self._clock = clock
@@ -84,20 +88,22 @@ class PageCache:
         """How many texts have pages."""
         return len(self._texts)
 
-    def begin(self, sequences: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> PagedPast:
-        """Take the pages that ``lengths`` more tokens need, for all texts or for none. Raises CacheMissError,
-        CacheFullError."""
+    def begin(
+        self, sequences: Sequence[int], starts: Sequence[int], lengths: Sequence[int], parents: Sequence[int]
+    ) -> PagedPast:
+        """Take the pages that ``lengths`` more tokens need, for all texts or for none. ``parents``: whose pages a text
+        that is new here begins with, -1: nobody's. Raises CacheMissError, CacheFullError."""
         if not self._layers:
             return PagedPast((), starts, lengths, [])
         with self._lock:
-            missing = [s for s, start in zip(sequences, starts, strict=True) if start > self._tokens(s)]
-            if missing:
-                raise CacheMissError(f"{len(missing)} of {len(sequences)} texts have no keys and values here.")
+            held = [self._held(*one) for one in zip(sequences, starts, parents, strict=True)]
+            if None in held:
+                raise CacheMissError(f"{held.count(None)} of {len(held)} texts have no keys and values here.")
             wanted = [-(-(start + length) // PAGE_TOKENS) for start, length in zip(starts, lengths, strict=True)]
-            short = sum(wanted) - sum(len(self._texts[s].pages) for s in sequences if s in self._texts)
+            short = sum(wanted) - sum(pages for pages in held if pages is not None)
             if short > len(self._free):
                 raise CacheFullError(f"{short} more pages are needed, {len(self._free)} of {self.pages} are free.")
-            texts = [self._texts.setdefault(sequence, _Text()) for sequence in sequences]
+            texts = [self._text(*one) for one in zip(sequences, starts, parents, strict=True)]
             for text, count in sorted(zip(texts, wanted, strict=True), key=lambda pair: pair[1] - len(pair[0].pages)):
                 self._resize(text, count)  # those that give pages back come first
             for text, start, length in zip(texts, starts, lengths, strict=True):
@@ -119,15 +125,41 @@ class PageCache:
             idle = [sequence for sequence, text in self._texts.items() if text.used_s < before_s]
         return self.free(idle)
 
-    def _tokens(self, sequence: int) -> int:
+    def _held(self, sequence: int, start: int, parent: int) -> int | None:
+        """Pages that a text has once it goes on from ``start``; None where it cannot."""
         text = self._texts.get(sequence)
-        return text.tokens if text is not None else 0
+        if text is not None:
+            shared = start < text.tokens and self._holders[text.pages[start // PAGE_TOKENS]] > 1
+            return None if start > text.tokens or shared else len(text.pages)
+        if not start:
+            return 0
+        donor = self._texts.get(parent)
+        if donor is None or start > donor.tokens or start % PAGE_TOKENS:
+            return None
+        return start // PAGE_TOKENS
+
+    def _text(self, sequence: int, start: int, parent: int) -> _Text:
+        """A text that ``_held`` has passed."""
+        text = self._texts.get(sequence)
+        if text is None:
+            text = self._texts[sequence] = _Text()
+            if start:
+                donor = self._texts[parent]
+                donor.used_s = self._clock()
+                text.pages = donor.pages[: start // PAGE_TOKENS]
+                for page in text.pages:
+                    self._holders[page] += 1
+        return text
 
     def _resize(self, text: _Text, count: int) -> None:
         while len(text.pages) < count:
-            text.pages.append(self._free.pop())
+            page = self._free.pop()
+            self._holders[page] = 1
+            text.pages.append(page)
         if len(text.pages) > count:
-            self._free += text.pages[count:]
+            for page in text.pages[count:]:
+                self._holders[page] -= 1
+            self._free += [page for page in text.pages[count:] if not self._holders[page]]
             self._free.sort(reverse=True)  # low numbers first, so that a text's pages tend to lie side by side
             del text.pages[count:]
 
@@ -149,28 +181,41 @@ class PagedPast:
         if not layers:
             return
         device = layers[0][0].device
-        places = torch.arange(PAGE_TOKENS)  # [page]
-        slots = [(torch.tensor(table)[:, None] * PAGE_TOKENS + places).view(-1) for table in tables]  # [pages * page]
         ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-        new = [one[start:end] for one, start, end in zip(slots, starts, ends, strict=True)]
-        self._new = torch.cat(new).to(device)  # [T]: where the new tokens' keys and values go
-        self._slots: list[Tensor | slice] = [  # of all of a text; a slice, and so a view, where its pages are in a row
-            slice(table[0] * PAGE_TOKENS, table[0] * PAGE_TOKENS + end)
-            if list(table) == list(range(table[0], table[0] + len(table)))
-            else one[:end].to(device)
-            for one, table, end in zip(slots, tables, ends, strict=True)
-        ]
+        places = [_places(table, end) for table, end in zip(tables, ends, strict=True)]
+        new = [one[start:] for one, start in zip(places, starts, strict=True)]
+        self._new = _index(new[0] if len(new) == 1 else torch.cat([_tensor(one) for one in new]), device)
+        """[T]: where the new tokens' keys and values go."""
+        self._all = [_index(one, device) for one in places]
+        """[B]: where those of all of a text's tokens are."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
         """As :meth:`moe.families.packing.Past.attend`, ``[T, heads * head_dim]``."""
         keys, values = next(self._layers)  # [slots, Hk, D] each
-        keys.index_copy_(0, self._new, k)
-        values.index_copy_(0, self._new, v)
+        keys[self._new] = k
+        values[self._new] = v
         parts = []
-        texts = zip(q.split_with_sizes(list(self._lengths)), self.starts, self._slots, strict=True)
+        texts = zip(q.split_with_sizes(list(self._lengths)), self.starts, self._all, strict=True)
         for one_q, start, slots in texts:
             parts.append(_continued(one_q, keys[slots], values[slots], start, scale, window))
         return torch.cat(parts) if len(parts) > 1 else parts[0]  # [T, H*D]
+
+
+def _places(table: Sequence[int], count: int) -> range | Tensor:
+    """Where the first ``count`` tokens of a text with these pages lie, ``[count]``; a range where they are in a row."""
+    first = table[0]
+    if list(table) == list(range(first, first + len(table))):
+        return range(first * PAGE_TOKENS, first * PAGE_TOKENS + count)
+    return (torch.tensor(table)[:, None] * PAGE_TOKENS + torch.arange(PAGE_TOKENS)).view(-1)[:count]
+
+
+def _tensor(places: range | Tensor) -> Tensor:
+    return torch.arange(places.start, places.stop) if isinstance(places, range) else places
+
+
+def _index(places: range | Tensor, device: torch.device) -> slice | Tensor:
+    """An index of the first axis; a slice, and so a view in place of a copy, where the places are in a row."""
+    return slice(places.start, places.stop) if isinstance(places, range) else places.to(device)
 
 
 def _continued(q: Tensor, k: Tensor, v: Tensor, start: int, scale: float | None, window: int | None) -> Tensor:

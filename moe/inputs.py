@@ -12,9 +12,10 @@ from moe.errors import ProgramInputError
 from moe.families.bert2bert import stack_of
 from moe.manifest import Manifest, Node
 
-CACHED = frozenset(("sequences", "starts"))
-"""Inputs of a decoder's segment, both or neither: whose keys and values are kept (``[B]`` ids), and how many tokens of
-each the segment has seen (``[B]``); the call then holds only the tokens after them."""
+CACHED = frozenset(("sequences", "starts", "parents"))
+"""Inputs of a decoder's segment, all or none: whose keys and values are kept (``[B]`` ids), how many tokens of each the
+segment has seen (``[B]``), the call then holds only the tokens after them; and for one that is new there, the id of the
+one whose first ``starts`` tokens are its own (``[B]``, -1: none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class InputRules:
         tokens = tensors["token_ids"] if "token_ids" in self.names else tensors["hidden"]
         texts = self._lengths("lengths", tensors["lengths"], tokens, self.max_positions)
         if cached:
-            self._past(tensors["sequences"], tensors["starts"], tensors["lengths"])
+            self._past(tensors)
         if "memory_lengths" in self.names:
             memory = tensors["memory"] if "memory" in self.names else tensors["hidden"]
             others = self._lengths("memory_lengths", tensors["memory_lengths"], memory, self.memory_positions)
@@ -94,8 +95,10 @@ class InputRules:
             )
         return len(values)
 
-    def _past(self, sequences: Tensor, starts: Tensor, lengths: Tensor) -> None:
-        for name, tensor in (("sequences", sequences), ("starts", starts)):
+    def _past(self, tensors: Mapping[str, Tensor]) -> None:
+        sequences, starts, lengths = tensors["sequences"], tensors["starts"], tensors["lengths"]
+        for name in sorted(CACHED):
+            tensor = tensors[name]
             if tensor.shape != lengths.shape or tensor.dtype != torch.int64:
                 raise ProgramInputError(
                     f"{self.node_id}: {name} is {list(tensor.shape)} {tensor.dtype}, allowed is {list(lengths.shape)} "

@@ -30,8 +30,8 @@ def drive(manifest: Manifest, call: NodeCall, inputs: Mapping[str, Tensor], all_
     """One pass over the pipeline; returns the last segment's reply.
 
     ``inputs``: ``token_ids [T] int64``, ``lengths [B] int64``; an encoder-decoder also takes
-    ``decoder_token_ids`` and ``decoder_lengths``, a decoder whose segments keep keys and values ``sequences`` and
-    ``starts``.
+    ``decoder_token_ids`` and ``decoder_lengths``, a decoder whose segments keep keys and values
+    ``sequences``, ``starts`` and ``parents``.
     """
     lengths = inputs["lengths"]
     cached = {name: inputs[name] for name in CACHED & inputs.keys()}

@@ -102,7 +102,7 @@ class NodeProgram:
         if "sequences" in tensors:
             if self.cache is None:
                 raise ProgramInputError(f"{self.id}: the call names sequences, but no keys and values are kept here.")
-            past = self.cache.begin(*(tensors[name].tolist() for name in ("sequences", "starts", "lengths")))
+            past = self.cache.begin(*(tensors[name].tolist() for name in ("sequences", "starts", "lengths", "parents")))
         return self._function(tensors, all_logits, past)
 
     def open_cache(self, limit_bytes: int) -> PageCache:

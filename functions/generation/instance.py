@@ -97,6 +97,7 @@ class Instance:
             "lengths": lengths,
             "sequences": np.array([text.kv_id for text, _ in parts], np.int64),
             "starts": np.array([text.kept for text, _ in parts], np.int64),
+            "parents": np.array([text.parent for text, _ in parts], np.int64),
         }
         tokens = [token for text, count in parts for token in text.tokens[text.kept : text.kept + count]]
         tensors: Arrays = {"token_ids": np.array(tokens, np.int64), **which}

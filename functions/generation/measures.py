@@ -18,8 +18,16 @@ class Measures:
     prompt_tokens: int = 0
     written_tokens: int = 0
     preemptions: int = 0
+    asked_tokens: int = 0
+    """Tokens of texts when they were admitted, and how many of them were there already."""
+    found_tokens: int = 0
     ended: dict[str, int] = field(default_factory=dict)
     """Texts by reason: ``stop``, ``length``, ``abort``."""
+
+    def admitted(self, text: Text) -> None:
+        """A text begins, or begins again."""
+        self.asked_tokens += len(text.tokens)
+        self.found_tokens += text.kept
 
     def token(self, text: Text, now_s: float) -> None:
         """A text's next token is there; ``text`` as it was before."""

@@ -38,6 +38,8 @@ class GenerationMetrics(Collector):
             yield gauge
         for name, words, count in (
             ("vllm:num_preemptions", "Texts preempted", measures.preemptions),
+            ("vllm:prefix_cache_queries", "Tokens of texts that begin", measures.asked_tokens),
+            ("vllm:prefix_cache_hits", "Those whose keys and values were kept", measures.found_tokens),
             ("vllm:prompt_tokens", "Tokens of prompts", measures.prompt_tokens),
             ("vllm:generation_tokens", "Tokens written", measures.written_tokens),
         ):

@@ -5,7 +5,8 @@ to ``ITERATION_TOKENS`` together. Texts join and leave between iterations.
 
 Pages: a text is admitted when those of all its tokens are free. Where a growing text finds none, the text that arrived
 last gives its pages back and waits at the head of the queue; it is computed again from its beginning, and what it wrote
-stays written. A text alone always fits, or was refused before it began.
+stays written. Pages of finished texts are kept for texts that begin like them, and given up before anybody waits. One
+that is alone always fits, or was refused before it began.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from functions.generation.instance import Instance
 from functions.generation.measures import Measures
+from functions.generation.prefixes import KEEP_S, Prefixes
 from functions.generation.texts import Finish, Text
 from functions.ingress.calls import PassContext
 from functions.wire.arrays import Array, as_float32
@@ -68,6 +70,7 @@ class InstanceRun:
         """``timeout_s``: time for each next token of a text; ``computed`` hears how many tokens each iteration had;
         ``place`` lets waiting texts in, before each."""
         self.instance = instance
+        self.prefixes = Prefixes(instance.page_tokens)
         self.texts: list[Text] = []
         """Those that run here, in order of arrival."""
         self._waiting = waiting
@@ -80,8 +83,12 @@ class InstanceRun:
 
     @property
     def pages(self) -> int:
-        """Pages that its texts take up."""
+        """Pages that its texts take up, those that they share with kept ones counted there."""
         return sum(map(self._pages_of, self.texts))
+
+    @property
+    def _free_pages(self) -> int:
+        return self.instance.pages - self.pages - self.prefixes.pages
 
     def wake(self) -> None:
         """A text was given up, or the table of replicas has changed."""
@@ -102,6 +109,7 @@ class InstanceRun:
                     await self._wake.wait()
         except KvLostError as error:
             log.warning("an instance ends, its %d texts are computed again: %s", len(self.texts), error)
+            await asyncio.sleep(PAUSE_S)  # what fails at once is not tried in a circle
         except Exception as error:
             log.exception("the loop of an instance failed")
             for text in list(self.texts):
@@ -109,6 +117,7 @@ class InstanceRun:
         finally:
             for text in reversed(list(self.texts)):
                 self._put_back(text)
+            self.instance.free(self.prefixes.all_ids())
             await self.instance.close()
 
     async def _iterate(self, iteration: Iteration) -> None:
@@ -119,8 +128,9 @@ class InstanceRun:
         try:
             logits = await self.instance.run(iteration, context)
         except KvFullError:  # another ingress has texts there too, or what was freed here is still on its way
-            if not await self.instance.settled():
+            if not await self.instance.settled() and not self._give_up_kept():
                 self._preempt()
+                self._give_up_late_ones(iteration, DeadlineError("the request's time was spent waiting for pages"))
                 await asyncio.sleep(PAUSE_S)
         except NodeRefusedError as error:
             for text, _ in iteration:
@@ -143,23 +153,51 @@ class InstanceRun:
         )
 
     def fits(self, text: Text) -> bool:
-        """Whether there is room for it now."""
-        return len(self.texts) < MAX_RUNNING and self.pages + self._pages_of(text) <= self.instance.pages
+        """Whether there is room for it now; kept texts that nobody under way began with make room."""
+        held = self.pages + self.prefixes.pinned(one.parent for one in self.texts)
+        return len(self.texts) < MAX_RUNNING and held + self._pages_of(text) <= self.instance.pages
 
     def admit(self, text: Text) -> None:
         """Run a text that fits from the next iteration on."""
         text.longest = min(text.longest, self.instance.pages * self.instance.page_tokens)
+        self._share(text)
+        self._measures.admitted(text)
         self.texts.append(text)
         self._wake.set()
 
-    def _make_room(self) -> None:
-        while self.pages > self.instance.pages and len(self.texts) > 1:
-            self._preempt()
+    def _share(self, text: Text) -> None:
+        """Begin with a kept text's pages, where that leaves room for the rest."""
+        now_s = self._loop.time()
+        parent, pages = self.prefixes.find(text.tokens, now_s)
+        pinned = self.prefixes.pinned([parent, *(one.parent for one in self.texts)])
+        if pages and self.pages + pinned + self._pages_of(text) - pages <= self.instance.pages:
+            self.prefixes.use(text, parent, pages, now_s)
 
-    def _preempt(self) -> None:
-        if len(self.texts) > 1:
-            self._measures.preemptions += 1
-            self._put_back(max(self.texts, key=lambda text: text.arrived_s))
+    def _make_room(self) -> None:
+        while self._give_up_kept(self._loop.time() - KEEP_S):
+            pass
+        while self._free_pages < 0 and (self._give_up_kept() or self._preempt()):
+            pass
+        if self._free_pages < 0:  # a text alone, with the rest of one that it began with: both go, and it begins again
+            self._put_back(self.texts[0])
+            while self._give_up_kept():
+                pass
+            self._place()
+
+    def _give_up_kept(self, before_s: float = float("inf")) -> bool:
+        """Free the kept text that was used longest ago; False where there is none."""
+        kv_id = self.prefixes.oldest(before_s)
+        if kv_id is not None:
+            self.instance.free([kv_id])
+        return kv_id is not None
+
+    def _preempt(self) -> bool:
+        """Put the text back that arrived last; False where there is one alone."""
+        if len(self.texts) < 2:
+            return False
+        self._measures.preemptions += 1
+        self._put_back(max(self.texts, key=lambda text: text.arrived_s))
+        return True
 
     def _put_back(self, text: Text, *, parked: bool = False) -> None:
         self._remove(text)
@@ -171,6 +209,7 @@ class InstanceRun:
 
     def _remove(self, text: Text) -> None:
         self.texts.remove(text)
+        self.prefixes.leave(text)
         if text.kept:
             self.instance.free([text.kv_id])
 
@@ -200,8 +239,11 @@ class InstanceRun:
                 self._put_back(text, parked=True)
 
     def _finish(self, text: Text, reason: Finish) -> None:
-        self._remove(text)
-        self._measures.finished(text, reason, self._loop.time())
+        now_s = self._loop.time()
+        self.texts.remove(text)
+        if not self.prefixes.keep(text, now_s):
+            self.instance.free([text.kv_id])
+        self._measures.finished(text, reason, now_s)
         text.sink.finished(reason)
 
     def _fail(self, text: Text, error: CallError) -> None:
@@ -222,8 +264,8 @@ class InstanceRun:
         """An iteration failed; it is repeated for those whose time is not spent."""
         late_s = self._loop.time() - self._timeout_s
         for text, _ in iteration:
-            if text.moved_s <= late_s:
+            if text.moved_s <= late_s and text in self.texts:
                 self._fail(text, error)
 
     def _pages_of(self, text: Text) -> int:
-        return -(-len(text.tokens) // self.instance.page_tokens)
+        return -(-len(text.tokens) // self.instance.page_tokens) - text.shared_pages

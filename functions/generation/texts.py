@@ -62,6 +62,9 @@ class Text:
     kv_id: int = field(default_factory=new_id)
     kept: int = 0
     """Tokens whose keys and values the segments have."""
+    parent: int = -1
+    """The text whose first pages are this one's too, by its ``kv_id``; -1: none."""
+    shared_pages: int = 0
     written: int = 0
     moved_s: float = field(init=False)
     """When its last token was chosen, or it arrived."""
@@ -77,7 +80,7 @@ class Text:
 
     def forget(self) -> None:
         """What the segments had of it is gone: it is computed again from its beginning."""
-        self.kv_id, self.kept = new_id(), 0
+        self.kv_id, self.kept, self.parent, self.shared_pages = new_id(), 0, -1, 0
 
     def choose(self, chosen: Chosen, now_s: float) -> Finish | None:
         """Take a token; returns why the text is complete, None where it goes on."""

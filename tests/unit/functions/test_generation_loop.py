@@ -61,6 +61,7 @@ class InProcess:
         tensors = pack([text.tokens[text.kept : text.kept + count] for text, count in parts])
         tensors["sequences"] = torch.tensor([text.kv_id for text, _ in parts])
         tensors["starts"] = torch.tensor([text.kept for text, _ in parts])
+        tensors["parents"] = torch.tensor([text.parent for text, _ in parts])
         try:
             return self.model.forward(tensors)["logits"].numpy()
         except CacheFullError as error:
@@ -170,6 +171,7 @@ class Bench:
         self.instance.lost = True
         self.run.wake()
         await self.task
+        assert self.instance.used_pages == 0
 
 
 def recomputed(model: WholeModel, prompt: list[int], written: list[int]) -> list[int]:
@@ -188,7 +190,7 @@ async def test_texts_together_write_what_each_writes_alone_even_when_preempted(m
         assert len(sink.tokens) == 60
         assert sink.tokens == recomputed(model, prompt, sink.tokens)
     assert bench.measures.preemptions > 0
-    assert bench.instance.used_pages == 0
+    assert bench.instance.used_pages == bench.run.prefixes.pages
     assert bench.measures.written_tokens == 240
     assert bench.measures.prompt_tokens == sum(map(len, prompts))
     await bench.end()
@@ -222,7 +224,8 @@ async def test_the_one_that_arrived_last_is_preempted_and_goes_on_later(model: W
 async def test_pages_that_another_ingress_holds_are_waited_for(model: WholeModel) -> None:
     bench = Bench(InProcess(model, 4, stated_pages=8))
     stranger = torch.tensor([77])
-    model.forward({**pack([tiny.texts((40,))[0]]), "sequences": stranger, "starts": torch.tensor([0])})
+    ids = {"sequences": stranger, "starts": torch.tensor([0]), "parents": torch.tensor([-1])}
+    model.forward({**pack([tiny.texts((40,))[0]]), **ids})
     sink = bench.add(bench.text("a", tiny.texts((20,))[0], 5))
     while len(bench.instance.iterations) < 3:
         await asyncio.sleep(0.01)
@@ -338,6 +341,55 @@ async def test_when_a_replica_is_lost_texts_wait_in_order_and_are_computed_again
     for prompt, sink in zip(prompts, sinks, strict=True):
         assert sink.tokens == recomputed(model, prompt, sink.tokens)
     await again.end()
+
+
+async def test_a_text_that_begins_like_a_finished_one_goes_on_from_its_pages(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 40))
+    prompt = tiny.texts((50,), seed=21)[0]
+    first = bench.add(bench.text("a", prompt, 20))
+    await bench.over(first)
+    assert first.tokens == recomputed(model, prompt, first.tokens)
+    conversation = [*prompt, *first.tokens, 5, 6, 7]  # 73 tokens, of which 69 were kept, 64 in whole pages
+    other = [*prompt[:33], 1, 2, 3]
+    bench.instance.iterations.clear()
+    sinks = [bench.add(bench.text("b", conversation, 15)), bench.add(bench.text("c", other, 15))]
+    await bench.over(*sinks)
+    assert bench.instance.iterations[0] == [("b", 73 - 64), ("c", 36 - 32)]
+    for text, sink in zip((conversation, other), sinks, strict=True):
+        assert sink.tokens == recomputed(model, text, sink.tokens)
+    assert (bench.measures.found_tokens, bench.measures.asked_tokens) == (96, 50 + 73 + 36)
+    assert bench.run.pages == 0
+    assert bench.instance.used_pages == bench.run.prefixes.pages == 5 + 2 + 2
+    same = bench.add(bench.text("d", prompt, 20))
+    await bench.over(same)
+    assert same.tokens == first.tokens
+    assert bench.run.prefixes.pages == 9  # others have all of its whole pages
+    await bench.end()
+
+
+async def test_kept_texts_make_room_before_anybody_waits_or_is_preempted(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 14))
+    prompts = tiny.texts((50, 60), seed=22)
+    for number in range(12):
+        prompt = prompts[number % 2]
+        text = [*prompt[: 16 * (1 + number % 3)], number, *prompt]
+        sink = bench.add(bench.text(str(number), text, min(25, 128 - len(text))))
+        await bench.over(sink)
+        assert sink.tokens == recomputed(model, text, sink.tokens)
+    assert bench.measures.preemptions == 0
+    assert bench.measures.found_tokens > 0
+    await bench.end()
+
+
+async def test_a_text_alone_is_never_stuck_with_the_rest_of_the_one_it_began_with(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 8))
+    prompt = tiny.texts((90,), seed=23)[0]
+    await bench.over(bench.add(bench.text("long", prompt, 10)))
+    start = prompt[:17]
+    sink = bench.add(bench.text("grows", start, 100))
+    await bench.over(sink)
+    assert sink.tokens == recomputed(model, start, sink.tokens)
+    await bench.end()
 
 
 async def test_samples_do_not_depend_on_neighbours(model: WholeModel) -> None:

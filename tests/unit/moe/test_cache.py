@@ -36,11 +36,12 @@ def model_of(kind: str, folder: Path, limit_bytes: int = ENOUGH) -> WholeModel:
     return model
 
 
-def step(model: WholeModel, parts: dict[int, tuple[int, list[int]]]) -> Tensor:
-    """Logits ``[B, vocab]`` of some sequences' next tokens: id → (tokens before before, new tokens)."""
+def step(model: WholeModel, parts: dict[int, tuple[int, list[int]]], parents: dict[int, int] | None = None) -> Tensor:
+    """Logits ``[B, vocab]`` of some sequences' next tokens: id → (tokens it has, new tokens)."""
     tensors = pack([new for _, new in parts.values()])
     tensors["sequences"] = torch.tensor(list(parts))
     tensors["starts"] = torch.tensor([start for start, _ in parts.values()])
+    tensors["parents"] = torch.tensor([(parents or {}).get(one, -1) for one in parts])
     return model.forward(tensors)["logits"]
 
 
@@ -97,6 +98,29 @@ def test_a_text_that_is_taken_back_to_an_earlier_place_goes_on_from_there(model:
         assert cache.free([5]) == bool(cache.pages)
 
 
+def test_a_text_that_begins_like_another_shares_its_pages(model: WholeModel) -> None:
+    first = tiny.texts((45,), seed=4)[0]
+    second = first[:32] + tiny.texts((9,), seed=6)[0]
+    step(model, {1: (0, first)})
+    close(step(model, {2: (32, second[32:])}, {2: 1})[0], model.logits_ids([second])[0])
+    close(step(model, {2: (32, second[32:])}, {2: 1})[0], model.logits_ids([second])[0])  # repeated: it has its own
+    caches = [cache for one in model.manifest.segments if (cache := model.programs[one.id].cache) and cache.pages]
+    assert {cache.used_pages for cache in caches} == {4}
+    for cache in caches:
+        assert cache.free([1]) == 1
+        assert cache.used_pages == 3
+    close(step(model, {2: (41, [7])})[0], model.logits_ids([[*second, 7]])[0])
+    for start, parent in ((32, 1), (31, 2), (48, 2), (32, -1)):  # gone, no whole page, too much, none
+        with pytest.raises(CacheMissError):
+            step(model, {3: (start, [1])}, {3: parent})
+    step(model, {3: (16, [1])}, {3: 2})
+    with pytest.raises(CacheMissError):  # what two texts share is written by neither
+        step(model, {2: (8, [1])})
+    for cache in caches:
+        assert cache.free([2, 3]) == 2
+        assert cache.used_pages == 0
+
+
 def test_what_is_not_here_and_what_does_not_fit_is_refused_whole(tmp_path: Path) -> None:
     model = model_of("mixtral", tmp_path)
     first = model.programs["segment-0"]
@@ -107,7 +131,7 @@ def test_what_is_not_here_and_what_does_not_fit_is_refused_whole(tmp_path: Path)
 
     def call(sequences: list[int], starts: list[int], texts: list[list[int]]) -> Any:
         ids = {"sequences": torch.tensor(sequences), "starts": torch.tensor(starts)}
-        return first.run({**pack(texts), **ids})
+        return first.run({**pack(texts), **ids, "parents": torch.full((len(sequences),), -1)})
 
     text = tiny.texts((64,))[0]
     call([1], [0], [text[:33]])
@@ -137,15 +161,16 @@ def test_only_segments_of_decoders_keep_anything(tmp_path: Path) -> None:
         model.programs["expert-0-0"].open_cache(ENOUGH)
     fresh = WholeModel(model.directory).programs["segment-0"]
     with pytest.raises(ProgramInputError, match="no keys and values are kept here"):
-        fresh.run({**pack([[1]]), "sequences": torch.tensor([1]), "starts": torch.tensor([0])})
+        ids = {name: torch.tensor([0]) for name in ("sequences", "starts", "parents")}
+        fresh.run({**pack([[1]]), **ids})
 
 
 def test_texts_that_nobody_asks_for_are_freed() -> None:
     now_s = 0.0
     cache = PageCache([KvShape((1, 2), (1, 2), torch.float32)], ENOUGH, clock=lambda: now_s)
-    cache.begin([1], [0], [20])
+    cache.begin([1], [0], [20], [-1])
     now_s = 50.0
-    cache.begin([2], [0], [1])
+    cache.begin([2], [0], [1], [-1])
     now_s = 70.0
     assert cache.free_unused(60.0) == 1
     assert (cache.texts, cache.used_pages) == (1, 1)
