@@ -27,10 +27,10 @@ run: setup  ## the main job: the default pipeline under a bursty trace, scaled l
 	$(BIN)/smoe run --out out
 
 test: setup  ## all tests, the slow ones too
-	$(BIN)/python -m pytest -m "" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m ""
 
 test-fast: setup  ## the fast tests only
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest
 
 lint: setup format-check type imports  ## lint, formatting, types, import rules
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from tests.cluster.namespaces import Namespaces
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("untimed"), max_examples=20)
 settings.load_profile("untimed")  # a busy machine is no failure
+MOST_WORKERS = 4
 FIRST = (
     "integration/test_end_to_end.py",
     "unit/evaluation/bound/test_bounds.py",
@@ -29,6 +32,18 @@ FIRST = (
 )
 """Files that take longest, so that no worker ends with one of them, and files that make numba compile what others need
 too: next to one that waits for processes, so that two workers do not compile the same at the same time."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fewer examples of each property where slow tests are left out."""
+    if "not slow" in config.option.markexpr:
+        settings.load_profile("quick")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Cores for a run of everything; none beside this process where files are named, as starting one takes longer."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return min(len(os.sched_getaffinity(0)), MOST_WORKERS) if whole else 0
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.harness.local_pipeline import LocalPipeline
 from benchmarks.placement.activations import activations_of
 from moe.reference import WholeModel
+from tests.parameters import some_fast
 from tests.unit.functions.test_pass import TEXTS, ask, asking, assert_close
 
 
@@ -35,14 +36,17 @@ def counted(pipeline: LocalPipeline, name: str, **labels: str) -> float:
 
 @pytest.mark.parametrize(
     ("rule", "transfer"),
-    [
-        ("local-first", "two-phase"),
-        ("round-robin", "direct"),
-        ("random", "two-phase"),
-        ("token-balanced", "direct"),
-        ("aebs", "two-phase"),
-        ("auto", "adaptive"),
-    ],
+    some_fast(
+        [
+            ("local-first", "two-phase"),
+            ("round-robin", "direct"),
+            ("random", "two-phase"),
+            ("token-balanced", "direct"),
+            ("aebs", "two-phase"),
+            ("auto", "adaptive"),
+        ],
+        fast=2,
+    ),
 )
 def test_every_rule_and_transfer_gives_the_whole_models_answer(bert: Path, rule: str, transfer: str) -> None:
     environ = {"smoe_dispatch": rule, "smoe_transfer": transfer}

@@ -17,6 +17,7 @@ from moe.manifest import load
 from moe.reference import WholeModel, pack
 from moe.runtime import NodeProgram, ProgramInputError, load_node
 from moe.split import split
+from tests.parameters import some_fast
 from tests.unit.moe import tiny
 from tests.unit.moe.conftest import Case
 from tests.unit.moe.test_manifest import folder  # noqa: F401
@@ -176,7 +177,7 @@ def test_files_with_other_tensors_are_refused(folder: Path) -> None:  # noqa: F8
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("family", list(tiny.BUILDERS))
+@pytest.mark.parametrize("family", some_fast(tiny.BUILDERS))
 def test_half_precision_stays_near_single(family: str, dtype: str, tmp_path: Path) -> None:
     checkpoint = tiny.store(tiny.build(family), tmp_path / "c")
     native = family in tiny.NATIVE

@@ -17,6 +17,7 @@ from moe.preset import PRESETS, byte_tokenizer, preset_source, preset_tokenizer
 from moe.reference import WholeModel
 from moe.runtime import Tensors
 from moe.split import split
+from tests.parameters import some_fast
 from tests.unit.moe import tiny
 from tests.unit.moe.conftest import Case
 
@@ -162,7 +163,7 @@ def test_native_mixtures_keep_their_top_k(tmp_path: Path) -> None:
         split(checkpoint, tmp_path / "p", "tiny", top_k=3)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "minilm"])
+@pytest.mark.parametrize("name", some_fast(name for name in PRESETS if name != "minilm"))
 def test_seeded_presets_route_unevenly_but_to_every_expert(name: str, tmp_path: Path) -> None:
     preset = PRESETS[name]
     source = preset_source(preset, None, 64, 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.parameters import some_fast
 from tests.unit.traces.public_layout import public_layout
 from traces import catalog
 from traces.commands import traces
@@ -140,7 +141,7 @@ def test_the_command_names_parts_and_dispersions_and_writes_the_hours(data: Path
 
 
 @real
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("split", some_fast(SPLITS, 1))
 @pytest.mark.parametrize("pattern", ["normal", "bursty", "diurnal"])
 def test_public_hours_at_twenty_are_ten_from_eight_sources(pattern: str, split: Split) -> None:
     chosen = choose_hours(pattern, 20.0, split, 10)

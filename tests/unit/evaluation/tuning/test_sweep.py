@@ -19,6 +19,7 @@ from evaluation.tuning.search import SearchSettings
 from evaluation.tuning.searches import make_plans
 from evaluation.tuning.sweep import ALL, CANDIDATES, Swept, best, sweep, write_setting
 from simulation.workloads.paper import paper_workload
+from tests.parameters import some_fast
 
 CELL = Group("bert-4", "bursty", 0, 0)
 
@@ -56,7 +57,7 @@ def test_where_none_keeps_it_the_cheapest_of_those_with_hardly_more_than_the_few
     assert best([swept(1.0, 2), Swept("p", "w", {}, 0.0, 0, 0)]).cost == 1.0
 
 
-@pytest.mark.parametrize("policy", CANDIDATES)
+@pytest.mark.parametrize("policy", some_fast(CANDIDATES))
 def test_every_candidate_is_a_file_that_its_policy_takes(grid: Grid, policy: str, tmp_path: Path) -> None:
     workload = paper_workload("bert-4")
     if policy == "tuned-hpa":

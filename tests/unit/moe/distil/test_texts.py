@@ -34,6 +34,7 @@ def test_no_text_is_trained_on_and_measured_with(prompts: Path, tmp_path: Path) 
     assert not trained & measured
 
 
+@pytest.mark.slow
 def test_foreign_kinds_are_never_among_the_training_kinds(prompts: Path, tmp_path: Path) -> None:
     texts = gather(prompts, tmp_path)
     assert set(texts.foreign) == {"documentation", "everyday"}

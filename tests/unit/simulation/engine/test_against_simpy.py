@@ -10,6 +10,7 @@ from benchmarks.simulator.oracle import PipelineModel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
+from tests.parameters import some_fast
 from tests.unit.simulation.engine.builders import Arithmetic, Order, configuration, initial, simulate, workload
 
 SPAN_S, WINDOW_S = 12.0, 1.5
@@ -36,7 +37,7 @@ def random_orders(generator: np.random.Generator, functions: list[str]) -> list[
     ]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", some_fast(range(12)))
 def test_agrees_with_the_event_driven_model_under_random_orders(seed: int) -> None:
     """Cold starts, drains, resizes, replacements, functions scaled to zero, backlog, coupled memory, any speed-up."""
     generator = np.random.default_rng(seed)

@@ -22,6 +22,7 @@ from simulation.engine.simulated_platform import SimulatedPlatform
 from simulation.engine.simulation import Simulation
 from simulation.latency.contract import Noise
 from simulation.workloads.workload import Host
+from tests.parameters import some_fast
 from tests.unit.simulation.engine.builders import (
     EXPERT,
     SPAN_S,
@@ -58,7 +59,7 @@ def with_standbys(configurations: Mapping[str, Configuration], bursts: Mapping[s
     return {name: replace(one, burst=bursts.get(name)) for name, one in configurations.items()}
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", some_fast(range(16)))
 def test_agrees_with_the_event_driven_model_while_standbys_come_and_go(seed: int) -> None:
     """With orders at window starts, CPU limits for odd seeds, and holds longer than a window or than nothing."""
     generator = np.random.default_rng(seed)

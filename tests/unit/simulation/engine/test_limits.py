@@ -13,6 +13,7 @@ from simulation.engine import kernel
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.profiles.measure import open_loop as openloop
+from tests.parameters import some_fast
 from tests.unit.simulation.engine.builders import (
     EXPERT,
     SPAN_S,
@@ -117,7 +118,7 @@ def test_a_replica_agrees_with_the_plain_rule_of_the_profile(
     assert simulation._left[order] - arrived[order] == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", some_fast(range(10)))
 def test_limits_agree_with_the_event_driven_model_under_random_orders(seed: int) -> None:
     generator = np.random.default_rng(seed)
     rate = generator.uniform(5, 60)
