@@ -371,6 +371,8 @@ class Connection(asyncio.Protocol):
         self._busy = False
         if not cancelled:
             self._next()
+            if self._server.draining:  # which may have begun after the reply's head said that the connection stays
+                self.close_if_idle()
 
 
 def _one_after_the_other(first: Callable[[], object], then: Callable[[], object]) -> Callable[[], None]:

@@ -7,6 +7,7 @@ import pytest
 from tests.docs.words import PAGES, ROOMS, findings, of_page, of_source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", (*ROOMS, *PAGES))
 def test_no_retired_word_and_no_array_without_axes(room: str) -> None:
     assert [f"{finding.path}:{finding.line}: {finding.what}" for finding in findings((room,))] == []

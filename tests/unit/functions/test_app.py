@@ -107,6 +107,7 @@ def test_the_ingress_serves_the_model_through_flask(bert: Path) -> None:
         app.close()
 
 
+@pytest.mark.slow
 def test_flask_streams_and_tells_when_its_client_is_gone(pipeline_of: Callable[[str], Path]) -> None:
     decoder = pipeline_of("mixtral")
     with LocalPipeline(decoder) as pipeline:

@@ -270,6 +270,7 @@ def test_a_client_that_leaves_ends_its_text_and_frees_its_pages(two_instances: L
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_when_a_segments_worker_dies_the_stream_goes_on(long: Path) -> None:
     wanted = whole_greedy(WholeModel(long), "abc", 120)
     with LocalPipeline(long, replicas=2, environ={"smoe_timeout": "60s"}) as pipeline:

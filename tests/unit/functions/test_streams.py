@@ -129,7 +129,7 @@ async def test_a_stream_that_breaks_off_cuts_the_connection(start: Any) -> None:
 
 async def test_draining_waits_for_streams(start: Any) -> None:
     application = Streaming()
-    running = await start(application)
+    running = await start(application, drain_s=1000.0)
     reader, writer, _ = await opened(running.port, post())
     draining = asyncio.create_task(running.server.drain())
     for _ in range(3):

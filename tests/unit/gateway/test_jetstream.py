@@ -170,6 +170,7 @@ async def test_calls_longer_than_the_servers_patience_are_run_once(
         assert len(running.replicas()[0].requests) == 1
 
 
+@pytest.mark.slow
 async def test_accepted_calls_outlive_the_server(tmp_path: Path, server: Nats, receiver: Receiver) -> None:
     async with gateway(tmp_path / "one", server, async_workers=1) as running:
         gate = asyncio.Event()
@@ -184,6 +185,7 @@ async def test_accepted_calls_outlive_the_server(tmp_path: Path, server: Nats, r
         assert statuses == ["200", "200"]
 
 
+@pytest.mark.slow
 async def test_nothing_is_accepted_that_is_not_kept(tmp_path: Path, receiver: Receiver) -> None:
     server = Nats(tmp_path / "nats")
     try:

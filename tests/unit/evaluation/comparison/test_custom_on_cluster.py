@@ -72,6 +72,7 @@ def test_the_learnt_policy_knows_the_shares(grid: Grid) -> None:
     assert learnt.encoder.limits.space.gpu_shares == workload.space.gpu_shares  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_run_on_the_cluster_is_another_than_one_on_the_machine(grid: Grid, own: CustomPipeline) -> None:
     machine = replace(own, cluster=False)
     assert grid.fingerprint(GROUP, "hpa", "0") != replace(grid, custom=machine).fingerprint(GROUP, "hpa", "0")

@@ -62,6 +62,7 @@ def simulated(minilm_pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -
     return out, json.loads(found.stdout)
 
 
+@pytest.mark.slow
 def test_all_policies_meet_the_same_requests_on_the_measured_machine(
     simulated: tuple[Path, list[dict[str, Any]]],
 ) -> None:

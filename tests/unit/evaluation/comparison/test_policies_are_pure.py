@@ -13,6 +13,7 @@ from simulation.engine.controlled import simulate_policy
 from simulation.engine.requests import draw_requests
 from simulation.engine.simulation import Simulation
 from simulation.workloads.paper import paper_workload
+from tests.parameters import some_fast
 from tests.unit.simulation.engine.builders import configuration, poisson
 
 POLICIES = (
@@ -57,7 +58,7 @@ def made(name: str) -> Policy:
     return policy_of(name, paper_workload("bert-4"), grid, GROUP)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", some_fast(POLICIES, 4))
 def test_the_same_window_and_memory_give_the_same_proposals_whoever_is_asked(name: str) -> None:
     workload = paper_workload("bert-4")
     requests = draw_requests(workload, poisson(10.0, 250), seed=1)

@@ -57,7 +57,7 @@ def test_where_none_keeps_it_the_cheapest_of_those_with_hardly_more_than_the_few
     assert best([swept(1.0, 2), Swept("p", "w", {}, 0.0, 0, 0)]).cost == 1.0
 
 
-@pytest.mark.parametrize("policy", some_fast(CANDIDATES))
+@pytest.mark.parametrize("policy", some_fast(CANDIDATES, 1))
 def test_every_candidate_is_a_file_that_its_policy_takes(grid: Grid, policy: str, tmp_path: Path) -> None:
     workload = paper_workload("bert-4")
     if policy == "tuned-hpa":

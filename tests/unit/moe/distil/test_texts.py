@@ -69,6 +69,7 @@ def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
         gather(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_machine_without_texts_to_train_on_is_reported_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
