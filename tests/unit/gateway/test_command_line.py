@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import requests
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.client.state import read_gateway, running_pid
 from gateway.durations import parse_duration
 from gateway.main import main
 from gateway.settings import GatewaySettings, ensure_credentials
@@ -62,6 +67,24 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         result = run("--state", str(tmp_path), "--port", str(port))
     assert (result.exit_code, f"cannot listen on 127.0.0.1:{port}" in result.output) == (1, True)
     assert not (tmp_path / "gateway.json").exists()
+
+
+@pytest.mark.slow
+def test_a_running_gateway_leaves_its_addresses_in_its_state_folder_until_it_ends(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "gateway", "--state", str(tmp_path), "--port", "0", "--metrics-port", "0")
+    gateway = subprocess.Popen(command)
+    try:
+        while running_pid(tmp_path) is None:
+            assert gateway.poll() is None
+            time.sleep(0.02)
+        found = read_gateway(tmp_path)
+        assert found["pid"] == gateway.pid and {"url", "metrics_url", "pid"} == set(found)
+        assert requests.get(found["url"] + "/healthz", timeout=100).status_code == 200
+        assert "gateway_" in requests.get(found["metrics_url"], timeout=100).text
+    finally:
+        gateway.terminate()
+        gateway.wait(100)
+    assert running_pid(tmp_path) is None and not (tmp_path / "gateway.json").exists()
 
 
 def test_passwords_that_were_put_there_are_used(tmp_path: Path) -> None:

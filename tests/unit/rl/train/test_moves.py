@@ -36,6 +36,18 @@ def test_changes_stay_inside_phi_and_satisfy_eq_2(seed: int, scope: Scope) -> No
     assert ((found[..., 0] >= least) | (found == base).all(-1)).all()
 
 
+def test_an_expert_moves_on_one_axis_or_on_resource_and_replicas_against_each_other() -> None:
+    batch = batch_of(np.zeros((2, 3, 3), dtype=np.int64))
+    base = torch.zeros(4, 2, 3, 4, dtype=torch.long)
+    base[..., 2] = 1
+    found = moves(batch, base, "expert", 300, torch.Generator().manual_seed(0))
+    resource, replicas, concurrency = ((found != base)[..., axis].flatten() for axis in (1, 2, 3))
+    for axis, others in ((resource, replicas | concurrency), (replicas, resource | concurrency)):
+        assert (axis & ~others).any()
+    assert (concurrency & ~(resource | replicas)).any() and not (concurrency & replicas).any()
+    assert (resource & replicas).any()
+
+
 @pytest.mark.parametrize("scope", ["layer", "window"])
 def test_experts_of_a_scope_move_together_from_the_most_or_the_least_loaded_on(scope: Scope) -> None:
     batch = batch_of(np.zeros((2, 3, 3), dtype=np.int64))
