@@ -58,8 +58,6 @@ class Generator:
             raise OverloadedError(f"{self._queue_limit} texts wait to be continued; try again later")
         self.waiting.texts.append(text)
         self._place()
-        if self.waiting.texts:
-            self._look_after()
 
     def cancel(self, text: Text) -> None:
         """Nobody reads this text any more: it leaves before the next iteration."""
@@ -84,16 +82,19 @@ class Generator:
     def _place(self) -> None:
         """Waiting texts in order to the instance with the fewest pages taken, while the first of them fits there."""
         queue = self.waiting.texts
-        while queue and self.runs:
-            text, run = queue[0], min(self.runs, key=lambda one: one.pages)
+        runs = [run for run in self.runs if not run.over]
+        while queue and runs:
+            text, run = queue[0], min(runs, key=lambda one: one.pages)
             refusal = run.refusal(text)
             if refusal is None and not text.cancelled and not run.fits(text):
-                return
+                break
             queue.popleft()
             if text.cancelled or refusal is not None:
                 self._end(text, refusal or self._refusal)
             else:
                 run.admit(text)
+        if self.waiting.texts or self.waiting.parked:
+            self._look_after()
 
     def _look_after(self) -> None:
         if self._looking is None or self._looking.done():

@@ -73,6 +73,8 @@ class InstanceRun:
         self.prefixes = Prefixes(instance.page_tokens)
         self.texts: list[Text] = []
         """Those that run here, in order of arrival."""
+        self.over = False
+        """Whether it has ended: a text that is admitted after that would wait for ever."""
         self._waiting = waiting
         self._measures = measures
         self._timeout_s = timeout_s
@@ -115,6 +117,7 @@ class InstanceRun:
             for text in list(self.texts):
                 self._fail(text, CallError(repr(error)))
         finally:
+            self.over = True
             for text in reversed(list(self.texts)):
                 self._put_back(text)
             self.instance.free(self.prefixes.all_ids())
@@ -210,8 +213,7 @@ class InstanceRun:
     def _remove(self, text: Text) -> None:
         self.texts.remove(text)
         self.prefixes.leave(text)
-        if text.kept:
-            self.instance.free([text.kv_id])
+        self.instance.free([text.kv_id])  # also where its first iteration failed: some segments were through with it
 
     def _next_iteration(self) -> Iteration:
         iteration = [(text, 1) for text in self.texts if len(text.tokens) - text.kept == 1]

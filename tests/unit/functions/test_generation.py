@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import os
+import random
 import signal
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -287,6 +289,44 @@ def test_when_a_segments_worker_dies_the_stream_goes_on(long: Path) -> None:
         assert text == wanted
         pipeline.workers.remove(busy)
         os.waitpid(busy.pid, 0)
+        until_free(pipeline)
+
+
+@pytest.mark.slow
+def test_while_clients_leave_and_workers_die_every_text_is_right_and_pages_are_freed(long: Path) -> None:
+    model = WholeModel(long)
+    letters = random.Random(3)
+    prompts = ["".join(letters.choices("abcdefgh ", k=letters.randrange(150, 400))) + "z" for _ in range(8)]
+    wanted = {prompt: whole_greedy(model, prompt, 24) for prompt in prompts}
+    with LocalPipeline(long, replicas=2, max_inflight=64, environ={"smoe_kv_mb": "1"}) as pipeline:
+        client = client_of(pipeline)
+        answered = threading.Semaphore(0)
+
+        def write(number: int) -> bool:
+            prompt, leaves = prompts[number % len(prompts)], number % 3 == 0
+            stream = client.completions.create(
+                model="tiny", prompt=prompt, max_tokens=2000 if leaves else 24, temperature=0, stream=True
+            )
+            text = ""
+            for piece in stream:
+                text += piece.choices[0].text
+                if leaves and len(text) > 4:
+                    stream.close()
+                    break
+            answered.release()
+            return leaves or text == wanted[prompt]
+
+        with ThreadPoolExecutor(24) as pool:
+            right = [pool.submit(write, number) for number in range(150)]
+            for _ in range(40):
+                answered.acquire()
+            dead = [next(one for one in pipeline.workers if one.function.endswith(end)) for end in ("t-1", "t-1-2")]
+            for worker in dead:
+                os.kill(worker.pid, signal.SIGKILL)
+            assert all(future.result() for future in right)
+        for worker in dead:
+            pipeline.workers.remove(worker)
+            os.waitpid(worker.pid, 0)
         until_free(pipeline)
 
 

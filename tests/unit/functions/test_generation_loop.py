@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from functions.dispatch.dispatcher import ReplicaAddress
 from functions.generation.measures import Measures
 from functions.generation.run import InstanceRun, Waiting
 from functions.generation.sampling import Chosen, Sampler, Sampling
@@ -40,6 +42,7 @@ class InProcess:
     def __init__(self, model: WholeModel, pages: int, stated_pages: int | None = None) -> None:
         self.pages, self.page_tokens = stated_pages or pages, PAGE_TOKENS
         self.model = model
+        self.replicas = defaultdict(lambda: ReplicaAddress("this process", "127.0.0.1:1"))
         self.iterations: list[list[tuple[str, int]]] = []
         self.before: Callable[[int], Awaitable[None] | None] = lambda number: None
         """Called with each iteration's number; may raise or wait."""
@@ -332,6 +335,8 @@ async def test_when_a_replica_is_lost_texts_wait_in_order_and_are_computed_again
             raise KvLostError("segment-1 is gone")
 
     bench.instance.before = lose
+    while not bench.run.over:
+        await asyncio.sleep(0.01)
     await bench.task
     assert list(bench.waiting.texts) == texts
     assert [text.kept for text in texts] == [0, 0, 0]
@@ -390,6 +395,20 @@ async def test_a_text_alone_is_never_stuck_with_the_rest_of_the_one_it_began_wit
     await bench.over(sink)
     assert sink.tokens == recomputed(model, start, sink.tokens)
     await bench.end()
+
+
+async def test_pages_of_a_first_iteration_that_failed_halfway_are_freed(model: WholeModel) -> None:
+    bench = Bench(InProcess(model, 40))
+    computed = bench.instance.run
+
+    async def halfway(parts: Sequence[tuple[Text, int]], context: PassContext) -> Array:
+        await computed(parts, context)
+        raise KvLostError("the last segment is gone")
+
+    bench.instance.run = halfway  # type: ignore[method-assign]
+    bench.add(bench.text("a", [1, 2, 3], 5))
+    await bench.task
+    assert bench.instance.used_pages == 0
 
 
 async def test_samples_do_not_depend_on_neighbours(model: WholeModel) -> None:

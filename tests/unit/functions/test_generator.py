@@ -1,0 +1,112 @@
+"""Which instance gets a text, and what becomes of those that none can take."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from functions.dispatch.dispatcher import Dispatcher
+from functions.generation import generator as module
+from functions.generation.generator import Generator
+from functions.generation.run import InstanceRun
+from functions.ingress.calls import NodeCaller
+from functions.ingress.passes import PipelinePass
+from functions.ingress.scatter import Scatter
+from functions.serving.instruments import IngressInstruments
+from functions.wire.errors import NoReplicaError, OverloadedError
+from moe.grouping import group
+from moe.manifest import load
+from moe.reference import WholeModel
+from tests.unit.functions.test_generation_loop import Bench, Collected, InProcess, model  # noqa: F401
+
+
+def generator_of(directory: Path, timeout_s: float = 60.0, queue_limit: int = 3) -> Generator:
+    """Over a dispatcher that knows no replica."""
+    manifest, loop = load(directory), asyncio.get_running_loop()
+    dispatcher = Dispatcher(loop)
+    instruments = IngressInstruments("m", [node.id for node in manifest.nodes], manifest.layers, loop.time)
+    caller = NodeCaller(manifest, group(manifest, 0), dispatcher, instruments)
+    driver = PipelinePass(manifest, caller, Scatter(manifest, caller, dispatcher, instruments), instruments)
+    return Generator(manifest, caller, driver, dispatcher, queue_limit=queue_limit, timeout_s=timeout_s)
+
+
+def text_of(bench: Bench, name: str) -> tuple[object, Collected]:
+    text = bench.text(name, [1, 2, 3], 4)
+    assert isinstance(text.sink, Collected)
+    return text, text.sink
+
+
+async def test_a_text_never_goes_to_an_instance_that_is_ending(model: WholeModel) -> None:  # noqa: F811
+    bench = Bench(InProcess(model, 40))
+    generator = generator_of(model.directory)
+    generator.runs.append(bench.run)
+    closing = asyncio.Event()
+    bench.instance.close = closing.wait  # type: ignore[method-assign, assignment]
+    bench.instance.lost = True
+    bench.run.wake()
+    while not bench.run.over:
+        await asyncio.sleep(0)
+    text, _ = text_of(bench, "a")
+    generator.add(text)  # type: ignore[arg-type]
+    assert not bench.run.texts
+    assert list(generator.waiting.texts) == [text]
+    closing.set()
+    await bench.task
+    generator.close()
+
+
+async def test_the_queue_is_bounded_and_what_waits_too_long_gets_the_reason(
+    model: WholeModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    bench = Bench(InProcess(model, 40))
+    generator = generator_of(model.directory, timeout_s=0.1)
+    pairs = [text_of(bench, str(number)) for number in range(3)]
+    for text, _ in pairs:
+        generator.add(text)  # type: ignore[arg-type]
+    with pytest.raises(OverloadedError, match="3 texts wait"):
+        generator.add(text_of(bench, "one too many")[0])  # type: ignore[arg-type]
+    await bench.over(*(sink for _, sink in pairs))
+    assert all(isinstance(sink.error, NoReplicaError) for _, sink in pairs)
+    assert generator.measures.ended == {"abort": 3}
+    generator.close()
+    await bench.end()
+
+
+async def test_texts_go_to_the_emptiest_instance_and_parked_ones_come_back(
+    model: WholeModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    generator = generator_of(model.directory)
+    instances = [InProcess(model, 40), InProcess(model, 40)]
+    for instance in instances:
+        instance.before = lambda number: asyncio.sleep(0.01)
+        run = InstanceRun(
+            instance,  # type: ignore[arg-type]
+            generator.waiting,
+            generator.measures,
+            60.0,
+            lambda tokens: None,
+            generator._place,
+        )
+        generator.runs.append(run)
+        generator._start(run.run())
+    bench = Bench(InProcess(model, 40))
+    pairs = [text_of(bench, str(number)) for number in range(4)]
+    for text, _ in pairs[:2]:
+        generator.add(text)  # type: ignore[arg-type]
+    assert [len(run.texts) for run in generator.runs] == [1, 1]
+    text, sink = pairs[2]
+    sink.behind = True
+    generator.waiting.parked.append(text)  # type: ignore[arg-type]
+    generator._place()
+    await asyncio.sleep(0.05)
+    assert not sink.tokens
+    sink.behind = False
+    await bench.over(*(sink for _, sink in pairs[:3]))
+    generator.close()
+    await bench.end()
