@@ -97,6 +97,7 @@ def test_a_run_s_code_is_the_evaluation_s_and_its_policy_s() -> None:
     assert not any(module.startswith("rl") for module in import_closure(("evaluation.comparison.run",), ROOT))
 
 
+@pytest.mark.slow
 def test_neither_evaluation_nor_simulation_reaches_learning() -> None:
     modules = [
         path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")

@@ -362,6 +362,7 @@ def test_encoders_make_embeddings_and_no_text(bert: Path) -> None:
             client.completions.create(model="tiny", prompt="a")
 
 
+@pytest.mark.slow
 def test_without_room_for_keys_and_values_it_is_refused_in_a_sentence(long: Path) -> None:
     with LocalPipeline(long, environ={"smoe_kv_mb": "0"}) as pipeline:
         code, document = posted(f"{pipeline.url}/v1/completions", b'{"prompt": "a"}')

@@ -75,6 +75,7 @@ def test_all_policies_meet_the_same_requests_on_the_measured_machine(
     assert len({one["provisioned_experts"] for one in runs}) > 1
 
 
+@pytest.mark.slow
 def test_what_cannot_serve_the_pipeline_is_left_out_with_the_reason(
     simulated: tuple[Path, list[dict[str, Any]]], own: CustomPipeline
 ) -> None:
